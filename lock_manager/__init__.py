@@ -1,0 +1,49 @@
+"""A fair lock on Delta tables, handed out by ZooKeeper. Needs kazoo and nothing else; knows nothing of Spark.
+
+Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`: the tree is drawn in ``lock_manager.errors``.
+"""
+
+from lock_manager.errors import (
+    ClosedError,
+    EnsembleFormatError,
+    EnsembleUnavailableError,
+    LocalServerError,
+    LockCancelledError,
+    LockError,
+    LockLostError,
+    LockNotHeldError,
+    LockOrderError,
+    LockTimeoutError,
+    ResourceError,
+    SettingsError,
+    SluiceError,
+)
+from lock_manager.held import HeldLock
+from lock_manager.inspect import QueueEntry
+from lock_manager.manager import ZookeeperLockManager
+from lock_manager.resources import TableResource, canonical_table_uri
+from lock_manager.session import SessionState
+from lock_manager.settings import LockSettings
+
+__all__ = [
+    "ClosedError",
+    "EnsembleFormatError",
+    "EnsembleUnavailableError",
+    "HeldLock",
+    "LocalServerError",
+    "LockCancelledError",
+    "LockError",
+    "LockLostError",
+    "LockNotHeldError",
+    "LockOrderError",
+    "LockSettings",
+    "LockTimeoutError",
+    "QueueEntry",
+    "ResourceError",
+    "SessionState",
+    "SettingsError",
+    "SluiceError",
+    "TableResource",
+    "ZookeeperLockManager",
+    "canonical_table_uri",
+]

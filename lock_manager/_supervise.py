@@ -1,0 +1,40 @@
+"""Run a command for as long as the parent lives. A script, started by file name: ``python _supervise.py COMMAND…``.
+
+The parent holds the other end of this process's standard input. When that closes (the parent closed it, exited or was
+killed), the command is ended: SIGTERM, and SIGKILL after ``GRACE_SECONDS``. The command's pid is printed first. On
+Linux the command is ended also when this process itself is killed.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+GRACE_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_supervisor() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(command: list[str]) -> None:
+    """Run ``command`` until it ends or standard input does."""
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_supervisor)  # noqa: PLW1509 (no threads yet)
+    os.write(sys.stdout.fileno(), b"%d\n" % child.pid)
+    threading.Thread(target=lambda: os._exit(child.wait() & 0xFF), daemon=True).start()
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    child.terminate()
+    try:
+        child.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

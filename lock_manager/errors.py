@@ -1,0 +1,154 @@
+"""Everything that this project raises on purpose.
+
+::
+
+    SluiceError
+    ├── ResourceError (ValueError)                 a table's name that is no usable URI or path
+    ├── SettingsError (ValueError)                 a setting outside its range, a malformed host list
+    ├── EnsembleUnavailableError (ConnectionError) no answer from ZooKeeper in time
+    ├── EnsembleFormatError (RuntimeError)         the lock root was written by an unknown release
+    ├── LocalServerError (RuntimeError)            the embedded ZooKeeper could not be started
+    ├── ClosedError (RuntimeError)                 the manager was closed, or belongs to the parent of a fork
+    └── LockError
+        ├── LockTimeoutError (TimeoutError)        not acquired before the deadline
+        ├── LockCancelledError (RuntimeError)      a waiting acquire was cancelled
+        ├── LockOrderError (RuntimeError)          a nested acquire that could deadlock
+        ├── LockNotHeldError (RuntimeError)        released or used, but not held
+        └── LockLostError (ConnectionError)        held once, and lost: work since then is not covered
+
+Each one carries what a program needs as attributes, survives pickling (it may cross a process pool), and its message
+says what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SluiceError(Exception):
+    """Base of every error raised on purpose by this project."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by state: subclasses compute their message from keyword arguments."""
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(cls: type[SluiceError], args: tuple[Any, ...], state: dict[str, Any]) -> SluiceError:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ResourceError(SluiceError, ValueError):
+    """A table's name is no URI or path that could be locked."""
+
+
+class SettingsError(SluiceError, ValueError):
+    """A setting is malformed or outside its range."""
+
+
+class EnsembleUnavailableError(SluiceError, ConnectionError):
+    """ZooKeeper did not answer in time.
+
+    Attributes:
+        hosts: the connection string that was tried.
+        waited_seconds: how long.
+
+    """
+
+    def __init__(self, hosts: str, waited_seconds: float, doing: str = "connect") -> None:
+        super().__init__(
+            f"ZooKeeper at {hosts} did not answer within {waited_seconds:.1f} s ({doing}): "
+            "check the host list, the network path to the client port, and that a quorum is up"
+        )
+        self.hosts = hosts
+        self.waited_seconds = waited_seconds
+
+
+class EnsembleFormatError(SluiceError, RuntimeError):
+    """The lock root holds something that this release does not know."""
+
+
+class LocalServerError(SluiceError, RuntimeError):
+    """The embedded ZooKeeper could not be started."""
+
+
+class ClosedError(SluiceError, RuntimeError):
+    """The manager was closed, or was made before a fork by the parent process."""
+
+
+class LockError(SluiceError):
+    """Base of what can happen to a lock.
+
+    Attributes:
+        resource: canonical URI of the table.
+
+    """
+
+    def __init__(self, message: str, *, resource: str) -> None:
+        super().__init__(message)
+        self.resource = resource
+
+
+class LockTimeoutError(LockError, TimeoutError):
+    """The lock was not acquired before the deadline; nothing of the attempt is left in the queue.
+
+    Attributes:
+        timeout_seconds: the deadline that was given.
+        ahead: how many contenders were still ahead.
+        holder: what the first of them says of itself, or None if that could not be read.
+
+    """
+
+    def __init__(self, *, resource: str, timeout_seconds: float, ahead: int, holder: dict[str, Any] | None) -> None:
+        who = ""
+        if holder is not None:
+            job = f", job {holder['job']}" if holder.get("job") else ""
+            who = f"; first in the queue is {holder.get('host', 'an unknown host')} pid {holder.get('pid', '?')}{job}"
+        super().__init__(
+            f"lock on {resource} not acquired within {timeout_seconds:g} s: {ahead} ahead{who}. "
+            "Wait longer (timeout_seconds) or look at that job",
+            resource=resource,
+        )
+        self.timeout_seconds = timeout_seconds
+        self.ahead = ahead
+        self.holder = holder
+
+
+class LockCancelledError(LockError, RuntimeError):
+    """A waiting acquire was cancelled by another thread, or its manager was closed."""
+
+    def __init__(self, *, resource: str) -> None:
+        super().__init__(f"waiting for the lock on {resource} was cancelled", resource=resource)
+
+
+class LockOrderError(LockError, RuntimeError):
+    """A nested acquire that could deadlock, with another job or with this thread itself."""
+
+
+class LockNotHeldError(LockError, RuntimeError):
+    """A lock was released or used that is not held."""
+
+
+class LockLostError(LockError, ConnectionError):
+    """A lock that was held has been lost; whatever was not committed before is not covered by it.
+
+    Attributes:
+        hold_id: of the hold that was lost.
+        reason: how the loss showed.
+        versions: table versions committed by the block and verified while the lock was still held. They are durable.
+
+    """
+
+    def __init__(self, *, resource: str, hold_id: str, reason: str, versions: tuple[int, ...] = ()) -> None:
+        if versions:
+            durable = (
+                f"committed and verified before: version {', '.join(map(str, versions))}; anything else is unknown"
+            )
+        else:
+            durable = "look into the table before writing again"
+        super().__init__(f"lock on {resource} was lost ({reason}); {durable}", resource=resource)
+        self.hold_id = hold_id
+        self.reason = reason
+        self.versions = versions

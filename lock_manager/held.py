@@ -1,0 +1,393 @@
+"""A lock that is held: what it is worth right now, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from kazoo.exceptions import KazooException, NoNodeError
+
+from lock_manager.errors import ClosedError, EnsembleUnavailableError, LockLostError, LockNotHeldError
+from lock_manager.queue_lock import Janitor, Place, Request
+from lock_manager.session import (
+    KEEPALIVE_FRACTION,
+    NO_ANSWER,
+    SESSION_GONE,
+    VALID_FRACTION,
+    Deadline,
+    Session,
+    SessionState,
+)
+
+log = logging.getLogger(__name__)
+
+RELEASE_SECONDS = 10.0
+"""How long a release waits for its answer; then the contender is removed in the background or ends with its session."""
+
+ANNOUNCE_SECONDS = 1.0
+"""A hold longer than this tells in its contender's data since when it holds; shorter ones are spared the request."""
+
+
+class HeldLock:
+    """A lock on one table, held by this process until released or lost. Also a context manager.
+
+    What it does **not** promise: that a write which takes place now is safe. A process may be paused for longer than
+    its session lives, and find that out only afterwards. Ask :meth:`check` as late as possible, and let the store
+    refuse to overwrite.
+
+    Attributes:
+        hold_id: unique name of this hold.
+        resource: canonical URI of the table.
+        shared: whether other shared holders may hold at the same time.
+        tokens: fencing token (czxid of the contender) by key of the resource; a later exclusive hold has a larger one.
+        ensemble_id: UUID of the ensemble that gave it: tokens of different ensembles do not compare.
+        requested_at: when ``acquire`` was called, seconds since the epoch.
+        acquired_at: when the lock was had.
+        waited_seconds: from one to the other, on the monotonic clock.
+        released_at: when the release was asked for; None before.
+
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        janitor: Janitor,
+        keeper: Keeper,
+        request: Request,
+        place: Place,
+        *,
+        key: str,
+        waited_seconds: float,
+        forget: Callable[[HeldLock], None],
+    ) -> None:
+        self.hold_id = uuid.uuid4().hex
+        self.resource = request.uri
+        self.shared = request.shared
+        self.tokens = {key: place.token}
+        self.ensemble_id = session.ensemble_id or ""
+        self.acquired_at = time.time()
+        self.requested_at = self.acquired_at - waited_seconds
+        self.waited_seconds = waited_seconds
+        self.released_at: float | None = None
+        self.thread = threading.current_thread()
+        self._session = session
+        self._janitor = janitor
+        self._keeper = keeper
+        self._request = request
+        self._place = place
+        self._forget = forget
+        self._lock = threading.Lock()
+        self._announced = place.announced
+        self._loss: str | None = None
+        self._callbacks: list[Callable[[HeldLock], None]] = []
+        self._versions: list[int] = []
+        self._checked_at = time.monotonic()
+        keeper.add(self)
+
+    @property
+    def token(self) -> int:
+        """The fencing token of a hold on one table."""
+        (token,) = self.tokens.values()
+        return token
+
+    @property
+    def lost(self) -> str | None:
+        """How the hold was lost, None as long as that is not known."""
+        return self._loss
+
+    def __repr__(self) -> str:
+        state = f"lost: {self._loss}" if self._loss else "released" if self.released_at else "held"
+        return f"<HeldLock {self.resource} {'shared' if self.shared else 'exclusive'} token={self.token} {state}>"
+
+    # -- what it is worth ----------------------------------------------------------------------------------------
+
+    def is_valid(self) -> bool:
+        """Tell, without asking anybody, whether the ensemble cannot have given the lock to somebody else yet.
+
+        Conservative: False as soon as the connection is suspended, and from 2/3 of the *granted* session time-out after
+        the last quorum request that was answered was sent. Monotonic time: a suspended machine's clock may stand still,
+        so where it matters ask :meth:`check`.
+        """
+        return (
+            self._loss is None
+            and self.released_at is None
+            and self._session.state is SessionState.CONNECTED
+            and time.monotonic() < self._session.valid_until(self._place.session_id)
+        )
+
+    def check(self, timeout_seconds: float | None = None) -> None:
+        """Ask the ensemble, through its quorum, whether this hold stands. Wakes nobody, changes nothing.
+
+        One ``multi`` of ``check`` on the contender: a plain read, even after ``sync``, may come from a server that has
+        not heard yet that our session is over.
+
+        Args:
+            timeout_seconds: to wait for the answer; at most 2/3 of the session time-out, after which an answer would
+                be worth nothing.
+
+        Raises:
+            LockLostError: it does not stand.
+            LockNotHeldError: it was released.
+            EnsembleUnavailableError: no answer in time; whether it stands is not known.
+            ClosedError: the manager was closed, or belongs to the parent of a fork.
+
+        """
+        bound = VALID_FRACTION * self._session.granted_seconds
+        deadline = Deadline(bound if timeout_seconds is None else min(timeout_seconds, bound))
+        while True:
+            self._raise_if_over()
+            self._session.check_usable()
+            sent_at = time.monotonic()
+            try:
+                outcome = self._session.wait(self.ask(), deadline)
+            except NO_ANSWER:
+                if deadline.remaining() == 0:
+                    raise EnsembleUnavailableError(
+                        self._session.settings.zk_hosts, deadline.elapsed(), "checking a hold"
+                    ) from None
+                self._session.wait_for_connection(deadline)
+                continue
+            except KazooException as error:
+                outcome = error
+            self.learn(outcome, sent_at)
+            self._raise_if_over()
+            return
+
+    def on_loss(self, callback: Callable[[HeldLock], None]) -> None:
+        """Have ``callback`` called once with this hold when it turns out to be lost, in a thread of its own.
+
+        Called at once if that is known already. It may block, and may use the manager.
+        """
+        with self._lock:
+            if self._loss is None:
+                self._callbacks.append(callback)
+                return
+        self._session.notify(lambda: callback(self))
+
+    def record_commit(self, version: int) -> None:
+        """Note that ``version`` of the table was committed, found in its log, and :meth:`check` passed after that.
+
+        If the hold is lost later, the error names these versions: they are durable whatever happened since.
+        """
+        self._versions.append(version)
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Give the lock back; takes at most some seconds, also in an outage.
+
+        Raises:
+            LockLostError: it had been lost before, so that not all of the work since it was acquired is covered.
+            LockNotHeldError: it was released before.
+            ClosedError: in a forked child: the hold is the parent's.
+
+        """
+        self._session.check_usable()
+        with self._lock:
+            if self.released_at is not None:
+                raise LockNotHeldError(f"the lock on {self.resource} was released already", resource=self.resource)
+            stood = self._loss is None and time.monotonic() < self._session.valid_until(self._place.session_id)
+            self.released_at = time.time()
+        self._keeper.remove(self)
+        self._forget(self)
+        try:
+            lost = self._loss or self._delete(stood=stood)
+        except BaseException:
+            self._give_up(wait_seconds=0)
+            raise
+        if lost:
+            self._lose(lost)
+            raise self._lost_error()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.released_at is not None:
+            return
+        if error is None:
+            self.release()
+            return
+        # The body's own exception is the one to see; what the release found is a note to it.
+        try:
+            self.release()
+        except Exception as problem:  # noqa: BLE001 (whatever it is, it is second to the body's)
+            error.add_note(f"while releasing: {problem}")
+
+    def _delete(self, *, stood: bool) -> str | None:
+        """Delete the contender; return how the hold was lost, if it was."""
+        deadline = Deadline(min(RELEASE_SECONDS, self._session.granted_seconds))
+        unsure = False
+        while True:
+            try:
+                self._session.wait(self._session.client.delete_async(self._place.path), deadline)
+            except NoNodeError:
+                # After an attempt without an answer it is most likely our own delete that was done.
+                return None if unsure and stood else "its contender was gone"
+            except SESSION_GONE:
+                return None if unsure and stood else "its session had ended"
+            except NO_ANSWER:
+                unsure = True
+                if deadline.remaining() > 0:
+                    self._session.wait_for_connection(deadline)
+                    continue
+                self._give_up(wait_seconds=0)
+                if stood:
+                    log.warning(
+                        "no answer to the release of %s: it ends with the session at the latest",
+                        self.resource,
+                    )
+                    return None
+                return "the ensemble did not answer, so that it may have been given to somebody else"
+            else:
+                return None
+
+    def _give_up(self, wait_seconds: float) -> None:
+        self._janitor.discard(self._request.node, self._place.contender.name, wait_seconds)
+
+    # -- for the keeper ------------------------------------------------------------------------------------------
+
+    def due_at(self) -> float:
+        """Monotonic time at which the ensemble is to be asked next."""
+        interval = KEEPALIVE_FRACTION * self._session.granted_seconds
+        return self._checked_at + (interval if self._announced else min(ANNOUNCE_SECONDS, interval))
+
+    def ask(self, *, announce: bool = False) -> Any:
+        """Send the question whether the contender is there, as a quorum request; return kazoo's AsyncResult.
+
+        Args:
+            announce: also write into the contender since when it holds, if it does not say so yet.
+
+        """
+        self._checked_at = time.monotonic()
+        transaction = self._session.client.transaction()
+        transaction.check(self._place.path, -1)
+        if announce and not self._announced:
+            transaction.set_data(self._place.path, self._request.data(acquired_at=self.acquired_at))
+            self._announced = True
+        return transaction.commit_async()
+
+    def learn(self, outcome: object, sent_at: float) -> None:
+        """Take in an answer to :meth:`ask`: a list of results, or what kazoo raised."""
+        if isinstance(outcome, SESSION_GONE):
+            self._lose("its session had ended")
+        elif isinstance(outcome, list) and any(isinstance(result, NoNodeError) for result in outcome):
+            self._lose("its contender was gone")
+        elif isinstance(outcome, list) and not any(isinstance(result, Exception) for result in outcome):
+            self._session.prove(sent_at, self._place.session_id)
+        else:
+            log.warning("the ensemble answered a check of %s with %r", self.resource, outcome)
+
+    def look_at_clock(self) -> None:
+        """Count the hold as lost when its session is another by now, or was not vouched for over its whole time-out."""
+        session = self._session
+        if session.session_id != self._place.session_id or session.state is SessionState.LOST:
+            self._lose("its session had ended")
+            return
+        silent = time.monotonic() - session.proven_at
+        if silent > session.granted_seconds:
+            self._lose(f"the ensemble did not answer for {silent:.0f} s")
+
+    def close(self) -> None:
+        """Note that the manager was closed, which releases every hold of it."""
+        with self._lock:
+            if self.released_at is None:
+                self.released_at = time.time()
+        self._keeper.remove(self)
+
+    def _lose(self, reason: str) -> None:
+        with self._lock:
+            if self._loss is not None:
+                return
+            self._loss = reason
+            callbacks, self._callbacks = self._callbacks, []
+        self._keeper.remove(self)
+        log.error("lock on %s was lost: %s", self.resource, reason)
+        for callback in callbacks:
+            self._session.notify(lambda callback=callback: callback(self))  # type: ignore[misc]
+
+    def _raise_if_over(self) -> None:
+        if self._loss is not None:
+            raise self._lost_error()
+        if self.released_at is not None:
+            raise LockNotHeldError(f"the lock on {self.resource} was released", resource=self.resource)
+
+    def _lost_error(self) -> LockLostError:
+        return LockLostError(
+            resource=self.resource,
+            hold_id=self.hold_id,
+            reason=self._loss or "",
+            versions=tuple(self._versions),
+        )
+
+
+class Keeper:
+    """Asks the ensemble about every hold, often enough that :meth:`HeldLock.is_valid` stays true while it should."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._holds: set[HeldLock] = set()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, hold: HeldLock) -> None:
+        """Look after ``hold``."""
+        with self._changed:
+            self._holds.add(hold)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sluice-keeper", daemon=True)
+                self._session.add_waker(self._wake)
+                self._thread.start()
+            self._changed.notify()
+
+    def remove(self, hold: HeldLock) -> None:
+        """Look after it no more."""
+        with self._changed:
+            self._holds.discard(hold)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while not self._session.closed:
+            with self._changed:
+                if self._session.closed:
+                    return
+                self._changed.wait(self._pause())
+                holds = list(self._holds)
+            for hold in holds:
+                hold.look_at_clock()
+            if self._session.state is SessionState.CONNECTED:
+                self._ask([hold for hold in holds if hold.lost is None and hold.due_at() <= time.monotonic()])
+
+    def _pause(self) -> float | None:
+        """Seconds until there is something to do; None while nothing is held."""
+        if not self._holds:
+            return None
+        if self._session.state is not SessionState.CONNECTED:
+            # Nobody can be asked; a change of state wakes this thread, and the clock has to be looked at.
+            return KEEPALIVE_FRACTION * self._session.granted_seconds
+        return max(0.0, min(hold.due_at() for hold in self._holds) - time.monotonic())
+
+    def _ask(self, holds: list[HeldLock]) -> None:
+        asked: list[tuple[HeldLock, float, Any]] = []
+        with suppress(ClosedError):  # in the meantime
+            asked.extend((hold, time.monotonic(), hold.ask(announce=True)) for hold in holds)
+        deadline = Deadline(KEEPALIVE_FRACTION * self._session.granted_seconds)
+        for hold, sent_at, result in asked:
+            try:
+                outcome = self._session.wait(result, deadline)
+            except NO_ANSWER:
+                continue
+            except KazooException as error:
+                outcome = error
+            hold.learn(outcome, sent_at)

@@ -1,0 +1,308 @@
+"""An embedded ZooKeeper for tests, demos and a first try: real servers, from the jars that PySpark ships.
+
+No Docker and no download: PySpark 4.2 carries a complete ZooKeeper 3.9. One server, or an ensemble of three, on
+127.0.0.1 and free ports. They end with the process that started them, however it ends. Not for production: all
+members share one machine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from lock_manager.errors import LocalServerError
+
+_SUPERVISOR = Path(__file__).with_name("_supervise.py")
+# What a server needs of PySpark's 300 jars; with all of them on its path it starts slower.
+_SERVER_JARS = (
+    "zookeeper-*", "netty-*", "slf4j-api-*", "log4j-*", "metrics-core-*", "snappy-java-*", "commons-*",
+    "jackson-*", "audience-annotations-*",
+)  # fmt: skip
+_ENSEMBLE = 3
+_START_ATTEMPTS = 3
+
+
+def find_java() -> str:
+    """Return the ``java`` to run: of ``$JAVA_HOME``, else the one on ``$PATH``.
+
+    Raises:
+        LocalServerError: there is none.
+
+    """
+    home = os.environ.get("JAVA_HOME")
+    candidate = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
+    if candidate is None:
+        where = f"JAVA_HOME={home} has no bin/java" if home else "no java on PATH"
+        raise LocalServerError(f"{where}: install a JDK 17 or set JAVA_HOME")
+    return candidate
+
+
+def find_spark_jars() -> Path:
+    """Return PySpark's folder of jars (``$SPARK_HOME/jars``, else the installed package's) without importing it.
+
+    Raises:
+        LocalServerError: PySpark is not installed.
+
+    """
+    home = os.environ.get("SPARK_HOME")
+    spec = None if home else importlib.util.find_spec("pyspark")
+    base = Path(home) if home else Path(spec.origin).parent if spec and spec.origin else None
+    if base is None or not any((base / "jars").glob("zookeeper-*.jar")):
+        raise LocalServerError(
+            "PySpark with its jars was not found: pip install 'delta-sluice[spark]', or set SPARK_HOME"
+        )
+    return base / "jars"
+
+
+class EmbeddedServer:
+    """One ZooKeeper server process, and what a test wants to do to it.
+
+    Attributes:
+        server_id: 1, 2 or 3.
+        client_port: on 127.0.0.1.
+        folder: its configuration, data and log (``server.log``).
+        pid: of the Java process while it runs, else None.
+
+    """
+
+    def __init__(self, server_id: int, client_port: int, folder: Path, configuration: str) -> None:
+        self.server_id = server_id
+        self.client_port = client_port
+        self.folder = folder
+        self.pid: int | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
+        (folder / "data").mkdir(parents=True, exist_ok=True)
+        (folder / "data" / "myid").write_text(f"{server_id}\n", encoding="ascii")
+        (folder / "zoo.cfg").write_text(configuration, encoding="utf-8")
+        self._main = (
+            "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+            if "server.1=" in configuration
+            else "org.apache.zookeeper.server.ZooKeeperServerMain"
+        )
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for clients."""
+        return f"127.0.0.1:{self.client_port}"
+
+    def start(self) -> None:
+        """Start the process; :meth:`wait_until_serving` tells when it serves."""
+        if self._supervisor is not None:
+            raise LocalServerError(f"server {self.server_id} is running already (pid {self.pid})")
+        jars = find_spark_jars()
+        classpath = os.pathsep.join(str(jar) for pattern in _SERVER_JARS for jar in jars.glob(pattern + ".jar"))
+        with (self.folder / "server.log").open("ab") as log:
+            self._supervisor = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-I",
+                    "-S",
+                    str(_SUPERVISOR),
+                    find_java(),
+                    "-Xmx256m",
+                    "-XX:+UseSerialGC",
+                    "-XX:TieredStopAtLevel=1",
+                    "-Dorg.apache.logging.log4j.level=INFO",
+                    "-cp",
+                    classpath,
+                    self._main,
+                    str(self.folder / "zoo.cfg"),
+                ],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                # A Ctrl-C at the terminal is for the parent, which then stops the servers in its own order.
+                start_new_session=True,
+            )
+        assert self._supervisor.stdout is not None  # noqa: S101 (a pipe was asked for)
+        self.pid = int(self._supervisor.stdout.readline() or 0) or None
+
+    def wait_until_serving(self, deadline: float) -> None:
+        """Wait until it answers clients with a quorum behind it.
+
+        Args:
+            deadline: on the clock of ``time.monotonic``.
+
+        Raises:
+            LocalServerError: it ended, or did not serve before the deadline.
+
+        """
+        while True:
+            if b"Mode: " in self.command(b"srvr"):
+                return
+            if self._supervisor is None or self._supervisor.poll() is not None:
+                raise LocalServerError(f"the embedded ZooKeeper ended at once: {self._last_words()}")
+            if time.monotonic() > deadline:
+                raise LocalServerError(f"the embedded ZooKeeper does not serve: {self._last_words()}")
+            time.sleep(0.02)
+
+    def command(self, word: bytes) -> bytes:
+        """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the answer, empty if there is none."""
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", self.client_port), timeout=2) as connection,
+        ):
+            connection.sendall(word)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+        return b""
+
+    def pause(self) -> None:
+        """Stop the process where it stands (SIGSTOP)."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused process go on (SIGCONT)."""
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End the process at once (SIGKILL); :meth:`start` brings it back with its data."""
+        self._signal(signal.SIGKILL)
+        self.stop()
+
+    def stop(self) -> None:
+        """End the process and wait for it. Does nothing if it does not run."""
+        supervisor, self._supervisor, self.pid = self._supervisor, None, None
+        if supervisor is not None:
+            for pipe in (supervisor.stdin, supervisor.stdout):
+                _close(pipe)
+            supervisor.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.pid is None:
+            raise LocalServerError(f"server {self.server_id} does not run")
+        os.kill(self.pid, number)
+
+    def _last_words(self) -> str:
+        lines = (self.folder / "server.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        told = [line for line in lines if "Exception" in line or "ERROR" in line] or lines
+        return told[-1] if told else "it said nothing"
+
+
+class EmbeddedZooKeeper:
+    """One ZooKeeper server or an ensemble of three, ended with this process.
+
+    ``with EmbeddedZooKeeper() as zookeeper: ZookeeperLockManager(zookeeper.hosts)``
+
+    Args:
+        servers: 1 or 3.
+        data_dir: where data is kept; a temporary folder, deleted by :meth:`stop`, when not given.
+        port: of the first server's clients, the next ones follow; free ports when not given.
+        tick_ms: the unit of ZooKeeper's time-outs, in milliseconds.
+        max_session_timeout_ms: the longest session that it grants; ZooKeeper's own default is 20 ticks.
+
+    Raises:
+        LocalServerError: from :meth:`start`: no Java, no PySpark, or the server did not come up.
+        ValueError: ``servers`` is neither 1 nor 3.
+
+    """
+
+    def __init__(
+        self,
+        servers: int = 1,
+        *,
+        data_dir: str | os.PathLike[str] | None = None,
+        port: int | None = None,
+        tick_ms: int = 500,
+        max_session_timeout_ms: int = 60_000,
+    ) -> None:
+        if servers not in (1, _ENSEMBLE):
+            raise ValueError(f"servers={servers!r}: an embedded ensemble has 1 or {_ENSEMBLE}")
+        self._count = servers
+        self._data_dir = Path(data_dir) if data_dir is not None else None
+        self._port = port
+        self._tick_ms = tick_ms
+        self._max_session_timeout_ms = max_session_timeout_ms
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        self.servers: list[EmbeddedServer] = []
+
+    @property
+    def hosts(self) -> str:
+        """Connection string: ``host:port``, comma-separated."""
+        return ",".join(server.address for server in self.servers)
+
+    def start(self, timeout_seconds: float = 30.0) -> Self:
+        """Start and wait until all serve."""
+        if self.servers:
+            raise LocalServerError("the embedded ZooKeeper is running already")
+        deadline = time.monotonic() + timeout_seconds
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                self._start_once(deadline)
+            except BaseException as error:
+                self.stop()
+                # A port that was free a moment ago may be taken by now.
+                taken = isinstance(error, LocalServerError) and "BindException" in str(error)
+                if not taken or self._port is not None or attempt == _START_ATTEMPTS:
+                    raise
+            else:
+                break
+        return self
+
+    def stop(self) -> None:
+        """End all servers; the data goes with them unless a folder was given."""
+        for server in self.servers:
+            server.stop()
+        self.servers = []
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _start_once(self, deadline: float) -> None:
+        if self._data_dir is None:
+            self._temporary = tempfile.TemporaryDirectory(prefix="sluice-zookeeper-")
+        base = self._data_dir or Path(self._temporary.name if self._temporary else "")
+        ports = _free_ports(3 * self._count)
+        if self._port is not None:
+            ports[: self._count] = range(self._port, self._port + self._count)
+        members = "".join(
+            f"server.{index + 1}=127.0.0.1:{ports[self._count + 2 * index]}:{ports[self._count + 2 * index + 1]}\n"
+            for index in range(self._count if self._count > 1 else 0)
+        )
+        for index in range(self._count):
+            folder = base / f"server-{index + 1}"
+            configuration = (
+                f"tickTime={self._tick_ms}\ninitLimit=20\nsyncLimit=10\ndataDir={folder / 'data'}\n"
+                f"clientPort={ports[index]}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n"
+                f"maxSessionTimeout={self._max_session_timeout_ms}\nadmin.enableServer=false\n"
+                f"4lw.commands.whitelist=*\n{members}"
+            )
+            self.servers.append(EmbeddedServer(index + 1, ports[index], folder, configuration))
+        for server in self.servers:
+            server.start()
+        for server in self.servers:
+            server.wait_until_serving(deadline)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    if pipe is not None:
+        pipe.close()

@@ -1,0 +1,384 @@
+"""The recipe: one fair queue per znode, exclusive and shared.
+
+A contender is an ephemeral sequential child named as kazoo names them, ``<uuid>__lock__<seq>`` (exclusive) or
+``<uuid>__rlock__<seq>`` (shared), so that programs with kazoo's ``WriteLock`` and ``ReadLock`` on the same path take
+part in the same queue. It holds the lock when no conflicting contender has a smaller sequence number.
+
+Source: ZooKeeper's recipe page ("Shared Locks"), with what it leaves open:
+
+* Creating the contender and listing the queue share one round trip: a session's requests are answered in order.
+* Each waits for the nearest conflicting predecessor only, by a *child* watch on it: that fires when it is deleted and
+  at nothing else, while the watch of ``exists`` also fires when its data is written. One release wakes one waiter.
+* After a lost reply to ``create`` the contender is looked for, after a ``sync`` (another server may lag behind the
+  one that took the request), by its UUID and by ``ephemeralOwner``.
+* Whoever waited proves by a quorum write, before it may go on, that its session still stands.
+* An attempt that fails in any way leaves no contender: see :class:`Janitor`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+
+from lock_manager.errors import ClosedError, EnsembleUnavailableError, LockCancelledError, LockTimeoutError
+from lock_manager.session import KEEPALIVE_FRACTION, NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+
+log = logging.getLogger(__name__)
+
+EXCLUSIVE_MARK = "__lock__"
+SHARED_MARK = "__rlock__"
+# Sequence numbers are a signed 32-bit counter printed with at least ten places: past 2**31 they are negative.
+_NAME = re.compile(rf"({EXCLUSIVE_MARK}|{SHARED_MARK})(-?\d+)$")
+
+TRY_SECONDS = 15.0
+"""How long a try-lock (time-out 0) may take to connect and to ask; it never waits in the queue."""
+
+ABANDON_SECONDS = 2.0
+"""How long a failed acquire waits for its contender to be gone before it leaves the rest to the janitor."""
+
+EXPLAIN_SECONDS = 1.0
+"""How long a time-out may take beyond its deadline to find out who is ahead, for its message."""
+
+RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, order=True)
+class Contender:
+    """One place in the queue, as its name tells.
+
+    Attributes:
+        sequence: place in the order; smaller is earlier.
+        name: of its znode.
+        shared: whether it conflicts with exclusive contenders only.
+
+    """
+
+    sequence: int
+    name: str
+    shared: bool
+
+    def conflicts_with(self, other: Contender) -> bool:
+        """Tell whether the two may not hold at the same time."""
+        return not (self.shared and other.shared)
+
+
+def parse_queue(children: list[str]) -> list[Contender]:
+    """Return the contenders among a znode's children, first come first."""
+    matches = ((name, _NAME.search(name)) for name in children)
+    return sorted(Contender(int(match[2]), name, match[1] == SHARED_MARK) for name, match in matches if match)
+
+
+def conflicting_ahead(queue: list[Contender], own: Contender) -> list[Contender]:
+    """Return who has to leave before ``own`` may hold, first come first."""
+    return [other for other in queue if other.sequence < own.sequence and other.conflicts_with(own)]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A contender of ours that exists, or existed.
+
+    Attributes:
+        path: of its znode.
+        contender: its place in the queue.
+        token: its czxid, a number that only rises: the fencing token.
+        session_id: of the session that it lives with.
+        announced: whether ``acquired_at`` stands in its data.
+
+    """
+
+    path: str
+    contender: Contender
+    token: int
+    session_id: int
+    announced: bool = False
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for.
+
+    Attributes:
+        uri: canonical URI of the table.
+        node: znode of the queue.
+        shared: shared or exclusive.
+        identity: who asks, for people: host, pid, job and so on. JSON values.
+        cancelled: set by another thread to stop waiting; ``wake`` has to be called after it.
+
+    """
+
+    uri: str
+    node: str
+    shared: bool
+    identity: dict[str, Any]
+    cancelled: threading.Event
+
+    def data(self, acquired_at: float | None = None) -> bytes:
+        """Return what the contender's znode holds."""
+        acquired = {} if acquired_at is None else {"acquired_at": acquired_at}
+        return json.dumps({**self.identity, **acquired}).encode()
+
+
+class Janitor:
+    """Removes contenders that nobody wants any more, for as long as it takes.
+
+    Given up to it by the attempt that failed, at once and without waiting for an answer; a background thread then
+    deletes them, again after every reconnection, until the ensemble says that they are gone or their session is.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._wanted: dict[str, tuple[str, threading.Event]] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def discard(self, node: str, prefix: str, wait_seconds: float) -> bool:
+        """Remove every child of ``node`` whose name starts with ``prefix``; tell whether it was done in time."""
+        done = threading.Event()
+        with self._changed:
+            self._wanted[prefix] = (node, done)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sluice-janitor", daemon=True)
+                self._session.add_waker(self._wake)
+                self._thread.start()
+            self._changed.notify()
+        return done.wait(wait_seconds)
+
+    def _wake(self) -> None:
+        # Called in kazoo's thread. The condition is never held across a request, so this does not wait for one.
+        with self._changed:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while not self._session.closed:
+            with self._changed:
+                wanted = dict(self._wanted)
+            for prefix, (node, done) in wanted.items():
+                try:
+                    gone = self._remove(node, prefix)
+                except Exception:  # whatever it was, the others' contenders must still go
+                    log.exception("could not remove the contender %s of %s", prefix, node)
+                    gone = False
+                if gone:
+                    with self._changed:
+                        self._wanted.pop(prefix, None)
+                    done.set()
+            with self._changed:
+                if not self._session.closed:
+                    # What did not answer is asked again when the state changes, or soon.
+                    self._changed.wait(RETRY_SECONDS if self._wanted else None)
+        with self._changed:
+            for _, done in self._wanted.values():
+                done.set()
+
+    def _remove(self, node: str, prefix: str) -> bool:
+        deadline = Deadline(ABANDON_SECONDS)
+        try:
+            self._session.ready(deadline)
+            client = self._session.client
+            # A create of ours may be known to a server that the one we talk to lags behind.
+            self._session.wait(client.sync_async(node), deadline)
+            for name in self._session.wait(client.get_children_async(node), deadline):
+                if name.startswith(prefix):
+                    with suppress(NoNodeError):
+                        self._session.wait(client.delete_async(f"{node}/{name}"), deadline)
+        except (NoNodeError, ClosedError):
+            return True
+        except (*NO_ANSWER, *SESSION_GONE, EnsembleUnavailableError):
+            return False
+        return True
+
+
+class Attempt:
+    """One try to get to the head of a queue: :meth:`run` it, and :meth:`abandon` it if anything fails since.
+
+    Args:
+        session: to ask through.
+        request: what is asked for.
+        deadline: total time for everything; of 0 seconds means: only if it is free now.
+
+    """
+
+    def __init__(self, session: Session, request: Request, deadline: Deadline) -> None:
+        self._session = session
+        self._request = request
+        self._deadline = deadline
+        self._try_only = deadline.seconds == 0
+        # A try-lock does not wait in the queue, but its question has to be answered.
+        self._answer_by = Deadline(TRY_SECONDS) if self._try_only else deadline
+        self._wake = threading.Event()
+        self._prefix = ""
+        self._place: Place | None = None
+
+    def wake(self) -> None:
+        """Have the waiting thread look again."""
+        self._wake.set()
+
+    def run(self) -> Place:
+        """Queue up, wait, and return the place at the head of the queue.
+
+        Raises:
+            LockTimeoutError: others were still ahead at the deadline.
+            LockCancelledError: cancelled.
+            EnsembleUnavailableError: no answer before the deadline.
+
+        """
+        self._session.add_waker(self.wake)
+        try:
+            return self._run()
+        finally:
+            self._session.remove_waker(self.wake)
+
+    def abandon(self, janitor: Janitor) -> None:
+        """Leave the queue, whatever is known of our place in it.
+
+        The janitor has the order before this waits for it, so that a second Ctrl-C meanwhile changes nothing.
+        """
+        if self._prefix and not janitor.discard(self._request.node, self._prefix, ABANDON_SECONDS):
+            log.warning(
+                "a contender on %s could not be removed yet; it will be, or ends with the session",
+                self._request.uri,
+            )
+
+    def _run(self) -> Place:
+        while True:
+            self._raise_if_cancelled()
+            session_id = self._session.ready(self._answer_by)
+            try:
+                if (place := self._look(session_id)) is not None:
+                    return place
+            except NO_ANSWER:
+                if self._answer_by.remaining() > 0:
+                    continue
+                if self._session.state is SessionState.CONNECTED:
+                    raise self._timeout() from None
+                raise EnsembleUnavailableError(
+                    self._session.settings.zk_hosts, self._answer_by.elapsed(), "queueing"
+                ) from None
+            except SESSION_GONE:
+                self._place = None
+            except NoNodeError:
+                # There is no queue yet, or our contender was removed as it came to the head.
+                self._place, self._prefix = None, ""
+                self._make_queue()
+
+    def _look(self, session_id: int) -> Place | None:
+        """Queue up if need be and look who is ahead; return our place if nobody is, else wait for a reason to look."""
+        if self._place is not None and self._place.session_id != session_id:
+            log.warning("the session ended while queued for %s: back to the end of the queue", self._request.uri)
+            self._place = None
+        if self._place is None:
+            self._place, children, sent_at = self._enqueue(session_id)
+        else:
+            sent_at = float("-inf")
+            children = self._answer(self._session.client.get_children_async(self._request.node))
+        queue = parse_queue(children)
+        if self._place.contender not in queue:
+            log.warning("our contender on %s was removed: back to the end of the queue", self._request.uri)
+            self._place = None
+            return None
+        ahead = conflicting_ahead(queue, self._place.contender)
+        if not ahead:
+            return self._confirm(self._place, sent_at)
+        if self._try_only or not self._wait_behind(ahead[-1]):
+            raise self._timeout()
+        return None
+
+    def _answer(self, result: Any) -> Any:
+        return self._session.wait(result, self._answer_by)
+
+    def _enqueue(self, session_id: int) -> tuple[Place, list[str], float]:
+        client, node = self._session.client, self._request.node
+        if self._prefix:
+            # An earlier create of ours had no answer, or was answered but not the rest. Another server than the one
+            # that took it may answer now.
+            self._answer(client.sync_async(node))
+            children = self._answer(client.get_children_async(node))
+            if found := self._find(children, session_id):
+                return found, children, float("-inf")
+        self._prefix = uuid.uuid4().hex + (SHARED_MARK if self._request.shared else EXCLUSIVE_MARK)
+        sent_at = time.monotonic()
+        created = client.create_async(
+            f"{node}/{self._prefix}", self._request.data(), ephemeral=True, sequence=True, include_data=True
+        )
+        listed = client.get_children_async(node)
+        path, stat = self._answer(created)
+        self._session.prove(sent_at, stat.ephemeralOwner)
+        (contender,) = parse_queue([path.rpartition("/")[2]])
+        return Place(path, contender, stat.czxid, stat.ephemeralOwner), self._answer(listed), sent_at
+
+    def _find(self, children: list[str], session_id: int) -> Place | None:
+        for contender in parse_queue(children):
+            if contender.name.startswith(self._prefix):
+                path = f"{self._request.node}/{contender.name}"
+                stat = self._answer(self._session.client.exists_async(path))
+                if stat is not None and stat.ephemeralOwner == session_id:
+                    return Place(path, contender, stat.czxid, session_id)
+        return None
+
+    def _make_queue(self) -> None:
+        about = json.dumps({"uri": self._request.uri}).encode()
+        try:
+            self._answer(self._session.client.create_async(self._request.node, about))
+        except NodeExistsError:
+            pass
+        except NoNodeError:
+            self._session.recheck_root()
+        except (*NO_ANSWER, *SESSION_GONE):
+            pass  # whether it is there now shows when the contender is created
+
+    def _wait_behind(self, predecessor: Contender) -> bool:
+        """Wait until there is a reason to look again; False when the deadline came first."""
+        self._wake.clear()
+        try:
+            self._answer(
+                self._session.client.get_children_async(
+                    f"{self._request.node}/{predecessor.name}", watch=lambda _event: self.wake()
+                )
+            )
+        except NoNodeError:
+            return True
+        # A cancellation since it was last looked at has been cleared above.
+        self._raise_if_cancelled()
+        return self._wake.wait(self._deadline.remaining())
+
+    def _confirm(self, place: Place, sent_at: float) -> Place:
+        recent = time.monotonic() - KEEPALIVE_FRACTION * self._session.granted_seconds
+        if sent_at > recent:
+            return place
+        sent_at = time.monotonic()
+        self._answer(self._session.client.set_async(place.path, self._request.data(acquired_at=time.time())))
+        self._session.prove(sent_at, place.session_id)
+        return replace(place, announced=True)
+
+    def _raise_if_cancelled(self) -> None:
+        if self._request.cancelled.is_set():
+            raise LockCancelledError(resource=self._request.uri)
+
+    def _timeout(self) -> LockTimeoutError:
+        ahead: list[Contender] = []
+        holder: dict[str, Any] | None = None
+        with suppress(KazooException, *NO_ANSWER, ValueError, IndexError):
+            # Worth a moment beyond the deadline: it is what the person who reads the message wants to know.
+            deadline = Deadline(EXPLAIN_SECONDS)
+            node, client = self._request.node, self._session.client
+            queue = parse_queue(self._session.wait(client.get_children_async(node), deadline))
+            (own,) = [entry for entry in queue if entry.name.startswith(self._prefix)]
+            ahead = conflicting_ahead(queue, own)
+            data, _ = self._session.wait(client.get_async(f"{node}/{ahead[0].name}"), deadline)
+            described = json.loads(data)
+            holder = described if isinstance(described, dict) else None
+        return LockTimeoutError(
+            resource=self._request.uri,
+            timeout_seconds=self._deadline.seconds,
+            ahead=len(ahead),
+            holder=holder,
+        )

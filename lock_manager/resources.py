@@ -1,0 +1,115 @@
+"""What is locked: a table's canonical URI, its key and its znode.
+
+Two spellings of one table must be one lock, so every spelling goes through :func:`canonical_table_uri`:
+
+* ``s3://``, ``s3a://`` and ``s3n://`` are one scheme (``s3``): they are three clients of one store.
+* Scheme and host are lower-case; ``hdfs``' default port is dropped.
+* No duplicate or trailing slashes; ``.`` and ``..`` are resolved, as Hadoop's ``Path`` does.
+* A local path is an absolute ``file:`` URI with symbolic links resolved.
+* Nothing is percent-decoded: Hadoop's ``Path`` takes a string literally, and ``%20`` is a legal part of an S3 key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from lock_manager.errors import ResourceError
+
+_URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<host>[^/]*))?(?P<path>/.*)?", re.DOTALL)
+_S3_SCHEMES = frozenset({"s3", "s3a", "s3n"})
+_DEFAULT_PORTS = {"hdfs": ":8020"}
+
+
+def canonical_table_uri(table: str | os.PathLike[str]) -> str:
+    """Return the one spelling of a table's location under which it is locked.
+
+    Args:
+        table: a URI (``s3a://bucket/path``, ``file:/path``, ``hdfs://…``), an absolute path, or a relative path that
+            contains a slash (``./flights``). A bare word is refused: it may be a catalog name, and only Spark can say
+            where such a table lives.
+
+    Raises:
+        ResourceError: the name is empty, has a control character, no host where its scheme needs one, or climbs above
+            its root.
+
+    """
+    name = os.fspath(table)
+    if not name.strip():
+        raise ResourceError("a table's location is empty: give a URI such as s3a://bucket/table, or a path")
+    if any(ord(character) < 32 or ord(character) == 127 for character in name):  # noqa: PLR2004 (ASCII controls)
+        raise ResourceError(f"a table's location has a control character: {name!r}")
+    match = _URI.fullmatch(name)
+    if match is None:
+        if "/" not in name:
+            raise ResourceError(
+                f"{name!r} is neither a URI nor a path: write './{name}' for a local folder; "
+                "a catalog name has to be resolved to the table's location first"
+            )
+        return _canonical_file(name)
+    scheme = match["scheme"].lower()
+    host = (match["host"] or "").lower()
+    path = match["path"] or ""
+    if scheme == "file":
+        if host not in ("", "localhost"):
+            raise ResourceError(f"{name!r} names a host: write file:/path (or file:///path) for a local table")
+        if not path:
+            raise ResourceError(f"{name!r} has no path: write file:/path")
+        return _canonical_file(path)
+    if scheme in _S3_SCHEMES:
+        scheme = "s3"
+    if not host:
+        raise ResourceError(f"{name!r} has no bucket or host: write {scheme}://BUCKET/path")
+    host = host.removesuffix(_DEFAULT_PORTS.get(scheme, ":"))
+    return f"{scheme}://{host}{_normal_path(path, name)}"
+
+
+def _canonical_file(path: str) -> str:
+    # First as Hadoop reads the string ("a/link/.." is "a"), then as the file system does.
+    return "file:" + os.path.realpath(_normal_path(str(os.path.join(os.getcwd(), path)), path) or "/")  # noqa: PTH109, PTH118 (a Path would drop './..' by other rules)
+
+
+def _normal_path(path: str, name: str) -> str:
+    parts: list[str] = []
+    for part in path.split("/"):
+        if part == "..":
+            if not parts:
+                raise ResourceError(f"{name!r} climbs above its root")
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return "".join(f"/{part}" for part in parts)
+
+
+@dataclass(frozen=True, order=True)
+class TableResource:
+    """A table, as the lock knows it.
+
+    Attributes:
+        uri: canonical URI, see :func:`canonical_table_uri`.
+
+    """
+
+    uri: str
+
+    @classmethod
+    def of(cls, table: str | os.PathLike[str] | TableResource) -> TableResource:
+        """Make the resource of any spelling of a table's location.
+
+        Raises:
+            ResourceError: see :func:`canonical_table_uri`.
+
+        """
+        return table if isinstance(table, cls) else cls(canonical_table_uri(table))  # type: ignore[arg-type]
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256 of the canonical URI, 64 hexadecimal digits: the name of the table's znode."""
+        return hashlib.sha256(self.uri.encode()).hexdigest()
+
+    def znode(self, lock_root: str) -> str:
+        """Return the path of the table's znode under ``lock_root``."""
+        return f"{lock_root}/{self.key}"

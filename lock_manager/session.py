@@ -1,0 +1,414 @@
+"""The life of one ZooKeeper session: connect, suspended, lost, forked, closed.
+
+Kazoo does the protocol. What this module adds is what a lock must be able to rely on:
+
+* **Nothing hangs.** Every wait has a deadline; a closed session, and one that belongs to the parent of a fork, raises
+  (kazoo's own calls hang there: kazoo #482, #519). One unreachable server of several does not eat the session's time.
+* **The granted time-out is known.** The server may grant less than was asked; kazoo keeps what was asked.
+* **When the ensemble last vouched for this session** (:attr:`Session.proven_at`). Only an answered *quorum* request
+  counts, from the moment *before* it was sent: pings and reads are answered by the one server that we talk to, which
+  may be cut off from its leader for a while, and the leader is who expires sessions.
+* **Listeners may block.** They run in a thread of their own; in kazoo's they would deadlock it (kazoo #381).
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import os
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.states import KazooState, KeeperState
+
+from lock_manager.errors import ClosedError, EnsembleFormatError, EnsembleUnavailableError
+from lock_manager.settings import LockSettings
+
+log = logging.getLogger(__name__)
+
+LOCK_FORMAT = 1
+VALID_FRACTION = 2 / 3
+"""A hold counts as valid for this part of the granted session time-out after the ensemble last vouched for it."""
+
+KEEPALIVE_FRACTION = 1 / 6
+"""How often the ensemble is asked. A follower tells its leader of live sessions every half tick only, and a session
+lasts two ticks at least, so that 1/6 + 1/8 of the time-out, the oldest that the leader's last news of us can be for a
+session of four ticks or more, stays within the third that VALID_FRACTION leaves."""
+
+CLOSE_SECONDS = 5.0
+NO_ANSWER = (ConnectionLoss, OperationTimeoutError, SessionMovedError, KazooTimeoutError)
+"""What kazoo raises when a request may or may not have been done."""
+
+SESSION_GONE = (SessionExpiredError, ConnectionClosedError)
+"""What kazoo raises when the session, and every ephemeral node of it, is gone or about to be."""
+
+
+class SessionState(enum.Enum):
+    """What is known of the session; the value is the word for logs."""
+
+    NEW = "not connected yet"
+    CONNECTED = "connected"
+    SUSPENDED = "suspended: no server answers; the session may live on"
+    LOST = "lost: the ensemble ended the session"
+    CLOSED = "closed"
+
+
+class Deadline:
+    """A point in monotonic time up to which something may take."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._start = time.monotonic()
+
+    def remaining(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self._start + self.seconds - time.monotonic())
+
+    def elapsed(self) -> float:
+        """Seconds since it was set."""
+        return time.monotonic() - self._start
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+    """Kazoo's threads, with a bound on one TCP connect: kazoo gives a dead host the whole session time-out."""
+
+    def __init__(self, connect_seconds: float) -> None:
+        super().__init__()
+        self._connect_seconds = connect_seconds
+
+    def create_connection(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        bound = self._connect_seconds if timeout is None else min(timeout, self._connect_seconds)
+        return super().create_connection(*args, timeout=bound, **kwargs)
+
+
+class Session:
+    """One kazoo client from its first use to :meth:`close`; thread-safe.
+
+    Args:
+        settings: hosts and time-outs.
+
+    Attributes:
+        session_id: of the current session, None before the first one.
+        ensemble_id: UUID kept at the lock root, None before the first connection.
+        proven_at: ``time.monotonic`` of the last proof that the ensemble held ``session_id`` alive.
+
+    """
+
+    def __init__(self, settings: LockSettings) -> None:
+        self.settings = settings
+        self.session_id: int | None = None
+        self.ensemble_id: str | None = None
+        self.proven_at = float("-inf")
+        self._granted_seconds: float | None = None
+        self._client: KazooClient | None = None
+        self._state = SessionState.NEW
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._root_checked_for: int | None = None
+        self._wakers: set[Callable[[], None]] = set()
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._notices: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._notifier: threading.Thread | None = None
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> SessionState:
+        """What is known of the session right now."""
+        return self._state
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._state is SessionState.CLOSED
+
+    @property
+    def client(self) -> KazooClient:
+        """The kazoo client; only to be used between :meth:`ready` and the end of the request."""
+        self.check_usable()
+        if self._client is None:
+            raise ClosedError("the ZooKeeper session was never started")
+        return self._client
+
+    @property
+    def granted_seconds(self) -> float:
+        """Session time-out that the server granted, in seconds; it may be less than was asked for."""
+        return self._granted_seconds or self.settings.session_timeout_seconds
+
+    def valid_until(self, session_id: int) -> float:
+        """Monotonic time until which ``session_id`` cannot have been ended by the ensemble, by its last proof."""
+        with self._lock:
+            if session_id != self.session_id:
+                return float("-inf")
+            return self.proven_at + VALID_FRACTION * self.granted_seconds
+
+    def prove(self, sent_at: float, session_id: int) -> None:
+        """Note that a quorum request sent at ``sent_at`` (monotonic) was answered to ``session_id``."""
+        with self._lock:
+            if session_id == self.session_id:
+                self.proven_at = max(self.proven_at, sent_at)
+
+    @property
+    def belongs_to_parent(self) -> bool:
+        """Whether this is a forked child of the process that made the session."""
+        return os.getpid() != self._pid
+
+    def check_usable(self) -> None:
+        """Raise instead of hanging.
+
+        Raises:
+            ClosedError: after :meth:`close`, or in a forked child.
+
+        """
+        if self.belongs_to_parent:
+            raise ClosedError(
+                f"this lock manager belongs to process {self._pid} and was carried over by a fork into {os.getpid()}: "
+                "make a new one in the child"
+            )
+        if self.closed:
+            raise ClosedError("this lock manager is closed: make a new one")
+
+    # -- connecting ----------------------------------------------------------------------------------------------
+
+    def ready(self, deadline: Deadline) -> int:
+        """Connect if need be, make sure that the lock root is ours, and return the session's id.
+
+        Raises:
+            EnsembleUnavailableError: no answer before the deadline.
+            EnsembleFormatError: the lock root was written by a release that this one does not know.
+            ClosedError: see :meth:`check_usable`.
+
+        """
+        while True:
+            self.check_usable()
+            with self._lock:
+                if self._client is None:
+                    self._start()
+                self.wait_for_connection(deadline)
+                if self._state is not SessionState.CONNECTED:
+                    raise EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed())
+                session_id = self.session_id
+            if session_id is None:
+                raise ClosedError("kazoo reported a connection without a session")  # pragma: no cover
+            if self._root_checked_for == session_id:
+                return session_id
+            try:
+                self._check_root(deadline)
+            except NO_ANSWER + SESSION_GONE:
+                if deadline.remaining() == 0:
+                    raise EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed()) from None
+            else:
+                self._root_checked_for = session_id
+
+    def wait_for_connection(self, deadline: Deadline) -> None:
+        """Return when connected, or at the deadline.
+
+        Raises:
+            ClosedError: see :meth:`check_usable`.
+
+        """
+        with self._lock:
+            while self._state is not SessionState.CONNECTED and deadline.remaining() > 0:
+                self._changed.wait(deadline.remaining())
+                self.check_usable()
+
+    def _start(self) -> None:
+        seconds = self.settings.session_timeout_seconds
+        hosts = self.settings.zk_hosts.partition("/")[0].count(",") + 1
+        client = KazooClient(
+            hosts=self.settings.zk_hosts,
+            timeout=seconds,
+            handler=_Handler(connect_seconds=max(0.5, seconds / (3 * hosts))),
+            # Kazoo would wait up to a minute between attempts: longer than most sessions live.
+            connection_retry={
+                "max_tries": -1,
+                "delay": 0.05,
+                "backoff": 2,
+                "max_delay": min(1.0, seconds / 6),
+            },
+        )
+        self._learn_granted_timeout(client)
+        client.add_listener(self._on_state)
+        client.start_async()
+        self._client = client
+
+    def _learn_granted_timeout(self, client: KazooClient) -> None:
+        # The granted time-out is a local variable of kazoo's ConnectionHandler._connect; the reply passes here.
+        connection = client._connection  # noqa: SLF001
+        invoke = connection._invoke  # noqa: SLF001
+
+        def invoke_and_learn(*args: Any, **kwargs: Any) -> Any:
+            reply = invoke(*args, **kwargs)
+            if isinstance(reply, tuple) and (granted := getattr(reply[0], "time_out", 0)) > 0:
+                self._granted_seconds = granted / 1000
+            return reply
+
+        connection._invoke = invoke_and_learn  # noqa: SLF001
+
+    def _check_root(self, deadline: Deadline) -> None:
+        root = self.settings.lock_root
+        fresh = json.dumps({"format": LOCK_FORMAT, "ensemble": str(uuid.uuid4())}).encode()
+        while True:
+            try:
+                data, stat = self.wait(self.client.get_async(root), deadline)
+            except NoNodeError:
+                with suppress(NodeExistsError):
+                    self.wait(self.client.create_async(root, fresh, makepath=True), deadline)
+                continue
+            if data:
+                break
+            # Made by a program that uses kazoo's own locks below the same root: ours to describe.
+            with suppress(BadVersionError, NoNodeError):
+                self.wait(self.client.set_async(root, fresh, version=stat.version), deadline)
+        try:
+            described = json.loads(data)
+            found, ensemble = described["format"], str(described["ensemble"])
+        except (ValueError, KeyError, TypeError):
+            raise EnsembleFormatError(
+                f"znode {root} holds {data[:80]!r}, which is no lock root of this tool: use another lock_root"
+            ) from None
+        if found != LOCK_FORMAT:
+            raise EnsembleFormatError(
+                f"znode {root} has lock format {found!r}; this release knows {LOCK_FORMAT}: use the one that made it"
+            )
+        if self.ensemble_id not in (None, ensemble):
+            log.warning("the ensemble at %s was rebuilt: its id changed to %s", self.settings.zk_hosts, ensemble)
+        self.ensemble_id = ensemble
+
+    def recheck_root(self) -> None:
+        """Have the next :meth:`ready` look at the lock root again: it was found missing."""
+        self._root_checked_for = None
+
+    def wait(self, result: Any, deadline: Deadline) -> Any:
+        """Wait for a kazoo AsyncResult until the deadline.
+
+        Raises:
+            KazooException: what the ensemble said; :data:`NO_ANSWER` when it said nothing.
+
+        """
+        try:
+            return result.get(timeout=deadline.remaining())
+        except ConnectionClosedError:
+            if self._swallowed_interrupt():
+                raise KeyboardInterrupt from None
+            raise
+
+    def _swallowed_interrupt(self) -> bool:
+        """Tell whether a "closed" connection that is not closed hides a Ctrl-C.
+
+        While kazoo wakes its connection thread, a bare ``except`` takes whatever a signal handler raises in the main
+        thread for a closed connection (``KazooClient._call``).
+        """
+        client = self._client
+        return (
+            threading.current_thread() is threading.main_thread()
+            and client is not None
+            and client.client_state != KeeperState.CLOSED
+        )
+
+    # -- state changes -------------------------------------------------------------------------------------------
+
+    def add_waker(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called at every state change, in kazoo's thread: it must not block."""
+        with self._lock:
+            self._wakers.add(wake)
+
+    def remove_waker(self, wake: Callable[[], None]) -> None:
+        """Undo :meth:`add_waker`."""
+        with self._lock:
+            self._wakers.discard(wake)
+
+    def add_listener(self, listener: Callable[[SessionState], None]) -> None:
+        """Have ``listener`` called with every new state, in order, in a thread of its own: it may block."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def notify(self, notice: Callable[[], None]) -> None:
+        """Run ``notice`` in the thread for listeners; what it raises is logged."""
+        with self._lock:
+            if self._notifier is None:
+                self._notifier = threading.Thread(target=self._run_notices, name="sluice-notify", daemon=True)
+                self._notifier.start()
+        self._notices.put(notice)
+
+    def _run_notices(self) -> None:
+        while (notice := self._notices.get()) is not None:
+            try:
+                notice()
+            except Exception:  # a listener's bug must not silence the next one
+                log.exception("a listener raised")
+
+    def _on_state(self, kazoo_state: str) -> None:
+        # In kazoo's connection thread: nothing here may wait for it.
+        with self._lock:
+            if self._state is SessionState.CLOSED:
+                return
+            self._state = {
+                KazooState.CONNECTED: SessionState.CONNECTED,
+                KazooState.SUSPENDED: SessionState.SUSPENDED,
+                KazooState.LOST: SessionState.LOST,
+            }[kazoo_state]
+            if self._state is SessionState.CONNECTED and self._client is not None:
+                session_id = self._client.client_id[0]
+                if session_id != self.session_id:
+                    self.session_id, self.proven_at = session_id, float("-inf")
+            self._announce(self._state)
+
+    def _announce(self, state: SessionState) -> None:
+        log.info("ZooKeeper session %s: %s", f"{self.session_id or 0:#x}", state.value)
+        self._changed.notify_all()
+        for wake in list(self._wakers):
+            wake()
+        for listener in self._listeners:
+            self.notify(lambda listener=listener: listener(state))  # type: ignore[misc]
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the session, and with it every contender of it; takes at most a few seconds, also in an outage.
+
+        Does nothing the second time, nor in a forked child: the session is the parent's.
+        """
+        if self.belongs_to_parent:
+            return
+        with self._lock:
+            if self._state is SessionState.CLOSED:
+                return
+            self._state = SessionState.CLOSED
+            client, self._client = self._client, None
+            self._announce(SessionState.CLOSED)
+            self._notices.put(None)
+        if client is None:
+            return
+
+        def stop() -> None:
+            with suppress(KazooException, OSError):
+                client.stop()
+                client.close()
+
+        # Kazoo's stop waits for a connection attempt under way, up to the session time-out.
+        stopper = threading.Thread(target=stop, name="sluice-close", daemon=True)
+        stopper.start()
+        stopper.join(CLOSE_SECONDS)
+        if stopper.is_alive():
+            log.warning("ZooKeeper does not answer; the session ends by itself within %.0f s", self.granted_seconds)

@@ -1,0 +1,130 @@
+"""One frozen, validated object with every setting of the lock; a default is written here and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from lock_manager.errors import SettingsError
+
+ENVIRONMENT_PREFIX = "SLUICE_"
+_URL_SCHEME = "zk"
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?)(:(?P<port>\d{1,5}))?")
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockSettings:
+    """Settings of a :class:`~lock_manager.manager.ZookeeperLockManager`.
+
+    Attributes:
+        zk_hosts: ``host:port,host:port[/chroot]``; the port defaults to 2181.
+        timeout_seconds: total deadline of an ``acquire`` that gives none of its own, connecting included.
+            0 means: only if it is free now.
+        session_timeout_seconds: asked of the server, which may grant less. A dead holder's lock is free after it.
+        lock_root: znode below which tables are locked.
+        job: name of this job, shown to those who wait behind it.
+        app_id: Spark application id, likewise.
+
+    Raises:
+        SettingsError: a value is malformed or outside its range; the message shows both.
+
+    """
+
+    zk_hosts: str
+    timeout_seconds: float = 300.0
+    session_timeout_seconds: float = 30.0
+    lock_root: str = "/locks/delta_tables"
+    job: str | None = None
+    app_id: str | None = None
+
+    def __post_init__(self) -> None:
+        """Validate."""
+        _check_hosts(self.zk_hosts)
+        _check_range("timeout_seconds", self.timeout_seconds, 0, 7 * 24 * 3600)
+        _check_range("session_timeout_seconds", self.session_timeout_seconds, 1, 3600)
+        if not re.fullmatch(r"(/[^/\x00-\x1f]+)+", self.lock_root) or any(
+            part in (".", "..") for part in self.lock_root.split("/")
+        ):
+            raise SettingsError(
+                f"lock_root={self.lock_root!r}: must be an absolute znode path such as /locks/delta_tables"
+            )
+
+    @classmethod
+    def merged(cls, base: str | LockSettings, **overrides: Any) -> LockSettings:
+        """Return settings from a host list or from other settings, with some of them changed.
+
+        Raises:
+            SettingsError: a value is malformed or outside its range.
+
+        """
+        return replace(base, **overrides) if isinstance(base, LockSettings) else cls(zk_hosts=base, **overrides)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> LockSettings:
+        """Read ``SLUICE_ZK_HOSTS``, ``SLUICE_TIMEOUT_SECONDS`` and so on; keywords win over the environment.
+
+        Raises:
+            SettingsError: a value is malformed, or ``SLUICE_ZK_HOSTS`` is not set and ``zk_hosts`` not given.
+
+        """
+        environ = os.environ if environ is None else environ
+        found = {
+            field.name: environ[ENVIRONMENT_PREFIX + field.name.upper()]
+            for field in fields(cls)
+            if ENVIRONMENT_PREFIX + field.name.upper() in environ
+        }
+        values = {**_typed(found, where=f"{ENVIRONMENT_PREFIX}* in the environment"), **overrides}
+        if "zk_hosts" not in values:
+            raise SettingsError(f"no ensemble given: set {ENVIRONMENT_PREFIX}ZK_HOSTS=host:port,… or pass zk_hosts")
+        return cls(**values)
+
+    @classmethod
+    def from_url(cls, url: str, **overrides: Any) -> LockSettings:
+        """Read ``zk://host:port,host:port/chroot?timeout_seconds=60&job=nightly``; keywords win over the URL.
+
+        Raises:
+            SettingsError: it is no such URL, or has an unknown or malformed parameter.
+
+        """
+        parts = urlsplit(url)
+        if parts.scheme != _URL_SCHEME:
+            raise SettingsError(f"{url!r} is no ZooKeeper URL: write zk://host:port,host:port[/chroot][?setting=value]")
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        unknown = sorted(set(query) - {field.name for field in fields(cls)} | ({"zk_hosts"} & set(query)))
+        if unknown:
+            raise SettingsError(f"{url!r}: unknown setting {unknown[0]!r}")
+        path = "" if parts.path == "/" else parts.path
+        return cls(**{"zk_hosts": parts.netloc + path, **_typed(query, where=repr(url)), **overrides})
+
+
+def _typed(values: Mapping[str, str], where: str) -> dict[str, Any]:
+    typed: dict[str, Any] = dict(values)
+    for name in ("timeout_seconds", "session_timeout_seconds"):
+        if name in values:
+            try:
+                typed[name] = float(values[name])
+            except ValueError:
+                raise SettingsError(f"{name}={values[name]!r} ({where}): must be a number of seconds") from None
+    return typed
+
+
+def _check_range(name: str, value: float, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise SettingsError(f"{name}={value!r}: must be a number of seconds from {low:g} to {high:g}")
+
+
+def _check_hosts(zk_hosts: str) -> None:
+    if not isinstance(zk_hosts, str) or not zk_hosts.strip():
+        raise SettingsError(f"zk_hosts={zk_hosts!r}: must be host:port,host:port[/chroot]")
+    hosts, slash, chroot = zk_hosts.partition("/")
+    for host in hosts.split(","):
+        match = _HOST.fullmatch(host.strip())
+        if match is None or (match["port"] and not 1 <= int(match["port"]) <= _MAX_PORT):
+            raise SettingsError(f"zk_hosts={zk_hosts!r}: {host!r} is no host:port; write host:port,host:port[/chroot]")
+    if slash and (not chroot or any(part in ("", ".", "..") for part in chroot.split("/"))):
+        raise SettingsError(f"zk_hosts={zk_hosts!r}: {slash + chroot!r} is no chroot; write host:port,host:port/chroot")

@@ -1,0 +1,361 @@
+"""What the network, the server and the operating system do to a session, against real servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from kazoo.client import KazooClient
+
+from lock_manager import (
+    EnsembleUnavailableError,
+    LockLostError,
+    LockTimeoutError,
+    SessionState,
+    TableResource,
+    ZookeeperLockManager,
+)
+from lock_manager.local import EmbeddedZooKeeper
+from tests.support.tcp_proxy import TcpProxy
+
+TABLE = "s3://lake/faults"
+NODE = TableResource.of(TABLE).znode("/locks/delta_tables")
+SESSION_SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedZooKeeper]:
+    """A server of our own, with short ticks, that grants at most two seconds."""
+    with EmbeddedZooKeeper(tick_ms=200, max_session_timeout_ms=2000) as embedded:
+        yield embedded
+
+
+@pytest.fixture
+def direct(server) -> Iterator[ZookeeperLockManager]:
+    with ZookeeperLockManager(server.hosts, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS) as manager:
+        yield manager
+
+
+@pytest.fixture
+def proxy(server) -> Iterator[TcpProxy]:
+    with TcpProxy(server.hosts) as between:
+        yield between
+
+
+@pytest.fixture
+def through_proxy(proxy) -> Iterator[ZookeeperLockManager]:
+    with ZookeeperLockManager(proxy.address, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS) as manager:
+        manager.connect()
+        yield manager
+
+
+@pytest.fixture
+def look(server) -> Iterator[KazooClient]:
+    client = KazooClient(server.hosts)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+def contenders(look: KazooClient) -> list[str]:
+    return look.get_children(NODE) if look.exists(NODE) else []
+
+
+def expire(manager: ZookeeperLockManager, hosts: str) -> None:
+    """End the manager's session on the server, as kazoo's own harness does: by a second client that takes it over."""
+    other = KazooClient(hosts, client_id=manager._session.client.client_id)
+    other.start()
+    other.stop()
+    other.close()
+
+
+def test_the_granted_timeout_counts_not_the_one_asked_for(server, eventually):
+    with (
+        TcpProxy(server.hosts) as proxy,
+        ZookeeperLockManager(proxy.address, session_timeout_seconds=30) as manager,
+    ):
+        hold = manager.acquire(TABLE)
+        assert manager._session.granted_seconds == SESSION_SECONDS
+        proxy.freeze()
+        frozen_at = time.monotonic()
+        eventually(lambda: not hold.is_valid(), within=10)
+        # By the 30 s that were asked for it would stay valid for up to 20 s.
+        assert time.monotonic() - frozen_at < SESSION_SECONDS
+        proxy.thaw()
+
+
+def test_partitioned_holder_knows_before_the_next_one_holds(through_proxy, proxy, direct, eventually):
+    """Kazoo stays SUSPENDED while another gets the lock; is_valid must be False by then, and stay so."""
+    hold = through_proxy.acquire(TABLE)
+    lost: list[object] = []
+    hold.on_loss(lost.append)
+    last_valid = [0.0]
+    stop = threading.Event()
+
+    def observe() -> None:
+        while not stop.is_set():
+            asked_at = time.monotonic()
+            if hold.is_valid():
+                last_valid[0] = asked_at
+
+    observer = threading.Thread(target=observe)
+    observer.start()
+    proxy.freeze()
+    with direct.acquire(TABLE):
+        acquired_at = time.monotonic()
+        stop.set()
+        observer.join()
+        assert 0 < last_valid[0] < acquired_at
+        with pytest.raises((LockLostError, EnsembleUnavailableError)):
+            hold.check(timeout_seconds=0.2)
+        eventually(lambda: lost == [hold])
+    proxy.thaw()
+    with pytest.raises(LockLostError):
+        hold.release()
+
+
+def test_paused_holder_learns_that_it_lost(server, direct, eventually):
+    """SIGSTOP past the session time-out: the clock has run on when it wakes, so it is not valid for a moment even."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", PAUSED, server.hosts, TABLE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert holder.stdout.readline().strip() == "held"
+    os.kill(holder.pid, signal.SIGSTOP)
+    direct.acquire(TABLE).release()
+    os.kill(holder.pid, signal.SIGCONT)
+    told, _ = holder.communicate("go\n", timeout=30)
+    assert told.split() == ["False", "LockLostError", "LockLostError"]
+
+
+PAUSED = """
+import sys
+from lock_manager import SluiceError, ZookeeperLockManager
+hold = ZookeeperLockManager(sys.argv[1], session_timeout_seconds=2).acquire(sys.argv[2])
+print("held", flush=True)
+sys.stdin.readline()
+print(hold.is_valid())
+for call in (hold.check, hold.release):
+    try:
+        call()
+    except SluiceError as error:
+        print(type(error).__name__)
+"""
+
+
+def test_short_loss_of_the_connection_does_not_lose_the_lock(through_proxy, proxy, eventually):
+    hold = through_proxy.acquire(TABLE)
+    seen: list[SessionState] = []
+    through_proxy.add_listener(seen.append)
+    proxy.cut()
+    eventually(lambda: SessionState.SUSPENDED in seen)
+    eventually(lambda: through_proxy.state is SessionState.CONNECTED)
+    hold.check()
+    assert hold.is_valid()
+    hold.release()
+
+
+def test_suspended_hold_is_not_valid(through_proxy, proxy, eventually):
+    hold = through_proxy.acquire(TABLE)
+    proxy.refused = True
+    proxy.cut()
+    eventually(lambda: through_proxy.state is SessionState.SUSPENDED)
+    assert not hold.is_valid()
+    proxy.refused = False
+    eventually(lambda: through_proxy.state is SessionState.CONNECTED)
+    hold.check()
+    hold.release()
+
+
+def test_expired_holder_is_told_everywhere(server, direct, eventually):
+    manager = ZookeeperLockManager(server.hosts, session_timeout_seconds=SESSION_SECONDS)
+    hold = manager.acquire(TABLE)
+    lost: list[bool] = []
+    # A callback may use the manager: in kazoo's own listener that would deadlock.
+    hold.on_loss(lambda _: lost.append(manager.acquire(TABLE, timeout_seconds=10).is_valid()))
+    expire(manager, server.hosts)
+    eventually(lambda: lost == [True])
+    assert not hold.is_valid()
+    with pytest.raises(LockLostError, match="session had ended"):
+        hold.check()
+    with pytest.raises(LockLostError):
+        hold.release()
+    manager.close()
+    direct.acquire(TABLE).release()
+
+
+def test_session_that_ends_while_queued_goes_on_from_the_end_of_the_queue(server, direct, look, eventually):
+    manager = ZookeeperLockManager(server.hosts, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS)
+    hold = direct.acquire(TABLE)
+    got: list[object] = []
+    waiting = threading.Thread(target=lambda: got.append(manager.acquire(TABLE)))
+    waiting.start()
+    eventually(lambda: len(contenders(look)) == 2)
+    before = set(contenders(look))
+    expire(manager, server.hosts)
+    eventually(lambda: len(contenders(look)) == 2 and set(contenders(look)) != before)
+    hold.release()
+    waiting.join()
+    got[0].release()
+    manager.close()
+
+
+def test_lost_reply_to_create_leaves_one_contender_that_is_ours(through_proxy, proxy, direct, look, eventually):
+    direct.acquire(TABLE).release()
+    proxy.deaf = True
+    got: list[object] = []
+    acquiring = threading.Thread(target=lambda: got.append(through_proxy.acquire(TABLE)))
+    acquiring.start()
+    eventually(lambda: len(contenders(look)) == 1)
+    created = contenders(look)
+    proxy.deaf = False
+    proxy.cut()
+    acquiring.join()
+    assert contenders(look) == created
+    assert got[0].token == look.exists(f"{NODE}/{created[0]}").czxid
+    got[0].check()
+    got[0].release()
+    assert contenders(look) == []
+
+
+def test_lost_reply_to_delete_is_a_release(through_proxy, proxy, look, eventually):
+    hold = through_proxy.acquire(TABLE)
+    proxy.deaf = True
+    outcome: list[object] = []
+
+    def release() -> None:
+        try:
+            outcome.append(hold.release())
+        except Exception as error:
+            outcome.append(error)
+
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    eventually(lambda: contenders(look) == [])
+    proxy.deaf = False
+    proxy.cut()
+    releasing.join()
+    assert outcome == [None]
+
+
+def test_release_in_an_outage_is_bounded_and_leaves_nothing(through_proxy, proxy, direct, look, eventually):
+    hold = through_proxy.acquire(TABLE)
+    proxy.freeze()
+    started = time.monotonic()
+    hold.release()  # it stood when the release was asked for
+    assert time.monotonic() - started < SESSION_SECONDS + 2
+    proxy.thaw()
+    eventually(lambda: contenders(look) == [])
+
+
+def test_acquire_that_fails_in_an_outage_is_cleared_up_after_it(through_proxy, proxy, direct, look, eventually):
+    with direct.acquire(TABLE) as hold:
+        waiting_failed: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                through_proxy.acquire(TABLE, timeout_seconds=1)
+            except Exception as error:
+                waiting_failed.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        eventually(lambda: len(contenders(look)) == 2)
+        proxy.freeze()
+        waiting.join()
+        assert isinstance(waiting_failed[0], LockTimeoutError | EnsembleUnavailableError)
+        proxy.thaw()
+        eventually(lambda: len(contenders(look)) == 1)
+        hold.check()
+
+
+def test_close_in_an_outage_is_bounded(proxy, look, eventually):
+    manager = ZookeeperLockManager(proxy.address, session_timeout_seconds=SESSION_SECONDS)
+    manager.acquire(TABLE)
+    proxy.freeze()
+    started = time.monotonic()
+    manager.close()
+    assert time.monotonic() - started < 10
+    proxy.thaw()
+    eventually(lambda: contenders(look) == [])
+
+
+def test_an_ensemble_of_three_survives_its_leader_and_stops_without_quorum(eventually):
+    with (
+        EmbeddedZooKeeper(3, tick_ms=200) as ensemble,
+        ZookeeperLockManager(ensemble.hosts, timeout_seconds=30, session_timeout_seconds=10) as manager,
+    ):
+        hold = manager.acquire(TABLE)
+        leader = next(server for server in ensemble.servers if b"leader" in server.command(b"srvr"))
+        leader.kill()
+        eventually(lambda: manager.state is SessionState.CONNECTED and not raises(hold.check), within=20)
+        assert hold.is_valid()
+        leader.start()
+        leader.wait_until_serving(time.monotonic() + 20)
+        hold.check()
+        paused = [server for server in ensemble.servers if server is not leader]
+        for server in paused:
+            server.pause()
+        with pytest.raises((EnsembleUnavailableError, LockLostError)):
+            hold.check(timeout_seconds=2)
+        for server in paused:
+            server.resume()
+        eventually(lambda: manager.state is SessionState.CONNECTED)
+
+
+def raises(call) -> bool:
+    try:
+        call()
+    except EnsembleUnavailableError:
+        return True
+    return False
+
+
+def test_the_embedded_servers_end_with_their_parent(eventually):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    pid = int(parent.stdout.readline())
+    assert alive(pid)
+    parent.kill()
+    parent.communicate()
+    eventually(lambda: not alive(pid), within=15)
+
+
+PARENT = """
+import time
+from lock_manager.local import EmbeddedZooKeeper
+print(EmbeddedZooKeeper().start().servers[0].pid, flush=True)
+time.sleep(60)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_data_in_a_given_folder_outlives_the_server(tmp_path):
+    with (
+        EmbeddedZooKeeper(data_dir=tmp_path) as first,
+        ZookeeperLockManager(first.hosts) as manager,
+        manager.acquire(TABLE) as hold,
+    ):
+        ensemble, token = hold.ensemble_id, hold.token
+    with (
+        EmbeddedZooKeeper(data_dir=tmp_path) as second,
+        ZookeeperLockManager(second.hosts) as manager,
+        manager.acquire(TABLE) as hold,
+    ):
+        assert hold.ensemble_id == ensemble
+        assert hold.token > token

@@ -1,0 +1,56 @@
+"""The error tree: typed, with fields, picklable, and also the builtin that one would catch."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import lock_manager
+from lock_manager import (
+    EnsembleUnavailableError,
+    LockCancelledError,
+    LockError,
+    LockLostError,
+    LockOrderError,
+    LockTimeoutError,
+    SettingsError,
+    SluiceError,
+)
+
+EXAMPLES = [
+    SettingsError("bad"),
+    EnsembleUnavailableError("a:1", 3.0),
+    LockTimeoutError(resource="s3://l/t", timeout_seconds=5, ahead=2, holder={"host": "h", "pid": 1, "job": "j"}),
+    LockTimeoutError(resource="s3://l/t", timeout_seconds=5, ahead=0, holder=None),
+    LockCancelledError(resource="s3://l/t"),
+    LockOrderError("order", resource="s3://l/t"),
+    LockLostError(resource="s3://l/t", hold_id="x", reason="gone", versions=(3,)),
+]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda error: type(error).__name__)
+def test_errors_survive_pickling(error):
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (made a moment ago)
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert vars(copy) == vars(error)
+
+
+def test_every_public_error_is_in_the_tree_and_a_builtin_that_one_would_catch():
+    public = [getattr(lock_manager, name) for name in lock_manager.__all__ if name.endswith("Error")]
+    assert all(issubclass(error, SluiceError) for error in public)
+    assert all(
+        issubclass(error, ValueError | RuntimeError | ConnectionError | TimeoutError)
+        for error in public
+        if error not in (SluiceError, LockError)
+    )
+
+
+def test_public_surface_is_what_it_was():
+    assert lock_manager.__all__ == [
+        "ClosedError", "EnsembleFormatError", "EnsembleUnavailableError", "HeldLock", "LocalServerError",
+        "LockCancelledError", "LockError", "LockLostError", "LockNotHeldError", "LockOrderError", "LockSettings",
+        "LockTimeoutError", "QueueEntry", "ResourceError", "SessionState", "SettingsError", "SluiceError",
+        "TableResource", "ZookeeperLockManager", "canonical_table_uri",
+    ]  # fmt: skip

@@ -1,0 +1,86 @@
+"""One table, one lock: canonical URIs, keys and znodes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lock_manager import ResourceError, TableResource, canonical_table_uri
+
+
+@pytest.mark.parametrize(
+    ("spelling", "canonical"),
+    [
+        ("s3://Lake/a/b", "s3://lake/a/b"),
+        ("S3A://lake/a/b/", "s3://lake/a/b"),
+        ("s3n://lake//a///b", "s3://lake/a/b"),
+        ("s3a://lake/a/./x/../b", "s3://lake/a/b"),
+        ("s3a://lake", "s3://lake"),
+        ("s3a://lake/", "s3://lake"),
+        ("s3a://lake/Case/Stays", "s3://lake/Case/Stays"),
+        ("s3a://lake/a%20b", "s3://lake/a%20b"),
+        ("s3a://lake/a b#c?d=ü", "s3://lake/a b#c?d=ü"),
+        ("hdfs://NN:8020/t", "hdfs://nn/t"),
+        ("hdfs://nn:9000/t", "hdfs://nn:9000/t"),
+        ("abfss://Data@Account.dfs.core.windows.net/t/", "abfss://data@account.dfs.core.windows.net/t"),
+        ("file:/no/such/t", "file:/no/such/t"),
+        ("file:///no/such/t/", "file:/no/such/t"),
+        ("file://localhost/no/such/t", "file:/no/such/t"),
+        ("/no/such/../such/t", "file:/no/such/t"),
+    ],
+)
+def test_spellings(spelling, canonical):
+    assert canonical_table_uri(spelling) == canonical
+    assert canonical_table_uri(canonical) == canonical
+
+
+def test_relative_paths_and_links_are_the_folder_they_lead_to(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path)
+    wanted = f"file:{os.path.realpath(tmp_path / 'real')}/t"
+    assert {canonical_table_uri(name) for name in ("./link/t", "link/t", tmp_path / "link" / "t")} == {wanted}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "  ",
+        "flights",
+        "db.flights",
+        "s3a:///t",
+        "s3a:t",
+        "s3://lake/../t",
+        "/../t",
+        "file://host/t",
+        "file:",
+        "a\nb/c",
+    ],
+)
+def test_what_is_no_location_is_refused(name):
+    with pytest.raises(ResourceError):
+        canonical_table_uri(name)
+
+
+def test_key_and_znode():
+    resource = TableResource.of("s3a://lake/t")
+    assert resource.key == hashlib.sha256(b"s3://lake/t").hexdigest()
+    assert resource.znode("/locks/delta_tables") == f"/locks/delta_tables/{resource.key}"
+    assert TableResource.of(resource) is resource
+
+
+segments = st.lists(st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S"), exclude_characters="/")))
+
+
+@given(segments=segments, scheme=st.sampled_from(["s3", "s3a", "s3n", "S3A"]), slashes=st.integers(1, 3))
+def test_canonical_is_a_fixed_point_and_ignores_scheme_and_slashes(segments, scheme, slashes):
+    parts = [segment for segment in segments if segment not in ("", ".", "..")]
+    messy = f"{scheme}://Lake" + "".join("/" * slashes + part + "/." for part in parts)
+    canonical = canonical_table_uri(messy)
+    assert canonical == "s3://lake" + "".join("/" + part for part in parts)
+    assert canonical_table_uri(canonical) == canonical

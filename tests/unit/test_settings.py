@@ -1,0 +1,74 @@
+"""Settings from keywords, environment and URL; a bad value's message shows the value and the range."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from lock_manager import LockSettings, SettingsError, ZookeeperLockManager
+
+
+@pytest.mark.parametrize(
+    "hosts", ["a:2181", "a", "a:2181,b:2182, c:2183", "a:1/chroot/below", "[::1]:2181", "10.0.0.1:2181"]
+)
+def test_host_lists(hosts):
+    assert LockSettings(zk_hosts=hosts).zk_hosts == hosts
+
+
+@pytest.mark.parametrize(
+    "hosts", ["", " ", "a:", "a:0", "a:99999", "a:x", "a,,b", "a b", "a:1/", "a:1//b", "a:1/../b", None]
+)
+def test_malformed_host_lists_are_shown(hosts):
+    with pytest.raises(SettingsError) as told:
+        LockSettings(zk_hosts=hosts)
+    assert repr(hosts) in str(told.value)
+    assert isinstance(told.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"timeout_seconds": -1},
+        {"timeout_seconds": float("nan")},
+        {"timeout_seconds": "5"},
+        {"timeout_seconds": True},
+        {"session_timeout_seconds": 0.5},
+        {"session_timeout_seconds": 1e9},
+        {"lock_root": "locks"},
+        {"lock_root": "/"},
+        {"lock_root": "/a//b"},
+        {"lock_root": "/a/../b"},
+    ],
+)
+def test_values_outside_their_range(bad):
+    (name,) = bad
+    with pytest.raises(SettingsError, match=name):
+        LockSettings(zk_hosts="a", **bad)
+
+
+def test_keywords_win_over_the_environment():
+    environ = {"SLUICE_ZK_HOSTS": "a:1", "SLUICE_TIMEOUT_SECONDS": "7", "SLUICE_JOB": "nightly", "SLUICE_OTHER": "x"}
+    settings = LockSettings.from_env(environ, timeout_seconds=9.0)
+    assert (settings.zk_hosts, settings.timeout_seconds, settings.job) == ("a:1", 9.0, "nightly")
+    with pytest.raises(SettingsError, match="SLUICE_ZK_HOSTS"):
+        LockSettings.from_env({})
+    with pytest.raises(SettingsError, match="'soon'"):
+        LockSettings.from_env({"SLUICE_ZK_HOSTS": "a", "SLUICE_TIMEOUT_SECONDS": "soon"})
+
+
+def test_url():
+    settings = LockSettings.from_url("zk://a:1,b:2/chroot?timeout_seconds=7&job=nightly%20load", app_id="x")
+    assert settings == LockSettings(zk_hosts="a:1,b:2/chroot", timeout_seconds=7.0, job="nightly load", app_id="x")
+    for bad in ("http://a", "zk://a?color=red", "zk://a?zk_hosts=b", "zk://"):
+        with pytest.raises(SettingsError):
+            LockSettings.from_url(bad)
+
+
+def test_the_manager_takes_settings_and_changes_of_them():
+    base = LockSettings(zk_hosts="a:1", timeout_seconds=7)
+    assert ZookeeperLockManager(base, job="x").settings == dataclasses.replace(base, job="x")
+    with pytest.raises(SettingsError):
+        ZookeeperLockManager("a:1", timeout_seconds=-1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        base.job = "y"
