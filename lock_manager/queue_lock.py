@@ -11,7 +11,7 @@ Source: ZooKeeper's recipe page ("Shared Locks"), with what it leaves open:
   at nothing else, while the watch of ``exists`` also fires when its data is written. One release wakes one waiter.
 * After a lost reply to ``create`` the contender is looked for, after a ``sync`` (another server may lag behind the
   one that took the request), by its UUID and by ``ephemeralOwner``.
-* Whoever waited proves by a quorum write, before it may go on, that its session still stands.
+* Whoever waited proves by a quorum request, before it may go on, that its session still stands.
 * An attempt that fails in any way leaves no contender: see :class:`Janitor`.
 """
 
@@ -24,13 +24,13 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
 from lock_manager.errors import ClosedError, EnsembleUnavailableError, LockCancelledError, LockTimeoutError
-from lock_manager.session import KEEPALIVE_FRACTION, NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,6 @@ class Place:
         contender: its place in the queue.
         token: its czxid, a number that only rises: the fencing token.
         session_id: of the session that it lives with.
-        announced: whether ``acquired_at`` stands in its data.
 
     """
 
@@ -99,7 +98,6 @@ class Place:
     contender: Contender
     token: int
     session_id: int
-    announced: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,10 +119,9 @@ class Request:
     identity: dict[str, Any]
     cancelled: threading.Event
 
-    def data(self, acquired_at: float | None = None) -> bytes:
-        """Return what the contender's znode holds."""
-        acquired = {} if acquired_at is None else {"acquired_at": acquired_at}
-        return json.dumps({**self.identity, **acquired}).encode()
+    def data(self, **since: float) -> bytes:
+        """Return what the contender's znode holds: who it is and, once it holds, ``acquired_at``."""
+        return json.dumps({**self.identity, **since}).encode()
 
 
 class Janitor:
@@ -276,10 +273,9 @@ class Attempt:
             log.warning("the session ended while queued for %s: back to the end of the queue", self._request.uri)
             self._place = None
         if self._place is None:
-            self._place, children, sent_at = self._enqueue(session_id)
+            self._place, children = self._enqueue(session_id)
         else:
-            sent_at = float("-inf")
-            children = self._answer(self._session.client.get_children_async(self._request.node))
+            children = self._look_again(self._place)
         queue = parse_queue(children)
         if self._place.contender not in queue:
             log.warning("our contender on %s was removed: back to the end of the queue", self._request.uri)
@@ -287,7 +283,7 @@ class Attempt:
             return None
         ahead = conflicting_ahead(queue, self._place.contender)
         if not ahead:
-            return self._confirm(self._place, sent_at)
+            return self._place
         if self._try_only or not self._wait_behind(ahead[-1]):
             raise self._timeout()
         return None
@@ -295,7 +291,7 @@ class Attempt:
     def _answer(self, result: Any) -> Any:
         return self._session.wait(result, self._answer_by)
 
-    def _enqueue(self, session_id: int) -> tuple[Place, list[str], float]:
+    def _enqueue(self, session_id: int) -> tuple[Place, list[str]]:
         client, node = self._session.client, self._request.node
         if self._prefix:
             # An earlier create of ours had no answer, or was answered but not the rest. Another server than the one
@@ -303,7 +299,7 @@ class Attempt:
             self._answer(client.sync_async(node))
             children = self._answer(client.get_children_async(node))
             if found := self._find(children, session_id):
-                return found, children, float("-inf")
+                return found, self._look_again(found)
         self._prefix = uuid.uuid4().hex + (SHARED_MARK if self._request.shared else EXCLUSIVE_MARK)
         sent_at = time.monotonic()
         created = client.create_async(
@@ -313,7 +309,22 @@ class Attempt:
         path, stat = self._answer(created)
         self._session.prove(sent_at, stat.ephemeralOwner)
         (contender,) = parse_queue([path.rpartition("/")[2]])
-        return Place(path, contender, stat.czxid, stat.ephemeralOwner), self._answer(listed), sent_at
+        return Place(path, contender, stat.czxid, stat.ephemeralOwner), self._answer(listed)
+
+    def _look_again(self, place: Place) -> list[str]:
+        """List the queue and prove, by a quorum request in the same round trip, that our session stands."""
+        client = self._session.client
+        sent_at = time.monotonic()
+        proof = client.transaction()
+        proof.check(place.path, -1)
+        proven = proof.commit_async()
+        listed = client.get_children_async(self._request.node)
+        for result in self._answer(proven):
+            if isinstance(result, Exception):
+                raise result
+        self._session.prove(sent_at, place.session_id)
+        children: list[str] = self._answer(listed)
+        return children
 
     def _find(self, children: list[str], session_id: int) -> Place | None:
         for contender in parse_queue(children):
@@ -349,15 +360,6 @@ class Attempt:
         # A cancellation since it was last looked at has been cleared above.
         self._raise_if_cancelled()
         return self._wake.wait(self._deadline.remaining())
-
-    def _confirm(self, place: Place, sent_at: float) -> Place:
-        recent = time.monotonic() - KEEPALIVE_FRACTION * self._session.granted_seconds
-        if sent_at > recent:
-            return place
-        sent_at = time.monotonic()
-        self._answer(self._session.client.set_async(place.path, self._request.data(acquired_at=time.time())))
-        self._session.prove(sent_at, place.session_id)
-        return replace(place, announced=True)
 
     def _raise_if_cancelled(self) -> None:
         if self._request.cancelled.is_set():

@@ -1,0 +1,248 @@
+"""How fast is the lock, beside kazoo's own ``Lock`` and Curator's ``InterProcessMutex``, in one run.
+
+Uncontended: acquire + release by one client, in short rounds that take turns, so that a noisy machine is noisy for all.
+Requests are counted by the server. Contended: many processes queue behind a holder, which then leaves;
+hand-off is the time from just before a release to the moment at which the next one holds; watches that fired are
+counted by the server too. One real ZooKeeper on this machine, from PySpark's jars; ``--servers 3`` for an ensemble.
+
+    python benchmarks/lock.py [--rounds 20] [--per-round 100] [--waiters 50] [--servers 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kazoo.client import KazooClient
+
+from lock_manager import TableResource, ZookeeperLockManager
+from lock_manager.local import EmbeddedZooKeeper, find_java, find_spark_jars
+
+TABLE = "s3://bench/table"
+KAZOO_PATH = "/bench/kazoo"
+SERVER_COUNTERS = ("zk_packets_received", "zk_sum_node_deleted_watch_count", "zk_sum_node_children_watch_count")
+
+
+def percentile(values: list[float], fraction: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
+
+
+def counters(zookeeper: EmbeddedZooKeeper) -> dict[str, float]:
+    total = dict.fromkeys(SERVER_COUNTERS, 0.0)
+    for server in zookeeper.servers:
+        for line in server.command(b"mntr").decode().splitlines():
+            name, _, value = line.partition("\t")
+            if name in total:
+                total[name] += float(value)
+    return total
+
+
+# -- uncontended -----------------------------------------------------------------------------------------------------
+
+
+def timed(cycle: Callable[[], object]) -> Callable[[int], list[float]]:
+    def run(count: int) -> list[float]:
+        seconds = []
+        for _ in range(count):
+            started = time.perf_counter()
+            cycle()
+            seconds.append(time.perf_counter() - started)
+        return seconds
+
+    return run
+
+
+def start_curator(hosts: str) -> tuple[subprocess.Popen[str], Callable[[int], list[float]]]:
+    process = subprocess.Popen(
+        [find_java(), "-cp", f"{find_spark_jars()}/*", str(Path(__file__).with_name("CuratorBench.java")), hosts],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    if process.stdout is None or process.stdin is None or process.stdout.readline().strip() != "ready":
+        sys.exit("Curator did not start")
+    orders, answers = process.stdin, process.stdout
+
+    def run(count: int) -> list[float]:
+        orders.write(f"{count}\n")
+        orders.flush()
+        return [int(nanoseconds) / 1e9 for nanoseconds in answers.readline().split()]
+
+    return process, run
+
+
+def uncontended(zookeeper: EmbeddedZooKeeper, rounds: int, per_round: int) -> list[dict[str, Any]]:
+    client = KazooClient(zookeeper.hosts)
+    client.start()
+    kazoo_lock = client.Lock(KAZOO_PATH)
+    curator, run_curator = start_curator(zookeeper.hosts)
+
+    def kazoo_cycle() -> None:
+        kazoo_lock.acquire()
+        kazoo_lock.release()
+
+    with ZookeeperLockManager(zookeeper.hosts) as manager:
+        contestants = {
+            "sluice": timed(lambda: manager.acquire(TABLE).release()),
+            "kazoo Lock": timed(kazoo_cycle),
+            "Curator InterProcessMutex": run_curator,
+        }
+        seconds: dict[str, list[float]] = {name: [] for name in contestants}
+        requests = dict.fromkeys(contestants, 0.0)
+        for run in contestants.values():
+            run(max(300, 3 * per_round))  # warm-up, the JVM's above all
+        for _ in range(rounds):
+            for name, run in contestants.items():
+                before = counters(zookeeper)["zk_packets_received"]
+                seconds[name] += run(per_round)
+                requests[name] += counters(zookeeper)["zk_packets_received"] - before - 1  # the question itself
+    curator.communicate()
+    client.stop()
+    client.close()
+    return [
+        {
+            "lock": name,
+            "cycles": len(values),
+            "p50_ms": 1e3 * statistics.median(values),
+            "p99_ms": 1e3 * percentile(values, 0.99),
+            "requests_per_cycle": requests[name] / len(values),
+        }
+        for name, values in seconds.items()
+    ]
+
+
+# -- contended -------------------------------------------------------------------------------------------------------
+
+
+def waiter(kind: str, hosts: str) -> None:
+    """Queue once for each line of standard input; tell sequence, when it held, and when it began to release."""
+    report: Callable[..., None] = lambda *values: print(*values, flush=True)  # noqa: E731
+    if kind == "sluice":
+        manager = ZookeeperLockManager(hosts, timeout_seconds=300)
+        manager.connect()
+    else:
+        client = KazooClient(hosts)
+        client.start()
+    report("ready")
+    for _ in sys.stdin:
+        if kind == "sluice":
+            hold = manager.acquire(TABLE)
+            held_at = time.monotonic()
+            order = hold.token
+            released_at = time.monotonic()
+            hold.release()
+        else:
+            lock = client.Lock(KAZOO_PATH)
+            lock.acquire()
+            held_at = time.monotonic()
+            order = int(lock.node[-10:])
+            released_at = time.monotonic()
+            lock.release()
+        report(order, held_at, released_at)
+
+
+def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int) -> dict[str, Any]:
+    """Rounds of: hold, let everybody queue, release, and see them through."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, "--waiter", kind, zookeeper.hosts],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(waiters)
+    ]
+    handoffs: list[float] = []
+    fired = 0.0
+    in_order = True
+    with ZookeeperLockManager(zookeeper.hosts) as manager:
+        look = KazooClient(zookeeper.hosts)
+        look.start()
+        node = KAZOO_PATH if kind != "sluice" else TableResource.of(TABLE).znode(manager.settings.lock_root)
+        for process in processes:
+            process.stdout.readline()
+        for _ in range(rounds):
+            first = manager.acquire(TABLE) if kind == "sluice" else look.Lock(KAZOO_PATH)
+            if kind != "sluice":
+                first.acquire()
+            for process in processes:
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            while len(look.get_children(node)) <= waiters:
+                time.sleep(0.05)
+            time.sleep(0.5)  # the last ones have still to set their watch
+            before = counters(zookeeper)
+            released_at = time.monotonic()
+            first.release()
+            rows = sorted(tuple(map(float, process.stdout.readline().split())) for process in processes)
+            after = counters(zookeeper)
+            fired += sum(after[name] - before[name] for name in SERVER_COUNTERS[1:])
+            in_order &= [row[1] for row in rows] == sorted(row[1] for row in rows)
+            for _, held_at, next_released_at in rows:
+                handoffs.append(held_at - released_at)
+                released_at = next_released_at
+        look.stop()
+        look.close()
+    for process in processes:
+        process.communicate()
+    return {
+        "lock": kind,
+        "waiting_processes": waiters,
+        "handoffs": len(handoffs),
+        "handoff_p50_ms": 1e3 * statistics.median(handoffs),
+        "handoff_p99_ms": 1e3 * percentile(handoffs, 0.99),
+        "watches_fired_per_release": fired / len(handoffs),
+        "first_come_first_served": in_order,
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0])
+    cells = [names] + [
+        [f"{row[name]:.2f}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    for number, line in enumerate(cells):
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
+        if number == 0:
+            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20, help="uncontended rounds (default 20)")
+    parser.add_argument("--per-round", type=int, default=100, help="acquire + release per round (default 100)")
+    parser.add_argument("--waiters", type=int, default=50, help="queued processes (default 50)")
+    parser.add_argument("--contended-rounds", type=int, default=5, help="times that the queue is drained (default 5)")
+    parser.add_argument("--servers", type=int, default=1, choices=(1, 3), help="ZooKeeper servers (default 1)")
+    parser.add_argument("--output", type=Path, default=Path("build/bench/lock.json"))
+    parser.add_argument("--waiter", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.waiter:
+        waiter(*options.waiter)
+        return
+    with EmbeddedZooKeeper(options.servers) as zookeeper:
+        free = uncontended(zookeeper, options.rounds, options.per_round)
+        print_table(free)
+        queued = [
+            contended(zookeeper, kind, options.waiters, options.contended_rounds) for kind in ("sluice", "kazoo Lock")
+        ]
+        print_table(queued)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    about = {"python": platform.python_version(), "cpus": os.cpu_count(), "zookeeper_servers": options.servers}
+    options.output.write_text(json.dumps({"about": about, "uncontended": free, "contended": queued}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
