@@ -7,14 +7,16 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from kazoo.exceptions import KazooException, NoNodeError
 
-from lock_manager.errors import ClosedError, EnsembleUnavailableError, LockLostError, LockNotHeldError
-from lock_manager.queue_lock import Janitor, Place, Request
+from lock_manager.errors import EnsembleUnavailableError, LockLostError, LockNotHeldError
+from lock_manager.janitor import Janitor
+from lock_manager.keeper import ANNOUNCE_SECONDS, Keeper
+from lock_manager.queue_lock import Place, Request
 from lock_manager.session import (
     KEEPALIVE_FRACTION,
     NO_ANSWER,
@@ -24,17 +26,30 @@ from lock_manager.session import (
     Session,
     SessionState,
 )
+from lock_manager.shield import Shield
 
 log = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 10.0
 """How long a release waits for its answer; then the contender is removed in the background or ends with its session."""
 
-ANNOUNCE_SECONDS = 1.0
-"""A hold longer than this tells in its contender's data since when it holds; shorter ones are spared the request."""
 
+@dataclass(frozen=True)
+class Crew:
+    """Who works for a hold.
 
-IDLE_SECONDS = 10.0
+    Attributes:
+        keeper: asks the ensemble about it.
+        janitor: removes its contender when the release got no answer.
+        shield: keeps signal handlers out of its requests.
+        forget: strikes it from its manager's list.
+
+    """
+
+    keeper: Keeper
+    janitor: Janitor
+    shield: Shield
+    forget: Callable[[HeldLock], None]
 
 
 class HeldLock:
@@ -60,14 +75,13 @@ class HeldLock:
     def __init__(
         self,
         session: Session,
-        janitor: Janitor,
-        keeper: Keeper,
         request: Request,
         place: Place,
         *,
         key: str,
         waited_seconds: float,
-        forget: Callable[[HeldLock], None],
+        thread: threading.Thread,
+        crew: Crew,
     ) -> None:
         self.hold_id = uuid.uuid4().hex
         self.resource = request.uri
@@ -78,20 +92,18 @@ class HeldLock:
         self.requested_at = self.acquired_at - waited_seconds
         self.waited_seconds = waited_seconds
         self.released_at: float | None = None
-        self.thread = threading.current_thread()
+        self.thread = thread
         self._session = session
-        self._janitor = janitor
-        self._keeper = keeper
         self._request = request
         self._place = place
-        self._forget = forget
+        self._crew = crew
         self._lock = threading.Lock()
         self._announced = False
         self._loss: str | None = None
         self._callbacks: list[Callable[[HeldLock], None]] = []
         self._versions: list[int] = []
         self._checked_at = time.monotonic()
-        keeper.add(self)
+        crew.keeper.add(self)
 
     @property
     def token(self) -> int:
@@ -141,11 +153,15 @@ class HeldLock:
             ClosedError: the manager was closed, or belongs to the parent of a fork.
 
         """
+        self._raise_if_over()
+        self._session.check_usable()
         bound = VALID_FRACTION * self._session.granted_seconds
         deadline = Deadline(bound if timeout_seconds is None else min(timeout_seconds, bound))
+        self._crew.shield.run(lambda: self._check(deadline))
+
+    def _check(self, deadline: Deadline) -> None:
         while True:
             self._raise_if_over()
-            self._session.check_usable()
             sent_at = time.monotonic()
             try:
                 outcome = self._session.wait(self.ask(), deadline)
@@ -192,13 +208,16 @@ class HeldLock:
 
         """
         self._session.check_usable()
+        self._crew.shield.run(self._release)
+
+    def _release(self) -> None:
         with self._lock:
             if self.released_at is not None:
                 raise LockNotHeldError(f"the lock on {self.resource} was released already", resource=self.resource)
             stood = self._loss is None and time.monotonic() < self._session.valid_until(self._place.session_id)
             self.released_at = time.time()
-        self._keeper.remove(self)
-        self._forget(self)
+        self._crew.keeper.remove(self)
+        self._crew.forget(self)
         try:
             lost = self._loss or self._delete(stood=stood)
         except BaseException:
@@ -254,7 +273,7 @@ class HeldLock:
                 return None
 
     def _give_up(self, wait_seconds: float) -> None:
-        self._janitor.discard(self._request.node, self._place.contender.name, wait_seconds)
+        self._crew.janitor.discard(self._request.node, self._place.contender.name, wait_seconds)
 
     # -- for the keeper ------------------------------------------------------------------------------------------
 
@@ -304,7 +323,7 @@ class HeldLock:
         with self._lock:
             if self.released_at is None:
                 self.released_at = time.time()
-        self._keeper.remove(self)
+        self._crew.keeper.remove(self)
 
     def _lose(self, reason: str) -> None:
         with self._lock:
@@ -312,7 +331,7 @@ class HeldLock:
                 return
             self._loss = reason
             callbacks, self._callbacks = self._callbacks, []
-        self._keeper.remove(self)
+        self._crew.keeper.remove(self)
         log.error("lock on %s was lost: %s", self.resource, reason)
         for callback in callbacks:
             self._session.notify(lambda callback=callback: callback(self))  # type: ignore[misc]
@@ -330,74 +349,3 @@ class HeldLock:
             reason=self._loss or "",
             versions=tuple(self._versions),
         )
-
-
-class Keeper:
-    """Asks the ensemble about every hold, often enough that :meth:`HeldLock.is_valid` stays true while it should."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._holds: set[HeldLock] = set()
-        self._wakes_at = float("inf")
-        self._added_at = float("-inf")
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def add(self, hold: HeldLock) -> None:
-        """Look after ``hold``."""
-        with self._changed:
-            self._holds.add(hold)
-            self._added_at = time.monotonic()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sluice-keeper", daemon=True)
-                self._session.add_waker(self._wake)
-                self._thread.start()
-            elif hold.due_at() < self._wakes_at:
-                self._changed.notify()
-
-    def remove(self, hold: HeldLock) -> None:
-        """Look after it no more."""
-        with self._changed:
-            self._holds.discard(hold)
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while not self._session.closed:
-            with self._changed:
-                if self._session.closed:
-                    return
-                pause = self._pause()
-                self._wakes_at = float("inf") if pause is None else time.monotonic() + pause
-                self._changed.wait(pause)
-                holds = list(self._holds)
-            for hold in holds:
-                hold.look_at_clock()
-            if self._session.state is SessionState.CONNECTED:
-                self._ask([hold for hold in holds if hold.lost is None and hold.due_at() <= time.monotonic()])
-
-    def _pause(self) -> float | None:
-        """Seconds until there is something to do; None while nothing is held, nor was of late."""
-        if not self._holds:
-            # Waking this thread for each of many short holds would cost them a fifth of their time.
-            return ANNOUNCE_SECONDS if time.monotonic() < self._added_at + IDLE_SECONDS else None
-        if self._session.state is not SessionState.CONNECTED:
-            # Nobody can be asked; a change of state wakes this thread, and the clock has to be looked at.
-            return KEEPALIVE_FRACTION * self._session.granted_seconds
-        return max(0.0, min(hold.due_at() for hold in self._holds) - time.monotonic())
-
-    def _ask(self, holds: list[HeldLock]) -> None:
-        asked: list[tuple[HeldLock, float, Any]] = []
-        with suppress(ClosedError):  # in the meantime
-            asked.extend((hold, time.monotonic(), hold.ask(announce=True)) for hold in holds)
-        deadline = Deadline(KEEPALIVE_FRACTION * self._session.granted_seconds)
-        for hold, sent_at, result in asked:
-            try:
-                outcome = self._session.wait(result, deadline)
-            except NO_ANSWER:
-                continue
-            except KazooException as error:
-                outcome = error
-            hold.learn(outcome, sent_at)

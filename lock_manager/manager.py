@@ -17,12 +17,15 @@ from lock_manager.errors import (
     LockNotHeldError,
     LockOrderError,
 )
-from lock_manager.held import HeldLock, Keeper
+from lock_manager.held import Crew, HeldLock
 from lock_manager.inspect import QueueEntry, read_queue
-from lock_manager.queue_lock import Attempt, Janitor, Request
+from lock_manager.janitor import Janitor
+from lock_manager.keeper import Keeper
+from lock_manager.queue_lock import Attempt, Request
 from lock_manager.resources import TableResource
 from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 from lock_manager.settings import LockSettings
+from lock_manager.shield import Shield
 
 CONNECT_SECONDS = 15.0
 
@@ -76,6 +79,7 @@ class ZookeeperLockManager:
             zk_hosts, **{name: value for name, value in given.items() if value is not None}
         )
         self._session = Session(self.settings)
+        self._shield = Shield()
         self._keeper = Keeper(self._session)
         self._janitor = Janitor(self._session)
         self._lock = threading.Lock()
@@ -98,7 +102,8 @@ class ZookeeperLockManager:
             ClosedError: closed, or carried over by a fork.
 
         """
-        self._session.ready(Deadline(timeout_seconds))
+        self._session.check_usable()
+        self._shield.run(lambda: self._session.ready(Deadline(timeout_seconds)))
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Have ``listener`` called with every new state of the session, in order; it may block and use the manager."""
@@ -119,7 +124,7 @@ class ZookeeperLockManager:
             attempt.wake()
         for hold in holds:
             hold.close()
-        self._session.close()
+        self._shield.run(self._session.close)
 
     def __enter__(self) -> Self:
         return self
@@ -170,20 +175,40 @@ class ZookeeperLockManager:
             cancelled=threading.Event(),
         )
         attempt = Attempt(self._session, request, deadline)
+        thread = threading.current_thread()
+
+        def cancel() -> None:
+            request.cancelled.set()
+            attempt.wake()
+
+        return self._shield.run(
+            lambda: self._attempt(request, attempt, table.key, deadline, thread),
+            interrupted=cancel,
+            undo=HeldLock.release,
+        )
+
+    def _attempt(
+        self, request: Request, attempt: Attempt, key: str, deadline: Deadline, thread: threading.Thread
+    ) -> HeldLock:
         with self._lock:
             self._attempts.append((request, attempt))
         try:
             place = attempt.run()
             hold = HeldLock(
-                self._session, self._janitor, self._keeper, request, place,
-                key=table.key, waited_seconds=deadline.elapsed(), forget=self._forget,
-            )  # fmt: skip
+                self._session,
+                request,
+                place,
+                key=key,
+                waited_seconds=deadline.elapsed(),
+                thread=thread,
+                crew=Crew(self._keeper, self._janitor, self._shield, self._forget),
+            )
             with self._lock:
                 self._holds.append(hold)
         except BaseException as error:
             attempt.abandon(self._janitor)
             if isinstance(error, ClosedError) and request.cancelled.is_set():
-                raise LockCancelledError(resource=table.uri) from None
+                raise LockCancelledError(resource=request.uri) from None
             raise
         finally:
             with self._lock:
@@ -233,15 +258,9 @@ class ZookeeperLockManager:
             ClosedError: closed, or carried over by a fork.
 
         """
-        table, deadline = TableResource.of(resource), Deadline(timeout_seconds)
-        while True:
-            try:
-                return read_queue(self._session, table.znode(self.settings.lock_root), deadline)
-            except NO_ANSWER + SESSION_GONE:
-                if deadline.remaining() == 0:
-                    raise EnsembleUnavailableError(
-                        self.settings.zk_hosts, deadline.elapsed(), "reading a queue"
-                    ) from None
+        node = TableResource.of(resource).znode(self.settings.lock_root)
+        self._session.check_usable()
+        return self._shield.run(lambda: self._read_queue(node, Deadline(timeout_seconds)))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -272,6 +291,16 @@ class ZookeeperLockManager:
                     f"other way round: acquire {table.uri} first (tables in the order of their URIs)",
                     resource=table.uri,
                 )
+
+    def _read_queue(self, node: str, deadline: Deadline) -> list[QueueEntry]:
+        while True:
+            try:
+                return read_queue(self._session, node, deadline)
+            except NO_ANSWER + SESSION_GONE:
+                if deadline.remaining() == 0:
+                    raise EnsembleUnavailableError(
+                        self.settings.zk_hosts, deadline.elapsed(), "reading a queue"
+                    ) from None
 
     def _forget(self, hold: HeldLock) -> None:
         with self._lock:

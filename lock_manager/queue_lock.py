@@ -12,7 +12,7 @@ Source: ZooKeeper's recipe page ("Shared Locks"), with what it leaves open:
 * After a lost reply to ``create`` the contender is looked for, after a ``sync`` (another server may lag behind the
   one that took the request), by its UUID and by ``ephemeralOwner``.
 * Whoever waited proves by a quorum request, before it may go on, that its session still stands.
-* An attempt that fails in any way leaves no contender: see :class:`Janitor`.
+* An attempt that fails in any way leaves no contender: see :mod:`lock_manager.janitor`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from typing import Any
 
 from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
 
-from lock_manager.errors import ClosedError, EnsembleUnavailableError, LockCancelledError, LockTimeoutError
+from lock_manager.errors import EnsembleUnavailableError, LockCancelledError, LockTimeoutError
+from lock_manager.janitor import ABANDON_SECONDS, Janitor
 from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 
 log = logging.getLogger(__name__)
@@ -42,13 +43,8 @@ _NAME = re.compile(rf"({EXCLUSIVE_MARK}|{SHARED_MARK})(-?\d+)$")
 TRY_SECONDS = 15.0
 """How long a try-lock (time-out 0) may take to connect and to ask; it never waits in the queue."""
 
-ABANDON_SECONDS = 2.0
-"""How long a failed acquire waits for its contender to be gone before it leaves the rest to the janitor."""
-
 EXPLAIN_SECONDS = 1.0
 """How long a time-out may take beyond its deadline to find out who is ahead, for its message."""
-
-RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, order=True)
@@ -122,76 +118,6 @@ class Request:
     def data(self, **since: float) -> bytes:
         """Return what the contender's znode holds: who it is and, once it holds, ``acquired_at``."""
         return json.dumps({**self.identity, **since}).encode()
-
-
-class Janitor:
-    """Removes contenders that nobody wants any more, for as long as it takes.
-
-    Given up to it by the attempt that failed, at once and without waiting for an answer; a background thread then
-    deletes them, again after every reconnection, until the ensemble says that they are gone or their session is.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._wanted: dict[str, tuple[str, threading.Event]] = {}
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
-
-    def discard(self, node: str, prefix: str, wait_seconds: float) -> bool:
-        """Remove every child of ``node`` whose name starts with ``prefix``; tell whether it was done in time."""
-        done = threading.Event()
-        with self._changed:
-            self._wanted[prefix] = (node, done)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sluice-janitor", daemon=True)
-                self._session.add_waker(self._wake)
-                self._thread.start()
-            self._changed.notify()
-        return done.wait(wait_seconds)
-
-    def _wake(self) -> None:
-        # Called in kazoo's thread. The condition is never held across a request, so this does not wait for one.
-        with self._changed:
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while not self._session.closed:
-            with self._changed:
-                wanted = dict(self._wanted)
-            for prefix, (node, done) in wanted.items():
-                try:
-                    gone = self._remove(node, prefix)
-                except Exception:  # whatever it was, the others' contenders must still go
-                    log.exception("could not remove the contender %s of %s", prefix, node)
-                    gone = False
-                if gone:
-                    with self._changed:
-                        self._wanted.pop(prefix, None)
-                    done.set()
-            with self._changed:
-                if not self._session.closed:
-                    # What did not answer is asked again when the state changes, or soon.
-                    self._changed.wait(RETRY_SECONDS if self._wanted else None)
-        with self._changed:
-            for _, done in self._wanted.values():
-                done.set()
-
-    def _remove(self, node: str, prefix: str) -> bool:
-        deadline = Deadline(ABANDON_SECONDS)
-        try:
-            self._session.ready(deadline)
-            client = self._session.client
-            # A create of ours may be known to a server that the one we talk to lags behind.
-            self._session.wait(client.sync_async(node), deadline)
-            for name in self._session.wait(client.get_children_async(node), deadline):
-                if name.startswith(prefix):
-                    with suppress(NoNodeError):
-                        self._session.wait(client.delete_async(f"{node}/{name}"), deadline)
-        except (NoNodeError, ClosedError):
-            return True
-        except (*NO_ANSWER, *SESSION_GONE, EnsembleUnavailableError):
-            return False
-        return True
 
 
 class Attempt:

@@ -3,8 +3,8 @@
 Kazoo does the protocol. What this module adds is what a lock must be able to rely on:
 
 * **Nothing hangs.** Every wait has a deadline; a closed session, and one that belongs to the parent of a fork, raises
-  (kazoo's own calls hang there: kazoo #482, #519). One unreachable server of several does not eat the session's time.
-* **The granted time-out is known.** The server may grant less than was asked; kazoo keeps what was asked.
+  (kazoo's own calls hang there: kazoo #482, #519).
+* **The granted time-out counts.** The server may grant less than was asked.
 * **When the ensemble last vouched for this session** (:attr:`Session.proven_at`). Only an answered *quorum* request
   counts, from the moment *before* it was sent: pings and reads are answered by the one server that we talk to, which
   may be cut off from its leader for a while, and the leader is who expires sessions.
@@ -14,38 +14,33 @@ Kazoo does the protocol. What this module adds is what a lock must be able to re
 from __future__ import annotations
 
 import enum
-import json
 import logging
 import os
 import queue
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from kazoo.client import KazooClient
 from kazoo.exceptions import (
-    BadVersionError,
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
-    NodeExistsError,
-    NoNodeError,
     OperationTimeoutError,
     SessionExpiredError,
     SessionMovedError,
 )
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
-from kazoo.protocol.states import KazooState, KeeperState
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import KazooState
 
-from lock_manager.errors import ClosedError, EnsembleFormatError, EnsembleUnavailableError
+from lock_manager import lock_root
+from lock_manager.client import Client
+from lock_manager.errors import ClosedError, EnsembleUnavailableError
 from lock_manager.settings import LockSettings
 
 log = logging.getLogger(__name__)
 
-LOCK_FORMAT = 1
 VALID_FRACTION = 2 / 3
 """A hold counts as valid for this part of the granted session time-out after the ensemble last vouched for it."""
 
@@ -88,18 +83,6 @@ class Deadline:
         return time.monotonic() - self._start
 
 
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Kazoo's threads, with a bound on one TCP connect: kazoo gives a dead host the whole session time-out."""
-
-    def __init__(self, connect_seconds: float) -> None:
-        super().__init__()
-        self._connect_seconds = connect_seconds
-
-    def create_connection(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        bound = self._connect_seconds if timeout is None else min(timeout, self._connect_seconds)
-        return super().create_connection(*args, timeout=bound, **kwargs)
-
-
 class Session:
     """One kazoo client from its first use to :meth:`close`; thread-safe.
 
@@ -119,7 +102,7 @@ class Session:
         self.ensemble_id: str | None = None
         self.proven_at = float("-inf")
         self._granted_seconds: float | None = None
-        self._client: KazooClient | None = None
+        self._client: Client | None = None
         self._state = SessionState.NEW
         self._pid = os.getpid()
         self._lock = threading.RLock()
@@ -143,7 +126,7 @@ class Session:
         return self._state is SessionState.CLOSED
 
     @property
-    def client(self) -> KazooClient:
+    def client(self) -> Client:
         """The kazoo client; only to be used between :meth:`ready` and the end of the request."""
         self.check_usable()
         if self._client is None:
@@ -213,7 +196,7 @@ class Session:
             if self._root_checked_for == session_id:
                 return session_id
             try:
-                self._check_root(deadline)
+                self._know_ensemble(lock_root.ensemble_id(self, deadline))
             except NO_ANSWER + SESSION_GONE:
                 if deadline.remaining() == 0:
                     raise EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed()) from None
@@ -233,64 +216,15 @@ class Session:
                 self.check_usable()
 
     def _start(self) -> None:
-        seconds = self.settings.session_timeout_seconds
-        hosts = self.settings.zk_hosts.partition("/")[0].count(",") + 1
-        client = KazooClient(
-            hosts=self.settings.zk_hosts,
-            timeout=seconds,
-            handler=_Handler(connect_seconds=max(0.5, seconds / (3 * hosts))),
-            # Kazoo would wait up to a minute between attempts: longer than most sessions live.
-            connection_retry={
-                "max_tries": -1,
-                "delay": 0.05,
-                "backoff": 2,
-                "max_delay": min(1.0, seconds / 6),
-            },
-        )
-        self._learn_granted_timeout(client)
+        client = Client(self.settings.zk_hosts, self.settings.session_timeout_seconds, self._on_granted)
         client.add_listener(self._on_state)
         client.start_async()
         self._client = client
 
-    def _learn_granted_timeout(self, client: KazooClient) -> None:
-        # The granted time-out is a local variable of kazoo's ConnectionHandler._connect; the reply passes here.
-        connection = client._connection  # noqa: SLF001
-        invoke = connection._invoke  # noqa: SLF001
+    def _on_granted(self, seconds: float) -> None:
+        self._granted_seconds = seconds
 
-        def invoke_and_learn(*args: Any, **kwargs: Any) -> Any:
-            reply = invoke(*args, **kwargs)
-            if isinstance(reply, tuple) and (granted := getattr(reply[0], "time_out", 0)) > 0:
-                self._granted_seconds = granted / 1000
-            return reply
-
-        connection._invoke = invoke_and_learn  # noqa: SLF001
-
-    def _check_root(self, deadline: Deadline) -> None:
-        root = self.settings.lock_root
-        fresh = json.dumps({"format": LOCK_FORMAT, "ensemble": str(uuid.uuid4())}).encode()
-        while True:
-            try:
-                data, stat = self.wait(self.client.get_async(root), deadline)
-            except NoNodeError:
-                with suppress(NodeExistsError):
-                    self.wait(self.client.create_async(root, fresh, makepath=True), deadline)
-                continue
-            if data:
-                break
-            # Made by a program that uses kazoo's own locks below the same root: ours to describe.
-            with suppress(BadVersionError, NoNodeError):
-                self.wait(self.client.set_async(root, fresh, version=stat.version), deadline)
-        try:
-            described = json.loads(data)
-            found, ensemble = described["format"], str(described["ensemble"])
-        except (ValueError, KeyError, TypeError):
-            raise EnsembleFormatError(
-                f"znode {root} holds {data[:80]!r}, which is no lock root of this tool: use another lock_root"
-            ) from None
-        if found != LOCK_FORMAT:
-            raise EnsembleFormatError(
-                f"znode {root} has lock format {found!r}; this release knows {LOCK_FORMAT}: use the one that made it"
-            )
+    def _know_ensemble(self, ensemble: str) -> None:
         if self.ensemble_id not in (None, ensemble):
             log.warning("the ensemble at %s was rebuilt: its id changed to %s", self.settings.zk_hosts, ensemble)
         self.ensemble_id = ensemble
@@ -306,25 +240,7 @@ class Session:
             KazooException: what the ensemble said; :data:`NO_ANSWER` when it said nothing.
 
         """
-        try:
-            return result.get(timeout=deadline.remaining())
-        except ConnectionClosedError:
-            if self._swallowed_interrupt():
-                raise KeyboardInterrupt from None
-            raise
-
-    def _swallowed_interrupt(self) -> bool:
-        """Tell whether a "closed" connection that is not closed hides a Ctrl-C.
-
-        While kazoo wakes its connection thread, a bare ``except`` takes whatever a signal handler raises in the main
-        thread for a closed connection (``KazooClient._call``).
-        """
-        client = self._client
-        return (
-            threading.current_thread() is threading.main_thread()
-            and client is not None
-            and client.client_state != KeeperState.CLOSED
-        )
+        return result.get(timeout=deadline.remaining())
 
     # -- state changes -------------------------------------------------------------------------------------------
 
@@ -372,14 +288,18 @@ class Session:
                 session_id = self._client.client_id[0]
                 if session_id != self.session_id:
                     self.session_id, self.proven_at = session_id, float("-inf")
-            self._announce(self._state)
+            state = self._state
+        self._announce(state)
 
     def _announce(self, state: SessionState) -> None:
         log.info("ZooKeeper session %s: %s", f"{self.session_id or 0:#x}", state.value)
-        self._changed.notify_all()
-        for wake in list(self._wakers):
+        with self._lock:
+            self._changed.notify_all()
+            wakers, listeners = list(self._wakers), list(self._listeners)
+        # Without our lock: a waker takes its own, whose owner may be waiting for ours.
+        for wake in wakers:
             wake()
-        for listener in self._listeners:
+        for listener in listeners:
             self.notify(lambda listener=listener: listener(state))  # type: ignore[misc]
 
     # -- the end -------------------------------------------------------------------------------------------------
@@ -396,8 +316,8 @@ class Session:
                 return
             self._state = SessionState.CLOSED
             client, self._client = self._client, None
-            self._announce(SessionState.CLOSED)
-            self._notices.put(None)
+        self._announce(SessionState.CLOSED)
+        self._notices.put(None)
         if client is None:
             return
 

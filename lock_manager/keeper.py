@@ -1,0 +1,93 @@
+"""The thread that asks the ensemble about every hold, for as long as anything is held."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import KazooException
+
+from lock_manager.errors import ClosedError
+from lock_manager.session import KEEPALIVE_FRACTION, NO_ANSWER, Deadline, Session, SessionState
+
+if TYPE_CHECKING:
+    from lock_manager.held import HeldLock
+
+ANNOUNCE_SECONDS = 1.0
+"""A hold longer than this tells in its contender's data since when it holds; shorter ones are spared the request."""
+
+IDLE_SECONDS = 10.0
+"""How long after the last hold the thread goes on waking by itself, before it sleeps until it is woken."""
+
+
+class Keeper:
+    """Asks the ensemble about every hold, often enough that :meth:`HeldLock.is_valid` stays true while it should."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._holds: set[HeldLock] = set()
+        self._wakes_at = float("inf")
+        self._added_at = float("-inf")
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+
+    def add(self, hold: HeldLock) -> None:
+        """Look after ``hold``."""
+        with self._changed:
+            self._holds.add(hold)
+            self._added_at = time.monotonic()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sluice-keeper", daemon=True)
+                self._session.add_waker(self._wake)
+                self._thread.start()
+            elif hold.due_at() < self._wakes_at:
+                self._changed.notify()
+
+    def remove(self, hold: HeldLock) -> None:
+        """Look after it no more."""
+        with self._changed:
+            self._holds.discard(hold)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while not self._session.closed:
+            with self._changed:
+                if self._session.closed:
+                    return
+                pause = self._pause()
+                self._wakes_at = float("inf") if pause is None else time.monotonic() + pause
+                self._changed.wait(pause)
+                holds = list(self._holds)
+            for hold in holds:
+                hold.look_at_clock()
+            if self._session.state is SessionState.CONNECTED:
+                self._ask([hold for hold in holds if hold.lost is None and hold.due_at() <= time.monotonic()])
+
+    def _pause(self) -> float | None:
+        """Seconds until there is something to do; None while nothing is held, nor was of late."""
+        if not self._holds:
+            # Waking this thread for each of many short holds would cost them a fifth of their time.
+            return ANNOUNCE_SECONDS if time.monotonic() < self._added_at + IDLE_SECONDS else None
+        if self._session.state is not SessionState.CONNECTED:
+            # Nobody can be asked; a change of state wakes this thread, and the clock has to be looked at.
+            return KEEPALIVE_FRACTION * self._session.granted_seconds
+        return max(0.0, min(hold.due_at() for hold in self._holds) - time.monotonic())
+
+    def _ask(self, holds: list[HeldLock]) -> None:
+        asked: list[tuple[HeldLock, float, Any]] = []
+        with suppress(ClosedError):  # in the meantime
+            asked.extend((hold, time.monotonic(), hold.ask(announce=True)) for hold in holds)
+        deadline = Deadline(KEEPALIVE_FRACTION * self._session.granted_seconds)
+        for hold, sent_at, result in asked:
+            try:
+                outcome = self._session.wait(result, deadline)
+            except NO_ANSWER:
+                continue
+            except KazooException as error:
+                outcome = error
+            hold.learn(outcome, sent_at)

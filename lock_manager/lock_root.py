@@ -1,0 +1,58 @@
+"""The znode below which tables are locked: which format its queues have, and which ensemble this is."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from lock_manager.errors import EnsembleFormatError
+
+if TYPE_CHECKING:
+    from lock_manager.session import Deadline, Session
+
+LOCK_FORMAT = 1
+
+
+def ensemble_id(session: Session, deadline: Deadline) -> str:
+    """Return the UUID of the ensemble, kept at the lock root; make the root if it is not there.
+
+    Other programs may speak to the same ensemble in another release, so the root says ``{"format": 1}``.
+
+    Raises:
+        EnsembleFormatError: the root was written by a release that this one does not know, or by something else.
+        KazooException: the ensemble did not answer, see ``session.NO_ANSWER``.
+
+    """
+    root = session.settings.lock_root
+    fresh = json.dumps({"format": LOCK_FORMAT, "ensemble": str(uuid.uuid4())}).encode()
+    while True:
+        try:
+            data, stat = session.wait(session.client.get_async(root), deadline)
+        except NoNodeError:
+            with suppress(NodeExistsError):
+                session.wait(session.client.create_async(root, fresh, makepath=True), deadline)
+            continue
+        if data:
+            return _parsed(root, data)
+        # Made by a program that uses kazoo's own locks below the same root: ours to describe.
+        with suppress(BadVersionError, NoNodeError):
+            session.wait(session.client.set_async(root, fresh, version=stat.version), deadline)
+
+
+def _parsed(root: str, data: bytes) -> str:
+    try:
+        described = json.loads(data)
+        found, ensemble = described["format"], str(described["ensemble"])
+    except (ValueError, KeyError, TypeError):
+        raise EnsembleFormatError(
+            f"znode {root} holds {data[:80]!r}, which is no lock root of this tool: use another lock_root"
+        ) from None
+    if found != LOCK_FORMAT:
+        raise EnsembleFormatError(
+            f"znode {root} has lock format {found!r}; this release knows {LOCK_FORMAT}: use the one that made it"
+        )
+    return ensemble
