@@ -152,7 +152,7 @@ def waiter(kind: str, hosts: str) -> None:
 
 
 def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int) -> dict[str, Any]:
-    """Rounds of: hold, let everybody queue, release, and see them through."""
+    """Hold, let everybody queue, release, see them through; some rounds of it."""
     processes = [
         subprocess.Popen(
             [sys.executable, __file__, "--waiter", kind, zookeeper.hosts],
