@@ -6,6 +6,7 @@ Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`: the tr
 from lock_manager.errors import (
     ClosedError,
     EnsembleFormatError,
+    EnsembleRefusedError,
     EnsembleUnavailableError,
     LocalServerError,
     LockCancelledError,
@@ -28,6 +29,7 @@ from lock_manager.settings import LockSettings
 __all__ = [
     "ClosedError",
     "EnsembleFormatError",
+    "EnsembleRefusedError",
     "EnsembleUnavailableError",
     "HeldLock",
     "LocalServerError",

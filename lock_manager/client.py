@@ -62,3 +62,9 @@ class Client(KazooClient):  # type: ignore[misc]
             return reply
 
         self._connection._invoke = invoke_and_tell  # noqa: SLF001
+
+    @property
+    def dead(self) -> bool:
+        """Whether kazoo's connection thread has ended, by an error of its own: nothing will ever answer again."""
+        thread = self._connection._connection_routine  # noqa: SLF001
+        return thread is not None and not thread.is_alive()

@@ -6,6 +6,7 @@
     ├── ResourceError (ValueError)                 a table's name that is no usable URI or path
     ├── SettingsError (ValueError)                 a setting outside its range, a malformed host list
     ├── EnsembleUnavailableError (ConnectionError) no answer from ZooKeeper in time
+    ├── EnsembleRefusedError (PermissionError)     ZooKeeper answered, and said no
     ├── EnsembleFormatError (RuntimeError)         the lock root was written by an unknown release
     ├── LocalServerError (RuntimeError)            the embedded ZooKeeper could not be started
     ├── ClosedError (RuntimeError)                 the manager was closed, or belongs to the parent of a fork
@@ -66,6 +67,24 @@ class EnsembleUnavailableError(SluiceError, ConnectionError):
         self.waited_seconds = waited_seconds
 
 
+class EnsembleRefusedError(SluiceError, PermissionError):
+    """ZooKeeper answered, and refused: most often an ACL that does not let this client read, create or delete.
+
+    Attributes:
+        hosts: the connection string.
+        refusal: name of ZooKeeper's error.
+
+    """
+
+    def __init__(self, hosts: str, refusal: str) -> None:
+        super().__init__(
+            f"ZooKeeper at {hosts} refused a request ({refusal}): a lock needs READ, CREATE, DELETE and WRITE below "
+            "the lock root; look at its ACL and at this client's credentials"
+        )
+        self.hosts = hosts
+        self.refusal = refusal
+
+
 class EnsembleFormatError(SluiceError, RuntimeError):
     """The lock root holds something that this release does not know."""
 
@@ -96,18 +115,20 @@ class LockTimeoutError(LockError, TimeoutError):
 
     Attributes:
         timeout_seconds: the deadline that was given.
-        ahead: how many contenders were still ahead.
+        ahead: how many contenders were still ahead, or None if that could not be read.
         holder: what the first of them says of itself, or None if that could not be read.
 
     """
 
-    def __init__(self, *, resource: str, timeout_seconds: float, ahead: int, holder: dict[str, Any] | None) -> None:
-        who = ""
+    def __init__(
+        self, *, resource: str, timeout_seconds: float, ahead: int | None, holder: dict[str, Any] | None
+    ) -> None:
+        who = "" if ahead is None else f": {ahead} ahead"
         if holder is not None:
             job = f", job {holder['job']}" if holder.get("job") else ""
-            who = f"; first in the queue is {holder.get('host', 'an unknown host')} pid {holder.get('pid', '?')}{job}"
+            who += f"; first in the queue is {holder.get('host', 'an unknown host')} pid {holder.get('pid', '?')}{job}"
         super().__init__(
-            f"lock on {resource} not acquired within {timeout_seconds:g} s: {ahead} ahead{who}. "
+            f"lock on {resource} not acquired within {timeout_seconds:g} s{who}. "
             "Wait longer (timeout_seconds) or look at that job",
             resource=resource,
         )

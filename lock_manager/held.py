@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import NoNodeError
 
-from lock_manager.errors import EnsembleUnavailableError, LockLostError, LockNotHeldError
+from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError, LockLostError, LockNotHeldError
 from lock_manager.janitor import Janitor
 from lock_manager.keeper import ANNOUNCE_SECONDS, Keeper
 from lock_manager.queue_lock import Place, Request
@@ -26,6 +26,7 @@ from lock_manager.session import (
     Session,
     SessionState,
 )
+from lock_manager.settings import check_seconds
 from lock_manager.shield import Shield
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,7 @@ class HeldLock:
         acquired_at: when the lock was had.
         waited_seconds: from one to the other, on the monotonic clock.
         released_at: when the release was asked for; None before.
+        thread: that acquired it, for the rule on nested acquires.
 
     """
 
@@ -98,11 +100,11 @@ class HeldLock:
         self._place = place
         self._crew = crew
         self._lock = threading.Lock()
-        self._announced = False
         self._loss: str | None = None
         self._callbacks: list[Callable[[HeldLock], None]] = []
         self._versions: list[int] = []
         self._checked_at = time.monotonic()
+        self._announce_at = self._checked_at + ANNOUNCE_SECONDS
         crew.keeper.add(self)
 
     @property
@@ -125,12 +127,13 @@ class HeldLock:
     def is_valid(self) -> bool:
         """Tell, without asking anybody, whether the ensemble cannot have given the lock to somebody else yet.
 
-        Conservative: False as soon as the connection is suspended, and from 2/3 of the *granted* session time-out after
-        the last quorum request that was answered was sent. Monotonic time: a suspended machine's clock may stand still,
-        so where it matters ask :meth:`check`.
+        Conservative: False as soon as the connection is suspended, and from 0.4 of the *granted* session time-out
+        after the last quorum request that was answered was sent; see ``session.VALID_FRACTION``. Monotonic time: a
+        suspended machine's clock may stand still, so where it matters ask :meth:`check`.
         """
         return (
-            self._loss is None
+            not self._session.belongs_to_parent
+            and self._loss is None
             and self.released_at is None
             and self._session.state is SessionState.CONNECTED
             and time.monotonic() < self._session.valid_until(self._place.session_id)
@@ -143,18 +146,21 @@ class HeldLock:
         not heard yet that our session is over.
 
         Args:
-            timeout_seconds: to wait for the answer; at most 2/3 of the session time-out, after which an answer would
+            timeout_seconds: to wait for the answer; at most 0.4 of the session time-out, after which an answer would
                 be worth nothing.
 
         Raises:
             LockLostError: it does not stand.
             LockNotHeldError: it was released.
             EnsembleUnavailableError: no answer in time; whether it stands is not known.
+            EnsembleRefusedError: an answer that says neither; likewise.
             ClosedError: the manager was closed, or belongs to the parent of a fork.
 
         """
         self._raise_if_over()
         self._session.check_usable()
+        if timeout_seconds is not None:
+            check_seconds("timeout_seconds", timeout_seconds)
         bound = VALID_FRACTION * self._session.granted_seconds
         deadline = Deadline(bound if timeout_seconds is None else min(timeout_seconds, bound))
         self._crew.shield.run(lambda: self._check(deadline))
@@ -163,8 +169,11 @@ class HeldLock:
         while True:
             self._raise_if_over()
             sent_at = time.monotonic()
+            outcome: object
             try:
                 outcome = self._session.wait(self.ask(), deadline)
+            except SESSION_GONE as error:
+                outcome = error
             except NO_ANSWER:
                 if deadline.remaining() == 0:
                     raise EnsembleUnavailableError(
@@ -172,10 +181,10 @@ class HeldLock:
                     ) from None
                 self._session.wait_for_connection(deadline)
                 continue
-            except KazooException as error:
-                outcome = error
-            self.learn(outcome, sent_at)
+            refusal = self.learn(outcome, sent_at)
             self._raise_if_over()
+            if refusal is not None:
+                raise EnsembleRefusedError(self._session.settings.zk_hosts, refusal)
             return
 
     def on_loss(self, callback: Callable[[HeldLock], None]) -> None:
@@ -187,7 +196,7 @@ class HeldLock:
             if self._loss is None:
                 self._callbacks.append(callback)
                 return
-        self._session.notify(lambda: callback(self))
+        self._tell(callback)
 
     def record_commit(self, version: int) -> None:
         """Note that ``version`` of the table was committed, found in its log, and :meth:`check` passed after that.
@@ -221,10 +230,10 @@ class HeldLock:
         try:
             lost = self._loss or self._delete(stood=stood)
         except BaseException:
-            self._give_up(wait_seconds=0)
+            self._give_up()
             raise
         if lost:
-            self._lose(lost)
+            self._lose(lost, releasing=True)
             raise self._lost_error()
 
     def __enter__(self) -> Self:
@@ -261,7 +270,7 @@ class HeldLock:
                 if deadline.remaining() > 0:
                     self._session.wait_for_connection(deadline)
                     continue
-                self._give_up(wait_seconds=0)
+                self._give_up()
                 if stood:
                     log.warning(
                         "no answer to the release of %s: it ends with the session at the latest",
@@ -272,15 +281,14 @@ class HeldLock:
             else:
                 return None
 
-    def _give_up(self, wait_seconds: float) -> None:
-        self._crew.janitor.discard(self._request.node, self._place.contender.name, wait_seconds)
+    def _give_up(self) -> None:
+        self._crew.janitor.discard(self._request.node, self._place.contender.name, wait_seconds=0)
 
     # -- for the keeper ------------------------------------------------------------------------------------------
 
     def due_at(self) -> float:
         """Monotonic time at which the ensemble is to be asked next."""
-        interval = KEEPALIVE_FRACTION * self._session.granted_seconds
-        return self._checked_at + (interval if self._announced else min(ANNOUNCE_SECONDS, interval))
+        return min(self._announce_at, self._checked_at + KEEPALIVE_FRACTION * self._session.granted_seconds)
 
     def ask(self, *, announce: bool = False) -> Any:
         """Send the question whether the contender is there, as a quorum request; return kazoo's AsyncResult.
@@ -292,21 +300,32 @@ class HeldLock:
         self._checked_at = time.monotonic()
         transaction = self._session.client.transaction()
         transaction.check(self._place.path, -1)
-        if announce and not self._announced:
+        if announce and self._announce_at < float("inf"):
+            self._announce_at = self._checked_at + ANNOUNCE_SECONDS
             transaction.set_data(self._place.path, self._request.data(acquired_at=self.acquired_at))
-            self._announced = True
         return transaction.commit_async()
 
-    def learn(self, outcome: object, sent_at: float) -> None:
-        """Take in an answer to :meth:`ask`: a list of results, or what kazoo raised."""
+    def learn(self, outcome: object, sent_at: float, *, announced: bool = False) -> str | None:
+        """Take in an answer to :meth:`ask`: a list of results, or what kazoo raised.
+
+        Returns:
+            What the ensemble refused, if it did not say whether the hold stands; else None.
+
+        """
+        results = outcome if isinstance(outcome, list) else [outcome]
         if isinstance(outcome, SESSION_GONE):
             self._lose("its session had ended")
-        elif isinstance(outcome, list) and any(isinstance(result, NoNodeError) for result in outcome):
+        elif any(isinstance(result, NoNodeError) for result in results):
             self._lose("its contender was gone")
-        elif isinstance(outcome, list) and not any(isinstance(result, Exception) for result in outcome):
-            self._session.prove(sent_at, self._place.session_id)
+        elif refusals := [result for result in results if isinstance(result, Exception)]:
+            refusal = type(refusals[0]).__name__
+            log.error("ZooKeeper refused to check the lock on %s: %s", self.resource, refusal)
+            return refusal
         else:
-            log.warning("the ensemble answered a check of %s with %r", self.resource, outcome)
+            self._session.prove(sent_at, self._place.session_id)
+            if announced:
+                self._announce_at = float("inf")
+        return None
 
     def look_at_clock(self) -> None:
         """Count the hold as lost when its session is another by now, or was not vouched for over its whole time-out."""
@@ -325,16 +344,28 @@ class HeldLock:
                 self.released_at = time.time()
         self._crew.keeper.remove(self)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, *, releasing: bool = False) -> None:
         with self._lock:
-            if self._loss is not None:
+            # The keeper may have asked just before a release, and finds what that has deleted.
+            if self._loss is not None or (self.released_at is not None and not releasing):
                 return
             self._loss = reason
             callbacks, self._callbacks = self._callbacks, []
         self._crew.keeper.remove(self)
+        # The session may live on, and the contender with it: it would block the table for nothing.
+        self._give_up()
         log.error("lock on %s was lost: %s", self.resource, reason)
         for callback in callbacks:
-            self._session.notify(lambda callback=callback: callback(self))  # type: ignore[misc]
+            self._tell(callback)
+
+    def _tell(self, callback: Callable[[HeldLock], None]) -> None:
+        def tell() -> None:
+            try:
+                callback(self)
+            except Exception:  # a callback's bug is for the log
+                log.exception("an on_loss callback raised")
+
+        threading.Thread(target=tell, name="sluice-on-loss", daemon=True).start()
 
     def _raise_if_over(self) -> None:
         if self._loss is not None:

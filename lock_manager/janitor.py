@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from kazoo.exceptions import NoNodeError
 
-from lock_manager.errors import ClosedError, EnsembleUnavailableError
+from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session
 
 log = logging.getLogger(__name__)
@@ -24,20 +24,25 @@ class Janitor:
     """Removes contenders that nobody wants any more, for as long as it takes.
 
     Given up to it by the attempt that failed, at once and without waiting for an answer; a background thread then
-    deletes them, again after every reconnection, until the ensemble says that they are gone or their session is.
+    deletes them, again after every reconnection, until the ensemble says that they are gone or their session is. If the
+    ensemble refuses, the session is given up, so that they end with it: a contender that stays blocks its table.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._wanted: dict[str, tuple[str, threading.Event]] = {}
         self._changed = threading.Condition()
+        self._fresh = False
         self._thread: threading.Thread | None = None
 
     def discard(self, node: str, prefix: str, wait_seconds: float) -> bool:
         """Remove every child of ``node`` whose name starts with ``prefix``; tell whether it was done in time."""
+        if self._session.closed:
+            return True
         done = threading.Event()
         with self._changed:
             self._wanted[prefix] = (node, done)
+            self._fresh = True
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sluice-janitor", daemon=True)
                 self._session.add_waker(self._wake)
@@ -48,12 +53,13 @@ class Janitor:
     def _wake(self) -> None:
         # Called in kazoo's thread. The condition is never held across a request, so this does not wait for one.
         with self._changed:
+            self._fresh = True
             self._changed.notify()
 
     def _run(self) -> None:
         while not self._session.closed:
             with self._changed:
-                wanted = dict(self._wanted)
+                wanted, self._fresh = dict(self._wanted), False
             for prefix, (node, done) in wanted.items():
                 try:
                     gone = self._remove(node, prefix)
@@ -65,7 +71,7 @@ class Janitor:
                         self._wanted.pop(prefix, None)
                     done.set()
             with self._changed:
-                if not self._session.closed:
+                if not self._fresh and not self._session.closed:
                     # What did not answer is asked again when the state changes, or soon.
                     self._changed.wait(RETRY_SECONDS if self._wanted else None)
         with self._changed:
@@ -87,4 +93,6 @@ class Janitor:
             return True
         except (*NO_ANSWER, *SESSION_GONE, EnsembleUnavailableError):
             return False
+        except EnsembleRefusedError as error:
+            self._session.renew(f"a contender could not be removed from {node}: {error}")
         return True

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from kazoo.exceptions import KazooException
-
-from lock_manager.errors import ClosedError
-from lock_manager.session import KEEPALIVE_FRACTION, NO_ANSWER, Deadline, Session, SessionState
+from lock_manager.session import KEEPALIVE_FRACTION, NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 
 if TYPE_CHECKING:
     from lock_manager.held import HeldLock
+
+log = logging.getLogger(__name__)
 
 ANNOUNCE_SECONDS = 1.0
 """A hold longer than this tells in its contender's data since when it holds; shorter ones are spared the request."""
@@ -63,10 +62,26 @@ class Keeper:
                 self._wakes_at = float("inf") if pause is None else time.monotonic() + pause
                 self._changed.wait(pause)
                 holds = list(self._holds)
-            for hold in holds:
-                hold.look_at_clock()
-            if self._session.state is SessionState.CONNECTED:
-                self._ask([hold for hold in holds if hold.lost is None and hold.due_at() <= time.monotonic()])
+            try:
+                self._look_after(holds)
+            except Exception:  # whatever it was, this thread is what every other hold depends on
+                log.exception("could not look after the holds")
+
+    def _look_after(self, holds: list[HeldLock]) -> None:
+        for hold in holds:
+            hold.look_at_clock()
+        if self._session.state is not SessionState.CONNECTED:
+            return
+        due = [hold for hold in holds if hold.lost is None and hold.due_at() <= time.monotonic()]
+        asked = [(hold, time.monotonic(), hold.ask(announce=True)) for hold in due]
+        deadline = Deadline(KEEPALIVE_FRACTION * self._session.granted_seconds)
+        for hold, sent_at, result in asked:
+            try:
+                hold.learn(self._session.wait(result, deadline), sent_at, announced=True)
+            except SESSION_GONE as error:
+                hold.learn(error, sent_at)
+            except NO_ANSWER:
+                continue
 
     def _pause(self) -> float | None:
         """Seconds until there is something to do; None while nothing is held, nor was of late."""
@@ -77,17 +92,3 @@ class Keeper:
             # Nobody can be asked; a change of state wakes this thread, and the clock has to be looked at.
             return KEEPALIVE_FRACTION * self._session.granted_seconds
         return max(0.0, min(hold.due_at() for hold in self._holds) - time.monotonic())
-
-    def _ask(self, holds: list[HeldLock]) -> None:
-        asked: list[tuple[HeldLock, float, Any]] = []
-        with suppress(ClosedError):  # in the meantime
-            asked.extend((hold, time.monotonic(), hold.ask(announce=True)) for hold in holds)
-        deadline = Deadline(KEEPALIVE_FRACTION * self._session.granted_seconds)
-        for hold, sent_at, result in asked:
-            try:
-                outcome = self._session.wait(result, deadline)
-            except NO_ANSWER:
-                continue
-            except KazooException as error:
-                outcome = error
-            hold.learn(outcome, sent_at)

@@ -24,7 +24,7 @@ from lock_manager.keeper import Keeper
 from lock_manager.queue_lock import Attempt, Request
 from lock_manager.resources import TableResource
 from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
-from lock_manager.settings import LockSettings
+from lock_manager.settings import LockSettings, check_seconds
 from lock_manager.shield import Shield
 
 CONNECT_SECONDS = 15.0
@@ -102,6 +102,7 @@ class ZookeeperLockManager:
             ClosedError: closed, or carried over by a fork.
 
         """
+        check_seconds("timeout_seconds", timeout_seconds)
         self._session.check_usable()
         self._shield.run(lambda: self._session.ready(Deadline(timeout_seconds)))
 
@@ -114,8 +115,11 @@ class ZookeeperLockManager:
 
         Close after the work under the locks is done. Does nothing the second time, nor in a forked child.
         """
-        if self._session.belongs_to_parent:
-            return
+        if not self._session.belongs_to_parent:
+            self._shield.run(self._close)
+            self._shield.close()
+
+    def _close(self) -> None:
         with self._lock:
             holds, self._holds = self._holds, []
             attempts = list(self._attempts)
@@ -124,7 +128,7 @@ class ZookeeperLockManager:
             attempt.wake()
         for hold in holds:
             hold.close()
-        self._shield.run(self._session.close)
+        self._session.close()
 
     def __enter__(self) -> Self:
         return self
@@ -149,6 +153,7 @@ class ZookeeperLockManager:
             resource: location of the table, in any spelling that :func:`canonical_table_uri` takes.
             shared: share it with other shared holders; by default it is held alone.
             timeout_seconds: total, connecting included; 0 means: only if it is free now. By default the manager's.
+                The error may come up to three seconds later: to say who is ahead, and to leave the queue.
 
         Returns:
             The hold, also a context manager.
@@ -159,6 +164,7 @@ class ZookeeperLockManager:
             LockCancelledError: :meth:`cancel` or :meth:`close` was called meanwhile.
             LockOrderError: this thread holds a lock that makes this one a possible deadlock.
             EnsembleUnavailableError: ZooKeeper did not answer before the deadline.
+            EnsembleRefusedError: it refused, for want of permission most likely.
             EnsembleFormatError: the lock root was written by an unknown release.
             ClosedError: closed, or carried over by a fork.
 
@@ -166,7 +172,9 @@ class ZookeeperLockManager:
         table = TableResource.of(resource)
         self._session.check_usable()
         self._check_order(table)
-        deadline = Deadline(self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds)
+        seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
+        check_seconds("timeout_seconds", seconds)
+        deadline = Deadline(seconds)
         request = Request(
             uri=table.uri,
             node=table.znode(self.settings.lock_root),
@@ -239,9 +247,13 @@ class ZookeeperLockManager:
 
     def cancel(self, resource: str | os.PathLike[str] | TableResource) -> int:
         """Have every ``acquire`` of this manager that waits for ``resource`` raise LockCancelledError; count them."""
-        table = TableResource.of(resource)
+        uri = TableResource.of(resource).uri
+        self._session.check_usable()
+        return self._shield.run(lambda: self._cancel(uri))
+
+    def _cancel(self, uri: str) -> int:
         with self._lock:
-            waiting = [entry for entry in self._attempts if entry[0].uri == table.uri]
+            waiting = [entry for entry in self._attempts if entry[0].uri == uri]
         for request, attempt in waiting:
             request.cancelled.set()
             attempt.wake()
@@ -259,6 +271,7 @@ class ZookeeperLockManager:
 
         """
         node = TableResource.of(resource).znode(self.settings.lock_root)
+        check_seconds("timeout_seconds", timeout_seconds)
         self._session.check_usable()
         return self._shield.run(lambda: self._read_queue(node, Deadline(timeout_seconds)))
 

@@ -17,6 +17,7 @@ Source: ZooKeeper's recipe page ("Shared Locks"), with what it leaves open:
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -27,17 +28,31 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kazoo.exceptions import KazooException, NodeExistsError, NoNodeError
+from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.handlers.threading import KazooTimeoutError
 
-from lock_manager.errors import EnsembleUnavailableError, LockCancelledError, LockTimeoutError
+from lock_manager.errors import (
+    EnsembleRefusedError,
+    EnsembleUnavailableError,
+    LockCancelledError,
+    LockTimeoutError,
+)
 from lock_manager.janitor import ABANDON_SECONDS, Janitor
-from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.session import (
+    EXPECTED,
+    LOOK_SECONDS,
+    NO_ANSWER,
+    SESSION_GONE,
+    Deadline,
+    Session,
+    SessionState,
+)
 
 log = logging.getLogger(__name__)
 
 EXCLUSIVE_MARK = "__lock__"
 SHARED_MARK = "__rlock__"
-# Sequence numbers are a signed 32-bit counter printed with at least ten places: past 2**31 they are negative.
+_WRAP = 2**32
 _NAME = re.compile(rf"({EXCLUSIVE_MARK}|{SHARED_MARK})(-?\d+)$")
 
 TRY_SECONDS = 15.0
@@ -47,12 +62,12 @@ EXPLAIN_SECONDS = 1.0
 """How long a time-out may take beyond its deadline to find out who is ahead, for its message."""
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Contender:
     """One place in the queue, as its name tells.
 
     Attributes:
-        sequence: place in the order; smaller is earlier.
+        sequence: place in the order, see :func:`parse_queue`.
         name: of its znode.
         shared: whether it conflicts with exclusive contenders only.
 
@@ -68,14 +83,23 @@ class Contender:
 
 
 def parse_queue(children: list[str]) -> list[Contender]:
-    """Return the contenders among a znode's children, first come first."""
+    """Return the contenders among a znode's children, first come first.
+
+    Sequence numbers are a signed 32-bit counter that wraps around: of two, the one that a short way up leads from is
+    the earlier, so that a newcomer behind 2147483647 is not taken for the oldest.
+    """
     matches = ((name, _NAME.search(name)) for name in children)
-    return sorted(Contender(int(match[2]), name, match[1] == SHARED_MARK) for name, match in matches if match)
+    contenders = [Contender(int(match[2]), name, match[1] == SHARED_MARK) for name, match in matches if match]
+    return sorted(contenders, key=functools.cmp_to_key(_steps_after))
+
+
+def _steps_after(one: Contender, other: Contender) -> int:
+    return (one.sequence - other.sequence + _WRAP // 2) % _WRAP - _WRAP // 2
 
 
 def conflicting_ahead(queue: list[Contender], own: Contender) -> list[Contender]:
-    """Return who has to leave before ``own`` may hold, first come first."""
-    return [other for other in queue if other.sequence < own.sequence and other.conflicts_with(own)]
+    """Return who has to leave before ``own``, which is in ``queue``, may hold; first come first."""
+    return [other for other in queue[: queue.index(own)] if other.conflicts_with(own)]
 
 
 @dataclass(frozen=True)
@@ -140,6 +164,7 @@ class Attempt:
         self._wake = threading.Event()
         self._prefix = ""
         self._place: Place | None = None
+        self._asked_at = 0.0
 
     def wake(self) -> None:
         """Have the waiting thread look again."""
@@ -174,18 +199,18 @@ class Attempt:
     def _run(self) -> Place:
         while True:
             self._raise_if_cancelled()
-            session_id = self._session.ready(self._answer_by)
             try:
+                session_id = self._session.ready(self._answer_by, self._request.cancelled)
+                self._asked_at = time.monotonic()
                 if (place := self._look(session_id)) is not None:
+                    self._raise_if_cancelled()
                     return place
+            except EnsembleUnavailableError:
+                self._raise_if_cancelled()
+                raise
             except NO_ANSWER:
-                if self._answer_by.remaining() > 0:
-                    continue
-                if self._session.state is SessionState.CONNECTED:
-                    raise self._timeout() from None
-                raise EnsembleUnavailableError(
-                    self._session.settings.zk_hosts, self._answer_by.elapsed(), "queueing"
-                ) from None
+                if self._answer_by.remaining() == 0:
+                    raise self._no_answer() from None
             except SESSION_GONE:
                 self._place = None
             except NoNodeError:
@@ -210,12 +235,19 @@ class Attempt:
         ahead = conflicting_ahead(queue, self._place.contender)
         if not ahead:
             return self._place
-        if self._try_only or not self._wait_behind(ahead[-1]):
+        if self._try_only or not self._wait_behind(ahead[-1], self._place):
             raise self._timeout()
         return None
 
     def _answer(self, result: Any) -> Any:
-        return self._session.wait(result, self._answer_by)
+        while True:
+            slice_end = Deadline(min(LOOK_SECONDS, self._answer_by.remaining()))
+            try:
+                return self._session.wait(result, slice_end)
+            except KazooTimeoutError:
+                self._raise_if_cancelled()
+                if self._answer_by.remaining() == 0:
+                    raise
 
     def _enqueue(self, session_id: int) -> tuple[Place, list[str]]:
         client, node = self._session.client, self._request.node
@@ -265,36 +297,43 @@ class Attempt:
         about = json.dumps({"uri": self._request.uri}).encode()
         try:
             self._answer(self._session.client.create_async(self._request.node, about))
-        except NodeExistsError:
-            pass
         except NoNodeError:
             self._session.recheck_root()
-        except (*NO_ANSWER, *SESSION_GONE):
+        except (NodeExistsError, *NO_ANSWER, *SESSION_GONE):
             pass  # whether it is there now shows when the contender is created
 
-    def _wait_behind(self, predecessor: Contender) -> bool:
+    def _wait_behind(self, predecessor: Contender, place: Place) -> bool:
         """Wait until there is a reason to look again; False when the deadline came first."""
+        path = f"{self._request.node}/{predecessor.name}"
         self._wake.clear()
         try:
-            self._answer(
-                self._session.client.get_children_async(
-                    f"{self._request.node}/{predecessor.name}", watch=lambda _event: self.wake()
-                )
-            )
+            self._answer(self._session.watch(path, self.wake))
+            # What happened between the listing and the watch may have woken nobody.
+            self._raise_if_cancelled()
+            if self._session.state is not SessionState.CONNECTED or self._session.session_id != place.session_id:
+                return True
+            return self._wake.wait(self._deadline.remaining())
         except NoNodeError:
             return True
-        # A cancellation since it was last looked at has been cleared above.
-        self._raise_if_cancelled()
-        return self._wake.wait(self._deadline.remaining())
+        finally:
+            self._session.unwatch(path, self.wake)
 
     def _raise_if_cancelled(self) -> None:
         if self._request.cancelled.is_set():
             raise LockCancelledError(resource=self._request.uri)
 
+    def _no_answer(self) -> LockTimeoutError | EnsembleUnavailableError:
+        if self._session.state is SessionState.CONNECTED and time.monotonic() - self._asked_at < EXPLAIN_SECONDS:
+            # It had no time to answer.
+            return LockTimeoutError(
+                resource=self._request.uri, timeout_seconds=self._deadline.seconds, ahead=None, holder=None
+            )
+        return EnsembleUnavailableError(self._session.settings.zk_hosts, self._answer_by.elapsed(), "queueing")
+
     def _timeout(self) -> LockTimeoutError:
-        ahead: list[Contender] = []
+        ahead: list[Contender] | None = None
         holder: dict[str, Any] | None = None
-        with suppress(KazooException, *NO_ANSWER, ValueError, IndexError):
+        with suppress(*EXPECTED, EnsembleRefusedError, ValueError, IndexError):
             # Worth a moment beyond the deadline: it is what the person who reads the message wants to know.
             deadline = Deadline(EXPLAIN_SECONDS)
             node, client = self._request.node, self._session.client
@@ -307,6 +346,6 @@ class Attempt:
         return LockTimeoutError(
             resource=self._request.uri,
             timeout_seconds=self._deadline.seconds,
-            ahead=len(ahead),
+            ahead=None if ahead is None else len(ahead),
             holder=holder,
         )

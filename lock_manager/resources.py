@@ -20,6 +20,7 @@ from functools import cached_property
 from lock_manager.errors import ResourceError
 
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<host>[^/]*))?(?P<path>/.*)?", re.DOTALL)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _S3_SCHEMES = frozenset({"s3", "s3a", "s3n"})
 _DEFAULT_PORTS = {"hdfs": ":8020"}
 
@@ -37,18 +38,9 @@ def canonical_table_uri(table: str | os.PathLike[str]) -> str:
             its root.
 
     """
-    name = os.fspath(table)
-    if not name.strip():
-        raise ResourceError("a table's location is empty: give a URI such as s3a://bucket/table, or a path")
-    if any(ord(character) < 32 or ord(character) == 127 for character in name):  # noqa: PLR2004 (ASCII controls)
-        raise ResourceError(f"a table's location has a control character: {name!r}")
+    name = _checked(os.fspath(table))
     match = _URI.fullmatch(name)
     if match is None:
-        if "/" not in name:
-            raise ResourceError(
-                f"{name!r} is neither a URI nor a path: write './{name}' for a local folder; "
-                "a catalog name has to be resolved to the table's location first"
-            )
         return _canonical_file(name)
     scheme = match["scheme"].lower()
     host = (match["host"] or "").lower()
@@ -65,6 +57,24 @@ def canonical_table_uri(table: str | os.PathLike[str]) -> str:
         raise ResourceError(f"{name!r} has no bucket or host: write {scheme}://BUCKET/path")
     host = host.removesuffix(_DEFAULT_PORTS.get(scheme, ":"))
     return f"{scheme}://{host}{_normal_path(path, name)}"
+
+
+def _checked(name: str) -> str:
+    if not name.strip():
+        raise ResourceError("a table's location is empty: give a URI such as s3a://bucket/table, or a path")
+    if name != name.strip():
+        raise ResourceError(f"a table's location has blanks around it: {name!r}")
+    if any(ord(character) < 32 or ord(character) == 127 for character in name):  # noqa: PLR2004 (ASCII controls)
+        raise ResourceError(f"a table's location has a control character: {name!r}")
+    if _URI.fullmatch(name) is None:
+        if "/" not in name:
+            raise ResourceError(
+                f"{name!r} is neither a URI nor a path: write './{name}' for a local folder; "
+                "a catalog name has to be resolved to the table's location first"
+            )
+        if _SCHEME.match(name):
+            raise ResourceError(f"{name!r} has no path after its scheme: write s3a://BUCKET/path, or ./ before a file")
+    return name
 
 
 def _canonical_file(path: str) -> str:
@@ -89,11 +99,18 @@ class TableResource:
     """A table, as the lock knows it.
 
     Attributes:
-        uri: canonical URI, see :func:`canonical_table_uri`.
+        uri: canonical URI; made so from any spelling, see :func:`canonical_table_uri`.
+
+    Raises:
+        ResourceError: no usable location.
 
     """
 
     uri: str
+
+    def __post_init__(self) -> None:
+        """Make the URI canonical."""
+        object.__setattr__(self, "uri", canonical_table_uri(self.uri))
 
     @classmethod
     def of(cls, table: str | os.PathLike[str] | TableResource) -> TableResource:
@@ -103,7 +120,7 @@ class TableResource:
             ResourceError: see :func:`canonical_table_uri`.
 
         """
-        return table if isinstance(table, cls) else cls(canonical_table_uri(table))  # type: ignore[arg-type]
+        return table if isinstance(table, TableResource) else cls(os.fspath(table))
 
     @cached_property
     def key(self) -> str:

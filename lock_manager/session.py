@@ -24,9 +24,12 @@ from contextlib import suppress
 from typing import Any
 
 from kazoo.exceptions import (
+    BadVersionError,
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NodeExistsError,
+    NoNodeError,
     OperationTimeoutError,
     SessionExpiredError,
     SessionMovedError,
@@ -36,25 +39,34 @@ from kazoo.protocol.states import KazooState
 
 from lock_manager import lock_root
 from lock_manager.client import Client
-from lock_manager.errors import ClosedError, EnsembleUnavailableError
+from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.settings import LockSettings
 
 log = logging.getLogger(__name__)
 
-VALID_FRACTION = 2 / 3
-"""A hold counts as valid for this part of the granted session time-out after the ensemble last vouched for it."""
+VALID_FRACTION = 0.4
+"""A hold counts as valid for this part of the granted session time-out after the ensemble last vouched for it.
+
+Why not more: a quorum request that is answered does not itself extend the session. The leader does that when a follower
+reports which sessions were active, every half tick; before the request there may have been nothing but kazoo's pings, a
+third of the time-out apart. So the leader may count from 1/3 of the time-out plus half a tick before the request, and a
+session may be as short as two ticks: 1 - 1/3 - 1/4 = 0.417 is left."""
 
 KEEPALIVE_FRACTION = 1 / 6
-"""How often the ensemble is asked. A follower tells its leader of live sessions every half tick only, and a session
-lasts two ticks at least, so that 1/6 + 1/8 of the time-out, the oldest that the leader's last news of us can be for a
-session of four ticks or more, stays within the third that VALID_FRACTION leaves."""
+"""How often the ensemble is asked about what is held."""
 
 CLOSE_SECONDS = 5.0
+LOOK_SECONDS = 0.2
+"""How often a wait for the ensemble looks whether it is still wanted, and whether kazoo still lives."""
+
 NO_ANSWER = (ConnectionLoss, OperationTimeoutError, SessionMovedError, KazooTimeoutError)
 """What kazoo raises when a request may or may not have been done."""
 
 SESSION_GONE = (SessionExpiredError, ConnectionClosedError)
 """What kazoo raises when the session, and every ephemeral node of it, is gone or about to be."""
+
+
+EXPECTED = (*NO_ANSWER, *SESSION_GONE, NoNodeError, NodeExistsError, BadVersionError)
 
 
 class SessionState(enum.Enum):
@@ -109,6 +121,7 @@ class Session:
         self._changed = threading.Condition(self._lock)
         self._root_checked_for: int | None = None
         self._wakers: set[Callable[[], None]] = set()
+        self._watchers: dict[str, set[Callable[[], None]]] = {}
         self._listeners: list[Callable[[SessionState], None]] = []
         self._notices: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._notifier: threading.Thread | None = None
@@ -117,8 +130,8 @@ class Session:
 
     @property
     def state(self) -> SessionState:
-        """What is known of the session right now."""
-        return self._state
+        """What is known of the session right now; CLOSED in a forked child, whatever it is in the parent."""
+        return SessionState.CLOSED if self.belongs_to_parent else self._state
 
     @property
     def closed(self) -> bool:
@@ -173,28 +186,27 @@ class Session:
 
     # -- connecting ----------------------------------------------------------------------------------------------
 
-    def ready(self, deadline: Deadline) -> int:
+    def ready(self, deadline: Deadline, cancelled: threading.Event | None = None) -> int:
         """Connect if need be, make sure that the lock root is ours, and return the session's id.
 
+        Args:
+            deadline: to give up at.
+            cancelled: set by another thread to give up before.
+
         Raises:
-            EnsembleUnavailableError: no answer before the deadline.
-            EnsembleFormatError: the lock root was written by a release that this one does not know.
+            EnsembleUnavailableError: no answer before the deadline, or cancelled.
+            EnsembleRefusedError, EnsembleFormatError: the lock root cannot be used.
             ClosedError: see :meth:`check_usable`.
 
         """
         while True:
-            self.check_usable()
+            self.wait_for_connection(deadline, cancelled)
             with self._lock:
-                if self._client is None:
-                    self._start()
-                self.wait_for_connection(deadline)
-                if self._state is not SessionState.CONNECTED:
-                    raise EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed())
-                session_id = self.session_id
-            if session_id is None:
-                raise ClosedError("kazoo reported a connection without a session")  # pragma: no cover
-            if self._root_checked_for == session_id:
+                session_id = self.session_id if self._state is SessionState.CONNECTED else None
+            if session_id is not None and self._root_checked_for == session_id:
                 return session_id
+            if session_id is None:
+                raise EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed())
             try:
                 self._know_ensemble(lock_root.ensemble_id(self, deadline))
             except NO_ANSWER + SESSION_GONE:
@@ -203,23 +215,45 @@ class Session:
             else:
                 self._root_checked_for = session_id
 
-    def wait_for_connection(self, deadline: Deadline) -> None:
-        """Return when connected, or at the deadline.
+    def wait_for_connection(self, deadline: Deadline, cancelled: threading.Event | None = None) -> None:
+        """Return when connected, at the deadline, or when cancelled; start kazoo if it does not run.
 
         Raises:
             ClosedError: see :meth:`check_usable`.
 
         """
+        while True:
+            self.check_usable()
+            with self._lock:
+                if self._client is None:
+                    self._start()
+                if self._state is SessionState.CONNECTED:
+                    return
+                if deadline.remaining() == 0 or (cancelled is not None and cancelled.is_set()):
+                    return
+                self._changed.wait(min(LOOK_SECONDS, deadline.remaining()))
+                dead = self._client is not None and self._client.dead
+            if dead:
+                self.renew("kazoo's connection thread has ended")
+
+    def renew(self, why: str) -> None:
+        """Give up the session, and with it every hold and contender of it; the next use starts another one."""
         with self._lock:
-            while self._state is not SessionState.CONNECTED and deadline.remaining() > 0:
-                self._changed.wait(deadline.remaining())
-                self.check_usable()
+            if self.closed:
+                return
+            client, self._client = self._client, None
+            self._state = SessionState.LOST
+            self.session_id = None
+        log.error("ZooKeeper session given up: %s", why)
+        self._announce(SessionState.LOST)
+        if client is not None:
+            _stop_in_background(client)
 
     def _start(self) -> None:
         client = Client(self.settings.zk_hosts, self.settings.session_timeout_seconds, self._on_granted)
-        client.add_listener(self._on_state)
-        client.start_async()
+        client.add_listener(lambda state: self._on_state(client, state))
         self._client = client
+        client.start_async()
 
     def _on_granted(self, seconds: float) -> None:
         self._granted_seconds = seconds
@@ -237,10 +271,16 @@ class Session:
         """Wait for a kazoo AsyncResult until the deadline.
 
         Raises:
-            KazooException: what the ensemble said; :data:`NO_ANSWER` when it said nothing.
+            KazooException: what the ensemble said, of what a recipe expects; :data:`NO_ANSWER` when it said nothing.
+            EnsembleRefusedError: it said anything else.
 
         """
-        return result.get(timeout=deadline.remaining())
+        try:
+            return result.get(timeout=deadline.remaining())
+        except EXPECTED:
+            raise
+        except KazooException as error:
+            raise EnsembleRefusedError(self.settings.zk_hosts, type(error).__name__) from error
 
     # -- state changes -------------------------------------------------------------------------------------------
 
@@ -253,6 +293,32 @@ class Session:
         """Undo :meth:`add_waker`."""
         with self._lock:
             self._wakers.discard(wake)
+
+    def watch(self, path: str, wake: Callable[[], None]) -> Any:
+        """Have ``wake`` called when ``path`` is deleted, or when that could be missed; return kazoo's AsyncResult.
+
+        By a child watch on a node that has no children: it fires at nothing but the deletion. Kazoo keeps a watcher
+        until it fires, so all waiters share one, and who stops waiting leaves nothing: see :meth:`unwatch`.
+        """
+        with self._lock:
+            self._watchers.setdefault(path, set()).add(wake)
+        return self.client.get_children_async(path, watch=self._on_watch)
+
+    def unwatch(self, path: str, wake: Callable[[], None]) -> None:
+        """Undo :meth:`watch`."""
+        with self._lock:
+            wakers = self._watchers.get(path, set())
+            wakers.discard(wake)
+            if not wakers:
+                self._watchers.pop(path, None)
+
+    def _on_watch(self, event: Any) -> None:
+        with self._lock:
+            # Without a path: the connection was lost, and every watch with it.
+            paths = list(self._watchers) if event.path is None else [event.path]
+            wakers = [wake for path in paths for wake in self._watchers.get(path, ())]
+        for wake in wakers:
+            wake()
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Have ``listener`` called with every new state, in order, in a thread of its own: it may block."""
@@ -274,18 +340,18 @@ class Session:
             except Exception:  # a listener's bug must not silence the next one
                 log.exception("a listener raised")
 
-    def _on_state(self, kazoo_state: str) -> None:
+    def _on_state(self, client: Client, kazoo_state: str) -> None:
         # In kazoo's connection thread: nothing here may wait for it.
         with self._lock:
-            if self._state is SessionState.CLOSED:
+            if self.closed or client is not self._client:
                 return
             self._state = {
                 KazooState.CONNECTED: SessionState.CONNECTED,
                 KazooState.SUSPENDED: SessionState.SUSPENDED,
                 KazooState.LOST: SessionState.LOST,
             }[kazoo_state]
-            if self._state is SessionState.CONNECTED and self._client is not None:
-                session_id = self._client.client_id[0]
+            if self._state is SessionState.CONNECTED:
+                session_id = client.client_id[0]
                 if session_id != self.session_id:
                     self.session_id, self.proven_at = session_id, float("-inf")
             state = self._state
@@ -318,17 +384,20 @@ class Session:
             client, self._client = self._client, None
         self._announce(SessionState.CLOSED)
         self._notices.put(None)
-        if client is None:
-            return
+        if client is not None:
+            stopper = _stop_in_background(client)
+            stopper.join(CLOSE_SECONDS)
+            if stopper.is_alive():
+                log.warning("ZooKeeper does not answer; the session ends by itself in %.0f s", self.granted_seconds)
 
-        def stop() -> None:
-            with suppress(KazooException, OSError):
-                client.stop()
-                client.close()
 
-        # Kazoo's stop waits for a connection attempt under way, up to the session time-out.
-        stopper = threading.Thread(target=stop, name="sluice-close", daemon=True)
-        stopper.start()
-        stopper.join(CLOSE_SECONDS)
-        if stopper.is_alive():
-            log.warning("ZooKeeper does not answer; the session ends by itself within %.0f s", self.granted_seconds)
+def _stop_in_background(client: Client) -> threading.Thread:
+    def stop() -> None:
+        with suppress(KazooException, OSError):
+            client.stop()
+            client.close()
+
+    # Kazoo's stop waits for a connection attempt under way, up to the session time-out.
+    stopper = threading.Thread(target=stop, name="sluice-close", daemon=True)
+    stopper.start()
+    return stopper

@@ -15,6 +15,7 @@ ENVIRONMENT_PREFIX = "SLUICE_"
 _URL_SCHEME = "zk"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?)(:(?P<port>\d{1,5}))?")
 _MAX_PORT = 65535
+LONGEST_SECONDS = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +46,8 @@ class LockSettings:
     def __post_init__(self) -> None:
         """Validate."""
         _check_hosts(self.zk_hosts)
-        _check_range("timeout_seconds", self.timeout_seconds, 0, 7 * 24 * 3600)
-        _check_range("session_timeout_seconds", self.session_timeout_seconds, 1, 3600)
+        check_seconds("timeout_seconds", self.timeout_seconds)
+        check_seconds("session_timeout_seconds", self.session_timeout_seconds, 1, 3600)
         if not re.fullmatch(r"(/[^/\x00-\x1f]+)+", self.lock_root) or any(
             part in (".", "..") for part in self.lock_root.split("/")
         ):
@@ -113,7 +114,8 @@ def _typed(values: Mapping[str, str], where: str) -> dict[str, Any]:
     return typed
 
 
-def _check_range(name: str, value: float, low: float, high: float) -> None:
+def check_seconds(name: str, value: float, low: float = 0, high: float = LONGEST_SECONDS) -> None:
+    """Raise SettingsError unless ``value`` is a number of seconds in the range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise SettingsError(f"{name}={value!r}: must be a number of seconds from {low:g} to {high:g}")
 

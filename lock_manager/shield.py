@@ -13,6 +13,7 @@ import _thread
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -45,9 +46,9 @@ class _Job(Generic[T]):
         with self.settling:
             self.finished = True
             abandoned = self.abandoned
-        self.done.release()
         if abandoned:
             self.take_back()
+        self.done.release()
 
     def value(self) -> T:
         if self.error is not None:
@@ -56,7 +57,7 @@ class _Job(Generic[T]):
         return result
 
     def abandon(self) -> None:
-        self.done.acquire(timeout=INTERRUPT_SECONDS)
+        """Leave the result, if there will be one, to whoever finds this first: here, or the other thread."""
         with self.settling:
             self.abandoned = True
             finished = self.finished
@@ -65,14 +66,17 @@ class _Job(Generic[T]):
 
     def take_back(self) -> None:
         if self.undo is not None and self.error is None:
-            self.undo(self.result)
+            # Whatever it finds is second to the interrupt.
+            with suppress(Exception):
+                self.undo(self.result)
 
 
 class Shield:
     """Runs work out of the reach of signal handlers."""
 
     def __init__(self) -> None:
-        self._idle: list[queue.SimpleQueue[_Job[Any]]] = []
+        self._idle: list[queue.SimpleQueue[_Job[Any] | None]] = []
+        self._closed = False
 
     def run(
         self,
@@ -99,10 +103,20 @@ class Shield:
             return job.value()
         except BaseException as error:
             if error is not job.error:
-                if interrupted is not None:
-                    interrupted()
+                # First of all, so that a second Ctrl-C during what follows changes nothing.
                 job.abandon()
+                if interrupted is not None:
+                    self._hand_over(_Job(interrupted, None))
+                if not job.finished:
+                    job.done.acquire(timeout=INTERRUPT_SECONDS)
             raise
+
+    def close(self) -> None:
+        """End the threads; work that is given to it later is still done."""
+        self._closed = True
+        while self._idle:
+            with suppress(IndexError):
+                self._idle.pop().put(None)
 
     def _hand_over(self, job: _Job[Any]) -> None:
         try:
@@ -112,7 +126,10 @@ class Shield:
             threading.Thread(target=self._work, args=(inbox,), name="sluice-shield", daemon=True).start()
         inbox.put(job)
 
-    def _work(self, inbox: queue.SimpleQueue[_Job[Any]]) -> None:
-        while True:
-            inbox.get().run()
+    def _work(self, inbox: queue.SimpleQueue[_Job[Any] | None]) -> None:
+        while (job := inbox.get()) is not None:
+            job.run()
+            del job
+            if self._closed:
+                return
             self._idle.append(inbox)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from kazoo.client import KazooClient
+from kazoo.security import OPEN_ACL_UNSAFE, make_acl
 
 from lock_manager import (
     ClosedError,
     EnsembleFormatError,
+    EnsembleRefusedError,
     EnsembleUnavailableError,
     HeldLock,
     LockCancelledError,
@@ -27,6 +28,7 @@ from lock_manager import (
     LockNotHeldError,
     LockOrderError,
     LockTimeoutError,
+    SettingsError,
     TableResource,
     ZookeeperLockManager,
 )
@@ -161,14 +163,16 @@ def test_one_release_wakes_one_waiter(make_manager, table, eventually):
     waiters = 20
     with EmbeddedZooKeeper() as own, ZookeeperLockManager(own.hosts) as manager:
 
-        def fired() -> float:
+        def counted() -> dict[str, float]:
             lines = own.servers[0].command(b"mntr").decode().splitlines()
-            counts = dict(line.split("\t") for line in lines if "_watch_count" in line and "_sum_" in line)
-            return sum(float(count) for count in counts.values())
+            return {name: float(count) for name, count in (line.split("\t") for line in lines if "watch_count" in line)}
+
+        def fired() -> float:
+            return sum(count for name, count in counted().items() if name.startswith("zk_sum_"))
 
         first = manager.acquire(table)
         threads = [in_thread(lambda: manager.acquire(table).release())[0] for _ in range(waiters)]
-        eventually(lambda: len(manager.queue(table)) == waiters + 1)
+        eventually(lambda: counted()["zk_watch_count"] == waiters)
         before = fired()
         first.release()
         for thread in threads:
@@ -177,36 +181,39 @@ def test_one_release_wakes_one_waiter(make_manager, table, eventually):
 
 
 def test_the_deadline_is_total_over_all_predecessors(make_manager, table, eventually):
-    """Kazoo's recipe starts its time-out again for each predecessor."""
+    """Kazoo's recipe starts its time-out again for each predecessor; here the nearest leaves just before the end."""
+    manager, between, waiting = make_manager(), make_manager(), make_manager()
+    waiting.connect()
+    with manager.acquire(table):
+        nearest, _ = in_thread(lambda: between.acquire(table))
+        eventually(lambda: len(manager.queue(table)) == 2)
+        started = time.monotonic()
+        waiter, result = in_thread(lambda: waiting.acquire(table, timeout_seconds=3))
+        eventually(lambda: len(manager.queue(table)) == 3)
+        eventually(lambda: time.monotonic() - started > 2.5)
+        between.cancel(table)
+        waiter.join()
+        # Started again, it would end after 5.5 s at the earliest.
+        assert time.monotonic() - started < 5
+        assert isinstance(result[0], LockTimeoutError)
+        assert result[0].ahead == 1
+        nearest.join()
+
+
+@pytest.mark.parametrize("bad", [-1, float("nan"), float("inf"), 1e10, "5"])
+def test_a_deadline_that_is_none_is_refused(make_manager, table, bad):
     manager = make_manager()
-    predecessors = [make_manager().acquire(table)]
-    threads = []
-    for count in range(2, 6):
-        thread, outcome = in_thread(lambda: manager.acquire(table))
-        threads.append((thread, outcome))
-        eventually(lambda count=count: len(manager.queue(table)) == count)
-    started = time.monotonic()
-    waiter, result = in_thread(lambda: make_manager().acquire(table, timeout_seconds=2))
-    eventually(lambda: len(manager.queue(table)) == 6)
-    predecessors[0].release()
-    for thread, outcome in threads[:-1]:
-        thread.join()
-        eventually(lambda: time.monotonic() - started > 0.4)
-        outcome[0].release()
-    waiter.join()
-    assert isinstance(result[0], LockTimeoutError)
-    assert result[0].ahead == 1
-    assert time.monotonic() - started < 10
-    threads[-1][0].join()
-    threads[-1][1][0].release()
+    with pytest.raises(SettingsError, match="timeout_seconds"):
+        manager.acquire(table, timeout_seconds=bad)
+    with manager.acquire(table) as hold, pytest.raises(SettingsError, match="timeout_seconds"):
+        hold.check(timeout_seconds=bad)
 
 
 def test_timeout_names_the_holder(make_manager, table):
-    with (
-        make_manager(job="compaction").acquire(table),
-        pytest.raises(LockTimeoutError, match="job compaction") as told,
-    ):
-        make_manager().acquire(table, timeout_seconds=0.05)
+    waiting = make_manager()
+    waiting.connect()
+    with make_manager(job="compaction").acquire(table), pytest.raises(LockTimeoutError, match="compaction") as told:
+        waiting.acquire(table, timeout_seconds=0.5)
     assert told.value.holder["pid"] == os.getpid()
     assert isinstance(told.value, TimeoutError)
 
@@ -302,6 +309,7 @@ def test_manager_shared_by_threads_serves_one_at_a_time(make_manager, table):
                 with guard:
                     inside += 1
                     most = max(most, inside)
+                time.sleep(0.001)  # long enough for another thread to come in, if it could
                 with guard:
                     inside -= 1
 
@@ -327,7 +335,8 @@ def test_cancel_and_close_end_waiting(make_manager, table, eventually):
         thread.join()
         assert isinstance(outcome[0], LockCancelledError)
         thread, outcome = in_thread(lambda: manager.acquire(table))
-        eventually(lambda: len(make_manager().queue(table)) == 2)
+        look = make_manager()
+        eventually(lambda: len(look.queue(table)) == 2)
         manager.close()
         thread.join()
         assert isinstance(outcome[0], LockCancelledError)
@@ -353,31 +362,33 @@ def test_closed_manager_raises_and_its_locks_are_free(make_manager, table):
 
 def test_forked_child_raises_and_does_not_disturb_its_parent(zookeeper, table):
     done = subprocess.run(
-        [sys.executable, "-c", FORK, zookeeper.hosts, table],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", FORK, zookeeper.hosts, table], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.stdout.split() == ["ClosedError", "ClosedError", "ClosedError", "parent", "valid"], done.stderr
+    assert done.stdout.splitlines() == ["ClosedError"] * 6 + ["child False CLOSED", "parent True CONNECTED"], (
+        done.stderr
+    )
 
 
 FORK = """
 import os, sys
 from lock_manager import SluiceError, ZookeeperLockManager
-manager = ZookeeperLockManager(sys.argv[1])
-hold = manager.acquire(sys.argv[2])
+manager, table = ZookeeperLockManager(sys.argv[1]), sys.argv[2]
+hold = manager.acquire(table)
 if os.fork() == 0:
-    for call in (lambda: manager.acquire(sys.argv[2] + "x"), hold.check, hold.release):
+    for call in (
+        lambda: manager.acquire(table + "x"), lambda: manager.release(table), lambda: manager.cancel(table),
+        lambda: manager.queue(table), hold.check, hold.release,
+    ):
         try:
             call()
         except SluiceError as error:
             print(type(error).__name__, flush=True)
+    print("child", hold.is_valid(), manager.state.name, flush=True)
     manager.close()
     os._exit(0)
 os.wait()
 hold.check()
-print("parent", "valid" if hold.is_valid() else "invalid")
+print("parent", hold.is_valid(), manager.state.name)
 manager.close()
 """
 
@@ -411,18 +422,28 @@ def test_chroot_is_made_and_respected(zookeeper, ensemble_client, table):
         assert ensemble_client.exists(TableResource.of(table).znode(chroot + ROOT))
 
 
-def test_queue_order_is_numeric_beyond_the_counter_s_width():
-    """The counter is a signed 32-bit number: names are compared as numbers, not as text."""
+def test_queue_order_goes_on_where_the_counter_wraps_around():
+    """The counter is a signed 32-bit number: names are compared as numbers, not as text, and by distance."""
     from lock_manager.queue_lock import parse_queue
 
-    names = [
-        "a__lock__2147483647",
-        "b__lock__-2147483648",
-        "c__rlock__0000000009",
-        "d__lock__0000000010",
-        "about",
-    ]
-    assert [contender.name[0] for contender in parse_queue(names)] == ["b", "c", "d", "a"]
+    names = ["d__lock__-2147483647", "a__lock__2147483646", "c__rlock__-2147483648", "b__lock__2147483647", "about"]
+    assert [contender.name[0] for contender in parse_queue(names)] == ["a", "b", "c", "d"]
+    names = ["c__rlock__0000000010", "b__lock__0000000009", "a__lock__-000000001"]
+    assert [contender.name[0] for contender in parse_queue(names)] == ["a", "b", "c"]
+
+
+def test_kazoo_s_plain_lock_and_ours_exclude_each_other(make_manager, table, node, ensemble_client):
+    """It knows nothing of shared contenders, unless told."""
+    manager = make_manager()
+    theirs = ensemble_client.Lock(node, "theirs")
+    with manager.acquire(table):
+        assert not theirs.acquire(blocking=False)
+    assert theirs.acquire()
+    with pytest.raises(LockTimeoutError):
+        manager.acquire(table, timeout_seconds=0)
+    theirs.release()
+    with manager.acquire(table, shared=True):
+        assert not ensemble_client.Lock(node, "told", extra_lock_patterns=["__rlock__"]).acquire(blocking=False)
 
 
 @pytest.mark.parametrize("kazoo_mode", ["WriteLock", "ReadLock"])
@@ -473,16 +494,82 @@ def test_body_exception_is_never_masked_by_a_lost_hold(make_manager, table, ense
     assert lost.value.hold_id == hold.hold_id
 
 
-def test_check_is_a_quorum_request_that_changes_nothing(make_manager, table, node, ensemble_client: KazooClient):
+def test_check_changes_nothing_and_finds_a_contender_that_is_gone(make_manager, table, node, ensemble_client):
     with make_manager().acquire(table) as hold:
         (name,) = ensemble_client.get_children(node)
         before = ensemble_client.exists(f"{node}/{name}")
         for _ in range(10):
             hold.check()
-        assert ensemble_client.exists(f"{node}/{name}").mzxid == before.mzxid
+        after = ensemble_client.exists(f"{node}/{name}")
+        # Since when it holds may have been written meanwhile, once; nothing else.
+        assert after.version - before.version <= 1
         ensemble_client.delete(f"{node}/{name}")
         with pytest.raises(LockLostError, match="contender was gone"):
             hold.check()
         assert not hold.is_valid()
         with pytest.raises(LockLostError):
             hold.release()
+
+
+def test_an_answer_that_proves_nothing_is_no_proof(make_manager, table, node, ensemble_client):
+    with make_manager().acquire(table) as hold:
+        (name,) = ensemble_client.get_children(node)
+        ensemble_client.set_acls(f"{node}/{name}", [make_acl("world", "anyone", write=True)])
+        with pytest.raises(EnsembleRefusedError, match="NoAuthError"):
+            hold.check()
+
+
+def test_a_contender_that_may_not_be_deleted_ends_with_its_session(
+    make_manager, table, node, ensemble_client, eventually
+):
+    manager = make_manager()
+    hold = manager.acquire(table)
+    ensemble_client.set_acls(node, [make_acl("world", "anyone", read=True, create=True, admin=True)])
+    with pytest.raises(EnsembleRefusedError):
+        hold.release()
+    eventually(lambda: ensemble_client.get_children(node) == [])
+    ensemble_client.set_acls(node, OPEN_ACL_UNSAFE)
+    manager.acquire(table, timeout_seconds=10).release()
+
+
+def test_on_loss_is_not_called_for_a_release(make_manager, table, monkeypatch):
+    """The keeper may ask about a hold just as it is released."""
+    monkeypatch.setattr("lock_manager.held.ANNOUNCE_SECONDS", 0.002)
+    manager = make_manager()
+    lost: list[HeldLock] = []
+    for _ in range(300):
+        with manager.acquire(table) as hold:
+            hold.on_loss(lost.append)
+            while time.time() < hold.acquired_at + 0.002:
+                pass
+    manager.close()
+    assert lost == []
+
+
+def test_nothing_piles_up(make_manager, table, eventually):
+    manager = make_manager()
+    manager.connect()
+    with make_manager().acquire(table):
+        for _ in range(20):
+            with pytest.raises(LockTimeoutError):
+                manager.acquire(table, timeout_seconds=0.05)
+        assert not manager._session._watchers
+        assert sum(len(watchers) for watchers in manager._session.client._child_watchers.values()) <= 1
+    before = threading.active_count()
+    for _ in range(5):
+        with make_manager() as passing:
+            passing.acquire(table).release()
+    eventually(lambda: threading.active_count() <= before, what="the end of the threads of closed managers")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_manager_survives_the_end_of_kazoo_s_connection_thread(make_manager, table, eventually):
+    manager = make_manager()
+    hold = manager.acquire(table)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("an error code that kazoo does not know")
+
+    manager._session.client._connection._read_response = fail
+    eventually(lambda: hold.lost)
+    manager.acquire(table, timeout_seconds=20).release()

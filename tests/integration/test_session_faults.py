@@ -15,6 +15,7 @@ from kazoo.client import KazooClient
 
 from lock_manager import (
     EnsembleUnavailableError,
+    LockCancelledError,
     LockLostError,
     LockTimeoutError,
     SessionState,
@@ -70,10 +71,15 @@ def contenders(look: KazooClient) -> list[str]:
 
 def expire(manager: ZookeeperLockManager, hosts: str) -> None:
     """End the manager's session on the server, as kazoo's own harness does: by a second client that takes it over."""
-    other = KazooClient(hosts, client_id=manager._session.client.client_id)
-    other.start()
-    other.stop()
-    other.close()
+    session_id, password = manager._session.client.client_id
+    deadline = time.monotonic() + 20
+    # The first client may come back before the second one has said goodbye.
+    while manager._session.session_id == session_id:
+        assert time.monotonic() < deadline
+        other = KazooClient(hosts, client_id=(session_id, password))
+        other.start()
+        other.stop()
+        other.close()
 
 
 def test_the_granted_timeout_counts_not_the_one_asked_for(server, eventually):
@@ -86,8 +92,8 @@ def test_the_granted_timeout_counts_not_the_one_asked_for(server, eventually):
         proxy.freeze()
         frozen_at = time.monotonic()
         eventually(lambda: not hold.is_valid(), within=10)
-        # By the 30 s that were asked for it would stay valid for up to 20 s.
-        assert time.monotonic() - frozen_at < SESSION_SECONDS
+        # By the 30 s that were asked for it would stay valid for 12 s.
+        assert time.monotonic() - frozen_at < 10
         proxy.thaw()
 
 
@@ -105,7 +111,7 @@ def test_partitioned_holder_knows_before_the_next_one_holds(through_proxy, proxy
             if hold.is_valid():
                 last_valid[0] = asked_at
 
-    observer = threading.Thread(target=observe)
+    observer = threading.Thread(target=observe, daemon=True)
     observer.start()
     proxy.freeze()
     with direct.acquire(TABLE):
@@ -134,7 +140,10 @@ def test_paused_holder_learns_that_it_lost(server, direct, eventually):
     direct.acquire(TABLE).release()
     os.kill(holder.pid, signal.SIGCONT)
     told, _ = holder.communicate("go\n", timeout=30)
-    assert told.split() == ["False", "LockLostError", "LockLostError"]
+    # Whether the first check still finds the connection gone, or hears of the end already, is up to the scheduler.
+    valid, check, release = told.split()
+    assert (valid, release) == ("False", "LockLostError")
+    assert check in ("LockLostError", "EnsembleUnavailableError")
 
 
 PAUSED = """
@@ -217,8 +226,13 @@ def test_lost_reply_to_create_leaves_one_contender_that_is_ours(through_proxy, p
     acquiring.start()
     eventually(lambda: len(contenders(look)) == 1)
     created = contenders(look)
+    # Of the same name, and earlier, but of another session: not ours.
+    foreign = f"{NODE}/{created[0][:-10]}0000000000"
+    look.create(foreign, ephemeral=True)
     proxy.deaf = False
     proxy.cut()
+    eventually(lambda: through_proxy.state is SessionState.CONNECTED)
+    look.delete(foreign)
     acquiring.join()
     assert contenders(look) == created
     assert got[0].token == look.exists(f"{NODE}/{created[0]}").czxid
@@ -289,27 +303,148 @@ def test_close_in_an_outage_is_bounded(proxy, look, eventually):
     eventually(lambda: contenders(look) == [])
 
 
-def test_an_ensemble_of_three_survives_its_leader_and_stops_without_quorum(eventually):
+def test_cancel_reaches_an_acquire_that_has_no_connection(through_proxy, proxy, eventually):
+    through_proxy.acquire(TABLE).release()
+    proxy.refused = True
+    proxy.cut()
+    eventually(lambda: through_proxy.state is SessionState.SUSPENDED)
+    outcome: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            through_proxy.acquire(TABLE, timeout_seconds=600)
+        except Exception as error:
+            outcome.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    eventually(lambda: through_proxy.cancel(TABLE) == 1)
+    waiting.join(20)
+    assert isinstance(outcome[0], LockCancelledError)
+
+
+def test_two_interrupts_in_an_outage_leave_no_lock_behind(proxy, look, eventually):
+    """The second one comes while the first one's clearing up waits for the network."""
+    program = subprocess.Popen(
+        [sys.executable, "-c", TWICE, proxy.address, TABLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert program.stdout.readline().strip() == "connected"
+    proxy.refused = True
+    proxy.cut()
+    program.stdin.write("go\n")
+    program.stdin.flush()
+    assert program.stdout.readline().strip() == "waiting"
+    program.send_signal(signal.SIGINT)
+    assert program.stdout.readline().strip() == "first"
+    program.send_signal(signal.SIGINT)
+    assert program.stdout.readline().strip() == "interrupted"
+    proxy.refused = False
+    # It reconnects, under the same session or another one, and must want nothing any more.
+    told, _ = program.communicate("done\n", timeout=60)
+    assert told.strip() == "CONNECTED []"
+    eventually(lambda: contenders(look) == [])
+
+
+TWICE = """
+import signal, sys, time
+from lock_manager import ZookeeperLockManager
+
+def interrupt(number, frame):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    print("first", flush=True)
+    raise KeyboardInterrupt
+
+manager = ZookeeperLockManager(sys.argv[1], timeout_seconds=60, session_timeout_seconds=2)
+manager.connect()
+print("connected", flush=True)
+sys.stdin.readline()
+while manager.state.name == "CONNECTED":
+    time.sleep(0.01)
+signal.signal(signal.SIGINT, interrupt)
+try:
+    print("waiting", flush=True)
+    manager.acquire(sys.argv[2])
+except KeyboardInterrupt:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    print("interrupted", flush=True)
+sys.stdin.readline()
+manager.connect(30)
+for _ in range(100):
+    if manager._holds or manager._attempts:
+        time.sleep(0.05)
+print(manager.state.name, manager._holds + manager._attempts)
+manager.close()
+"""
+
+
+def test_hold_that_outlives_an_outage_of_the_server_leaves_nothing(eventually):
+    """The clock says that it is lost, but a restarted server lets the session go on, and the contender with it."""
+    with EmbeddedZooKeeper(tick_ms=200, max_session_timeout_ms=2000) as own, ZookeeperLockManager(own.hosts) as manager:
+        hold = manager.acquire(TABLE)
+        (server,) = own.servers
+        server.kill()
+        eventually(lambda: hold.lost)
+        server.start()
+        server.wait_until_serving(time.monotonic() + 20)
+        with ZookeeperLockManager(own.hosts, timeout_seconds=20) as another, another.acquire(TABLE):
+            pass
+        manager.acquire(TABLE, timeout_seconds=20).release()
+        with pytest.raises(LockLostError):
+            hold.release()
+
+
+def test_proof_counts_from_before_the_request_was_sent(eventually):
+    with (
+        EmbeddedZooKeeper() as own,
+        TcpProxy(own.hosts) as proxy,
+        ZookeeperLockManager(proxy.address, session_timeout_seconds=30) as manager,
+    ):
+        hold = manager.acquire(TABLE)
+        # Nothing else is asked for the next 5 s than what this test asks.
+        eventually(lambda: "acquired_at" in manager.queue(TABLE)[0].data)
+        proxy.replies.clear()
+        checking = threading.Thread(target=hold.check)
+        sent_at = time.monotonic()
+        checking.start()
+        eventually(lambda: time.monotonic() - sent_at > 0.5)
+        answered_at = time.monotonic()
+        proxy.replies.set()
+        checking.join()
+        assert sent_at <= manager._session.proven_at < answered_at
+
+
+def test_check_asks_the_quorum_not_the_server_at_hand():
+    """A follower that is cut off from the others goes on answering reads for a while."""
+    with EmbeddedZooKeeper(3, tick_ms=500) as ensemble:
+        follower = next(server for server in ensemble.servers if b"follower" in server.command(b"srvr"))
+        with ZookeeperLockManager(follower.address, timeout_seconds=30, session_timeout_seconds=20) as manager:
+            hold = manager.acquire(TABLE)
+            hold.check()
+            reader = KazooClient(follower.address)
+            reader.start()
+            others = [server for server in ensemble.servers if server is not follower]
+            for server in others:
+                server.pause()
+            with pytest.raises(EnsembleUnavailableError):
+                hold.check(timeout_seconds=0.5)
+            assert len(reader.get_children(NODE)) == 1
+            for server in others:
+                server.resume()
+            reader.stop()
+            reader.close()
+
+
+def test_an_ensemble_of_three_survives_its_leader(eventually):
     with (
         EmbeddedZooKeeper(3, tick_ms=200) as ensemble,
-        ZookeeperLockManager(ensemble.hosts, timeout_seconds=30, session_timeout_seconds=10) as manager,
+        ZookeeperLockManager(ensemble.hosts, timeout_seconds=30, session_timeout_seconds=20) as manager,
     ):
         hold = manager.acquire(TABLE)
         leader = next(server for server in ensemble.servers if b"leader" in server.command(b"srvr"))
         leader.kill()
-        eventually(lambda: manager.state is SessionState.CONNECTED and not raises(hold.check), within=20)
+        eventually(lambda: manager.state is SessionState.CONNECTED and not raises(hold.check))
         assert hold.is_valid()
-        leader.start()
-        leader.wait_until_serving(time.monotonic() + 20)
-        hold.check()
-        paused = [server for server in ensemble.servers if server is not leader]
-        for server in paused:
-            server.pause()
-        with pytest.raises((EnsembleUnavailableError, LockLostError)):
-            hold.check(timeout_seconds=2)
-        for server in paused:
-            server.resume()
-        eventually(lambda: manager.state is SessionState.CONNECTED)
+        hold.release()
 
 
 def raises(call) -> bool:

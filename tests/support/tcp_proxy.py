@@ -14,6 +14,7 @@ class TcpProxy:
 
     Attributes:
         frozen: while set, nothing passes in either direction, and connections stay open: a network that swallows.
+        replies: cleared to keep back what the server answers; set to let it through, late.
         deaf: while set, what the server answers is thrown away: lost replies.
         refused: while set, new connections are closed at once.
 
@@ -26,6 +27,8 @@ class TcpProxy:
         self.port: int = self._listener.getsockname()[1]
         self._open = threading.Event()
         self._open.set()
+        self.replies = threading.Event()
+        self.replies.set()
         self.deaf = False
         self.refused = False
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -57,6 +60,7 @@ class TcpProxy:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._open.set()
+        self.replies.set()
         self.cut()
 
     def __enter__(self) -> Self:
@@ -90,6 +94,8 @@ class TcpProxy:
         with suppress(OSError):
             while data := source.recv(65536):
                 self._open.wait()
+                if replies:
+                    self.replies.wait()
                 if not (replies and self.deaf):
                     sink.sendall(data)
         with suppress(OSError):

@@ -59,6 +59,10 @@ def test_relative_paths_and_links_are_the_folder_they_lead_to(tmp_path, monkeypa
         "/../t",
         "file://host/t",
         "file:",
+        " s3://lake/t",
+        "s3://lake/t ",
+        "s3a:lake/t",
+        "dir:a/b",
         "a\nb/c",
     ],
 )
@@ -72,6 +76,7 @@ def test_key_and_znode():
     assert resource.key == hashlib.sha256(b"s3://lake/t").hexdigest()
     assert resource.znode("/locks/delta_tables") == f"/locks/delta_tables/{resource.key}"
     assert TableResource.of(resource) is resource
+    assert TableResource("S3A://Lake//t/") == resource
 
 
 segments = st.lists(st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S"), exclude_characters="/")))
