@@ -1,0 +1,221 @@
+"""What must hold of a table's log and of its writers' records. Pure: no check reads a file or asks a server.
+
+Each check returns sentences, one per problem found, and none if all is well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from sluice.delta_log import CHECKSUM_FILE, Checksum, DataFile, LogCommit, version_files
+
+_SHOWN = 5
+_CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..+")
+
+
+@dataclass(frozen=True, order=True)
+class Interval:
+    """A hold as it was recorded, in seconds since the epoch.
+
+    Attributes:
+        start: when it began.
+        end: when it ended, or the last moment known to lie within it.
+        owner: who held; two intervals of one owner are one hold and never overlap.
+
+    """
+
+    start: float
+    end: float
+    owner: str
+
+
+def overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0) -> list[tuple[Interval, Interval]]:
+    """Return every pair of holds of different owners that share time.
+
+    Args:
+        holds: in any order.
+        clock_skew_seconds: shared time up to this is blamed on the hosts' clocks.
+
+    """
+    found = []
+    active: list[Interval] = []
+    for hold in sorted(holds):
+        active = [other for other in active if other.end - clock_skew_seconds > hold.start]
+        found += [(other, hold) for other in active if other.owner != hold.owner]
+        active.append(hold)
+    return found
+
+
+def holds_in_log(commits: Iterable[LogCommit]) -> list[Interval]:
+    """Return the holds that the log alone knows of: from when the lock was had to the hold's last commit."""
+    spans: dict[str, tuple[float, float]] = {}
+    for commit in commits:
+        if commit.stamp is None or commit.timestamp is None:
+            continue
+        start, end = spans.get(commit.stamp.hold, (commit.stamp.acquired_at, commit.timestamp))
+        spans[commit.stamp.hold] = (min(start, commit.stamp.acquired_at), max(end, commit.timestamp))
+    return [Interval(start, max(start, end), hold) for hold, (start, end) in spans.items()]
+
+
+def describe_overlaps(pairs: Sequence[tuple[Interval, Interval]]) -> list[str]:
+    """Say which holds overlapped, and for how long."""
+    return _shown(
+        [
+            f"two held the lock at once for {min(one.end, other.end) - other.start:.3f} s: "
+            f"{one.owner} and {other.owner}"
+            for one, other in pairs
+        ]
+    )
+
+
+def check_versions(names: Sequence[str]) -> list[str]:
+    """Look for gaps: before the first version, between versions, and after the last one.
+
+    Args:
+        names: of the files in ``_delta_log``. Log clean-up removes the oldest versions, and only those that a
+            checkpoint has made superfluous.
+
+    """
+    versions = version_files(names)
+    problems = [
+        f"{_missing(before + 1, after - 1)} from the log" for before, after in pairwise(versions) if after != before + 1
+    ]
+    checkpoints = [int(match[1]) for match in map(_CHECKPOINT_FILE.fullmatch, names) if match]
+    noted = [int(name[:20]) for name in names if CHECKSUM_FILE.fullmatch(name)] + checkpoints
+    if versions and versions[0] > 0 and not any(checkpoint >= versions[0] - 1 for checkpoint in checkpoints):
+        problems.append(f"{_missing(0, versions[0] - 1)} from the log, and no checkpoint stands in")
+    if versions and max(noted, default=0) > versions[-1]:
+        problems.append(f"{_missing(versions[-1] + 1, max(noted))} from the log: a checksum or checkpoint is there")
+    return _shown(problems)
+
+
+def _missing(first: int, last: int) -> str:
+    return f"version {first} is missing" if first == last else f"versions {first} to {last} are missing"
+
+
+def check_tokens(commits: Iterable[LogCommit]) -> list[str]:
+    """Look for fencing tokens that do not rise in version order, from hold to hold, per ensemble."""
+    problems = []
+    last: dict[str, LogCommit] = {}
+    for commit in commits:
+        stamp = commit.stamp
+        if stamp is None:
+            continue
+        before = last.get(stamp.ensemble)
+        last[stamp.ensemble] = commit
+        if (
+            before is None
+            or before.stamp is None
+            or (stamp.hold, stamp.token) == (before.stamp.hold, before.stamp.token)
+        ):
+            continue
+        if stamp.token <= before.stamp.token:
+            problems.append(
+                f"version {commit.version} carries fencing token {stamp.token:#x}, not above "
+                f"{before.stamp.token:#x} of version {before.version}: an earlier holder wrote after a later one"
+            )
+    return _shown(problems)
+
+
+def check_commit_ids(commits: Iterable[LogCommit]) -> list[str]:
+    """Look for writes that are in the log more than once."""
+    versions: dict[str, list[int]] = defaultdict(list)
+    for commit in commits:
+        if commit.stamp is not None and any(file.changes_data for file in commit.adds):
+            versions[commit.stamp.commit_id].append(commit.version)
+    return _shown(
+        [
+            f"write {commit_id} is in the log {len(found)} times (versions {', '.join(map(str, found))})"
+            for commit_id, found in versions.items()
+            if len(found) > 1
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the version files add up to.
+
+    Attributes:
+        files: data files that are in the table, by key.
+        problems: where a version does not follow from those before it.
+
+    """
+
+    files: Mapping[tuple[str, str], DataFile]
+    problems: Sequence[str]
+
+    @property
+    def rows(self) -> int | None:
+        """Rows in those files, as their statistics say; None if one of them has none."""
+        counts = [file.rows for file in self.files.values()]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def replay(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> Replay:
+    """Apply the commits from version 0 on, and compare each state with what its writer noted beside it.
+
+    A version file that was overwritten betrays itself: files come or go out of nothing, or the sizes differ
+    from those that the writers after it saw.
+    """
+    files: dict[tuple[str, str], DataFile] = {}
+    size = 0
+    problems = []
+    for commit in commits:
+        for file in commit.removes:
+            gone = files.pop(file.key, None)
+            size -= gone.size if gone else 0
+            if gone is None and file.changes_data:
+                problems.append(f"version {commit.version} removes {file.path}, which is not in the table")
+        for file in commit.adds:
+            known = files.get(file.key)
+            size += file.size - (known.size if known else 0)
+            if known is not None and file.changes_data:
+                problems.append(f"version {commit.version} adds {file.path}, which is in the table already")
+            files[file.key] = file
+        noted = checksums.get(commit.version, Checksum())
+        if noted.files not in (None, len(files)) or noted.size not in (None, size):
+            problems.append(
+                f"up to version {commit.version} the log adds up to {len(files)} files of {size} bytes, but its "
+                f"writer saw {noted.files} of {noted.size} bytes: an earlier version was overwritten"
+            )
+    return Replay(files, _shown(problems))
+
+
+def check_transactions(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> list[str]:
+    """Look for versions whose content and whose checksum come from different transactions."""
+    return _shown(
+        [
+            f"version {commit.version} was overwritten: its checksum is of transaction {noted.txn_id}, "
+            f"its content of {commit.txn_id}"
+            for commit in commits
+            if (noted := checksums.get(commit.version, Checksum())).txn_id is not None
+            and commit.txn_id is not None
+            and noted.txn_id != commit.txn_id
+        ]
+    )
+
+
+def count_conflicts(commits: Iterable[LogCommit]) -> int:
+    """Count the commits that lost at least one race: others committed between what they had read and their version."""
+    return sum(1 for commit in commits if commit.read_version is not None and commit.read_version + 1 < commit.version)
+
+
+def unlocked_writers(commits: Iterable[LogCommit]) -> dict[str, int]:
+    """Count the commits without the lock's stamp, by engine."""
+    return dict(Counter(commit.engine or "unknown" for commit in commits if commit.stamp is None))
+
+
+def count_of(number: int, what: str) -> str:
+    """Return ``1 row`` or ``2 rows``, for ``what`` with a regular plural."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _shown(problems: list[str]) -> list[str]:
+    """Cut a long list: the first few tell what is wrong."""
+    more = len(problems) - _SHOWN
+    return [*problems[:_SHOWN], f"(and {more} more of the kind)"] if more > 0 else problems

@@ -1,0 +1,304 @@
+"""The commands of ``sluice``, as typer wants them. Each imports what it needs when it runs: ``--help`` is quick."""
+
+from __future__ import annotations
+
+import functools
+import json
+import signal
+import sys
+import traceback
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+
+import typer
+from rich.console import Console
+
+import sluice
+from lock_manager import SluiceError
+from sluice.interrupts import Interrupted, interruptible
+from sluice.log_folder import LogAccessError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sluice.verify import Verification
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+FAILED, BAD_ARGUMENTS = 1, 2
+
+app = typer.Typer(
+    name="sluice",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show the stack trace of an error.")]
+
+
+def _in_a_sentence(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Turn what a command raises on purpose into one sentence on standard error and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return command(*args, **kwargs)
+        except Interrupted as stop:
+            sys.stderr.write(f"sluice: stopped by {stop}; everything that was started has been ended\n")
+            raise typer.Exit(stop.exit_code) from None
+        except SluiceError as error:
+            if kwargs.get("verbose"):
+                traceback.print_exc()
+            sys.stderr.write(f"sluice: {error}\n")
+            bad = isinstance(error, ValueError | LogAccessError)
+            raise typer.Exit(BAD_ARGUMENTS if bad else FAILED) from None
+
+    return run
+
+
+def _show_version(*, asked: bool) -> None:
+    if asked:
+        print(f"sluice {sluice.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _sluice(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=lambda asked: _show_version(asked=asked), is_eager=True, help="Show the version."
+        ),
+    ] = False,
+) -> None:
+    """Many Spark writers, one Delta Lake table, one commit at a time.
+
+    [bold]sluice demo[/]                          five Spark writers load one table, and nothing is lost
+    [bold]sluice verify s3a://lake/flights[/]     check any Delta table
+    [bold]sluice zookeeper[/]                     a ZooKeeper to try things with
+
+    Exit codes: 0 done, 1 a check or the work itself failed, 2 bad arguments, 130 stopped by Ctrl-C.
+    """
+
+
+class Storage(StrEnum):
+    """Where the demo's tables go."""
+
+    S3 = "s3"
+    LOCAL = "local"
+
+
+@app.command()
+@_in_a_sentence
+def demo(
+    *,
+    storage: Annotated[Storage, typer.Option(help="An embedded S3, or the disk.")] = Storage.S3,
+    writers: Annotated[int, typer.Option(min=1, help="How many spark-submit processes.")] = 5,
+    commits: Annotated[int, typer.Option(min=1, help="How many commits, in all.")] = 40,
+    compare: Annotated[bool, typer.Option("--compare", help="Load again without the lock, and show both.")] = False,
+    output: Annotated[Path, typer.Option(help="Folder for the report, the picture and the logs.")] = Path("build/demo"),
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the table and the loaded files there too.")] = False,
+    rows: Annotated[int | None, typer.Option(min=1, help="Load only the first flights.  [dim]default: all[/]")] = None,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Five Spark writers load 336,776 flights into one table at once; check that nothing is lost.
+
+    Starts a ZooKeeper and an S3 of its own, and one spark-submit per writer;
+    nothing else is needed. Leaves report.json, timeline.png and the writers'
+    logs in the output folder. Fails if a row is missing or there twice, if two
+    writers ever held the lock at once, or if an acknowledged commit is lost.
+
+    [bold]sluice demo[/]
+    [bold]sluice demo --compare[/]                            what happens without the lock?
+    [bold]sluice demo --storage local --writers 2 --commits 6 --rows 50000[/]
+    """
+    from sluice.demo.run import DemoOptions, run_demo  # noqa: PLC0415
+
+    options = DemoOptions(
+        storage=storage.value, writers=writers, commits=commits, compare=compare, output=output, keep=keep, rows=rows
+    )
+    with interruptible():
+        if not run_demo(options, Console(highlight=False)):
+            raise typer.Exit(FAILED)
+
+
+@app.command()
+@_in_a_sentence
+def verify(
+    table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
+    *,
+    key: Annotated[
+        str, typer.Option(metavar="COLUMNS", help="Columns of which no combination may be there twice.")
+    ] = "",
+    storage_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="As deltalake takes it; may be repeated.  [dim]default: AWS_* variables[/]"
+        ),
+    ] = None,
+    clock_skew: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="Forgive holds of different hosts that seem to overlap.")
+    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Check a Delta table, with the deltalake package and not with Spark.
+
+    Versions are contiguous and none was overwritten; the rows are those that
+    the log counts; no key is there twice; fencing tokens rise, and recorded
+    holds do not overlap. Commits without the lock are counted, by engine.
+
+    [bold]sluice verify s3a://lake/flights --key time_hour,carrier,flight[/]
+    [bold]sluice verify ./flights --json[/]
+    [bold]sluice verify s3://lake/flights --storage-option AWS_ENDPOINT_URL=http://127.0.0.1:9000[/]
+
+    Exit codes: 0 sound, 1 a check failed, 2 there is no such table or column.
+    """
+    from sluice.verify import verify_table  # noqa: PLC0415
+
+    options = dict(_key_and_value(option) for option in storage_option or ())
+    columns = [name.strip() for name in key.split(",") if name.strip()]
+    found = verify_table(table, key=columns, storage_options=options, clock_skew_seconds=clock_skew)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        _print_verification(found, Console(highlight=False))
+    if not found.ok:
+        raise typer.Exit(FAILED)
+
+
+def _key_and_value(option: str) -> tuple[str, str]:
+    name, equals, value = option.partition("=")
+    if not equals or not name.strip():
+        raise typer.BadParameter(f"{option!r} is not KEY=VALUE", param_hint="--storage-option")
+    return name.strip(), value
+
+
+@app.command()
+@_in_a_sentence
+def jars(
+    *,
+    folder: Annotated[
+        Path | None, typer.Option(help="Where to.  [dim]default: $SLUICE_JARS, or share/sluice/jars of this Python[/]")
+    ] = None,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Bring the jars that Delta on S3 needs beside PySpark (28 MB), once.
+
+    Each one is checked against its SHA-256. A folder that is complete is left as it is.
+    """
+    from sluice.jars import resolve_jars  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    with console.status("Resolving the jars …"):
+        paths = resolve_jars(folder)
+    console.print(f"{len(paths)} jars in {paths[0].parent}", soft_wrap=True)
+
+
+@app.command()
+@_in_a_sentence
+def dist(
+    *,
+    output: Annotated[Path, typer.Option(help="Where to write it.")] = Path("build/sluice-py.zip"),
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Build the zip for spark-submit's --py-files: lock_manager, writer_jobs and kazoo.
+
+    [bold]sluice dist --output sluice.zip[/]
+    [bold]spark-submit $(sluice submit-args --zip sluice.zip) …/append.py --zookeeper …[/]
+    """
+    from sluice.distribution import build_zip  # noqa: PLC0415
+
+    print(build_zip(output))
+
+
+@app.command("submit-args")
+@_in_a_sentence
+def submit_args(
+    *,
+    archive: Annotated[
+        Path | None,
+        typer.Option("--zip", help="The zip that [bold]sluice dist[/] built.  [dim]default: one is built[/]"),
+    ] = None,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Print the --jars, --py-files and --conf part of a spark-submit line.
+
+    [bold]spark-submit --master spark://… $(sluice submit-args) writer_jobs/append.py --zookeeper …[/]
+    """
+    from shlex import join  # noqa: PLC0415
+
+    from sluice.distribution import submit_arguments  # noqa: PLC0415
+
+    print(join(submit_arguments(archive)))
+
+
+@app.command()
+@_in_a_sentence
+def zookeeper(
+    *,
+    servers: Annotated[int, typer.Option(metavar="1|3", help="One server, or an ensemble of three.")] = 1,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65533, help="Of the first server.  [dim]default: free ports[/]")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Where data is kept.  [dim]default: a temporary folder, deleted at the end[/]")
+    ] = None,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Run a ZooKeeper on 127.0.0.1 until Ctrl-C, to try things with.
+
+    It comes with PySpark. Its connection string is printed as soon as it
+    serves. All of its servers share this machine: not for production.
+
+    [bold]sluice zookeeper --port 2181[/]
+    [bold]sluice zookeeper --servers 3 --data ./zk[/]
+    """
+    from lock_manager.local import EmbeddedZooKeeper  # noqa: PLC0415
+
+    if servers not in (1, 3):
+        raise typer.BadParameter("an ensemble has 1 server or 3", param_hint="--servers")
+    with interruptible(), EmbeddedZooKeeper(servers, port=port, data_dir=data) as running:
+        print(running.hosts, flush=True)
+        sys.stderr.write("ZooKeeper serves; Ctrl-C stops it\n")
+        while True:
+            signal.pause()
+
+
+def _print_verification(found: Verification, console: Console) -> None:
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    def say(value: int | None, missing: str) -> str:
+        return missing if value is None else f"{value:,}"
+
+    rows: list[tuple[str, Any]] = [
+        ("versions", f"{found.first_version:,} to {found.version:,}"),
+        ("commits in the log", f"{found.commits:,}"),
+        ("under the lock", f"{found.locked_commits:,}"),
+        ("without it", f"{found.unlocked_commits:,}"),
+        *(("  by " + engine, f"{count:,}") for engine, count in found.unlocked_writers.items()),
+        ("that lost a race for a version", f"{found.conflicts:,}"),
+        ("holds that overlap", f"{found.overlapping_holds:,}"),
+        ("rows in the data files", say(found.rows_found, "not readable")),
+        ("rows by the log's statistics", say(found.rows_in_log, "not known")),
+    ]
+    if found.key:
+        rows.append((f"duplicate rows by {', '.join(found.key)}", say(found.duplicate_rows, "not readable")))
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=found.table, title_justify="left", pad_edge=False)
+    table.add_column("what")
+    table.add_column("how many", justify="right")
+    for what, value in rows:
+        table.add_row(what, value)
+    console.print(table)
+    for problem in found.problems:
+        console.print(Text.assemble(("problem: ", "bold red"), problem), soft_wrap=True)
+    verdict = Text("sound", style="bold green") if found.ok else Text("NOT SOUND", style="bold red")
+    console.print(verdict)

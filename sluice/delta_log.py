@@ -1,0 +1,178 @@
+"""What the files of a Delta table's log say, each for itself.
+
+Not through an engine: an engine shows the table that the log adds up to, and refuses a log that does not add up. What
+is wrong with it is just what a check has to tell.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from sluice.log_folder import PARALLEL_READS, LogFolder
+
+_VERSION_FILE = re.compile(r"(\d{20})\.json")
+CHECKSUM_FILE = re.compile(r"(\d{20})\.crc")
+
+
+@dataclass(frozen=True)
+class LockStamp:
+    """What a writer under the lock leaves in its commit (``commitInfo.userMetadata``, key ``sluice``).
+
+    Attributes:
+        commit_id: unique name of the write.
+        hold: of the hold under which it was made.
+        token: fencing token of that hold.
+        ensemble: who handed out the token; tokens of different ensembles do not compare.
+        acquired_at: when the hold began, seconds since the epoch, by the writer's clock.
+
+    """
+
+    commit_id: str
+    hold: str
+    token: int
+    ensemble: str
+    acquired_at: float
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A data file that a commit adds or removes; ``key`` tells apart the same file with other rows deleted."""
+
+    path: str
+    deletion_vector: str = ""
+    size: int = 0
+    rows: int | None = None
+    changes_data: bool = True
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Path as written in the log (percent-encoded), and the deletion vector's identity."""
+        return self.path, self.deletion_vector
+
+
+@dataclass(frozen=True)
+class LogCommit:
+    """One version file.
+
+    Attributes:
+        version: from its name.
+        timestamp: when the commit was prepared, seconds since the epoch; None if it does not say.
+        engine: who wrote it, for example ``Apache-Spark/4.2.0 Delta-Lake/4.4.0``.
+        read_version: the version that the writer had read; None if it does not say.
+        txn_id: Delta's own name of the transaction.
+        user_metadata: what the writer said, as it is.
+        stamp: what the lock left there, None for a commit without it.
+        adds: data files that it adds.
+        removes: data files that it removes.
+
+    """
+
+    version: int
+    timestamp: float | None = None
+    engine: str | None = None
+    read_version: int | None = None
+    txn_id: str | None = None
+    user_metadata: str | None = None
+    stamp: LockStamp | None = None
+    adds: tuple[DataFile, ...] = ()
+    removes: tuple[DataFile, ...] = ()
+
+
+@dataclass(frozen=True)
+class Checksum:
+    """What Spark noted beside a version (``<version>.crc``): its transaction, the table's size after it."""
+
+    txn_id: str | None = None
+    files: int | None = None
+    size: int | None = None
+
+
+def version_files(names: Sequence[str]) -> list[int]:
+    """Return the versions whose files are among ``names``, ascending."""
+    return sorted(int(match[1]) for match in map(_VERSION_FILE.fullmatch, names) if match)
+
+
+def read_commits(log: LogFolder, versions: Sequence[int]) -> Iterator[LogCommit | str]:
+    """Read and parse version files; one that cannot be parsed comes as a sentence instead."""
+    with ThreadPoolExecutor(PARALLEL_READS) as pool:
+        contents = pool.map(lambda version: log.read(f"{version:020}.json"), versions)
+        for version, content in zip(versions, contents, strict=True):
+            try:
+                yield parse_commit(version, content)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                yield f"version {version} cannot be read: {error}"
+
+
+def read_checksums(log: LogFolder, names: Sequence[str]) -> dict[int, Checksum]:
+    """Read Spark's checksum files, by version. One that cannot be parsed is left out, as Spark does."""
+    found = [name for name in names if CHECKSUM_FILE.fullmatch(name)]
+    checksums = {}
+    with ThreadPoolExecutor(PARALLEL_READS) as pool:
+        for name, content in zip(found, pool.map(log.read, found), strict=True):
+            try:
+                said = json.loads(content)
+                checksums[int(name[:20])] = Checksum(
+                    said.get("txnId"), said.get("numFiles"), said.get("tableSizeBytes")
+                )
+            except (ValueError, AttributeError):
+                continue
+    return checksums
+
+
+def parse_commit(version: int, content: bytes) -> LogCommit:
+    """Parse one version file (a JSON action per line, Delta's protocol, "Actions").
+
+    Raises:
+        ValueError: it is not JSON, or not made of objects.
+
+    """
+    actions = [json.loads(line) for line in content.splitlines() if line.strip()]
+    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    timestamp = info.get("timestamp")
+    return LogCommit(
+        version=version,
+        timestamp=timestamp / 1000 if isinstance(timestamp, int) else None,
+        engine=info.get("engineInfo"),
+        read_version=info.get("readVersion"),
+        txn_id=info.get("txnId"),
+        user_metadata=info.get("userMetadata"),
+        stamp=parse_stamp(info.get("userMetadata")),
+        adds=tuple(_data_file(action["add"]) for action in actions if "add" in action),
+        removes=tuple(_data_file(action["remove"]) for action in actions if "remove" in action),
+    )
+
+
+def parse_stamp(user_metadata: object) -> LockStamp | None:
+    """Read the lock's stamp; None if there is none, or none that this release understands."""
+    if not isinstance(user_metadata, str):
+        return None
+    try:
+        said = json.loads(user_metadata)["sluice"]
+        return LockStamp(
+            commit_id=str(said["commit_id"]),
+            hold=str(said["hold"]),
+            token=int(said["token"]),
+            ensemble=str(said["ensemble"]),
+            acquired_at=float(said["acquired_at"]),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _data_file(action: dict[str, Any]) -> DataFile:
+    vector = action.get("deletionVector") or {}
+    identity = "".join(str(vector.get(part, "")) for part in ("storageType", "pathOrInlineDv", "offset"))
+    stats = json.loads(action.get("stats") or "{}")
+    rows = stats.get("numRecords")
+    return DataFile(
+        path=action["path"],
+        deletion_vector=identity,
+        size=action.get("size") or 0,
+        rows=None if rows is None else rows - vector.get("cardinality", 0),
+        changes_data=action.get("dataChange", True),
+    )

@@ -1,0 +1,116 @@
+"""What a person sees while a load runs: a live board on a terminal, a line every few seconds elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich import box
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from sluice.demo.records import Phase, Writer
+
+_PLAIN_SECONDS = 10.0
+_STYLES = {
+    Phase.STARTING: "dim",
+    Phase.WAITING: "yellow",
+    Phase.HOLDING: "bold green",
+    Phase.WRITING: "cyan",
+    Phase.BETWEEN: "dim",
+    Phase.DONE: "green",
+    Phase.FAILED: "bold red",
+}
+_WORDS = {
+    Phase.STARTING: "starting Spark",
+    Phase.WAITING: "waiting",
+    Phase.HOLDING: "HOLDING the lock",
+    Phase.WRITING: "writing",
+    Phase.BETWEEN: "next commit",
+    Phase.DONE: "done",
+    Phase.FAILED: "FAILED",
+}
+
+
+class Board:
+    """The state of a load, for people.
+
+    Args:
+        title: what is going on.
+        writers: they change while it is shown.
+        planned: commits per writer, in the same order.
+        rows: how many rows there are to load.
+
+    """
+
+    def __init__(self, title: str, writers: Sequence[Writer], planned: Sequence[int], rows: int) -> None:
+        self._title = title
+        self._writers = writers
+        self._planned = planned
+        self._rows = rows
+        self._started = time.monotonic()
+
+    def line(self) -> str:
+        """Say in one line how far it is."""
+        by_phase: dict[Phase, list[str]] = defaultdict(list)
+        for writer in self._writers:
+            by_phase[writer.phase].append(str(writer.number))
+        now = "; ".join(f"{_WORDS[phase]}: {', '.join(by_phase[phase])}" for phase in Phase if phase in by_phase)
+        return f"{self._summary()}; {now}"
+
+    def table(self) -> Table:
+        """Draw every writer's state."""
+        table = Table(box=box.SIMPLE, title=self._title, title_justify="left", title_style="bold", pad_edge=False)
+        table.add_column("writer", no_wrap=True)
+        table.add_column("now", no_wrap=True, min_width=24)
+        table.add_column("commits", no_wrap=True, min_width=26)
+        table.add_column("rows", justify="right", no_wrap=True, min_width=8)
+        for writer, planned in zip(self._writers, self._planned, strict=True):
+            done = len(writer.commits)
+            bar = Table.grid(padding=(0, 1))
+            bar.add_row(ProgressBar(total=planned, completed=done, width=18), f"{done}/{planned}")
+            table.add_row(f"writer {writer.number}", self._now(writer), bar, f"{writer.rows:,}")
+        table.caption = self._summary()
+        table.caption_justify = "left"
+        return table
+
+    def _now(self, writer: Writer) -> Text:
+        words = _WORDS[writer.phase]
+        if writer.running:
+            words += f"  {max(0.0, time.time() - writer.since):.1f} s"
+        if writer.retried_at:
+            words += f"  ({len(writer.retried_at)} conflicts)"
+        return Text(words, style=_STYLES[writer.phase])
+
+    def _summary(self) -> str:
+        commits = sum(len(writer.commits) for writer in self._writers)
+        rows = sum(writer.rows for writer in self._writers)
+        return (
+            f"{time.monotonic() - self._started:.0f} s: {commits} of {sum(self._planned)} commits, "
+            f"{rows:,} of {self._rows:,} rows"
+        )
+
+
+@contextmanager
+def shown(board: Board, console: Console) -> Iterator[Callable[[], None]]:
+    """Show the board, and yield what to call often to keep it up to date."""
+    if console.is_terminal:
+        with Live(board.table(), console=console, auto_refresh=False) as live:
+            yield lambda: live.update(board.table(), refresh=True)
+            live.update(board.table(), refresh=True)
+        return
+    told_at = time.monotonic()
+
+    def tell() -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= _PLAIN_SECONDS:
+            told_at = time.monotonic()
+            console.print(board.line(), soft_wrap=True)
+
+    yield tell
+    console.print(board.line(), soft_wrap=True)

@@ -1,0 +1,265 @@
+"""The demo: several Spark writers load one table under the lock, and a reader that is not ours checks the result."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from queue import Empty
+from typing import Any, Literal
+
+from rich.console import Console
+
+from lock_manager import SettingsError
+from lock_manager.local import find_java
+from sluice.checks import count_of
+from sluice.delta_log import LogCommit, read_commits, version_files
+from sluice.demo.flights import KEY, PARTITION, Contents, deal_flights, read_contents
+from sluice.demo.outcome import Outcome, judge
+from sluice.demo.processes import Events, WriterProcess, end_processes, spark_submit, submit_command
+from sluice.demo.progress import Board, shown
+from sluice.demo.records import Phase, Writer
+from sluice.demo.report import (
+    print_comparison,
+    print_last_words,
+    print_outcome,
+    print_problems,
+    write_report,
+)
+from sluice.demo.stage import Store, clear_output, keep_tables, open_services
+from sluice.demo.timeline import Lanes, draw_timeline
+from sluice.jars import jar_paths
+from sluice.log_folder import open_log
+from sluice.verify import verify_table
+
+_LOCK_TIMEOUT_SECONDS = 600
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What to demonstrate.
+
+    Attributes:
+        storage: ``s3`` for an embedded S3, ``local`` for the disk.
+        writers: number of ``spark-submit`` processes.
+        commits: in all, shared out among the writers.
+        compare: load again without the lock.
+        output: folder for the report, the picture and the logs.
+        keep: leave the table and what was loaded in that folder too.
+        rows: load only the first flights; None for all of them.
+
+    Raises:
+        SettingsError: fewer commits than writers, or none at all.
+
+    """
+
+    storage: Literal["s3", "local"] = "s3"
+    writers: int = 5
+    commits: int = 40
+    compare: bool = False
+    output: Path = Path("build/demo")
+    keep: bool = False
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.writers < 1:
+            raise SettingsError(f"--writers {self.writers}: there must be at least one")
+        if self.commits < self.writers:
+            raise SettingsError(f"--commits {self.commits}: each of the {self.writers} writers makes at least one")
+        if self.rows is not None and self.rows < self.commits:
+            raise SettingsError(f"--rows {self.rows}: each of the {self.commits} commits needs at least one")
+
+    @property
+    def shares(self) -> list[int]:
+        """Commits per writer, as even as can be."""
+        return [
+            (number + 1) * self.commits // self.writers - number * self.commits // self.writers
+            for number in range(self.writers)
+        ]
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load of the data, done and judged."""
+
+    table: str
+    writers: list[Writer]
+    outcome: Outcome
+
+
+def run_demo(options: DemoOptions, console: Console) -> bool:
+    """Run it, print what it came to, write ``report.json`` and the pictures; return whether every check passed.
+
+    What happens without the lock (``compare``) is shown, and has no say in that.
+
+    Raises:
+        SluiceError: it could not be started (no Java, no jars, no data, an output folder of somebody else …).
+
+    """
+    find_java()
+    spark_submit()
+    jar_paths()  # what is missing is told before anything is started
+    folder = clear_output(options.output)
+    (folder / "logs").mkdir()
+    (folder / "source").mkdir()
+    with console.status("Dealing the flights of 2013 to the writers …"):
+        files, source = deal_flights(folder / "source", options.writers, limit=options.rows)
+    console.print(f"{source.rows:,} flights dealt to {options.writers} writers: {options.commits} commits in all")
+    with open_services(options.storage, folder, console) as (store, hosts):
+        stage = _Stage(options, console, folder, files, source, store)
+        locked = stage.load("flights", hosts)
+        _leave(stage, locked)
+        if options.compare:
+            rival = stage.load("flights-without-lock", None)
+            _leave_comparison(stage, locked, rival)
+        if options.keep:
+            keep_tables(store, folder / "tables")
+    if not options.keep:
+        shutil.rmtree(folder / "source")
+        shutil.rmtree(folder / "tables", ignore_errors=True)
+    console.print(f"Left in {folder}: {', '.join(sorted(path.name for path in folder.glob('[!.]*')))}", soft_wrap=True)
+    return locked.outcome.ok
+
+
+@dataclass(frozen=True)
+class _Stage:
+    options: DemoOptions
+    console: Console
+    folder: Path
+    files: Sequence[Path]
+    source: Contents
+    store: Store
+
+    def load(self, name: str, hosts: str | None) -> Load:
+        """Let the writers load one table, under the lock if ``hosts`` is given; check what is in it."""
+        table = self.store.table(name)
+        logs = self.folder / "logs" / name
+        logs.mkdir()
+        events: Events = Events()
+        writers: list[Writer] = []
+        processes: list[WriterProcess] = []
+        how = "under the lock" if hosts else "without the lock, on Delta's stock log store"
+        board = Board(f"{table}, {how}", writers, self.options.shares, self.source.rows)
+        try:
+            for number, (file, commits) in enumerate(zip(self.files, self.options.shares, strict=True), 1):
+                command = _command(number, table, file, commits, hosts, self.store)
+                writers.append(Writer(number, time.time()))
+                processes.append(WriterProcess(number, command, self.store.environment, logs, events))
+            with shown(board, self.console) as refresh:
+                _follow(writers, events, refresh)
+        finally:
+            end_processes(processes)
+        for writer, process in zip(writers, processes, strict=True):
+            if writer.phase is Phase.FAILED:
+                print_last_words(writer, process.last_words, self.console)
+        with self.console.status("Reading the table back with deltalake …"):
+            return self._judge(table, writers, locked=hosts is not None)
+
+    def _judge(self, table: str, writers: list[Writer], *, locked: bool) -> Load:
+        options = self.store.environment
+        log = open_log(table, options)
+        versions = version_files(log.names())
+        commits = [commit for commit in read_commits(log, versions) if isinstance(commit, LogCommit)]
+        problems: tuple[str, ...] = ("there is no table",)
+        found = Contents()
+        if versions:
+            verification = verify_table(table, key=KEY, storage_options=options)
+            problems = verification.problems
+            if verification.rows_found is not None:
+                found = read_contents(log.uri, log.options)
+        ends = [writer.ended_at for writer in writers if writer.ended_at is not None]
+        outcome = judge(
+            writers,
+            commits,
+            self.source,
+            found,
+            locked=locked,
+            commits_planned=self.options.commits,
+            wall_seconds=max(ends) - writers[0].started_at,
+            table_problems=problems,
+        )
+        return Load(table, writers, outcome)
+
+
+def _command(number: int, table: str, file: Path, commits: int, hosts: str | None, store: Store) -> list[str]:
+    arguments = ["--table", table, "--source", str(file), "--format", "csv", "--partition-by", PARTITION]
+    arguments += ["--commits", str(commits)]
+    conf = {**store.spark_conf, "spark.app.name": f"writer {number}"}
+    if hosts is None:
+        return submit_command(Path(__file__).with_name("rival_append.py"), arguments, conf=conf)
+    arguments += ["--zookeeper", hosts, "--lock-timeout", str(_LOCK_TIMEOUT_SECONDS)]
+    spec = find_spec("writer_jobs")
+    assert spec is not None  # noqa: S101 (it is a package of this distribution)
+    assert spec.origin is not None  # noqa: S101 (likewise)
+    return submit_command(Path(spec.origin).with_name("append.py"), arguments, conf=conf)
+
+
+def _follow(writers: Sequence[Writer], events: Events, refresh: Callable[[], None]) -> None:
+    while any(writer.running for writer in writers):
+        refresh()
+        try:
+            number, event = events.get(timeout=_POLL_SECONDS)
+        except Empty:
+            continue
+        if event.get("event") == "exit":
+            writers[number - 1].end(event["code"], time.time())
+        else:
+            writers[number - 1].apply(event, time.time())
+
+
+def _leave(stage: _Stage, load: Load) -> None:
+    """Print and write what came of the load under the lock."""
+    outcome, options = load.outcome, stage.options
+    print_outcome(outcome, stage.console)
+    where = "on S3" if options.storage == "s3" else "on disk"
+    told = "one at a time" if outcome.ok else f"{len(outcome.problems)} problems"
+    title = f"{outcome.writers} Spark writers, one Delta table {where}: {outcome.commits_in_log} commits, {told}"
+    draw_timeline(stage.folder / "timeline.png", [Lanes(title, load.writers, locked=True, lost=outcome.lost)])
+    write_report(stage.folder / "report.json", _facts(stage, load), outcome, load.writers)
+
+
+def _leave_comparison(stage: _Stage, locked: Load, rival: Load) -> None:
+    print_comparison(locked.outcome, rival.outcome, stage.console)
+    print_problems(rival.outcome.problems, stage.console, word="without the lock")
+    lanes = [
+        Lanes(f"{how}: {_in_short(load.outcome)}", load.writers, locked=load.outcome.locked, lost=load.outcome.lost)
+        for how, load in (("With the lock", locked), ("Without, on Delta's stock log store", rival))
+    ]
+    draw_timeline(stage.folder / "comparison.png", lanes)
+    facts = {**_facts(stage, locked), "without_lock": rival.outcome.to_json()}
+    write_report(stage.folder / "report.json", facts, locked.outcome, locked.writers)
+
+
+def _in_short(outcome: Outcome) -> str:
+    return (
+        f"{count_of(outcome.commits_acknowledged, 'commit')} acknowledged, {outcome.lost_commits} of them lost, "
+        f"{count_of(outcome.conflicts, 'conflict')}"
+    )
+
+
+def _facts(stage: _Stage, load: Load) -> dict[str, Any]:
+    packages = ("delta-sluice", "pyspark", "delta-spark", "deltalake", "kazoo")
+    return {
+        "storage": stage.options.storage,
+        "table": load.table,
+        "commits_planned": stage.options.commits,
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "packages": {name: _version(name) for name in packages},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # in a checkout that is not installed
+        return None

@@ -1,0 +1,110 @@
+"""What a load needs around it: a folder for what it leaves behind, and the services it talks to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from lock_manager import SluiceError
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.local_s3 import LocalS3
+
+_MARKER = ".sluice-demo"
+_BUCKET = "lake"
+
+
+class OutputFolderError(SluiceError, ValueError):
+    """The output folder holds something that is not a demo's."""
+
+
+def clear_output(folder: Path) -> Path:
+    """Make an empty output folder; what an earlier demo left in it is removed. Return its absolute path.
+
+    Raises:
+        OutputFolderError: it holds other things, or cannot be made.
+
+    """
+    folder = folder.resolve()
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            if not (folder / _MARKER).is_file():
+                raise OutputFolderError(f"{folder} is not empty, and not from an earlier demo: choose another --output")
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _MARKER).touch()
+    except OSError as error:
+        raise OutputFolderError(f"{folder} cannot be used: {error.strerror}") from error
+    return folder
+
+
+@dataclass(frozen=True)
+class Store:
+    """Where tables go.
+
+    Attributes:
+        root: URI below which tables are made.
+        where: the same for people.
+        environment: variables with which writers and readers find it.
+        spark_conf: Spark properties with which writers find it.
+        bucket: of the embedded S3, None on disk.
+
+    """
+
+    root: str
+    where: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    bucket: str | None = None
+
+    def table(self, name: str) -> str:
+        """Return a table's URI."""
+        return f"{self.root}/{name}"
+
+
+@contextmanager
+def open_store(kind: str, folder: Path) -> Iterator[Store]:
+    """Start an embedded S3 with a bucket (``s3``), or use the disk (``local``)."""
+    if kind == "local":
+        yield Store(f"file:{folder / 'tables'}", str(folder / "tables"))
+        return
+    with LocalS3(log=folder / "logs" / "s3.log") as s3:
+        s3.create_bucket(_BUCKET)
+        where = f"s3a://{_BUCKET} on {s3.endpoint}"
+        yield Store(f"s3a://{_BUCKET}", where, s3.environment, s3.spark_conf, _BUCKET)
+
+
+@contextmanager
+def open_services(kind: str, folder: Path, console: Console) -> Iterator[tuple[Store, str]]:
+    """Start what a demo needs; yield the store and the ensemble's connection string."""
+    with ExitStack() as stack:
+        with console.status("Starting the embedded servers …"):
+            store = stack.enter_context(open_store(kind, folder))
+            hosts = stack.enter_context(EmbeddedZooKeeper()).hosts
+        console.print(f"ZooKeeper serves on {hosts}, tables go to {store.where}", soft_wrap=True)
+        yield store, hosts
+
+
+def keep_tables(store: Store, folder: Path) -> None:
+    """Bring every table of an embedded S3 to disk; tables on disk are there already."""
+    if store.bucket is None:
+        return
+    import boto3  # noqa: PLC0415 (0.4 s)
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=store.environment["AWS_ENDPOINT_URL"],
+        region_name=store.environment["AWS_REGION"],
+        aws_access_key_id=store.environment["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=store.environment["AWS_SECRET_ACCESS_KEY"],
+    )
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=store.bucket):
+        for entry in page.get("Contents", ()):
+            path = folder / entry["Key"]
+            if not entry["Key"].endswith("/"):  # S3A marks folders so
+                path.parent.mkdir(parents=True, exist_ok=True)
+                client.download_file(store.bucket, entry["Key"], str(path))

@@ -1,0 +1,131 @@
+"""A picture of a load: one lane per writer, its waiting and holding over time, and below them the lock itself."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from sluice.demo.records import Writer
+
+# Okabe and Ito's colours, which people with any colour vision can tell apart (jfly.uni-koeln.de/color), and tab10's
+# remainder for more than five writers.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C564B", "#7F7F7F")
+_INK, _FAINT, _PALE, _ALARM = "#22303C", "#8A97A3", "#E4E9ED", "#D1242F"
+_LANE_INCHES, _WIDTH_INCHES, _DPI = 0.46, 11.0, 150
+_HOLD_HEIGHT, _WAIT_HEIGHT = 0.62, 0.16
+
+
+class Lanes:
+    """One load to draw.
+
+    Args:
+        title: what it shows, in a line.
+        writers: with their commits.
+        locked: whether they took the lock; then its lane is drawn too.
+        lost: ids of acknowledged commits that are not in the table.
+
+    """
+
+    def __init__(self, title: str, writers: Sequence[Writer], *, locked: bool, lost: Collection[str] = ()) -> None:
+        self.title = title
+        self.writers = writers
+        self.locked = locked
+        self.lost = lost
+        self.start = min(writer.started_at for writer in writers)
+        self.names = [f"writer {writer.number}" for writer in writers] + ["the lock"] * locked
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the first writer to the end of the last."""
+        ends = [writer.ended_at or writer.started_at for writer in self.writers]
+        ends += [commit.released_at for writer in self.writers for commit in writer.commits]
+        return max(ends) - self.start
+
+
+def draw_timeline(path: Path, loads: Sequence[Lanes]) -> None:
+    """Write a PNG with one panel per load, all on one scale of time."""
+    lanes = [len(load.names) for load in loads]
+    figure = Figure(figsize=(_WIDTH_INCHES, _LANE_INCHES * sum(lanes) + 1.4 * len(loads)), dpi=_DPI)
+    FigureCanvasAgg(figure)
+    figure.set_layout_engine("constrained", h_pad=0.14, w_pad=0.12)
+    panels = figure.subplots(len(loads), sharex=True, squeeze=False, height_ratios=lanes)[:, 0]
+    for axes, load in zip(panels, loads, strict=True):
+        _draw_load(axes, load)
+    panels[-1].set_xlabel("seconds since the start of the first process", color=_FAINT, fontsize=9)
+    panels[-1].set_xlim(0, max(load.seconds for load in loads) * 1.01)
+    figure.savefig(path, facecolor="white")
+
+
+def _draw_load(axes: Axes, load: Lanes) -> None:
+    _style(axes, load)
+    for lane, writer in enumerate(load.writers):
+        colour = _COLOURS[lane % len(_COLOURS)]
+        begun = [commit.requested_at for commit in writer.commits] or [writer.ended_at or writer.started_at]
+        axes.plot(
+            [writer.started_at - load.start, min(begun) - load.start], [lane, lane],
+            color=_FAINT, linewidth=1, linestyle=(0, (1, 2.5)), zorder=1,
+        )  # fmt: skip
+        waits: list[tuple[float, float]] = []
+        works: list[tuple[float, float]] = []
+        lost: list[tuple[float, float]] = []
+        for commit in writer.commits:
+            began = commit.requested_at if commit.acquired_at is None else commit.acquired_at
+            waits.append((commit.requested_at - load.start, began - commit.requested_at))
+            bar = (began - load.start, commit.released_at - began)
+            (lost if commit.commit_id in load.lost else works).append(bar)
+        _bars(axes, waits, lane, _WAIT_HEIGHT, colour, alpha=0.30)
+        _bars(axes, works, lane, _HOLD_HEIGHT, colour)
+        _bars(axes, lost, lane, _HOLD_HEIGHT, _ALARM)
+        retries = [moment - load.start for moment in writer.retried_at]
+        axes.plot(retries, [lane] * len(retries), linestyle="", marker="x", color=_INK, markersize=4, zorder=4)
+        if load.locked:
+            _bars(axes, works + lost, len(load.writers), _HOLD_HEIGHT, colour)
+    if load.locked:
+        axes.axhline(len(load.writers) - 0.5, color=_PALE, linewidth=1, zorder=0)
+    axes.legend(
+        handles=_legend(load), loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, frameon=False,
+        fontsize=8.5, labelcolor=_INK, handlelength=1.6, columnspacing=1.6, borderaxespad=0.1, borderpad=0,
+    )  # fmt: skip
+
+
+def _bars(
+    axes: Axes, spans: list[tuple[float, float]], lane: int, height: float, colour: str, alpha: float = 1.0
+) -> None:
+    # A thin white edge keeps neighbours apart without hiding bars of a few pixels.
+    axes.broken_barh(
+        spans, (lane - height / 2, height), facecolor=colour, alpha=alpha, edgecolor="white", linewidth=0.3, zorder=2
+    )
+
+
+def _style(axes: Axes, load: Lanes) -> None:
+    axes.set_title(load.title, loc="left", color=_INK, fontsize=11.5, fontweight="bold", pad=24)
+    axes.set_yticks(range(len(load.names)), load.names, color=_INK, fontsize=9.5)
+    axes.set_ylim(len(load.names) - 0.4, -0.6)  # the first writer on top
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", length=0, labelcolor=_FAINT, labelsize=9, labelbottom=True)
+    axes.grid(axis="x", color=_PALE, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for side in axes.spines.values():
+        side.set_visible(False)
+
+
+def _legend(load: Lanes) -> list[Patch | Line2D]:
+    starting = Line2D([], [], color=_FAINT, linewidth=1, linestyle=(0, (1, 2.5)), label="starting Spark")
+    if load.locked:
+        return [
+            starting,
+            Patch(facecolor=_COLOURS[0], alpha=0.30, label="waiting for its turn"),
+            Patch(facecolor=_COLOURS[0], label="holding the lock: write and commit"),
+        ]
+    return [
+        starting,
+        Patch(facecolor=_COLOURS[0], label="writing, no lock"),
+        Line2D([], [], linestyle="", marker="x", color=_INK, markersize=4, label="conflict: begin anew"),
+        Patch(facecolor=_ALARM, label="acknowledged, and lost"),
+    ]

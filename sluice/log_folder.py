@@ -1,0 +1,137 @@
+"""The ``_delta_log`` folder of a table, listed and read file by file: on S3, or on this machine's disk."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from lock_manager import SluiceError, canonical_table_uri
+
+PARALLEL_READS = 16
+"""How many files are read at a time."""
+
+_S3 = re.compile(r"(?:s3|s3a|s3n)://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.IGNORECASE | re.DOTALL)
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+
+class LogAccessError(SluiceError, RuntimeError):
+    """A table that is not there, or whose log cannot be listed."""
+
+
+class LogFolder(Protocol):
+    """The ``_delta_log`` folder of a table, in whatever store.
+
+    Attributes:
+        uri: the table's location, as ``deltalake`` wants it.
+        options: ``deltalake``'s storage options.
+
+    """
+
+    uri: str
+    options: dict[str, str]
+
+    def names(self) -> list[str]:
+        """List the names of the files in it; empty if there is no such folder.
+
+        Raises:
+            LogAccessError: the store refuses, or does not answer.
+
+        """
+
+    def read(self, name: str) -> bytes:
+        """Return a file's content.
+
+        Raises:
+            LogAccessError: it is not there (any more), or the store refuses.
+
+        """
+
+
+def open_log(table: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> LogFolder:
+    """Return the log of the table at ``s3://``, ``s3a://``, ``file:`` or a local path.
+
+    Raises:
+        LogAccessError: a URI of another kind.
+
+    """
+    name = os.fspath(table)
+    match = _S3.fullmatch(name)
+    if match:
+        return _S3Log(match["bucket"], (match["prefix"] or "").strip("/"), dict(options or {}))
+    if _SCHEME.match(name) and not name.lower().startswith("file:"):
+        raise LogAccessError(f"{name!r}: only s3://, s3a://, file: and local paths can be read")
+    path = canonical_table_uri(name).removeprefix("file:") if _SCHEME.match(name) else name
+    return _LocalLog(Path(path).resolve(), dict(options or {}))
+
+
+class _LocalLog:
+    def __init__(self, folder: Path, options: dict[str, str]) -> None:
+        self.uri = str(folder)
+        self.options = options
+        self._log = folder / "_delta_log"
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(entry.name for entry in os.scandir(self._log))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise LogAccessError(f"{self._log} cannot be listed: {error.strerror}") from error
+
+    def read(self, name: str) -> bytes:
+        try:
+            return (self._log / name).read_bytes()
+        except OSError as error:
+            raise LogAccessError(f"{self._log / name} cannot be read: {error.strerror}") from error
+
+
+class _S3Log:
+    def __init__(self, bucket: str, prefix: str, options: dict[str, str]) -> None:
+        import boto3  # noqa: PLC0415 (0.4 s that local tables need not pay)
+        from botocore.config import Config  # noqa: PLC0415
+
+        self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._bucket = bucket
+        self._prefix = f"{prefix}/_delta_log/".lstrip("/")
+        # deltalake takes each name in any case, with and without the prefix "aws_"
+        given = {key.lower().removeprefix("aws_"): value for key, value in options.items()}
+        endpoint = given.get("endpoint_url") or given.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL")
+        region = given.get("region") or given.get("default_region")
+        self.options = dict(options)
+        if endpoint and endpoint.startswith("http://") and "allow_http" not in given:
+            self.options["AWS_ALLOW_HTTP"] = "true"
+        self._client: Any = boto3.client(
+            "s3",
+            endpoint_url=endpoint,
+            region_name=region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
+            aws_access_key_id=given.get("access_key_id"),
+            aws_secret_access_key=given.get("secret_access_key"),
+            aws_session_token=given.get("session_token") or given.get("token"),
+            config=Config(max_pool_connections=PARALLEL_READS, s3={"addressing_style": "path"} if endpoint else {}),
+        )
+
+    def names(self) -> list[str]:
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"
+        )
+        try:
+            return sorted(
+                entry["Key"].removeprefix(self._prefix) for page in pages for entry in page.get("Contents", ())
+            )
+        except (BotoCoreError, ClientError) as error:
+            raise LogAccessError(f"{self.uri}/_delta_log cannot be listed: {error}") from error
+
+    def read(self, name: str) -> bytes:
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+
+        try:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
+            content: bytes = answer["Body"].read()
+        except (BotoCoreError, ClientError) as error:
+            raise LogAccessError(f"{self.uri}/_delta_log/{name} cannot be read: {error}") from error
+        return content

@@ -1,0 +1,254 @@
+"""Check any Delta table with a reader that is not ours: the ``deltalake`` package, without Spark.
+
+The log is read file by file (:mod:`sluice.delta_log`) and judged by pure functions (:mod:`sluice.checks`);
+then ``deltalake`` reads the table, and both must tell the same story.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
+from typing import Any
+
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError
+from deltalake.schema import PrimitiveType
+
+from lock_manager import SluiceError
+from sluice.checks import (
+    Replay,
+    check_commit_ids,
+    check_tokens,
+    check_transactions,
+    check_versions,
+    count_conflicts,
+    count_of,
+    describe_overlaps,
+    holds_in_log,
+    overlaps,
+    replay,
+    unlocked_writers,
+)
+from sluice.delta_log import LogCommit, read_checksums, read_commits, version_files
+from sluice.log_folder import LogFolder, open_log
+
+_EXAMPLES = 3
+
+
+class VerifyError(SluiceError, ValueError):
+    """The question makes no sense: no such table, no such column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What was found in a table.
+
+    Attributes:
+        table: where it lies.
+        version: the newest version; everything here is of it.
+        first_version: the oldest version whose file is left (log clean-up removes old ones).
+        commits: version files found.
+        rows_found: rows counted by reading a column of every data file; None if the table cannot be read.
+        rows_in_log: rows by the log's statistics, less those that deletion vectors delete; None if a file has none.
+        key: columns of which every combination should be there once; empty if not asked.
+        duplicate_rows: rows beyond the first of each key; None if not asked.
+        locked_commits: commits that carry the lock's stamp.
+        unlocked_commits: commits that do not.
+        unlocked_writers: the latter, counted by engine.
+        conflicts: commits that lost at least one race for a version, by their ``readVersion``.
+        overlapping_holds: pairs of recorded holds that share time.
+        problems: one sentence each; empty if every check passed.
+
+    """
+
+    table: str
+    version: int
+    first_version: int
+    commits: int
+    rows_found: int | None = None
+    rows_in_log: int | None = None
+    key: tuple[str, ...] = ()
+    duplicate_rows: int | None = None
+    locked_commits: int = 0
+    unlocked_commits: int = 0
+    unlocked_writers: Mapping[str, int] = field(default_factory=dict)
+    conflicts: int = 0
+    overlapping_holds: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check passed."""
+        return not self.problems
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``sluice verify --json`` prints."""
+        return {"ok": self.ok, **asdict(self)}
+
+
+def verify_table(
+    table: str | os.PathLike[str],
+    *,
+    key: Sequence[str] = (),
+    storage_options: Mapping[str, str] | None = None,
+    clock_skew_seconds: float = 0.0,
+) -> Verification:
+    """Check a Delta table.
+
+    Args:
+        table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
+        key: columns of which no combination may be there twice.
+        storage_options: as ``deltalake`` takes them; what is missing comes from the environment (``AWS_*``).
+        clock_skew_seconds: recorded holds of different hosts may seem to overlap by this much.
+
+    Raises:
+        VerifyError: there is no Delta table, or no such column.
+        LogAccessError: the store cannot be listed or read.
+
+    """
+    log = open_log(table, storage_options)
+    names = log.names()
+    versions = version_files(names)
+    if not versions:
+        raise VerifyError(f"there is no Delta table at {log.uri}: no version file in its _delta_log")
+    read = list(read_commits(log, versions))
+    commits = [commit for commit in read if isinstance(commit, LogCommit)]
+    unreadable = [sentence for sentence in read if isinstance(sentence, str)]
+    checksums = read_checksums(log, names)
+    overlapping = overlaps(holds_in_log(commits), clock_skew_seconds=clock_skew_seconds)
+    problems = [
+        *check_versions(names),
+        *unreadable,
+        *check_transactions(commits, checksums),
+        *check_tokens(commits),
+        *check_commit_ids(commits),
+        *describe_overlaps(overlapping),
+    ]
+    # Only a log that is whole from its beginning adds up; after a clean-up its checkpoint has to be believed.
+    whole = [commit.version for commit in commits] == list(range(versions[-1] + 1))
+    replayed = replay(commits, checksums) if whole else None
+    problems += replayed.problems if replayed else ()
+    reading = _read_table(log, versions[-1], replayed, tuple(key))
+    if reading.refusal and not problems:  # a log with a gap cannot be opened: the gap says more
+        problems.append(reading.refusal)
+    unlocked = unlocked_writers(commits)
+    return Verification(
+        table=log.uri,
+        version=versions[-1],
+        first_version=versions[0],
+        commits=len(versions),
+        rows_found=reading.rows_found,
+        rows_in_log=reading.rows_in_log,
+        key=tuple(key),
+        duplicate_rows=reading.duplicate_rows,
+        locked_commits=len(commits) - sum(unlocked.values()),
+        unlocked_commits=sum(unlocked.values()),
+        unlocked_writers=unlocked,
+        conflicts=count_conflicts(commits),
+        overlapping_holds=len(overlapping),
+        problems=(*problems, *reading.problems),
+    )
+
+
+@dataclass
+class _Reading:
+    """What ``deltalake`` found."""
+
+    rows_found: int | None = None
+    rows_in_log: int | None = None
+    duplicate_rows: int | None = None
+    refusal: str | None = None
+    problems: list[str] = field(default_factory=list)
+
+
+def _read_table(log: LogFolder, version: int, replayed: Replay | None, key: tuple[str, ...]) -> _Reading:
+    reading = _Reading()
+    try:
+        table = DeltaTable(log.uri, version=version, storage_options=log.options or None)
+    except (DeltaError, OSError) as error:
+        reading.refusal = f"deltalake cannot open the table: {_reason(error)}"
+        return reading
+    _refuse_unknown_columns(table, key)
+    if replayed is None:
+        reading.rows_in_log = _rows_by_statistics(table)
+    else:
+        reading.rows_in_log = replayed.rows
+        reading.problems += _compare_files(table, replayed)
+    try:
+        reading.rows_found = _count_rows(table)
+        if key:
+            reading.duplicate_rows, examples = _count_duplicates(table, key)
+            if reading.duplicate_rows:
+                reading.problems.append(
+                    f"{count_of(reading.duplicate_rows, 'duplicate row')} by ({', '.join(key)}), for example {examples}"
+                )
+    except Exception as error:  # noqa: BLE001 (for a file that cannot be read, arro3 raises just that)
+        reading.problems.append(f"the data cannot be read: {_reason(error)}")
+    found, noted = reading.rows_found, reading.rows_in_log
+    if found is not None and noted is not None and found != noted:
+        reading.problems.append(f"{found} rows are in the data files, but {noted} by the log's statistics")
+    return reading
+
+
+def _refuse_unknown_columns(table: DeltaTable, key: tuple[str, ...]) -> None:
+    columns = [column.name for column in table.schema().fields]
+    unknown = [name for name in key if name not in columns]
+    if unknown:
+        raise VerifyError(f"the table has no column {unknown[0]!r}; it has {', '.join(columns)}")
+
+
+def _compare_files(table: DeltaTable, replayed: Replay) -> list[str]:
+    """Compare the snapshot, which may start from a checkpoint, with what the version files add up to."""
+    seen = set(table.get_add_actions().column("path").to_pylist())
+    wanted = {path for path, _ in replayed.files}
+    if seen == wanted:
+        return []
+    problem = (
+        f"the version files add up to {len(wanted)} data files, but the snapshot has {len(seen)}: "
+        f"{len(wanted - seen)} are not in it, {len(seen - wanted)} only in it (a checkpoint of another history)"
+    )
+    return [problem]
+
+
+def _rows_by_statistics(table: DeltaTable) -> int | None:
+    counts = table.get_add_actions().column("num_records").to_pylist()
+    if None in counts:
+        return None
+    deleted = 0
+    if "deletionVectors" in (table.protocol().reader_features or ()):
+        for batch in table.deletion_vectors():
+            deleted += sum(mask.count(False) for mask in batch.column("selection_vector").to_pylist())
+    return int(sum(counts)) - deleted
+
+
+def _count_rows(table: DeltaTable) -> int:
+    """Count rows by decoding a column of each data file: ``count(*)`` would be answered from the log alone."""
+    partitions = set(table.metadata().partition_columns)
+    stored = [column for column in table.schema().fields if column.name not in partitions]
+    narrow = next((column for column in stored if isinstance(column.type, PrimitiveType)), stored[0])
+    return sum(batch.num_rows for batch in table.scan(columns=[narrow.name]))
+
+
+def _count_duplicates(table: DeltaTable, key: tuple[str, ...]) -> tuple[int, str]:
+    """Count rows beyond the first of each key, in DataFusion; and describe the worst keys."""
+    columns = ", ".join('"' + name.replace('"', '""') + '"' for name in key)
+    # The key's columns were found in the schema and are quoted: nothing else gets into these statements.
+    repeated = f"SELECT {columns}, count(*) AS _times FROM checked GROUP BY {columns} HAVING count(*) > 1"  # noqa: S608
+    query = QueryBuilder().register("checked", table)
+    extra = query.execute(f"SELECT sum(_times - 1) AS extra FROM ({repeated})").read_all()  # noqa: S608
+    (total,) = extra.column("extra").to_pylist()
+    if not total:
+        return 0, ""
+    worst = query.execute(f"{repeated} ORDER BY _times DESC, {columns} LIMIT {_EXAMPLES}").read_all()
+    rows = zip(*(worst.column(index).to_pylist() for index in range(len(key) + 1)), strict=True)
+    return int(total), "; ".join(f"({', '.join(map(str, values))}) {times} times" for *values, times in rows)
+
+
+def _reason(error: Exception) -> str:
+    """Return what an error of ``deltalake`` says, as one line without colours and backtrace."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
+    told = list(takewhile(lambda line: not re.match(r"\s*(\d+: |stack backtrace)", line), lines))
+    return " ".join(line.strip(" ↳") for line in told)[:400] or type(error).__name__

@@ -1,0 +1,130 @@
+"""A Spark driver, an S3 and what the append job needs, for all tests of the writers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lock_manager import ZookeeperLockManager
+from sluice.jars import resolve_jars
+from sluice.local_s3 import LocalS3
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: For drivers that live for seconds: no second compiler, no parallel collector.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@pytest.fixture(scope="session")
+def jars() -> list[Path]:
+    """The jars of Delta and S3A, brought if they are not there yet."""
+    return resolve_jars()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[LocalS3]:
+    """An S3 with the bucket ``lake``, whose credentials are in the environment."""
+    with LocalS3() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        running.create_bucket("lake")
+        yield running
+
+
+@pytest.fixture(scope="session")
+def spark(jars: list[Path], s3: LocalS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One driver for the whole test run, with the writers' own settings."""
+    from writer_jobs import build_session
+
+    session = build_session(
+        "sluice-tests",
+        jars=jars,
+        launch_conf={
+            "spark.master": "local[2]",
+            "spark.driver.memory": "1g",
+            "spark.driver.extraJavaOptions": QUICK_JVM,
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            **s3.spark_conf,
+        },
+        log_level="FATAL",
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def manager(zookeeper: Any) -> Iterator[ZookeeperLockManager]:
+    """A lock manager of the test's own: a rival of whatever is tested."""
+    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=60) as made:
+        yield made
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a job left behind: exit code, lines of standard output, text of standard error."""
+
+    code: int
+    lines: list[dict[str, Any]]
+    error: str
+
+    @property
+    def commits(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["event"] == "commit"]
+
+
+@pytest.fixture
+def append(spark: SparkSession, zookeeper: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run the append job in this process: ``append("--table", …, zookeeper=…)``."""
+    from writer_jobs.append import main
+
+    def run(*arguments: str | os.PathLike[str], hosts: str = zookeeper.hosts) -> Outcome:
+        capsys.readouterr()
+        code = main(["--zookeeper", hosts, *map(os.fspath, arguments)])
+        said = capsys.readouterr()
+        return Outcome(code, [json.loads(line) for line in said.out.splitlines()], said.err)
+
+    return run
+
+
+@pytest.fixture
+def versions() -> Callable[[Path], list[str]]:
+    """Return the version files of a local table, to see that it is unchanged."""
+    return lambda table: sorted(path.name for path in table.glob("_delta_log/*.json"))
+
+
+@pytest.fixture
+def csv_file(tmp_path: Path) -> Callable[..., Path]:
+    """Write a CSV file: ``csv_file("a.csv", "id,name", [(1, "x")])``."""
+
+    def write(name: str, header: str, rows: Sequence[Sequence[object]]) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = [header, *(",".join("" if value is None else str(value) for value in row) for row in rows)]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def rows_of() -> Callable[..., list[tuple[Any, ...]]]:
+    """Read a table with a reader that is not Spark's: sorted tuples."""
+    from deltalake import DeltaTable, QueryBuilder
+
+    def read(table: Path | str, *columns: str) -> list[tuple[Any, ...]]:
+        found = QueryBuilder().register("t", DeltaTable(str(table))).execute("select * from t").read_all()
+        names = columns or found.schema.names
+        return sorted(zip(*(found[name].to_pylist() for name in names), strict=True), key=repr)
+
+    return read

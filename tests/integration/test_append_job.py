@@ -1,0 +1,655 @@
+"""The append job, run in the test's own process: what it reads, what it says, what it leaves behind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from pyspark.sql import SparkSession
+
+from lock_manager import LockSettings, TableResource, ZookeeperLockManager, canonical_table_uri
+from writer_jobs.append import main
+from writer_jobs.split import SplitRows
+
+pytestmark = pytest.mark.spark
+
+HEADER = "id,name,amount"
+ROWS = [(number, f"name {number}", number / 4) for number in range(40)]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "table"
+
+
+@pytest.fixture
+def source(csv_file: Callable[..., Path]) -> Path:
+    return csv_file("source.csv", HEADER, ROWS)
+
+
+@pytest.fixture
+def existing(
+    append: Callable[..., Any], csv_file: Callable[..., Path], spark: SparkSession, table: Path
+) -> Callable[[str], Path]:
+    """Create a table: ``existing("id bigint, name string")``."""
+
+    def create(columns: str, more: str = "") -> Path:
+        spark.sql(f"create table delta.`{table}` ({columns}) using delta {more}")
+        return table
+
+    return create
+
+
+# -- what it does ----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_append_creates_the_table_with_inferred_types_and_partitions(
+    append: Callable[..., Any], csv_file: Callable[..., Path], table: Path, rows_of: Callable[..., Any]
+) -> None:
+    source = csv_file("s.csv", HEADER, [(1, "x", 0.5), (2, "y", None)])
+    done = append("--table", table, "--source", source, "--partition-by", "name")
+
+    assert (done.code, done.error) == (0, "")
+    assert [line["event"] for line in done.lines] == ["waiting", "holding", "commit"]
+    (line,) = done.commits
+    assert (line["version"], line["rows"]) == (0, 2)
+    assert rows_of(table, "id", "name", "amount") == [(1, "x", 0.5), (2, "y", None)]
+    assert {path.name for path in table.glob("name=*")} == {"name=x", "name=y"}
+
+
+def test_each_commit_is_a_line_with_its_times_its_token_and_its_ids(
+    append: Callable[..., Any], source: Path, table: Path
+) -> None:
+    done = append("--table", table, "--source", source, "--commits", "2")
+
+    assert [(line["event"], line["commit"], line["commits"]) for line in done.lines] == [
+        (event, commit, 2) for commit in (1, 2) for event in ("waiting", "holding", "commit")
+    ]
+    for waiting, holding, line in zip(done.lines[0::3], done.lines[1::3], done.commits, strict=True):
+        assert set(line) == {
+            "event", "commit", "commits", "version", "rows", "already_committed", "waited_s", "held_s", "token",
+            "hold_id", "commit_id", "requested_at", "acquired_at", "released_at",
+        }  # fmt: skip
+        assert waiting["requested_at"] <= line["requested_at"] <= line["acquired_at"] < line["released_at"]
+        assert holding["token"] == line["token"]
+        assert holding["acquired_at"] == line["acquired_at"]
+        assert line["waited_s"] == pytest.approx(line["acquired_at"] - line["requested_at"], abs=1e-5)
+        assert line["held_s"] == pytest.approx(line["released_at"] - line["acquired_at"], abs=1e-5)
+        first = (table / "_delta_log" / f"{line['version']:020d}.json").read_text().splitlines()[0]
+        stamp = json.loads(json.loads(first)["commitInfo"]["userMetadata"])["sluice"]
+        assert (stamp["commit_id"], stamp["hold"], stamp["token"]) == (
+            line["commit_id"],
+            line["hold_id"],
+            line["token"],
+        )
+        assert "run" not in stamp
+
+
+def test_the_lock_is_given_back_between_commits(
+    append: Callable[..., Any], source: Path, table: Path, manager: ZookeeperLockManager
+) -> None:
+    done = append("--table", table, "--source", source, "--commits", "3")
+    assert len({line["token"] for line in done.commits}) == 3
+    assert manager.queue(f"file:{table}") == []
+
+
+def test_every_row_is_in_exactly_one_of_the_commits(
+    append: Callable[..., Any], csv_file: Callable[..., Path], table: Path, rows_of: Callable[..., Any]
+) -> None:
+    # Equal rows too, and so many parts that some are empty.
+    rows = [(number % 3, "x", None) for number in range(30)]
+    done = append("--table", table, "--source", csv_file("s.csv", HEADER, rows), "--commits", "6")
+
+    assert done.code == 0
+    assert [line["version"] for line in done.commits] == list(range(6))
+    assert sum(line["rows"] for line in done.commits) == 30
+    assert 0 in [line["rows"] for line in done.commits]
+    assert Counter(row[0] for row in rows_of(table, "id")) == Counter(row[0] for row in rows)
+
+
+def test_the_split_depends_on_the_rows_and_on_nothing_else(spark: SparkSession) -> None:
+    rows = spark.range(500).selectExpr(
+        "id", "cast(id as string) as s", "map('k', id) as m", "array(struct(id as a)) as n", "cast(null as date) as d"
+    )
+
+    def parts(split: SplitRows) -> list[list[int]]:
+        try:
+            assert split.count() == 500
+            return [sorted(row.id for row in split.part(number).select("id").collect()) for number in range(4)]
+        finally:
+            split.close()
+
+    first = parts(SplitRows(rows, 4))
+    assert sorted(number for part in first for number in part) == list(range(500))
+    assert all(len(part) > 80 for part in first)
+    assert parts(SplitRows(rows.repartition(7).orderBy("s"), 4)) == first
+    assert parts(SplitRows(rows.coalesce(1), 4, together=["d"])) == first
+
+
+def test_the_files_of_a_partitioned_table_are_few(
+    append: Callable[..., Any], csv_file: Callable[..., Path], table: Path
+) -> None:
+    sources = [csv_file(f"{number}.csv", HEADER, [(i, f"p{i % 3}", number) for i in range(60)]) for number in range(4)]
+    done = append("--table", table, "--source", *sources, "--commits", "2", "--partition-by", "name")
+    assert done.code == 0
+    assert len(list(table.glob("name=*/*.parquet"))) == 2 * 3
+
+
+def test_values_are_read_with_the_types_of_an_existing_table_and_matched_by_name(
+    append: Callable[..., Any], existing: Callable[..., Path], csv_file: Callable[..., Path], spark: SparkSession
+) -> None:
+    table = existing(
+        "amount decimal(10,2), id bigint, day date, name string, twice bigint generated always as (id * 2)"
+    )
+    source = csv_file("s.csv", "DAY,id,name,amount", [("2013-01-31", 7, "NA", "1.5"), ("2013-02-01", 8, "x", "NA")])
+    done = append("--table", table, "--source", source, "--null-value", "NA")
+
+    assert (done.code, done.error) == (0, "")
+    rows = (
+        spark.read.format("delta").load(str(table)).selectExpr("id", "string(amount)", "string(day)", "name", "twice")
+    )
+    assert sorted(map(tuple, rows.collect())) == [(7, "1.50", "2013-01-31", None, 14), (8, None, "2013-02-01", "x", 16)]
+
+
+def test_sources_may_be_globs_folders_compressed_named_oddly_and_named_twice(
+    append: Callable[..., Any], csv_file: Callable[..., Path], tmp_path: Path, table: Path, rows_of: Callable[..., Any]
+) -> None:
+    odd = csv_file("odd/a [1] #%20?.csv", HEADER, ROWS[:10])
+    csv_file("folder/x.csv", HEADER, ROWS[10:20])
+    csv_file("folder/_hidden.csv", "nonsense", [])
+    csv_file("many/1.csv", HEADER, ROWS[20:25])
+    csv_file("many/2.csv", HEADER, ROWS[25:30])
+    (tmp_path / "z.csv.gz").write_bytes(gzip.compress(csv_file("z.csv", HEADER, ROWS[30:]).read_bytes()))
+    done = append(
+        "--table", table,
+        "--source", odd, tmp_path / "folder", tmp_path / "many" / "*.csv", f"file://{tmp_path}/z.csv.gz",
+        "--source", tmp_path / "many" / "1.csv", odd,
+    )  # fmt: skip
+    assert (done.code, done.error) == (0, "")
+    assert rows_of(table, "id", "name", "amount") == sorted(ROWS, key=repr)
+
+
+def test_column_value_folders_are_columns(
+    append: Callable[..., Any], csv_file: Callable[..., Path], tmp_path: Path, table: Path, rows_of: Callable[..., Any]
+) -> None:
+    csv_file("parts/year=2013/a.csv", "id", [(1,), (2,)])
+    csv_file("parts/year=2014/a.csv", "id", [(3,)])
+    done = append("--table", table, "--source", tmp_path / "parts")
+    assert (done.code, done.error) == (0, "")
+    assert rows_of(table, "id", "year") == [(1, 2013), (2, 2013), (3, 2014)]
+
+
+def test_json_is_read_with_the_types_of_the_table_and_missing_fields_are_null(
+    append: Callable[..., Any], existing: Callable[..., Path], tmp_path: Path, rows_of: Callable[..., Any]
+) -> None:
+    table = existing("id int, at timestamp_ntz, tags array<string>, size double")
+    source = tmp_path / "s.jsonl"
+    source.write_text('{"id": 1, "at": "2013-01-01T10:00:00", "tags": ["a"]}\n{"id": 2}\n')
+    done = append("--table", table, "--source", source)
+    assert (done.code, done.error) == (0, "")
+    assert [(row[0], str(row[1]), row[2], row[3]) for row in rows_of(table)] == [
+        (1, "2013-01-01 10:00:00", ["a"], None),
+        (2, "None", None, None),
+    ]
+
+
+def test_parquet_files_bring_the_columns_of_all_of_them(
+    append: Callable[..., Any], spark: SparkSession, tmp_path: Path, table: Path, rows_of: Callable[..., Any]
+) -> None:
+    spark.range(2).coalesce(1).write.parquet(str(tmp_path / "a"))
+    spark.range(2, 3).selectExpr("id", "'x' as later").coalesce(1).write.parquet(str(tmp_path / "b"))
+    done = append("--table", table, "--source", tmp_path / "a" / "*.parquet", tmp_path / "b" / "*.parquet")
+    assert (done.code, done.error) == (0, "")
+    assert rows_of(table, "id", "later") == [(0, None), (1, None), (2, "x")]
+
+
+def test_a_reader_option_goes_before_the_strict_defaults(
+    append: Callable[..., Any],
+    csv_file: Callable[..., Path],
+    existing: Callable[..., Path],
+    rows_of: Callable[..., Any],
+) -> None:
+    table = existing("id bigint, name string")
+    source = csv_file("s.csv", "1;x", [("bad;y",)])
+    strict = append("--table", table, "--source", source, "--option", "sep=;", "--option", "header=false")
+    lenient = append(
+        "--table",
+        table,
+        "--source",
+        source,
+        "--option",
+        "sep=;",
+        "--option",
+        "header=false",
+        "--option",
+        "mode=PERMISSIVE",
+    )
+    assert (strict.code, lenient.code) == (5, 0)
+    assert rows_of(table) == [(1, "x"), (None, "y")]
+
+
+def test_a_catalog_table_is_appended_to_by_name(
+    append: Callable[..., Any], source: Path, spark: SparkSession, table: Path
+) -> None:
+    spark.sql("create schema if not exists shop")
+    spark.sql(f"create table shop.orders (id int, name string, amount double) using delta location '{table}'")
+    try:
+        done = append("--table", "shop.orders", "--source", source)
+        assert (done.code, done.error) == (0, "")
+        assert spark.table("shop.orders").count() == 40
+    finally:
+        spark.sql("drop schema shop cascade")
+
+
+def test_a_table_that_another_writer_made_meanwhile_is_appended_to_with_its_types(
+    append: Callable[..., Any],
+    spark: SparkSession,
+    csv_file: Callable[..., Path],
+    manager: ZookeeperLockManager,
+    table: Path,
+    rows_of: Callable[..., Any],
+    eventually: Callable[..., None],
+) -> None:
+    source = csv_file("s.csv", "id,name", [(1, 5), (2, 6)])
+    with ThreadPoolExecutor(1) as pool:
+        with manager.acquire(f"file:{table}"):
+            running = pool.submit(append, "--table", table, "--source", source, "--commits", "2")
+            # It waits with the plan of making a table with two columns of numbers.
+            eventually(lambda: len(manager.queue(f"file:{table}")) == 2, what="the job in the queue")
+            spark.sql(f"create table delta.`{table}` (id bigint, name string) using delta")
+        done = running.result()
+    assert (done.code, done.error) == (0, "")
+    assert [line["event"] for line in done.lines][:4] == ["waiting", "holding", "waiting", "holding"]
+    assert rows_of(table) == [(1, "5"), (2, "6")]
+
+
+def test_the_report_has_the_outcome_of_a_job_that_was_done(
+    append: Callable[..., Any], source: Path, table: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    done = append("--table", table, "--source", source, "--commits", "2", "--report", report)
+    found = json.loads(report.read_text())
+    assert (found["exit_code"], found["error"], found["run_id"]) == (0, None, None)
+    assert found["table"] == f"file:{table}"
+    assert found["commits"] == done.commits
+    assert found["started_at"] < found["finished_at"]
+
+
+def test_an_s3_table_from_s3_files_with_a_report_on_s3(
+    append: Callable[..., Any], source: Path, s3: Any, spark: SparkSession, rows_of: Callable[..., Any]
+) -> None:
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=s3.endpoint)
+    client.upload_file(str(source), "lake", "landing/source.csv")
+    done = append(
+        "--table", "s3://lake/job", "--source", "s3a://lake/landing/*.csv", "--report", "s3://lake/report.json",
+        "--commits", "2", "--run-id", "on s3",
+    )  # fmt: skip
+    assert (done.code, done.error) == (0, "")
+    assert rows_of("s3://lake/job", "id") == [(row[0],) for row in sorted(ROWS, key=lambda row: repr((row[0],)))]
+    report = json.loads(client.get_object(Bucket="lake", Key="report.json")["Body"].read())
+    assert (report["exit_code"], report["table"]) == (0, "s3://lake/job")
+
+
+# -- what it refuses -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--source", "{folder}/missing.csv"], "missing.csv does not exist"),
+        (["--source", "{folder}/*.nothing"], "*.nothing does not exist"),
+        (["--source", "nowhere://x/y.csv"], "No FileSystem for scheme"),
+        (["--source", "s3a://no-such-bucket/x.csv"], "the bucket does not exist"),
+        (["--source", "{folder}"], "sub-folder, table"),
+        (["--source", "{source}", "--format", "parquet"], "cannot be read as parquet"),
+        (["--source", "{folder}/notes"], "give --format"),
+        (["--source", "{source}", "--table", "default.missing"], "does not exist in the catalog"),
+        (["--source", "{source}", "--table", "s3a://no-such-bucket/t"], "the bucket does not exist"),
+        (["--source", "{source}", "--table", "{folder}"], "is not a Delta table"),
+        (["--source", "{source}", "--table", "s3a:///t"], "no bucket or host"),
+        (["--source", "{source}", "--zookeeper", "zk1:2181,:99"], "is no host:port"),
+        (["--source", "{source}", "--zookeeper", "zk1:99999"], "is no host:port"),
+        (["--source", "{source}", "--lock-timeout", "-1"], "timeout_seconds"),
+        (["--source", "{source}", "--lock-timeout", "soon"], "invalid float"),
+        (["--source", "{source}", "--commits", "0"], "'0' is no number from 1"),
+        (["--source", "{source}", "--partition-by", "id,,name"], "no list of different column names"),
+        (["--source", "{source}", "--partition-by", "nothing"], "partitioned not, and not by nothing"),
+        (["--source", "{source}", "--option", "sep"], "not KEY=VALUE"),
+        (["--source", "{source}", "--format", "excel"], "invalid choice"),
+        (["--source", "{source}", "--run-id", ""], "run id '' is no name"),
+        (["--source", "{source}", "--report", "nowhere://x/y"], "No FileSystem for scheme"),
+        (["--source", "{source}", "--surplus"], "unrecognized arguments"),
+        ([], "required: --source"),
+    ],
+)  # fmt: skip
+def test_bad_arguments_are_one_sentence_and_exit_code_2(
+    append: Callable[..., Any],
+    arguments: list[str],
+    said: str,
+    source: Path,
+    existing: Callable[..., Path],
+    tmp_path: Path,
+    versions: Callable[[Path], list[str]],
+) -> None:
+    table = existing("id int, name string, amount double")
+    (tmp_path / "notes").write_text("text")
+    given = [argument.format(folder=tmp_path, source=source) for argument in arguments]
+    refused = append("--table", table, *given)
+
+    assert refused.code == 2, refused.error
+    assert said in refused.error
+    assert len(refused.error.splitlines()) == 1
+    assert refused.lines == []
+    assert len(versions(table)) == 1
+
+
+def test_a_partition_column_that_the_source_lacks_is_refused_before_there_is_a_table(
+    append: Callable[..., Any], source: Path, table: Path
+) -> None:
+    refused = append("--table", table, "--source", source, "--partition-by", "id,year")
+    assert (refused.code, refused.lines) == (2, [])
+    assert "no column year to partition by" in refused.error
+    assert not table.exists()
+
+
+@pytest.mark.parametrize(
+    "misfit",
+    [
+        ("id,name,amount,extra", [(1, "x", 1.0, 2)], "1", "the table has no column extra"),
+        ("id,name", [(1, "x")], "1", "the source has no column amount"),
+        ("id,name,amount", [(1, "x", 1.0), ("two", "y", 1.0)], "1", "two"),
+        ("id,name,amount", [(1, "x", 1.0), ("two", "y", 1.0)], "2", "two"),
+        ("id,name,amount", [(1, "x", 1.0), (2, "y")], "1", "2,y"),
+    ],
+)
+def test_rows_that_do_not_fit_are_one_sentence_and_exit_code_5_and_the_table_is_unchanged(
+    append: Callable[..., Any],
+    misfit: tuple[str, list[Any], str, str],
+    existing: Callable[..., Path],
+    csv_file: Callable[..., Path],
+    versions: Callable[[Path], list[str]],
+    manager: ZookeeperLockManager,
+) -> None:
+    header, rows, commits, said = misfit
+    table = existing("id int, name string, amount double")
+    report = table.with_name("report.json")
+    source = csv_file("s.csv", header, rows)
+    failed = append("--table", table, "--source", source, "--commits", commits, "--report", report)
+
+    assert failed.code == 5
+    assert said in failed.error
+    assert len(failed.error.splitlines()) == 1
+    assert failed.commits == []
+    assert len(versions(table)) == 1
+    assert manager.queue(f"file:{table}") == []
+    found = json.loads(report.read_text())
+    assert found["exit_code"] == 5
+    assert found["error"] in failed.error
+
+
+def test_files_of_one_load_with_different_headers_are_refused(
+    append: Callable[..., Any], csv_file: Callable[..., Path], table: Path, versions: Callable[[Path], list[str]]
+) -> None:
+    one = csv_file("1.csv", "id,name", [(1, "x")])
+    other = csv_file("2.csv", "name,id", [("y", 2)])
+    failed = append("--table", table, "--source", one, other)
+    assert failed.code == 5
+    assert "CSV header does not conform to the schema" in failed.error
+    assert versions(table) == []
+
+
+def test_json_with_unknown_or_malformed_fields_is_refused(
+    append: Callable[..., Any], existing: Callable[..., Path], tmp_path: Path, versions: Callable[[Path], list[str]]
+) -> None:
+    table = existing("id int, inner struct<a: int>")
+    source = tmp_path / "s.json"
+    for text, said in (
+        ('{"id": 1, "inner": {"a": 1, "b": 2}}', "no column inner.b"),
+        ('{"id": "one"}', "one"),
+        ('{"id": 1}\nnot json', "Malformed"),
+    ):
+        source.write_text(text)
+        failed = append("--table", table, "--source", source)
+        assert failed.code == 5
+        assert said in failed.error
+        assert len(failed.error.splitlines()) == 1
+    assert len(versions(table)) == 1
+
+
+def test_a_lock_that_is_not_free_in_time_is_exit_code_3(
+    append: Callable[..., Any], source: Path, table: Path, manager: ZookeeperLockManager
+) -> None:
+    with manager.acquire(f"file:{table}"):
+        failed = append("--table", table, "--source", source, "--lock-timeout", "0.2")
+    assert failed.code == 3
+    assert [line["event"] for line in failed.lines] == ["waiting"]
+    assert "not acquired within 0.2 s: 1 ahead" in failed.error
+    assert not table.exists()
+
+
+def test_an_ensemble_that_does_not_answer_is_found_before_anything_is_read(
+    append: Callable[..., Any], table: Path, tmp_path: Path
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        hosts = f"127.0.0.1:{nobody.getsockname()[1]}"
+        report = tmp_path / "report.json"
+        # A source that does not exist: it is not even looked for.
+        failed = append(
+            "--table", table, "--source", "/nowhere", "--lock-timeout", "1", "--report", report, hosts=hosts
+        )
+    assert failed.code == 3
+    assert f"ZooKeeper at {hosts} did not answer" in failed.error
+    assert json.loads(report.read_text())["exit_code"] == 3
+
+
+def test_a_lost_lock_is_exit_code_4(
+    append: Callable[..., Any],
+    source: Path,
+    table: Path,
+    ensemble_client: KazooClient,
+    versions: Callable[[Path], list[str]],
+) -> None:
+    node = TableResource.of(f"file:{table}").znode(LockSettings.lock_root)
+    gone = threading.Event()
+
+    def remove() -> None:
+        while not gone.is_set():
+            for name in ensemble_client.get_children(node) if ensemble_client.exists(node) else []:
+                if "lock__" in name:
+                    ensemble_client.delete(f"{node}/{name}")
+                    gone.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        removing = pool.submit(remove)
+        failed = append("--table", table, "--source", source, "--lock-timeout", "30")
+        gone.set()
+        removing.result()
+    assert failed.code == 4, failed.error
+    assert f"lock on file:{table} was lost" in failed.error
+    assert versions(table) == []
+
+
+def test_verbose_brings_the_stack_trace(append: Callable[..., Any], table: Path) -> None:
+    failed = append("--table", table, "--source", "/nowhere.csv", "--verbose")
+    assert failed.code == 2
+    assert "Traceback" in failed.error
+    assert failed.error.splitlines()[-1] == "append.py: source /nowhere.csv does not exist"
+
+
+def test_help_explains_with_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    said = capsys.readouterr().out
+    for part in ("--run-id ID", "spark-submit $(sluice submit-args)", "exit codes:", "143: by SIGTERM", "FAILFAST"):
+        assert part in said
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+def run_commits(table: Path, run_id: str) -> list[int]:
+    logs = sorted(table.glob("_delta_log/*.json"))
+    actions = [json.loads(line) for path in logs for line in path.read_text().splitlines()]
+    return [action["txn"]["version"] for action in actions if action.get("txn", {}).get("appId") == run_id]
+
+
+def test_a_run_that_is_started_again_does_nothing_and_says_so(
+    append: Callable[..., Any],
+    source: Path,
+    table: Path,
+    rows_of: Callable[..., Any],
+    versions: Callable[[Path], list[str]],
+) -> None:
+    arguments = ("--table", table, "--source", source, "--commits", "3", "--run-id", "a/b c")
+    first = append(*arguments)
+    again = append(*arguments)
+
+    assert (first.code, again.code, again.error) == (0, 0, "")
+    assert [line["already_committed"] for line in first.commits] == [False] * 3
+    assert [(line["event"], line["commit"], line["already_committed"]) for line in again.lines] == [
+        ("commit", number, True) for number in (1, 2, 3)
+    ]
+    assert all(line["version"] is None and line["rows"] is None for line in again.commits)
+    assert run_commits(table, "a/b c") == [1, 2, 3]
+    assert len(versions(table)) == 3
+    assert [path.name for path in (table / "_sluice" / "runs").glob("*.json")] == ["a%2Fb%20c.json"]
+    assert len(rows_of(table)) == 40
+
+
+def test_a_run_is_not_continued_with_other_sources_or_another_split(
+    append: Callable[..., Any],
+    source: Path,
+    table: Path,
+    csv_file: Callable[..., Path],
+    versions: Callable[[Path], list[str]],
+) -> None:
+    more = csv_file("more.csv", HEADER, [(99, "more", 1.0)])
+    arguments = ("--table", table, "--source", source, "--run-id", "r", "--commits", "2")
+    assert append(*arguments).code == 0
+    changes = {
+        "the number of commits changed": ("--commits", "3"),
+        "the reader options changed": ("--option", "sep=;"),
+        "the source files changed": ("--source", more),
+    }
+    for said, change in changes.items():
+        refused = append(*arguments, *change)
+        assert refused.code == 2
+        assert "run 'r' has 2 of 2 commits in the table already" in refused.error
+        assert said in refused.error
+    # The same file, rewritten.
+    csv_file("source.csv", HEADER, [*ROWS[:-1], (1, "other", 1.0)])
+    refused = append(*arguments)
+    assert refused.code == 2
+    assert "the source files changed" in refused.error
+    assert len(versions(table)) == 2
+
+
+def test_a_run_without_a_commit_may_still_change(
+    append: Callable[..., Any], source: Path, table: Path, csv_file: Callable[..., Path], rows_of: Callable[..., Any]
+) -> None:
+    arguments = ("--table", table, "--source", source, "--run-id", "r")
+    # The first attempt fails under the lock, after the run was recorded.
+    csv_file("source.csv", "id,name", [(1, "x"), (2,)])
+    assert append(*arguments).code == 5
+    assert (table / "_sluice" / "runs" / "r.json").exists()
+    csv_file("source.csv", "id,name", [(1, "x"), (2, "y")])
+    assert append(*arguments).code == 0
+    assert rows_of(table) == [(1, "x"), (2, "y")]
+
+
+def test_a_torn_record_of_a_killed_first_attempt_is_replaced(
+    append: Callable[..., Any], source: Path, table: Path
+) -> None:
+    runs = table / "_sluice" / "runs"
+    runs.mkdir(parents=True)
+    (runs / "r.json").write_text('{"format": 1, "id"')
+    assert append("--table", table, "--source", source, "--run-id", "r").code == 0
+    assert json.loads((runs / "r.json").read_text())["id"] == "r"
+
+
+def test_a_name_that_another_application_used_for_its_transactions_is_refused(
+    append: Callable[..., Any], source: Path, spark: SparkSession, existing: Callable[..., Path]
+) -> None:
+    table = existing("id int, name string, amount double")
+    rows = spark.sql("select 1 as id, 'x' as name, 1.0D as amount")
+    rows.write.format("delta").mode("append").option("txnAppId", "stream").option("txnVersion", 3).save(str(table))
+    refused = append("--table", table, "--source", source, "--run-id", "stream")
+    assert refused.code == 2
+    assert "choose another run id" in refused.error
+
+
+def test_a_run_is_completed_by_the_recorded_schema_when_the_table_has_changed_since(
+    append: Callable[..., Any], source: Path, table: Path, spark: SparkSession, rows_of: Callable[..., Any]
+) -> None:
+    arguments = ("--table", table, "--source", source, "--run-id", "r", "--commits", "3")
+    whole = append(*arguments)
+    assert whole.code == 0
+    # As if the job had been killed after its second commit, and somebody had added a column.
+    for path in table.glob(f"_delta_log/*{2:020d}*"):
+        path.unlink()
+    spark.sql(f"alter table delta.`{table}` add column later string")
+    rest = append(*arguments)
+
+    assert (rest.code, rest.error) == (0, "")
+    assert [line["already_committed"] for line in rest.commits] == [True, True, False]
+    assert [line["rows"] for line in rest.commits[2:]] == [line["rows"] for line in whole.commits[2:]]
+    assert rows_of(table, "id", "name", "amount") == sorted(ROWS, key=repr)
+
+
+def test_two_processes_with_one_run_id_make_one_run(
+    zookeeper: Any, spark: SparkSession, source: Path, table: Path, tmp_path: Path, rows_of: Callable[..., Any]
+) -> None:
+    def run(number: int) -> dict[str, Any]:
+        report = tmp_path / f"report-{number}.json"
+        arguments = ["--table", str(table), "--source", str(source), "--run-id", "twice", "--commits", "3"]
+        assert main(["--zookeeper", zookeeper.hosts, "--report", str(report), *arguments]) == 0
+        return json.loads(report.read_text())
+
+    with ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(run, range(2)))
+
+    assert run_commits(table, "twice") == [1, 2, 3]
+    assert rows_of(table, "id", "name", "amount") == sorted(ROWS, key=repr)
+    for commit in range(3):
+        assert sorted(report["commits"][commit]["already_committed"] for report in reports) == [False, True]
+
+
+def test_vacuum_and_readers_pass_over_the_record(
+    append: Callable[..., Any], source: Path, table: Path, spark: SparkSession, rows_of: Callable[..., Any]
+) -> None:
+    arguments = ("--table", table, "--source", source, "--run-id", "r")
+    assert append(*arguments).code == 0
+    (table / "orphan.parquet").write_bytes(b"not in the table")
+    check = "spark.databricks.delta.retentionDurationCheck.enabled"
+    tasks = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
+    spark.conf.set(check, "false")
+    spark.conf.set(tasks, "2")
+    try:
+        spark.sql(f"vacuum delta.`{table}` retain 0 hours")
+    finally:
+        spark.conf.unset(check)
+        spark.conf.unset(tasks)
+
+    assert not (table / "orphan.parquet").exists()
+    assert (table / "_sluice" / "runs" / "r.json").exists()
+    assert len(rows_of(table)) == spark.read.format("delta").load(str(table)).count() == 40
+    assert append(*arguments).code == 0
+
+
+def test_the_location_of_a_table_is_locked_whatever_its_spelling(
+    append: Callable[..., Any], source: Path, table: Path, manager: ZookeeperLockManager
+) -> None:
+    with manager.acquire(canonical_table_uri(table)):
+        failed = append("--table", f"file://{table}/../table//", "--source", source, "--lock-timeout", "0")
+    assert failed.code == 3

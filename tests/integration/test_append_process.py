@@ -1,0 +1,232 @@
+"""The append job in processes of its own, under spark-submit: killed, stopped, and configured from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lock_manager import ZookeeperLockManager
+from sluice.distribution import build_zip
+from tests.integration.conftest import QUICK_JVM
+from writer_jobs import append as append_module
+
+pytestmark = pytest.mark.spark
+
+APPEND = Path(append_module.__file__)
+SUBMIT = Path(sys.executable).with_name("spark-submit")
+
+
+class Job:
+    """A job that runs: its lines as they come, and the means to end it."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], errors: Path) -> None:
+        self.lines: list[str] = []
+        self._errors = errors
+        with errors.open("w") as stderr:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, start_new_session=True
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            self.lines.extend(iter(stream.readline, ""))
+
+    def __contains__(self, event_and_commit: tuple[str, int]) -> bool:
+        return event_and_commit in [(event["event"], event["commit"]) for event in self.events]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in list(self.lines)]
+
+    @property
+    def commits(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == "commit"]
+
+    def python_pid(self) -> int:
+        """Process id of Python, a child of the JVM that spark-submit became."""
+        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
+        processes = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
+        (pid,) = [int(pid) for pid, parent, args in processes
+                  if int(parent) == self.process.pid and APPEND.name in args]  # fmt: skip
+        return pid
+
+    def wait(self, seconds: float = 120) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join(10)
+        return code
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.wait()
+
+    @property
+    def error(self) -> str:
+        return self._errors.read_text()
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the job itself said on standard error."""
+        return [line for line in self.error.splitlines() if line.startswith("append.py: ")]
+
+
+@pytest.fixture(scope="session")
+def zip_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_zip(tmp_path_factory.mktemp("zip") / "sluice.zip")
+
+
+@pytest.fixture
+def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    """Run a program under spark-submit: ``submit(APPEND, "--table", …, conf={…})``."""
+    jobs: list[Job] = []
+
+    def start(program: Path, *arguments: object, conf: dict[str, str] | None = None) -> Job:
+        settings = {
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "false",
+            "spark.driver.extraJavaOptions": QUICK_JVM,
+            **(conf or {}),
+        }
+        command = [str(SUBMIT), "--master", "local[2]", "--driver-memory", "1g", "--jars", ",".join(map(str, jars))]
+        command += [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+        command += ["--py-files", str(zip_path), str(program), *map(str, arguments)]
+        environment = {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SLUICE_ZK_HOSTS": zookeeper.hosts,
+            # What the lock of a killed job is kept for.
+            "SLUICE_SESSION_TIMEOUT_SECONDS": "4",
+        }
+        jobs.append(Job(command, environment, tmp_path / f"stderr-{len(jobs)}.txt"))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
+    submit: Callable[..., Job],
+    csv_file: Callable[..., Path],
+    tmp_path: Path,
+    rows_of: Callable[..., Any],
+    versions: Callable[[Path], list[str]],
+    eventually: Callable[..., None],
+) -> None:
+    rows = [(number, f"name {number}") for number in range(200)]
+    table, source, report = tmp_path / "table", csv_file("s.csv", "id,name", rows), tmp_path / "report.json"
+    arguments = (
+        "--table", table, "--source", source, "--commits", 4, "--run-id", "killed", "--report", report,
+        "--lock-timeout", 60,
+    )  # fmt: skip
+
+    # Only the JVM, when the lock is held and nothing is committed: Python is left alone, and has to find out.
+    first = submit(APPEND, *arguments)
+    eventually(lambda: ("holding", 1) in first, within=120, what="the first hold")
+    python = first.python_pid()
+    first.process.kill()
+    assert first.wait() == -signal.SIGKILL
+    assert first.commits == []
+    eventually(lambda: not is_running(python), within=30, what="the end of the orphaned Python")
+    assert json.loads(report.read_text())["exit_code"] is None
+
+    # Everything, right after a commit was acknowledged, on the way to the next.
+    second = submit(APPEND, *arguments)
+    eventually(lambda: ("commit", 2) in second, within=120, what="the second commit")
+    second.kill()
+    acknowledged = {line["commit"] for line in second.commits if not line["already_committed"]}
+    assert {1, 2} <= acknowledged < {1, 2, 3, 4}
+
+    third = submit(APPEND, *arguments)
+    assert third.wait() == 0, third.error
+    assert [line["commit"] for line in third.commits] == [1, 2, 3, 4]
+    assert {line["commit"] for line in third.commits if line["already_committed"]} >= acknowledged
+    assert not third.commits[-1]["already_committed"]
+    assert third.sentences == []
+    assert json.loads(report.read_text())["exit_code"] == 0
+
+    assert rows_of(table, "id", "name") == sorted(rows, key=repr)
+    assert len(versions(table)) == 4
+
+
+def test_sigterm_while_waiting_leaves_the_queue_and_says_so(
+    submit: Callable[..., Job],
+    csv_file: Callable[..., Path],
+    tmp_path: Path,
+    manager: ZookeeperLockManager,
+    eventually: Callable[..., None],
+) -> None:
+    table, report = tmp_path / "table", tmp_path / "report.json"
+    with manager.acquire(f"file:{table}"):
+        job = submit(APPEND, "--table", table, "--source", csv_file("s.csv", "id", [(1,)]), "--report", report)
+        eventually(lambda: len(manager.queue(f"file:{table}")) == 2, within=120, what="the job in the queue")
+        eventually(lambda: ("waiting", 1) in job, what="the line that says so")
+        os.kill(job.python_pid(), signal.SIGTERM)
+        assert job.wait() == 143, job.error
+        assert len(manager.queue(f"file:{table}")) == 1
+    assert [event["event"] for event in job.events] == ["waiting"]
+    assert job.sentences == ["append.py: stopped by SIGTERM"]
+    assert "Traceback" not in job.error
+    found = json.loads(report.read_text())
+    assert (found["exit_code"], found["error"]) == (143, "stopped by SIGTERM")
+    assert not table.exists()
+
+
+SHOW_SETTINGS = """
+import json
+import sys
+import warnings
+
+from writer_jobs import build_session
+
+# Under spark-submit they would go to standard output.
+warnings.simplefilter("ignore")
+spark = build_session("by the program")
+print(json.dumps({key: spark.conf.get(key) for key in sys.argv[1:]}))
+spark.stop()
+"""
+
+
+def test_what_is_given_to_spark_submit_wins_over_the_writers_settings(
+    submit: Callable[..., Job], tmp_path: Path
+) -> None:
+    program = tmp_path / "show.py"
+    given = {
+        "spark.databricks.delta.snapshotPartitions": "7",
+        "spark.databricks.delta.autoCompact.enabled": "true",
+        "spark.hadoop.fs.s3.impl": "org.example.OtherS3",
+        # Spark passes over one that it cannot find.
+        "spark.sql.extensions": "org.example.OtherExtension",
+        "spark.app.name": "by the line",
+        "spark.log.level": "OFF",
+    }
+    own = {
+        "spark.databricks.delta.skipRecordingEmptyCommits": "false",
+        "spark.hadoop.fs.s3n.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
+    }
+    program.write_text(SHOW_SETTINGS)
+    job = submit(program, *given, *own, conf=given)
+    assert job.wait() == 0, job.error
+    extensions = "org.example.OtherExtension,io.delta.sql.DeltaSparkSessionExtension"
+    assert job.events == [given | own | {"spark.sql.extensions": extensions}]

@@ -1,0 +1,135 @@
+"""The job on a Spark standalone cluster, from an interpreter that has PySpark and nothing of ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import py4j
+import pyspark
+import pytest
+
+from sluice.distribution import submit_arguments
+from tests.integration.conftest import QUICK_JVM
+from writer_jobs import append as append_module
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A virtual environment with PySpark and py4j; return its Python."""
+    folder = tmp_path / "bare"
+    venv.create(folder, with_pip=False, symlinks=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for package in (pyspark, py4j):
+        origin = Path(str(package.__file__)).parent
+        (packages / origin.name).symlink_to(origin)
+    return folder / "bin" / "python"
+
+
+@pytest.fixture
+def environment(bare: Path) -> dict[str, str]:
+    """What a login on a machine of the cluster would have."""
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME", "LANG")}
+    (spark_home,) = bare.parent.parent.glob("lib/python*/site-packages/pyspark")
+    return {
+        **kept,
+        "SPARK_HOME": str(spark_home),
+        "PYSPARK_PYTHON": str(bare),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
+
+
+@pytest.fixture
+def cluster(environment: dict[str, str], tmp_path: Path, eventually: Callable[..., None]) -> Iterator[str]:
+    """A master and a worker on loopback and free ports; the master's URL."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, *arguments: str) -> Path:
+        log = tmp_path / f"{name}.log"
+        command = [str(Path(environment["SPARK_HOME"]) / "bin" / "spark-class"), *arguments]
+        with log.open("wb") as output:
+            started.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=tmp_path))
+        return log
+
+    def found(log: Path, pattern: str) -> str | None:
+        match = re.search(pattern, log.read_text())
+        return match[0] if match else None
+
+    loopback = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    try:
+        master = start("master", "org.apache.spark.deploy.master.Master", *loopback)
+        eventually(lambda: found(master, r"spark://127\.0\.0\.1:\d+"), within=60, what="the master")
+        url = str(found(master, r"spark://127\.0\.0\.1:\d+"))
+        worker = start(
+            "worker", "org.apache.spark.deploy.worker.Worker", *loopback, "--cores", "1", "--memory", "1g",
+            "--work-dir", str(tmp_path / "work"), url,
+        )  # fmt: skip
+        eventually(lambda: found(worker, "Successfully registered with master"), within=60, what="the worker")
+        yield url
+    finally:
+        for process in reversed(started):
+            process.terminate()
+            process.wait(30)
+
+
+def imports(python: Path, module: str, folder: Path) -> bool:
+    command = [str(python), "-c", f"import {module}"]
+    done = subprocess.run(command, cwd=folder, env={"PATH": os.environ["PATH"]}, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 0 or b"ModuleNotFoundError" in done.stderr
+    return done.returncode == 0
+
+
+def test_the_job_runs_on_a_cluster_with_what_submit_arguments_brings(
+    cluster: str,
+    bare: Path,
+    environment: dict[str, str],
+    jars: list[Path],
+    zookeeper: Any,
+    csv_file: Callable[..., Path],
+    tmp_path: Path,
+    rows_of: Callable[..., Any],
+) -> None:
+    assert imports(bare, "pyspark", tmp_path)
+    for module in ("lock_manager", "writer_jobs", "kazoo", "delta"):
+        assert not imports(bare, module, tmp_path)
+
+    # The job's file alone, as it would lie on the machine from which a job is submitted.
+    job = tmp_path / "job" / "append.py"
+    job.parent.mkdir()
+    shutil.copy(str(append_module.__file__), job)
+    rows = [(number, f"name {number}") for number in range(100)]
+    table = tmp_path / "table"
+    line = shlex.join([
+        f"{environment['SPARK_HOME']}/bin/spark-submit", "--master", cluster, *submit_arguments(),
+        "--driver-memory", "1g", "--executor-memory", "512m",
+        "--conf", f"spark.driver.extraJavaOptions={QUICK_JVM}",
+        "--conf", f"spark.executor.extraJavaOptions={QUICK_JVM}",
+        "--conf", "spark.driver.host=127.0.0.1",
+        str(job), "--zookeeper", zookeeper.hosts, "--table", str(table),
+        "--source", str(csv_file("s.csv", "id,name", rows)), "--commits", "2", "--run-id", "on a cluster",
+    ])  # fmt: skip
+    done = subprocess.run(
+        ["/bin/sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+
+    assert done.returncode == 0, done.stderr
+    commits = [event for event in map(json.loads, done.stdout.splitlines()) if event["event"] == "commit"]
+    assert [event["version"] for event in commits] == [0, 1]
+    assert sum(event["rows"] for event in commits) == 100
+    assert rows_of(table, "id", "name") == sorted(rows, key=repr)
+    # It ran on the worker, not in the driver.
+    assert list((tmp_path / "work").glob("app-*/0/stderr"))
+    assert sys.executable not in done.stderr

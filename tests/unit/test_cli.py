@@ -1,0 +1,172 @@
+"""The command line: what it prints where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from arro3.core import Array, DataType, Table
+from deltalake import write_deltalake
+from typer.testing import CliRunner
+
+from sluice.commands import app
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = ["demo", "verify", "jars", "dist", "submit-args", "zookeeper"]
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def run() -> CliRunner:
+    return CliRunner()
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    for _ in range(2):
+        data = Table.from_pydict({"id": Array([1, 2, 3], type=DataType.int64())})
+        write_deltalake(tmp_path / "flights", data, mode="append")
+    return str(tmp_path / "flights")
+
+
+def sluice(*arguments: str, program: str = "from sluice.cli import main; main()") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+
+
+def test_help_names_every_command_and_every_command_has_help(run: CliRunner) -> None:
+    top = run.invoke(app, ["--help"])
+    assert top.exit_code == 0
+    for command in COMMANDS:
+        assert command in top.output
+        answer = run.invoke(app, [command, "--help"])
+        assert answer.exit_code == 0
+        assert f"Usage: sluice {command}" in answer.output
+    assert "sluice demo --compare" in run.invoke(app, ["demo", "-h"]).output
+
+
+def test_a_sound_table_is_exit_code_0(run: CliRunner, table: str) -> None:
+    answer = run.invoke(app, ["verify", table])
+    assert answer.exit_code == 0
+    assert "sound" in answer.output
+    assert "NOT SOUND" not in answer.output
+
+
+def test_a_check_that_fails_is_exit_code_1_and_is_told(run: CliRunner, table: str) -> None:
+    answer = run.invoke(app, ["verify", table, "--key", " id "])
+    assert answer.exit_code == 1
+    assert "problem: 3 duplicate rows by (id), for example (1) 2 times; (2) 2 times; (3) 2 times" in answer.output
+    assert "NOT SOUND" in answer.output
+
+
+def test_json_is_for_programs(run: CliRunner, table: str) -> None:
+    answer = run.invoke(app, ["verify", table, "--key", "id", "--json"])
+    assert answer.exit_code == 1
+    found = json.loads(answer.stdout)
+    assert (found["ok"], found["duplicate_rows"], found["rows_found"]) == (False, 3, 6)
+    assert len(found["problems"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing/here"], "there is no Delta table at"),
+        (["gs://bucket/table"], "only s3://, s3a://, file: and local paths"),
+        (["TABLE", "--key", "id,flight"], "the table has no column 'flight'; it has id"),
+    ],
+)
+def test_bad_arguments_are_one_sentence_and_exit_code_2(
+    run: CliRunner, table: str, arguments: list[str], said: str
+) -> None:
+    answer = run.invoke(app, ["verify", *(table if word == "TABLE" else word for word in arguments)])
+    assert answer.exit_code == 2
+    assert answer.stdout == ""
+    assert answer.stderr.startswith("sluice: ")
+    assert said in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+
+
+def test_verbose_adds_the_stack_trace(run: CliRunner) -> None:
+    answer = run.invoke(app, ["verify", "nothing/here", "--verbose"])
+    assert answer.exit_code == 2
+    assert "Traceback" in answer.stderr
+    assert answer.stderr.splitlines()[-1].startswith("sluice: there is no Delta table")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["verify", "t", "--storage-option", "novalue"],
+        ["verify", "t", "--clock-skew", "-1"],
+        ["demo", "--storage", "tape"],
+        ["demo", "--writers", "0"],
+        ["demo", "--writers", "3", "--commits", "2"],
+        ["zookeeper", "--servers", "2"],
+        ["no-such-command"],
+    ],
+)
+def test_options_out_of_range_are_exit_code_2(run: CliRunner, arguments: list[str]) -> None:
+    answer = run.invoke(app, arguments)
+    assert answer.exit_code == 2
+    assert "Traceback" not in answer.output
+
+
+def test_missing_jars_are_told_before_anything_is_started(
+    run: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_JARS", str(tmp_path / "empty"))
+    answer = run.invoke(app, ["demo", "--output", str(tmp_path / "demo")])
+    assert answer.exit_code == 1
+    assert "run `sluice jars` once" in answer.stderr
+    assert not (tmp_path / "demo").exists()
+
+
+def test_a_folder_of_somebody_else_is_not_used_for_output(run: CliRunner, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    answer = run.invoke(app, ["demo", "--output", str(tmp_path)])
+    assert answer.exit_code == 2
+    assert "choose another --output" in answer.stderr
+
+
+def test_the_zip_is_built_and_named_in_the_spark_submit_arguments(run: CliRunner, tmp_path: Path) -> None:
+    path = tmp_path / "with space" / "sluice.zip"
+    built = run.invoke(app, ["dist", "--output", str(path)])
+    assert built.exit_code == 0
+    assert built.stdout == f"{path}\n"
+    assert path.is_file()
+    answer = run.invoke(app, ["submit-args", "--zip", str(path)])
+    assert answer.exit_code == 0
+    assert f"--py-files '{path}'" in answer.stdout
+
+
+def test_the_command_and_the_module_are_the_same_program() -> None:
+    version = sluice("--version")
+    assert version.returncode == 0
+    assert version.stdout.startswith("sluice ")
+    module = sluice("--version", program="import runpy, sys; runpy.run_module('sluice', run_name='__main__')")
+    assert module.stdout == version.stdout
+    assert sluice("verify", "nothing/here").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("package", "arguments"), [("typer", ["--help"]), ("rich", ["--help"]), ("deltalake", ["verify", "t"])]
+)
+def test_a_missing_package_of_the_extra_is_told_in_a_sentence(package: str, arguments: list[str]) -> None:
+    program = f"import sys; sys.modules[{package!r}] = None; from sluice.cli import main; main()"
+    answer = sluice(*arguments, program=program)
+    assert answer.returncode == 1
+    assert answer.stderr == f"sluice: {package} is not installed: pip install 'delta-sluice[cli]'\n"
+
+
+def test_a_missing_module_of_another_kind_is_a_bug_and_is_shown_as_one() -> None:
+    program = "import sys; sys.modules['json'] = None; from sluice.cli import main; main()"
+    answer = sluice("--help", program=program)
+    assert answer.returncode == 1
+    assert "Traceback" in answer.stderr

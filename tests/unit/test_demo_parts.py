@@ -1,0 +1,202 @@
+"""The demo's parts that need no Spark: the data, the folder, the board, the picture and the report."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from arro3.core import Array, DataType, Table
+from deltalake import write_deltalake
+from rich.console import Console
+
+from lock_manager import SettingsError
+from sluice.demo.flights import KEY, NUMBERS, Contents, FlightsError, deal_flights, find_flights, read_contents
+from sluice.demo.outcome import Outcome, judge
+from sluice.demo.progress import Board, shown
+from sluice.demo.records import Acknowledged, Writer
+from sluice.demo.report import print_comparison, print_last_words, print_outcome, write_report
+from sluice.demo.run import DemoOptions
+from sluice.demo.stage import OutputFolderError, clear_output
+from sluice.demo.timeline import Lanes, draw_timeline
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_every_flight_is_dealt_to_exactly_one_writer(tmp_path: Path) -> None:
+    paths, contents = deal_flights(tmp_path, 3, limit=10_000)
+    files = [read(path) for path in paths]
+    assert [len(rows) for rows in files] == [3333, 3333, 3334]
+    rows = [row for file in files for row in file]
+    assert [tuple(row[name] for name in KEY) for row in rows] == list(contents.keys)
+    delays = [int(row["arr_delay"]) for row in rows if row["arr_delay"]]
+    assert contents.sums["arr_delay"] == (len(delays), sum(delays))
+    assert 0 < len(delays) < contents.rows == 10_000
+    assert not any("NA" in row.values() for row in rows)
+
+
+def test_a_limit_beyond_the_data_set_takes_all_of_it(tmp_path: Path) -> None:
+    # Nothing but the header would be left to read after the last flight.
+    (path,), contents = deal_flights(tmp_path, 1, limit=10**9)
+    assert contents.rows == len(contents.keys) == 336_776
+    assert contents.sums["distance"] == (336_776, 350_217_607)
+    with path.open() as stream:
+        assert sum(1 for _ in stream) == 336_777
+
+
+def test_what_is_read_back_from_a_table_is_what_was_dealt(tmp_path: Path) -> None:
+    (path,), contents = deal_flights(tmp_path, 1, limit=500)
+    rows = read(path)
+    columns: dict[str, Any] = {name: Array([row[name] for row in rows], type=DataType.string()) for name in KEY}
+    for name in NUMBERS:
+        columns[name] = Array([int(row[name]) if row[name] else None for row in rows], type=DataType.int32())
+    write_deltalake(tmp_path / "table", Table.from_pydict(columns))
+    assert read_contents(str(tmp_path / "table"), {}) == contents
+
+
+def test_a_missing_data_set_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(FlightsError, match="pip install 'delta-sluice"):
+        find_flights()
+
+
+def test_the_output_folder_is_cleared_only_if_a_demo_made_it(tmp_path: Path) -> None:
+    folder = clear_output(tmp_path / "build" / "demo")
+    (folder / "report.json").write_text("{}")
+    assert clear_output(folder) == folder
+    assert [path.name for path in folder.iterdir()] == [".sluice-demo"]
+    precious = tmp_path / "thesis.tex"
+    precious.write_text("years of work")
+    with pytest.raises(OutputFolderError, match="choose another --output"):
+        clear_output(tmp_path)
+    assert precious.read_text() == "years of work"
+    with pytest.raises(OutputFolderError, match="cannot be used"):
+        clear_output(precious)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"writers": 0}, "--writers 0"), ({"commits": 4}, "--commits 4"), ({"rows": 39}, "--rows 39")],
+)
+def test_a_demo_of_impossible_size_is_refused(wrong: dict[str, int], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        DemoOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_commits_are_shared_out_evenly() -> None:
+    assert DemoOptions().shares == [8, 8, 8, 8, 8]
+    assert DemoOptions(writers=3, commits=11).shares == [3, 4, 4]
+
+
+def load(*, locked: bool) -> list[Writer]:
+    writers = [Writer(1, 1000.0), Writer(2, 1000.5)]
+    for number in range(6):
+        began = 1010.0 + 2 * number
+        done = Acknowledged(
+            writer=number % 2 + 1, commit_id=f"c{number}", rows=100, requested_at=began - 1,
+            acquired_at=began if locked else None, released_at=began + 1.5,
+        )  # fmt: skip
+        writers[number % 2].commits.append(done)
+    return writers
+
+
+def finished(*, locked: bool) -> tuple[list[Writer], Outcome]:
+    writers = load(locked=locked)
+    for writer in writers:
+        writer.end(0, 1030.0)
+    return writers, judge(writers, [], Contents(), Contents(), locked=locked, commits_planned=6, wall_seconds=30.0)
+
+
+def png_size(path: Path) -> tuple[int, ...]:
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", content[16:24])
+
+
+def test_the_picture_has_a_lane_for_each_writer_and_one_for_the_lock(tmp_path: Path) -> None:
+    writers, _ = finished(locked=True)
+    writers[0].retried_at.append(1012.0)
+    one = Lanes("one", writers, locked=True)
+    other = Lanes("other", load(locked=False), locked=False, lost=["c3"])
+    assert one.names == ["writer 1", "writer 2", "the lock"]
+    assert other.names == ["writer 1", "writer 2"]
+    assert (one.seconds, other.seconds) == (30.0, 21.5)
+    draw_timeline(tmp_path / "one.png", [one])
+    draw_timeline(tmp_path / "both.png", [one, other])
+    assert png_size(tmp_path / "one.png")[0] == png_size(tmp_path / "both.png")[0] == 1650
+    assert png_size(tmp_path / "one.png")[1] < png_size(tmp_path / "both.png")[1]
+
+
+def test_a_load_in_which_nothing_succeeded_can_be_drawn(tmp_path: Path) -> None:
+    writer = Writer(1, 1000.0)
+    writer.end(3, 1004.0)
+    draw_timeline(tmp_path / "t.png", [Lanes("nothing", [writer], locked=True)])
+    assert png_size(tmp_path / "t.png")[0] == 1650
+
+
+def test_off_a_terminal_progress_is_told_in_lines() -> None:
+    out = io.StringIO()
+    writers = load(locked=True)
+    writers[0].apply({"event": "waiting", "requested_at": 1.0}, 1.0)
+    with shown(Board("loading", writers, [4, 4], 1000), Console(file=out, width=60)) as refresh:
+        for _ in range(5):
+            refresh()
+        assert out.getvalue() == ""  # a line every ten seconds, not for every refresh
+        writers[0].end(0, 2.0)
+    assert out.getvalue().splitlines() == ["0 s: 6 of 8 commits, 600 of 1,000 rows; starting Spark: 2; done: 1"]
+
+
+def test_on_a_terminal_the_board_shows_every_writer() -> None:
+    out = io.StringIO()
+    writers = load(locked=True)
+    writers[0].apply({"event": "holding", "acquired_at": 1.0}, 1.0)
+    writers[1].end(4, 2.0)
+    with shown(Board("loading", writers, [4, 3], 1000), Console(file=out, width=100, force_terminal=True)) as refresh:
+        refresh()
+    text = out.getvalue()
+    for words in ("HOLDING the lock", "FAILED", "3/4", "3/3", "300", "6 of 7 commits, 600 of 1,000 rows"):
+        assert words in text
+
+
+def test_the_outcome_is_printed_with_its_problems_and_reported_as_json(tmp_path: Path) -> None:
+    writers, outcome = finished(locked=True)
+    assert not outcome.ok  # the log is empty: all six are lost
+    out = io.StringIO()
+    console = Console(file=out, width=100)
+    print_outcome(outcome, console)
+    print_last_words(writers[0], ["append.py: the lock was not acquired"], console)
+    text = out.getvalue()
+    for words in (
+        "acknowledged commits that are missing",
+        "FAILED",
+        "problem: 6 acknowledged commits not in the log",
+        "was not acquired",
+    ):
+        assert words in text
+    write_report(tmp_path / "report.json", {"storage": "s3"}, outcome, writers)
+    report = json.loads((tmp_path / "report.json").read_text())
+    for name in (
+        "writers", "rows_expected", "rows_found", "duplicate_rows", "commits_acknowledged", "commits_in_log",
+        "lost_commits", "conflicts", "overlapping_holds", "wall_seconds", "storage",
+    ):  # fmt: skip
+        assert name in report
+    assert [commit["commit_id"] for commit in report["commits"]] == [f"c{number}" for number in range(6)]
+
+
+def test_a_comparison_is_printed_side_by_side() -> None:
+    _, locked = finished(locked=True)
+    writers, _ = finished(locked=False)
+    writers[0].retried_at += [1011.0, 1012.0]
+    rival = judge(writers, [], Contents(), Contents(), locked=False, commits_planned=6, wall_seconds=99.0)
+    out = io.StringIO()
+    print_comparison(locked, rival, Console(file=out, width=100))
+    lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
+    assert "wall time, s 30.0 99.0" in lines
+    assert "writes done again by the job (retries) 0 2" in lines

@@ -1,0 +1,47 @@
+"""The first request to stop interrupts; while what was started is being ended, further ones are ignored."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from sluice.interrupts import Interrupted, interruptible
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@pytest.fixture(autouse=True)
+def default_handlers() -> Iterator[None]:
+    """Whatever the tests were started to ignore, as background jobs are."""
+    before = [signal.signal(number, signal.default_int_handler) for number in SIGNALS]
+    yield
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_the_first_signal_interrupts_and_the_next_ones_do_not(number: signal.Signals, code: int) -> None:
+    cleaned_up = False
+    with pytest.raises(Interrupted) as caught, interruptible():
+        try:
+            os.kill(os.getpid(), number)
+            pytest.fail("not interrupted")
+        finally:
+            for each in SIGNALS:
+                os.kill(os.getpid(), each)
+            cleaned_up = True
+    assert cleaned_up
+    assert caught.value.exit_code == code
+    assert isinstance(caught.value, KeyboardInterrupt)
+    assert str(caught.value) == number.name
+    assert [signal.getsignal(each) for each in SIGNALS] == [signal.default_int_handler] * 3
+
+
+def test_what_was_ignored_from_the_start_stays_ignored() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interruptible():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -1,0 +1,40 @@
+"""Spark jobs that append to Delta tables under a ZooKeeper lock, and what they are made of.
+
+``append.py`` is a job for ``spark-submit``; :class:`LockedDeltaWriter` is the same for programs of your own. Every
+error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``writer_jobs.errors``.
+"""
+
+from writer_jobs.delta_log import Commit, DeltaTableLog, Head, TableState, locate_table
+from writer_jobs.errors import (
+    CommitUnknownError,
+    RunError,
+    SchemaMismatchError,
+    SourceError,
+    StorageError,
+    TableError,
+    UnprovenCommitError,
+    UnsupportedSessionError,
+    WriteFailedError,
+)
+from writer_jobs.session import build_session
+from writer_jobs.writer import CommitResult, LockedDeltaWriter
+
+__all__ = [
+    "Commit",
+    "CommitResult",
+    "CommitUnknownError",
+    "DeltaTableLog",
+    "Head",
+    "LockedDeltaWriter",
+    "RunError",
+    "SchemaMismatchError",
+    "SourceError",
+    "StorageError",
+    "TableError",
+    "TableState",
+    "UnprovenCommitError",
+    "UnsupportedSessionError",
+    "WriteFailedError",
+    "build_session",
+    "locate_table",
+]

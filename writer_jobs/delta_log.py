@@ -1,0 +1,271 @@
+"""A table's ``_delta_log`` as the driver sees it: the only module that touches Delta's internals.
+
+Two ways lead there. Delta's own ``DeltaLog``, through py4j, for what has to be replayed (the current version, the
+schema, the transactions of an application); and the version files themselves, read through Hadoop's ``FileSystem``,
+for what must not come out of a cache (which commit is ours). Their format is the Delta protocol's:
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.errors import ParseException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from writer_jobs.errors import StorageError, TableError
+from writer_jobs.failures import JVM_ERRORS, has_condition, one_sentence
+from writer_jobs.hadoop_files import HadoopFiles
+
+LOG_FOLDER = "_delta_log"
+NO_VERSION = -1
+#: Under this key our own part of a commit's ``userMetadata`` (a JSON object) is found.
+STAMP = "sluice"
+_COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
+# Delta itself lets nobody near a catalog-managed table by its path.
+_PATH_REFUSED = "DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED"
+_PATH_IDENTIFIER = re.compile(r"delta\.`(?P<path>.+)`", re.IGNORECASE)
+_DETAILS = "# Detailed Table Information"
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where a log stands.
+
+    Attributes:
+        version: the newest, -1 if there is no table yet.
+        last_transaction: the last ``txnVersion`` of the application that was asked for, -1 if it has none.
+
+    """
+
+    version: int
+    last_transaction: int
+
+
+@dataclass(frozen=True)
+class TableState:
+    """A version of a table, as far as an append has to know it.
+
+    Attributes:
+        version: its number.
+        schema: names and types of its columns, in order.
+        partition_columns: in partition order.
+        supplied_columns: columns that Delta fills in by itself (generated, identity, with a default).
+
+    """
+
+    version: int
+    schema: StructType
+    partition_columns: tuple[str, ...]
+    supplied_columns: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit found in the log.
+
+    Attributes:
+        version: its number.
+        rows: how many it added, None if Delta was told not to count (``history.metricsEnabled``).
+
+    """
+
+    version: int
+    rows: int | None
+
+
+class DeltaTableLog:
+    """The log of the table at one location.
+
+    Args:
+        spark: a classic session.
+        location: qualified URI of the table's folder; see :func:`locate_table`.
+
+    """
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        self.location = location
+        self._spark = spark
+        self._files = HadoopFiles.of(spark)
+
+    def head(self, app_id: str | None = None) -> Head:
+        """Have Delta look for new versions now, and say which is the newest.
+
+        Args:
+            app_id: also look up the last transaction of this ``txnAppId``. Delta replays the table's state for it, with
+                a Spark job, and keeps the result until another version comes: a write that follows and carries a
+                transaction has it for nothing.
+
+        Raises:
+            TableError: the log is damaged, or the table's commits are not decided by its log.
+
+        """
+        snapshot = self._snapshot()
+        version = int(snapshot.version())
+        if app_id is None or version < 0:
+            return Head(version, NO_VERSION)
+        found = snapshot.transactions().get(app_id)
+        return Head(version, int(found.get()) if found.isDefined() else NO_VERSION)
+
+    def state(self) -> TableState | None:
+        """Return the newest version's schema and partitioning, or None if there is no table yet.
+
+        Raises:
+            TableError: see :meth:`head`.
+
+        """
+        snapshot = self._snapshot()
+        if snapshot.version() < 0:
+            return None
+        metadata = snapshot.metadata()
+        # Not Spark's view of the table, which hides what Delta keeps in the fields' metadata.
+        schema = StructType.fromJson(json.loads(metadata.schemaString()))
+        columns = metadata.partitionColumns()
+        return TableState(
+            version=int(snapshot.version()),
+            schema=schema,
+            partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
+            supplied_columns=frozenset(field.name for field in schema if _supplied(field.metadata)),
+        )
+
+    def find_commit(self, commit_id: str, *, after: int) -> tuple[Commit | None, int]:
+        """Look for a commit of ours among the versions after one that was current before it.
+
+        The version files themselves are read, no cache. Versions have no gaps, so the first that is missing is the
+        end; in an undisturbed table that costs two reads. Delta writes ``commitInfo`` into the first line.
+
+        Args:
+            commit_id: what the commit carries in its ``userMetadata``.
+            after: version before the commit, -1 for a new table.
+
+        Returns:
+            The commit, or None if it is not there, and the last version that was read.
+
+        Raises:
+            StorageError: the log cannot be read.
+
+        """
+        version = after + 1
+        while (line := self._files.read_first_line(f"{self.location}/{LOG_FOLDER}/{version:020d}.json")) is not None:
+            info = _commit_info(line)
+            if stamp_of(info).get("commit_id") == commit_id:
+                rows = info.get("operationMetrics", {}).get("numOutputRows")
+                return Commit(version, None if rows is None else int(rows)), version
+            version += 1
+        return None, version - 1
+
+    def refuse_foreign_folder(self) -> None:
+        """Make sure that the folder holds a Delta table, or nothing yet that a first append could harm.
+
+        An empty log is what a first append leaves behind that was killed: Delta makes the folder, then the data files.
+
+        Raises:
+            TableError: it is a file, or a folder with other files and no log.
+            StorageError: it cannot be read; a bucket that does not exist is one such case.
+
+        """
+        folder = self._files.status(self.location)
+        if folder is not None and not folder.is_folder:
+            raise TableError(f"{self.location} is not a Delta table but a file")
+        entries = self._files.children(self.location)
+        if any(not entry.hidden for entry in entries) and all(entry.name != LOG_FOLDER for entry in entries):
+            raise TableError(f"{self.location} is not a Delta table: it has files, but no {LOG_FOLDER}")
+
+    def _snapshot(self) -> Any:
+        jvm = self._spark._jvm  # noqa: SLF001
+        nothing = jvm.scala.Option.empty()
+        try:
+            log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
+            # Not asynchronous, whatever spark.databricks.delta.stalenessLimit allows to readers.
+            snapshot = log.update(False, nothing, nothing)  # noqa: FBT003 (stalenessAcceptable)
+            managed = snapshot.version() >= 0 and _is_coordinated(snapshot)
+        except JVM_ERRORS as error:
+            if not has_condition(error, _PATH_REFUSED):
+                raise TableError(f"{self.location} cannot be read as a Delta table: {one_sentence(error)}") from error
+            managed = True
+        if managed:
+            raise TableError(
+                f"{self.location} is a catalog-managed table: its catalog decides its commits, and a lock on its log "
+                "would order nothing"
+            )
+        return snapshot
+
+
+def stamp_of(commit_info: dict[str, Any]) -> dict[str, Any]:
+    """Return what a locked write has noted in its commit (commit id, hold, token, run), empty for anybody else's."""
+    try:
+        metadata = json.loads(commit_info.get("userMetadata") or "null")
+    except ValueError:
+        return {}
+    stamp = metadata.get(STAMP) if isinstance(metadata, dict) else None
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def locate_table(spark: SparkSession, table: str) -> str:
+    """Return the qualified location of a table that is named by URI, by path or by its name in the catalog.
+
+    What has a slash or a colon is a location (``s3a://lake/flights``, ``./flights``, also ``delta.`/data/flights```);
+    it need not exist. Anything else is a catalog name, asked of Spark once: a table that is moved in the catalog
+    afterwards is still locked and written where it was.
+
+    Raises:
+        TableError: no such table in the catalog, a view, a table of another format, or no usable name.
+        StorageError: no such file system.
+
+    """
+    by_path = _PATH_IDENTIFIER.fullmatch(table.strip())
+    location = by_path["path"] if by_path else table
+    if "/" not in location and ":" not in location:
+        location = _catalog_location(spark, location)
+    try:
+        return HadoopFiles.of(spark).qualify(location)
+    except StorageError as error:
+        raise TableError(f"no table can be at {error}") from error
+
+
+def _catalog_location(spark: SparkSession, name: str) -> str:
+    try:
+        parser = spark._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
+        parts = list(parser.parseMultipartIdentifier(name).mkString("\0").split("\0"))
+    except ParseException as error:
+        raise TableError(f"{name!r} is neither a location nor a table's name (CATALOG.SCHEMA.TABLE)") from error
+    quoted = ".".join("`" + part.replace("`", "``") + "`" for part in parts)
+    try:
+        if not spark.catalog.tableExists(quoted):
+            raise TableError(f"table {name} does not exist in the catalog: create it, or name its location")
+        rows = [(row[0], row[1]) for row in spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()]
+    except JVM_ERRORS as error:
+        raise TableError(f"table {name} cannot be looked up in the catalog: {one_sentence(error)}") from error
+    # Behind the columns, one of which may be named like a detail. A temporary view has no details.
+    titles = [title for title, _ in rows]
+    details = dict(rows[titles.index(_DETAILS) :]) if _DETAILS in titles else {"Type": "VIEW"}
+    if details.get("Type") == "VIEW":
+        raise TableError(f"{name} is a view: name the table below it")
+    if str(details.get("Provider", "")).lower() != "delta":
+        raise TableError(f"{name} is not a Delta table but {details.get('Provider', 'of unknown format')}")
+    return str(details["Location"])
+
+
+def _commit_info(line: str) -> dict[str, Any]:
+    try:
+        action = json.loads(line)
+    except ValueError:
+        return {}
+    info = action.get("commitInfo") if isinstance(action, dict) else None
+    return info if isinstance(info, dict) else {}
+
+
+def _is_coordinated(snapshot: Any) -> bool:
+    properties = snapshot.metadata().configuration()
+    return any(properties.contains(_COORDINATOR + suffix) for suffix in ("", "-preview"))
+
+
+def _supplied(metadata: dict[str, Any]) -> bool:
+    return any(
+        key in ("delta.generationExpression", "CURRENT_DEFAULT") or key.startswith("delta.identity.")
+        for key in metadata
+    )

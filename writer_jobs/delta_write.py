@@ -1,0 +1,119 @@
+"""A write of Delta's in a thread of its own: it can be cancelled, waited for, and said what went wrong with."""
+
+from __future__ import annotations
+
+import uuid
+from contextlib import suppress
+from typing import Any
+
+from pyspark import InheritableThread
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from writer_jobs.delta_log import TableState
+from writer_jobs.failures import JVM_ERRORS, one_sentence
+
+CANCEL_AGAIN_SECONDS = 0.2
+_SESSION_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_OWN_OPTIONS = frozenset({"txnappid", "txnversion", "path"})
+# Delta raises these, before it writes anything, for rows that do not fit.
+_SCHEMA_CONDITIONS = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_METADATA_MISMATCH", "DELTA_SCHEMA")
+
+
+class DeltaWrite:
+    """One append: what is to be written, and the Spark jobs that do it.
+
+    Args:
+        df: the rows.
+        partition_by: partition columns of a new table.
+        options: of Delta's writer.
+        txn: ``(txnAppId, txnVersion)`` or None.
+        metadata: more to note in the commit.
+        spark: the session.
+
+    Attributes:
+        commit_id: by which the commit is found in the log.
+
+    Raises:
+        ValueError: ``options`` has what is an argument of its own.
+
+    """
+
+    def __init__(
+        self,
+        df: DataFrame,
+        partition_by: tuple[str, ...],
+        options: dict[str, str],
+        txn: tuple[str, int] | None,
+        metadata: dict[str, Any],
+        spark: SparkSession,
+    ) -> None:
+        self.commit_id = str(uuid.uuid4())
+        self.txn = txn
+        self.metadata = metadata
+        self.user_metadata: str | None = spark.conf.get(_SESSION_METADATA, None)
+        for name in list(options):
+            if name.lower() in _OWN_OPTIONS:
+                raise ValueError(f"option {name!r} cannot be given: use the arguments table and txn")
+            if name.lower() == "usermetadata":
+                self.user_metadata = options.pop(name)
+        if txn is not None:
+            options |= {"txnAppId": txn[0], "txnVersion": str(txn[1])}
+        self._df = df
+        self._partition_by = partition_by
+        self._options = options
+        self._context = spark.sparkContext
+        self._tag = f"sluice-{self.commit_id}"
+
+    def save(self, location: str, user_metadata: str) -> tuple[BaseException | None, BaseException | None]:
+        """Write and commit, in a thread of its own; return how it failed and what interrupted it.
+
+        An interrupt ends a call into the JVM for Python only. In a thread of its own the write can be cancelled and
+        waited for, so that nothing happens to the table behind the back of whoever gives the lock back.
+        """
+        failures: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                self._context.addJobTag(self._tag)
+                writer = self._df.write.format("delta").mode("append").options(**self._options)
+                writer = writer.option("userMetadata", user_metadata)
+                if self._partition_by:
+                    writer = writer.partitionBy(*self._partition_by)
+                writer.save(location)
+                self._context.removeJobTag(self._tag)
+            except Exception as error:  # noqa: BLE001 (the caller finds out what it means)
+                failures.append(error)
+
+        thread = InheritableThread(target=write, name=self._tag, daemon=True)
+        thread.start()
+        interrupt: BaseException | None = None
+        while thread.is_alive():
+            try:
+                thread.join(None if interrupt is None else CANCEL_AGAIN_SECONDS)
+                if interrupt is not None:
+                    self.cancel_jobs()
+            except BaseException as error:  # noqa: BLE001 (kept, and raised when the write is over)
+                interrupt = interrupt or error
+        return failures[0] if failures else None, interrupt
+
+    def cancel_jobs(self) -> None:
+        """Cancel the Spark jobs of this append, those that run now."""
+        with suppress(*JVM_ERRORS):
+            self._context.cancelJobsWithTag(self._tag)
+
+    def misfit(self, error: BaseException, state: TableState | None) -> str | None:
+        """Say how the rows do not fit the table's schema, if that is why the write failed.
+
+        Args:
+            error: of the write.
+            state: of the table.
+
+        """
+        condition = error.getCondition() if isinstance(error, PySparkException) else None
+        if condition is None or not condition.startswith(_SCHEMA_CONDITIONS):
+            return None
+        known = {name.lower() for name in state.schema.names} if state else set()
+        unknown = [name for name in self._df.columns if name.lower() not in known]
+        # Delta shows both schemas whole, over many lines.
+        return f"the table has no column {', '.join(unknown)}" if state and unknown else one_sentence(error)

@@ -1,0 +1,108 @@
+"""What the writer jobs raise on purpose, beside what the lock raises.
+
+::
+
+    SluiceError                                    (lock_manager.errors)
+    ├── UnsupportedSessionError (RuntimeError)     a Spark Connect session: Delta's log is out of its reach
+    ├── StorageError (OSError)                     a file system refused, or does not exist
+    ├── TableError (ValueError)                    no Delta table, or none that may be written under a lock
+    ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
+    ├── RunError (ValueError)                      a run id that was used for other sources, or by somebody else
+    ├── WriteFailedError (RuntimeError)            an append failed; the table is as it was
+    │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
+    │   └── CommitUnknownError                     it could not be found out whether the append was committed
+    └── LockLostError                              (lock_manager.errors)
+        └── UnprovenCommitError                    committed, but whether the lock still stood is not known
+
+Like the lock's errors they survive pickling, carry their facts as attributes, and their message is one sentence.
+"""
+
+from __future__ import annotations
+
+from lock_manager.errors import LockLostError, SluiceError
+
+
+class UnsupportedSessionError(SluiceError, RuntimeError):
+    """The session is a Spark Connect one."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Spark Connect is not supported, because its clients cannot reach Delta's log: use a classic Spark session "
+            "(spark.api.mode=classic, no SPARK_REMOTE)"
+        )
+
+
+class StorageError(SluiceError, OSError):
+    """A file system refused, did not answer, or does not exist."""
+
+    # Without its own, OSError's __str__ would look for an errno.
+    __str__ = Exception.__str__
+
+
+class TableError(SluiceError, ValueError):
+    """What was named is no Delta table, or none that may be written under a lock."""
+
+
+class SourceError(SluiceError, ValueError):
+    """The source files are not there, or cannot be read as asked."""
+
+
+class RunError(SluiceError, ValueError):
+    """A run id does not fit what is recorded of it in the table."""
+
+
+class WriteFailedError(SluiceError, RuntimeError):
+    """An append failed, and the table is as it was before.
+
+    Attributes:
+        table: canonical URI.
+        reason: one sentence of Spark's or Delta's own words; their exception is the ``__cause__``.
+
+    """
+
+    def __init__(self, *, table: str, reason: str) -> None:
+        super().__init__(f"nothing was appended to {table}: {reason}")
+        self.table = table
+        self.reason = reason
+
+
+class SchemaMismatchError(WriteFailedError, ValueError):
+    """The rows do not fit the table's schema."""
+
+
+class CommitUnknownError(WriteFailedError):
+    """The append ended in a way that does not tell whether it was committed.
+
+    Attributes:
+        commit_id: what to look for in the table's log (``userMetadata``, ``sluice.commit_id``).
+
+    """
+
+    def __init__(self, *, table: str, reason: str, commit_id: str) -> None:
+        super().__init__(table=table, reason=reason)
+        message = (
+            f"whether the append to {table} was committed is not known: {reason}; "
+            f"look for commit id {commit_id} in the table's history before appending again"
+        )
+        self.args = (message,)
+        self.commit_id = commit_id
+
+
+class UnprovenCommitError(LockLostError):
+    """An append was committed, but the lock could not be confirmed afterwards.
+
+    Attributes:
+        version: of the table, in which the append was found.
+        commit_id: of the append.
+
+    """
+
+    def __init__(self, *, resource: str, hold_id: str, reason: str, version: int, commit_id: str) -> None:
+        super().__init__(resource=resource, hold_id=hold_id, reason=reason)
+        message = (
+            f"lock on {resource} could not be confirmed after the append ({reason}): the append is in the table as "
+            f"version {version} (commit id {commit_id}), but another writer may have held the lock at the same time"
+        )
+        self.args = (message,)
+        self.version = version
+        self.commit_id = commit_id

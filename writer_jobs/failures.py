@@ -1,0 +1,83 @@
+"""One sentence out of an exception of the JVM: Spark wraps the reason in up to six layers and two pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from py4j.java_gateway import JavaObject, is_instance_of
+from py4j.protocol import Py4JJavaError, Py4JNetworkError
+from pyspark import SparkContext
+from pyspark.errors.exceptions.captured import CapturedException
+
+#: What py4j raises when the JVM refused something, or is gone.
+JVM_ERRORS = (Py4JJavaError, CapturedException, Py4JNetworkError, ConnectionError)
+
+# Lines that say no more than that something failed which other lines name.
+_WRAPPERS = re.compile(
+    r"Job aborted|Task failed while writing rows|An error occurred while calling|Exception thrown in awaitResult"
+    r"|Writing job aborted|A metadata mismatch was detected"
+)
+_NOISE = (
+    re.compile(r"^\[[A-Z0-9_.]+\]\s*"),  # error class
+    re.compile(r"\s*SQLSTATE: \w{5}.*$", re.DOTALL),
+    re.compile(r"\s*\(Service: [^()]*\)(\s*\(SDK Attempt Count: \d+\))?.*$", re.DOTALL),  # of the AWS SDK
+    re.compile(r"\b[a-z]\w*(\.[a-z]\w*)+\.\w+(Exception|Error): "),  # names of Java classes
+)
+_CAUSES = 20
+_LONGEST = 300
+
+
+def is_java(error: BaseException, class_name: str) -> bool:
+    """Tell whether ``error`` is, or was caused by, an instance of a class of the Java library."""
+    gateway = SparkContext._gateway  # noqa: SLF001 (py4j's only way to ask)
+    return any(is_instance_of(gateway, layer, class_name) for layer in _layers(error))
+
+
+def has_condition(error: BaseException, *prefixes: str) -> bool:
+    """Tell whether an error class of Spark or Delta that begins so is among the causes."""
+    return any(
+        (layer.getMessage() or "").lstrip().startswith(tuple(f"[{prefix}" for prefix in prefixes))
+        for layer in _layers(error)
+    )
+
+
+def one_sentence(error: BaseException) -> str:
+    """Say in one line why a call into the JVM failed, from the outermost layer that says anything to the innermost."""
+    if isinstance(error, Py4JNetworkError | ConnectionError):
+        return "the driver's JVM is gone or does not answer"
+    said: list[str] = []
+    for layer in _layers(error):
+        if layer.getClass().getSimpleName() == "UnknownStoreException":
+            return "the bucket does not exist"
+        message = _gist(layer.getMessage() or "")
+        if message and not any(message in other or other in message for other in said):
+            said.append(message)
+    if not said:
+        return _gist(str(error)) or type(error).__name__
+    # The outermost names the file or the command, the innermost the reason; what is between repeats them.
+    chosen = said if len(said) <= 3 else [said[0], *said[-2:]]  # noqa: PLR2004 (see above)
+    return ": ".join(part.rstrip(".:") for part in chosen)
+
+
+def _layers(error: BaseException) -> Iterator[JavaObject]:
+    """Go from the JVM's exception behind a Python one through its causes."""
+    found = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    layer = found if isinstance(found, JavaObject) else None
+    for _ in range(_CAUSES):
+        if layer is None:
+            return
+        yield layer
+        layer = layer.getCause()
+
+
+def _gist(message: str) -> str:
+    """Return a message without stack trace, advice, codes and class names: its first line, or all of a short one."""
+    text = message.strip().split("\n\tat ")[0].split("\n\n")[0]
+    for noise in _NOISE:
+        text = noise.sub("", text)
+    lines = [line.strip(" -\t") for line in text.splitlines()]
+    lines = [line for line in lines if line and not _WRAPPERS.match(line)]
+    joined = " ".join(lines)
+    gist = joined if len(joined) <= _LONGEST else lines[0]
+    return gist if len(gist) <= _LONGEST else gist[: _LONGEST - 1] + "…"

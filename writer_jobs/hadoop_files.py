@@ -1,0 +1,170 @@
+"""Files, wherever Spark can read them: Hadoop's ``FileSystem`` through py4j, as far as the jobs need it.
+
+The driver's Hadoop knows the credentials, the end points and the schemes that the data are read with; a second client
+in Python would need them all again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from writer_jobs.errors import StorageError
+from writer_jobs.failures import JVM_ERRORS, is_java, one_sentence
+
+_T = TypeVar("_T")
+_NOT_FOUND = "java.io.FileNotFoundException"
+
+
+@dataclass(frozen=True, order=True)
+class FileStatus:
+    """What a file system says of one file or folder.
+
+    Attributes:
+        path: qualified, with scheme; not percent-encoded.
+        length: bytes.
+        modified_ms: modification time, milliseconds since the epoch; 0 where a store has none (folders on S3).
+        is_folder: whether it is a folder.
+
+    """
+
+    path: str
+    length: int
+    modified_ms: int
+    is_folder: bool
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def hidden(self) -> bool:
+        """Whether Spark and Delta pass over it."""
+        return self.name.startswith(("_", "."))
+
+
+class HadoopFiles:
+    """The file systems that a driver can reach.
+
+    Every method raises :class:`StorageError` with one sentence if a file system refuses or does not exist.
+    """
+
+    def __init__(self, jvm: Any, configuration: Any) -> None:
+        self._jvm = jvm
+        self._configuration = configuration
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> HadoopFiles:
+        """Use a session's own Hadoop configuration."""
+        return cls(spark._jvm, spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+
+    @classmethod
+    def without_session(cls, conf: SparkConf) -> HadoopFiles:
+        """Use what a driver was given (:func:`writer_jobs.session.driver_conf`), before any session is started."""
+        jvm = SparkContext._jvm  # noqa: SLF001
+        assert jvm is not None  # noqa: S101 (driver_conf has connected)
+        hadoop = jvm.org.apache.spark.deploy.SparkHadoopUtil.get()
+        return cls(jvm, hadoop.newConfiguration(conf._jconf))  # noqa: SLF001
+
+    def qualify(self, path: str) -> str:
+        """Return ``path`` with scheme and host, relative ones below the working folder of the default file system."""
+
+        def qualified() -> str:
+            system, location = self._at(path)
+            return str(location.makeQualified(system.getUri(), system.getWorkingDirectory()).toString())
+
+        return self._asked(path, qualified)
+
+    def status(self, path: str) -> FileStatus | None:
+        """Return what is at ``path``, or None."""
+
+        def status() -> FileStatus:
+            system, location = self._at(path)
+            return _status(system.getFileStatus(location))
+
+        return self._asked(path, status, absent=None)
+
+    def children(self, folder: str) -> list[FileStatus]:
+        """Return what is in a folder, by name; nothing if there is no such folder."""
+
+        def children() -> list[FileStatus]:
+            system, location = self._at(folder)
+            return sorted(_status(entry) for entry in system.listStatus(location))
+
+        return self._asked(folder, children, absent=[])
+
+    def glob(self, pattern: str) -> list[FileStatus]:
+        """Return what a pattern matches (``*``, ``?``, ``[a-z]``, ``{a,b}``), by name."""
+
+        def matches() -> list[FileStatus]:
+            system, location = self._at(pattern)
+            return sorted(_status(entry) for entry in system.globStatus(location) or [])
+
+        return self._asked(pattern, matches, absent=[])
+
+    def read_text(self, path: str) -> str | None:
+        """Return a small file's text, or None if there is none."""
+
+        def text() -> str:
+            system, location = self._at(path)
+            stream = system.open(location)
+            try:
+                return bytes(stream.readAllBytes()).decode("utf-8")
+            finally:
+                stream.close()
+
+        return self._asked(path, text, absent=None)
+
+    def read_first_line(self, path: str) -> str | None:
+        """Return the first line of a file of any size, or None if there is no such file."""
+
+        def line() -> str:
+            system, location = self._at(path)
+            decoded = self._jvm.java.io.InputStreamReader(system.open(location), "UTF-8")
+            reader = self._jvm.java.io.BufferedReader(decoded)
+            try:
+                return str(reader.readLine() or "")
+            finally:
+                reader.close()
+
+        return self._asked(path, line, absent=None)
+
+    def write_text(self, path: str, text: str) -> None:
+        """Write a small file, replacing what was there."""
+
+        def write() -> None:
+            system, location = self._at(path)
+            stream = system.create(location, True)  # noqa: FBT003 (Java's overwrite)
+            try:
+                stream.write(bytearray(text.encode()))
+            finally:
+                stream.close()
+
+        self._asked(path, write)
+
+    def _at(self, path: str) -> tuple[Any, Any]:
+        location = self._jvm.org.apache.hadoop.fs.Path(path)
+        return location.getFileSystem(self._configuration), location
+
+    def _asked(self, path: str, question: Callable[[], _T], **absent: _T) -> _T:
+        """Ask, and turn what the JVM throws into one sentence; ``absent`` answers for a path that is not there."""
+        try:
+            return question()
+        except JVM_ERRORS as error:
+            if absent and is_java(error, _NOT_FOUND):
+                return absent["absent"]
+            raise StorageError(f"{path}: {one_sentence(error)}") from error
+
+
+def _status(entry: Any) -> FileStatus:
+    return FileStatus(
+        path=str(entry.getPath().toString()),
+        length=int(entry.getLen()),
+        modified_ms=int(entry.getModificationTime()),
+        is_folder=bool(entry.isDirectory()),
+    )

@@ -1,0 +1,131 @@
+"""What a job says: JSON lines on standard output, one sentence on standard error, a report in a file."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+from pyspark import SparkContext
+
+from writer_jobs.failures import JVM_ERRORS
+from writer_jobs.hadoop_files import HadoopFiles
+from writer_jobs.session import driver_conf, running_session
+from writer_jobs.writer import CommitResult
+
+
+def under_spark_submit() -> bool:
+    """Tell whether this Python is the child of a JVM that ``spark-submit`` started."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+class JvmStandardError(io.TextIOBase):
+    """Standard error of the driver's JVM, for a Python whose own was joined to its standard output.
+
+    ``spark-submit`` does that (``PythonRunner`` redirects the error stream), which would put sentences, warnings and
+    stack traces between the JSON lines.
+    """
+
+    def __init__(self) -> None:
+        self._busy = threading.local()
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Print ``text`` there at once; drop it if the JVM is gone, for then nobody listens to the pipe either."""
+        if text and not getattr(self._busy, "writing", False):
+            # py4j logs, and a handler for that may write here.
+            self._busy.writing = True
+            try:
+                with suppress(*JVM_ERRORS):
+                    SparkContext._ensure_initialized()  # noqa: SLF001 (connects to the JVM, starts nothing)
+                    jvm = SparkContext._jvm  # noqa: SLF001
+                    jvm.java.lang.System.err.print(text)
+            finally:
+                self._busy.writing = False
+        return len(text)
+
+
+class JobOutput:
+    """The lines of a job that makes a number of commits, and its report.
+
+    Args:
+        commits: how many it is to make.
+
+    """
+
+    def __init__(self, commits: int) -> None:
+        self.commits: list[dict[str, Any]] = []
+        self._number = commits
+
+    def waiting(self, commit: int, requested_at: float) -> None:
+        """Say that the lock is asked for."""
+        self._line(event="waiting", commit=commit, commits=self._number, requested_at=requested_at)
+
+    def holding(self, commit: int, token: int, acquired_at: float) -> None:
+        """Say that the lock is held."""
+        self._line(event="holding", commit=commit, commits=self._number, token=token, acquired_at=acquired_at)
+
+    def commit(self, commit: int, result: CommitResult | None) -> None:
+        """Say that a commit was made; None: that it was found in the table, without asking for the lock."""
+        line = {
+            "event": "commit",
+            "commit": commit,
+            "commits": self._number,
+            "version": result.version if result else None,
+            "rows": result.rows if result else None,
+            "already_committed": result.already_committed if result else True,
+            "waited_s": round(result.waited_seconds, 6) if result else 0.0,
+            "held_s": round(result.held_seconds, 6) if result else 0.0,
+            "token": result.token if result else None,
+            "hold_id": result.hold_id if result else None,
+            "commit_id": result.commit_id if result else None,
+            "requested_at": result.requested_at if result else None,
+            "acquired_at": result.acquired_at if result else None,
+            "released_at": result.released_at if result else None,
+        }
+        self.commits.append(line)
+        self._line(**line)
+
+    def _line(self, **fields: Any) -> None:
+        try:
+            print(json.dumps(fields), flush=True)
+        except BrokenPipeError:
+            # Nobody reads any more. The load goes on; its outcome is in the exit code and the report.
+            sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (as long as the process)
+
+
+class Report:
+    """The outcome in a JSON file, for schedulers that do not get the exit code. ``exit_code`` is null until the end.
+
+    Args:
+        uri: any place that Spark can write to.
+        facts: what is known from the start.
+
+    """
+
+    def __init__(self, uri: str, facts: dict[str, Any]) -> None:
+        self._uri = uri
+        self._facts = facts
+        #: Whether it could not be written the last time.
+        self.failed = False
+
+    def write(self, **facts: Any) -> None:
+        """Write what is known by now.
+
+        Raises:
+            StorageError: it cannot be written.
+
+        """
+        self._facts |= facts
+        self.failed = True
+        running = running_session()
+        files = HadoopFiles.without_session(driver_conf()) if running is None else HadoopFiles.of(running)
+        files.write_text(self._uri, json.dumps(self._facts, indent=1) + "\n")
+        self.failed = False

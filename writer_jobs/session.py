@@ -1,0 +1,136 @@
+"""Spark sessions that can write Delta tables on S3 and on disk, without resolving anything at a start.
+
+Everything set here is a default: a value from ``spark-submit --conf``, ``spark-defaults.conf`` or
+``PYSPARK_SUBMIT_ARGS`` wins. Spark's own rule is the other way round (what a program sets in its ``SparkConf`` beats
+the command line), so the JVM is asked first what it was given, and only what is missing is added.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from writer_jobs.errors import UnsupportedSessionError
+
+DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+_S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+_EXTENSIONS = "spark.sql.extensions"
+_PROGRESS = "spark.ui.showConsoleProgress"
+
+#: What a job gets unless it is told otherwise, and why.
+DEFAULTS: Mapping[str, str] = {
+    "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
+    # One store, three spellings: whichever a table is written with, it is read by the same client.
+    "spark.hadoop.fs.s3.impl": _S3A,
+    "spark.hadoop.fs.s3n.impl": _S3A,
+    # Delta's 50 tasks per snapshot cost more than the rest of a commit to a small table.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # It would commit a second time within the first commit, and hide its errors.
+    "spark.databricks.delta.autoCompact.enabled": "false",
+    # Every acknowledged append leaves its commit in the log, the one of no rows too.
+    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
+    # The other reader looks for log stores under other keys.
+    "spark.databricks.delta.v2.enableMode": "NONE",
+    # Standard error belongs to a job's one sentence.
+    _PROGRESS: "false",
+}
+
+
+def build_session(
+    app_name: str,
+    *,
+    jars: Sequence[str | os.PathLike[str]] = (),
+    launch_conf: Mapping[str, str] | None = None,
+    log_level: str = "ERROR",
+) -> SparkSession:
+    """Return the active session, or start one that can write Delta tables.
+
+    Args:
+        app_name: name of the application, unless the submitter gave one.
+        jars: jars for a driver that plain ``python`` starts (``spark.jars``). Ignored under ``spark-submit``, which
+            has its own ``--jars``, and where a session is active.
+        launch_conf: more settings for such a driver. They reach its JVM's command line, so that
+            ``spark.driver.memory`` works, and win over ``spark-defaults.conf``.
+        log_level: of the driver, unless ``spark.log.level`` was given.
+
+    Raises:
+        UnsupportedSessionError: the environment asks for Spark Connect, which has no access to Delta's log.
+
+    """
+    _refuse_connect_environment()
+    running = running_session()
+    if running is None:
+        conf = driver_conf(jars=jars, launch_conf=launch_conf)
+        if conf.get("spark.remote") or (conf.get("spark.api.mode") or "").lower() == "connect":
+            raise UnsupportedSessionError
+        conf.setIfMissing("spark.app.name", app_name)
+        conf.setIfMissing("spark.master", "local[*]")
+        conf.setIfMissing("spark.log.level", log_level)
+        SparkContext.getOrCreate(conf)
+        running = SparkSession.builder.getOrCreate()
+    return classic_session(running)
+
+
+def running_session() -> SparkSession | None:
+    """Return this process's session; unlike ``SparkSession.getActiveSession``, in whatever thread it was started."""
+    if SparkContext._active_spark_context is None:  # noqa: SLF001 (no public way to ask)
+        return None
+    return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
+
+
+def driver_conf(
+    *,
+    jars: Sequence[str | os.PathLike[str]] = (),
+    launch_conf: Mapping[str, str] | None = None,
+) -> SparkConf:
+    """Connect to the driver's JVM, started here unless ``spark-submit`` did; return what it was given, with defaults.
+
+    No ``SparkContext`` is started: no executor is asked for, no event log opened. The arguments are those of
+    :func:`build_session`.
+    """
+    launch = SparkConf(loadDefaults=False)
+    # The JVM behind plain python counts as a shell, and a shell has it on.
+    launch.set(_PROGRESS, DEFAULTS[_PROGRESS])
+    if jars:
+        launch.set("spark.jars", ",".join(os.fspath(jar) for jar in jars))
+    for key, value in (launch_conf or {}).items():
+        launch.set(key, value)
+    SparkContext._ensure_initialized(conf=launch)  # noqa: SLF001 (what SparkContext itself calls, without the context)
+    conf = SparkConf()
+    for key, value in DEFAULTS.items():
+        conf.setIfMissing(key, value)
+    conf.set(_EXTENSIONS, _with_delta(conf.get(_EXTENSIONS)))
+    return conf
+
+
+def classic_session(spark: Any) -> SparkSession:
+    """Return ``spark`` if it is a session whose driver is in reach.
+
+    Raises:
+        UnsupportedSessionError: it is a Spark Connect session.
+
+    """
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        raise UnsupportedSessionError
+    session: SparkSession = spark
+    return session
+
+
+def _refuse_connect_environment() -> None:
+    if (
+        "SPARK_REMOTE" in os.environ
+        or "SPARK_CONNECT_MODE_ENABLED" in os.environ
+        or os.environ.get("SPARK_API_MODE", "").lower() == "connect"
+    ):
+        raise UnsupportedSessionError
+
+
+def _with_delta(extensions: str | None) -> str:
+    """Add Delta's extension behind the user's own, which are never dropped."""
+    given = [name.strip() for name in (extensions or "").split(",") if name.strip()]
+    return ",".join(given if DELTA_EXTENSION in given else [*given, DELTA_EXTENSION])

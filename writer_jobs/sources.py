@@ -1,0 +1,243 @@
+"""Source files: which they are, and how they are read so that no row and no column is dropped in silence.
+
+Spark's readers are lenient by default: a value that does not parse becomes null, a column that was not asked for is
+skipped, and a CSV file's columns are taken by position whatever its header says. Here each of these is an error,
+unless a reader option says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql.types import ArrayType, DataType, StructField, StructType
+
+from writer_jobs.delta_log import TableState
+from writer_jobs.errors import SchemaMismatchError, SourceError, StorageError, WriteFailedError
+from writer_jobs.failures import JVM_ERRORS, has_condition, one_sentence
+from writer_jobs.hadoop_files import FileStatus, HadoopFiles
+
+FORMATS = ("csv", "json", "parquet")
+_SUFFIXES = {"csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json", "parquet": "parquet"}
+_COMPRESSED = ("gz", "bz2", "zst", "zstd", "snappy", "lz4", "deflate")
+_GLOB_CHARACTERS = "\\{}[]*?"
+_DEFAULT_OPTIONS: Mapping[str, Mapping[str, str]] = {
+    # enforceSchema would let the header be ignored.
+    "csv": {"header": "true", "enforceSchema": "false", "mode": "FAILFAST"},
+    "json": {"mode": "FAILFAST"},
+    # Else one file's columns are taken for all.
+    "parquet": {"mergeSchema": "true"},
+}
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """The files to read.
+
+    Attributes:
+        files: by path, each one once.
+        base: folder whose ``column=value`` sub-folders are columns too, or None.
+
+    """
+
+    files: tuple[FileStatus, ...]
+    base: str | None
+
+    @property
+    def format(self) -> str:
+        """The format that the files' names tell.
+
+        Raises:
+            SourceError: they tell none, or several.
+
+        """
+        formats = {_format_of(file.name) for file in self.files}
+        if len(formats) != 1 or None in formats:
+            raise SourceError("the format of the source files is not clear from their names: give --format")
+        return str(formats.pop())
+
+
+def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
+    """Find the files that paths, URIs, globs and folders stand for.
+
+    A folder stands for the files directly in it, or for all files below it if its sub-folders are named
+    ``column=value``; names that begin with ``_`` or ``.`` are passed over.
+
+    Raises:
+        SourceError: nothing there, a folder of other folders, or several folders with columns.
+
+    """
+    found: dict[str, FileStatus] = {}
+    bases: list[str] = []
+    for source in sources:
+        try:
+            matches = _match(files, source)
+            for match in matches:
+                if match.is_folder:
+                    inside, partitioned = _inside(files, match)
+                    bases += [match.path] if partitioned else []
+                else:
+                    inside = [match]
+                found |= {file.path: file for file in inside}
+        except StorageError as error:
+            raise SourceError(f"source {error}") from error
+        if not matches:
+            raise SourceError(f"source {source} does not exist")
+    if not found:
+        raise SourceError(f"source {', '.join(sources)} has no files")
+    if bases and any(not path.startswith(bases[0] + "/") for path in found):
+        raise SourceError(f"source {bases[0]} has column=value folders: load it alone")
+    return SourceFiles(tuple(found[path] for path in sorted(found)), bases[0] if bases else None)
+
+
+class SourceReader:
+    """Reads source files for one table.
+
+    Args:
+        spark: the session.
+        sources: the files.
+        file_format: ``csv``, ``json`` or ``parquet``.
+        options: for Spark's reader, beside and before the strict defaults.
+        table: canonical URI, for messages.
+
+    """
+
+    def __init__(
+        self, spark: SparkSession, sources: SourceFiles, file_format: str, options: Mapping[str, str], table: str
+    ) -> None:
+        given = {name.lower() for name in options}
+        defaults = {name: value for name, value in _DEFAULT_OPTIONS[file_format].items() if name.lower() not in given}
+        #: All options of the reader, in effect.
+        self.options = {**defaults, **options, **({"basePath": sources.base} if sources.base else {})}
+        self._effective = {name.lower(): value.lower() for name, value in self.options.items()}
+        self._spark = spark
+        self._paths = [_escaped(file.path) for file in sources.files]
+        self._format = file_format
+        self._table = table
+        self._exact = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+
+    def schema(self, target: TableState | None) -> StructType:
+        """Find out with which names and types the files are to be read.
+
+        For a new table, what Spark infers. For an existing one the table's types, under the files' own names; Parquet
+        files keep theirs, which Delta compares and casts.
+
+        Raises:
+            SourceError: they cannot be read as this format, or have no columns for a new table.
+            SchemaMismatchError: they have columns that the table does not have, or (CSV) lack some of its own.
+            WriteFailedError: a malformed record.
+
+        """
+        infer = self._format == "csv" and target is None and "inferschema" not in self._effective
+        try:
+            schema: StructType = self._load(self._reader().options(**({"inferSchema": "true"} if infer else {}))).schema
+        except (*JVM_ERRORS, PySparkException) as error:
+            reason = one_sentence(error)
+            if has_condition(error, "MALFORMED_RECORD"):
+                raise WriteFailedError(table=self._table, reason=reason) from error
+            raise SourceError(f"the source cannot be read as {self._format}: {reason}") from error
+        if target is None:
+            if not schema.fields:
+                raise SourceError("the source files have no columns to create a table with")
+            return schema
+        if self._format == "csv" and self._effective["header"] != "true":
+            schema = self._by_position(schema, target)
+        if self._format == "json" and not schema.fields:
+            return _nullable(target.schema)
+        self._check_names(schema, target)
+        if self._format == "parquet":
+            return schema
+        types = {self._fold(field.name): field.dataType for field in target.schema}
+        return StructType([StructField(field.name, types[self._fold(field.name)]) for field in schema])
+
+    def read(self, schema: StructType) -> DataFrame:
+        """Return the rows; a record that does not fit the schema fails the job that reads it."""
+        reader = self._reader()
+        # Given a schema, the Parquet reader would not look for columns that the schema lacks: it was inferred just now.
+        return self._load(reader.schema(schema))
+
+    def _reader(self) -> DataFrameReader:
+        return self._spark.read.format(self._format).options(**self.options)
+
+    def _load(self, reader: DataFrameReader) -> DataFrame:
+        return reader.load(self._paths)
+
+    def _fold(self, name: str) -> str:
+        return name if self._exact else name.lower()
+
+    def _by_position(self, schema: StructType, target: TableState) -> StructType:
+        if len(schema.fields) != len(target.schema.fields):
+            self._mismatch(f"the files have {len(schema.fields)} columns, the table {len(target.schema.fields)}")
+        return _nullable(target.schema)
+
+    def _check_names(self, schema: StructType, target: TableState) -> None:
+        unknown = _unknown_fields(schema, target.schema, self._fold)
+        if unknown:
+            self._mismatch(f"the table has no column {', '.join(unknown)}")
+        if self._format == "csv":
+            named = {self._fold(name) for name in schema.names}
+            supplied = {self._fold(name) for name in target.supplied_columns}
+            missing = [name for name in target.schema.names if self._fold(name) not in named | supplied]
+            if missing:
+                self._mismatch(f"the source has no column {', '.join(missing)}")
+
+    def _mismatch(self, reason: str) -> None:
+        raise SchemaMismatchError(table=self._table, reason=reason)
+
+
+def _match(files: HadoopFiles, source: str) -> list[FileStatus]:
+    # Literally first: brackets are legal in names.
+    literal = files.status(source)
+    if literal is not None:
+        return [literal]
+    return files.glob(source) if any(character in source for character in _GLOB_CHARACTERS) else []
+
+
+def _inside(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatus], bool]:
+    """Return the files of a folder, and whether its sub-folders are columns."""
+    found: list[FileStatus] = []
+    partitioned = False
+    for entry in files.children(folder.path):
+        if entry.hidden:
+            continue
+        if not entry.is_folder:
+            found.append(entry)
+        elif "=" in entry.name:
+            partitioned = True
+            found += _inside(files, entry)[0]
+        else:
+            raise SourceError(f"source {folder.path} has a sub-folder, {entry.name}: name its files, or a glob")
+    return found, partitioned
+
+
+def _escaped(path: str) -> str:
+    """Return a path as Spark's reader has to be given it, which takes every one for a pattern."""
+    return "".join("\\" + character if character in _GLOB_CHARACTERS else character for character in path)
+
+
+def _format_of(name: str) -> str | None:
+    parts = name.lower().split(".")
+    if len(parts) > 1 and parts[-1] in _COMPRESSED:
+        parts.pop()
+    return _SUFFIXES.get(parts[-1]) if len(parts) > 1 else None
+
+
+def _nullable(schema: StructType) -> StructType:
+    return StructType([StructField(field.name, field.dataType) for field in schema])
+
+
+def _unknown_fields(source: DataType, target: DataType, fold: Callable[[str], str], path: str = "") -> list[str]:
+    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
+        return _unknown_fields(source.elementType, target.elementType, fold, path)
+    if not (isinstance(source, StructType) and isinstance(target, StructType)):
+        return []
+    known = {fold(field.name): field.dataType for field in target}
+    unknown: list[str] = []
+    for field in source:
+        if fold(field.name) not in known:
+            unknown.append(path + field.name)
+        else:
+            unknown += _unknown_fields(field.dataType, known[fold(field.name)], fold, f"{path}{field.name}.")
+    return unknown
