@@ -27,7 +27,8 @@ try:
         ZookeeperLockManager,
     )
 except ModuleNotFoundError as missing:
-    sys.exit(f"append.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints")
+    print(f"append.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints", file=sys.stderr)
+    sys.exit(2)
 
 from pyspark.sql import SparkSession
 

@@ -3,7 +3,7 @@
 ::
 
     SluiceError                                    (lock_manager.errors)
-    ├── UnsupportedSessionError (RuntimeError)     a Spark Connect session: Delta's log is out of its reach
+    ├── UnsupportedSessionError (RuntimeError)     a session of Spark Connect, or without Delta
     ├── StorageError (OSError)                     a file system refused, or does not exist
     ├── TableError (ValueError)                    no Delta table, or none that may be written under a lock
     ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
@@ -23,13 +23,7 @@ from lock_manager.errors import LockLostError, SluiceError
 
 
 class UnsupportedSessionError(SluiceError, RuntimeError):
-    """The session is a Spark Connect one."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "Spark Connect is not supported, because its clients cannot reach Delta's log: use a classic Spark session "
-            "(spark.api.mode=classic, no SPARK_REMOTE)"
-        )
+    """A session that cannot write under a lock: of Spark Connect, or without Delta."""
 
 
 class StorageError(SluiceError, OSError):

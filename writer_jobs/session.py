@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from py4j.java_gateway import JavaPackage
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
@@ -18,6 +19,10 @@ from writer_jobs.errors import UnsupportedSessionError
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+_NO_CONNECT = (
+    "Spark Connect is not supported, because its clients cannot reach Delta's log: use a classic Spark session "
+    "(spark.api.mode=classic, no SPARK_REMOTE)"
+)
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _EXTENSIONS = "spark.sql.extensions"
 _PROGRESS = "spark.ui.showConsoleProgress"
@@ -67,13 +72,13 @@ def build_session(
     if running is None:
         conf = driver_conf(jars=jars, launch_conf=launch_conf)
         if conf.get("spark.remote") or (conf.get("spark.api.mode") or "").lower() == "connect":
-            raise UnsupportedSessionError
+            raise UnsupportedSessionError(_NO_CONNECT)
         conf.setIfMissing("spark.app.name", app_name)
         conf.setIfMissing("spark.master", "local[*]")
         conf.setIfMissing("spark.log.level", log_level)
         SparkContext.getOrCreate(conf)
         running = SparkSession.builder.getOrCreate()
-    return classic_session(running)
+    return running
 
 
 def running_session() -> SparkSession | None:
@@ -109,15 +114,21 @@ def driver_conf(
 
 
 def classic_session(spark: Any) -> SparkSession:
-    """Return ``spark`` if it is a session whose driver is in reach.
+    """Return ``spark`` if it is a session whose driver is in reach and has Delta.
 
     Raises:
-        UnsupportedSessionError: it is a Spark Connect session.
+        UnsupportedSessionError: it is of Spark Connect, or Delta's jar is not on the driver's class path.
 
     """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise UnsupportedSessionError
+        raise UnsupportedSessionError(_NO_CONNECT)
     session: SparkSession = spark
+    # py4j takes a class that it does not find for a package.
+    if isinstance(session._jvm.org.apache.spark.sql.delta.DeltaLog, JavaPackage):  # noqa: SLF001
+        raise UnsupportedSessionError(
+            "Delta is not on the driver's class path: give spark-submit the --jars that `sluice submit-args` prints, "
+            "or build_session(jars=…)"
+        )
     return session
 
 
@@ -127,7 +138,7 @@ def _refuse_connect_environment() -> None:
         or "SPARK_CONNECT_MODE_ENABLED" in os.environ
         or os.environ.get("SPARK_API_MODE", "").lower() == "connect"
     ):
-        raise UnsupportedSessionError
+        raise UnsupportedSessionError(_NO_CONNECT)
 
 
 def _with_delta(extensions: str | None) -> str:

@@ -92,7 +92,7 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
     """Run a program under spark-submit: ``submit(APPEND, "--table", …, conf={…})``."""
     jobs: list[Job] = []
 
-    def start(program: Path, *arguments: object, conf: dict[str, str] | None = None) -> Job:
+    def start(program: Path, *arguments: object, conf: dict[str, str] | None = None, delta: bool = True) -> Job:
         settings = {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -100,7 +100,8 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
             "spark.driver.extraJavaOptions": QUICK_JVM,
             **(conf or {}),
         }
-        command = [str(SUBMIT), "--master", "local[2]", "--driver-memory", "1g", "--jars", ",".join(map(str, jars))]
+        command = [str(SUBMIT), "--master", "local[2]", "--driver-memory", "1g"]
+        command += ["--jars", ",".join(map(str, jars))] if delta else []
         command += [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
         command += ["--py-files", str(zip_path), str(program), *map(str, arguments)]
         environment = {
@@ -198,17 +199,22 @@ import json
 import sys
 import warnings
 
-from writer_jobs import build_session
+from lock_manager import ZookeeperLockManager
+from writer_jobs import LockedDeltaWriter, UnsupportedSessionError, build_session
 
 # Under spark-submit they would go to standard output.
 warnings.simplefilter("ignore")
 spark = build_session("by the program")
 print(json.dumps({key: spark.conf.get(key) for key in sys.argv[1:]}))
+try:
+    LockedDeltaWriter(spark, ZookeeperLockManager("127.0.0.1:1"), "/nowhere/table")
+except UnsupportedSessionError as error:
+    print(json.dumps(str(error)))
 spark.stop()
 """
 
 
-def test_what_is_given_to_spark_submit_wins_over_the_writers_settings(
+def test_what_is_given_to_spark_submit_wins_and_a_driver_without_delta_is_refused(
     submit: Callable[..., Job], tmp_path: Path
 ) -> None:
     program = tmp_path / "show.py"
@@ -226,7 +232,9 @@ def test_what_is_given_to_spark_submit_wins_over_the_writers_settings(
         "spark.hadoop.fs.s3n.impl": "org.apache.hadoop.fs.s3a.S3AFileSystem",
     }
     program.write_text(SHOW_SETTINGS)
-    job = submit(program, *given, *own, conf=given)
+    job = submit(program, *given, *own, conf=given, delta=False)
     assert job.wait() == 0, job.error
     extensions = "org.example.OtherExtension,io.delta.sql.DeltaSparkSessionExtension"
-    assert job.events == [given | own | {"spark.sql.extensions": extensions}]
+    settings, refusal = job.events
+    assert settings == given | own | {"spark.sql.extensions": extensions}
+    assert "Delta is not on the driver's class path" in str(refusal)
