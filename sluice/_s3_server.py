@@ -89,6 +89,7 @@ def main() -> None:
     server = make_s3_server(OneAtATimePerKey(moto_application()))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     os.write(1, b"%d\n" % server.server_port)
+    os.dup2(2, 1)  # moto prints now and then, and nobody reads on
     while os.read(0, 4096):
         pass
     os._exit(0)  # requests that are still running have nobody left to answer

@@ -43,11 +43,12 @@ def build_zip(path: str | Path) -> Path:
         DistributionError: one of the packages is not installed as files.
 
     """
+    contents = sorted(_contents())
     target = Path(path).absolute()
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f".{target.name}.{os.getpid()}.part")
     with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as archive:
-        for name, file in sorted(_contents()):
+        for name, file in contents:
             entry = zipfile.ZipInfo(name, _TIMESTAMP)
             entry.create_system = _UNIX
             entry.external_attr = _FILE_MODE

@@ -43,6 +43,13 @@ def pytest_report_header() -> str:
     return f"zookeeper: {kind}"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one process run all tests that share the Spark driver; it costs 10 s and 1 GB to start."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.fixture(scope="session")
 def zookeeper() -> Iterator[ZooKeeperService]:
     """A ZooKeeper server: a container where a Docker engine answers, else the embedded one."""

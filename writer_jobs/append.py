@@ -19,6 +19,7 @@ if __package__ in (None, ""):
 try:
     from lock_manager import (
         EnsembleFormatError,
+        EnsembleRefusedError,
         EnsembleUnavailableError,
         LockCancelledError,
         LockLostError,
@@ -58,6 +59,7 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (LockTimeoutError, EXIT_NO_LOCK),
     (LockCancelledError, EXIT_NO_LOCK),
     (EnsembleUnavailableError, EXIT_NO_LOCK),
+    (EnsembleRefusedError, EXIT_NO_LOCK),
     (EnsembleFormatError, EXIT_NO_LOCK),
     (LockLostError, EXIT_LOCK_LOST),
     (WriteFailedError, EXIT_WRITE_FAILED),

@@ -14,7 +14,6 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import (
-    EnsembleUnavailableError,
     HeldLock,
     LockCancelledError,
     LockLostError,
@@ -164,7 +163,7 @@ class LockedDeltaWriter:
                     if before_write is not None:
                         before_write(hold)
                     result = self._append_under(hold, write)
-            except (LockLostError, EnsembleUnavailableError) as error:
+            except SluiceError as error:
                 if result is None:
                     raise
                 # The release came too late, but the commit was confirmed while the hold stood.
@@ -263,7 +262,7 @@ class LockedDeltaWriter:
     def _confirm(self, hold: HeldLock, commit: Commit, commit_id: str) -> None:
         try:
             hold.check()
-        except (LockLostError, EnsembleUnavailableError) as error:
+        except SluiceError as error:
             reason = error.reason if isinstance(error, LockLostError) else str(error)
             raise UnprovenCommitError(
                 resource=self.table,

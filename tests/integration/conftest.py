@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: For drivers that live for seconds: no second compiler, no parallel collector.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_JVM = "-XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sluice import distribution
+from sluice.distribution import DistributionError, build_zip, submit_arguments
+from sluice.jars import JarsError, locked_jars
+
+
+@pytest.fixture
+def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Files with the names of the pinned jars, in a folder with a space in its name."""
+    folder = tmp_path / "the jars"
+    folder.mkdir()
+    monkeypatch.setenv("SLUICE_JARS", str(folder))
+    paths = [folder / jar.file_name for jar in locked_jars()]
+    for path in paths:
+        path.touch()
+    return paths
+
+
+def test_the_zip_is_the_same_whenever_and_wherever_it_is_built(tmp_path: Path) -> None:
+    first = build_zip(tmp_path / "a" / "one.zip")
+    os.utime(first, (0, 0))
+    second = build_zip(str(tmp_path / "b" / "two.zip"))
+    assert first.read_bytes() == second.read_bytes()
+    assert build_zip(first) == first
+    assert first.stat().st_mtime > time.time() - 3600
+    assert [path.name for path in first.parent.iterdir()] == ["one.zip"]
+
+
+def test_the_zip_has_what_jobs_import_and_nothing_else(tmp_path: Path) -> None:
+    with zipfile.ZipFile(build_zip(tmp_path / "it.zip")) as archive:
+        names = archive.namelist()
+        entries = archive.infolist()
+    assert names == sorted(set(names))
+    assert {name.split("/")[0] for name in names} == {"lock_manager", "writer_jobs", "kazoo"}
+    assert {"lock_manager/manager.py", "writer_jobs/append.py", "kazoo/client.py", "kazoo/LICENSE"} <= set(names)
+    assert not [name for name in names if "/tests/" in name or "/testing/" in name or name.endswith(".pyc")]
+    assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
+
+
+def test_the_lock_can_be_imported_from_the_zip_alone(tmp_path: Path) -> None:
+    archive = build_zip(tmp_path / "it.zip")
+    program = (
+        f"import sys; sys.path.insert(0, {str(archive)!r})\n"
+        "import kazoo, lock_manager\n"
+        "assert all('it.zip' in module.__file__ for module in (kazoo, lock_manager))\n"
+        "lock_manager.ZookeeperLockManager('127.0.0.1:1').close()\n"
+    )
+    # Neither the environment nor its packages.
+    subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, cwd=tmp_path)
+
+
+def test_the_arguments_are_those_that_spark_submit_takes(jars: list[Path], tmp_path: Path) -> None:
+    archive = tmp_path / "my zip"
+    found = submit_arguments(archive)
+    assert found[:4] == ["--jars", ",".join(map(str, jars)), "--py-files", str(archive)]
+    assert {found[4], found[6]} == {"--conf"}
+    assert {setting.partition("=")[0] for setting in (found[5], found[7])} == {
+        "spark.sql.extensions",
+        "spark.sql.catalog.spark_catalog",
+    }
+    assert len(found) == 8
+    assert shlex.split(shlex.join(found)) == found
+
+
+def test_without_a_zip_one_is_made_beside_the_jars(jars: list[Path]) -> None:
+    archive = Path(submit_arguments()[3])
+    assert archive.parent == jars[0].parent.parent
+    assert zipfile.is_zipfile(archive)
+
+
+def test_missing_jars_are_named_with_the_command_that_brings_them(jars: list[Path]) -> None:
+    jars[3].unlink()
+    with pytest.raises(JarsError, match="run `sluice jars` once"):
+        submit_arguments()
+
+
+def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "_PACKAGES", ("lock_manager", "no_such_package"))
+    with pytest.raises(DistributionError, match="no_such_package"):
+        build_zip(tmp_path / "it.zip")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,241 @@
+"""The parts of the writer jobs that need neither Spark nor ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import pkgutil
+import signal
+import sys
+import threading
+
+import pytest
+from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+
+import writer_jobs
+from lock_manager import LockLostError, SluiceError
+from writer_jobs.delta_log import stamp_of
+from writer_jobs.errors import (
+    CommitUnknownError,
+    RunError,
+    SchemaMismatchError,
+    SourceError,
+    StorageError,
+    TableError,
+    UnprovenCommitError,
+    UnsupportedSessionError,
+    WriteFailedError,
+)
+from writer_jobs.failures import _gist
+from writer_jobs.hadoop_files import FileStatus
+from writer_jobs.job_output import JobOutput
+from writer_jobs.runs import Run, check_same_basis
+from writer_jobs.sources import SourceFiles, _escaped, _unknown_fields
+from writer_jobs.stopping import Stopped, StopSignals
+
+ERRORS: list[SluiceError] = [
+    UnsupportedSessionError("no"),
+    StorageError("s3a://b: no"),
+    TableError("no"),
+    SourceError("no"),
+    RunError("no"),
+    WriteFailedError(table="s3://b/t", reason="no"),
+    SchemaMismatchError(table="s3://b/t", reason="no"),
+    CommitUnknownError(table="s3://b/t", reason="no", commit_id="c"),
+    UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="no", version=7, commit_id="c"),
+]
+
+
+def test_the_public_surface_is_what_is_listed() -> None:
+    assert writer_jobs.__all__ == [
+        "Commit",
+        "CommitResult",
+        "CommitUnknownError",
+        "DeltaTableLog",
+        "Head",
+        "LockedDeltaWriter",
+        "RunError",
+        "SchemaMismatchError",
+        "SourceError",
+        "StorageError",
+        "TableError",
+        "TableState",
+        "UnprovenCommitError",
+        "UnsupportedSessionError",
+        "WriteFailedError",
+        "build_session",
+        "locate_table",
+    ]
+    for name in writer_jobs.__all__:
+        assert getattr(writer_jobs, name).__doc__
+
+
+def test_no_module_shadows_the_standard_library_when_its_folder_is_on_the_path() -> None:
+    names = {module.name for module in pkgutil.iter_modules(writer_jobs.__path__)}
+    assert "append" in names
+    assert names.isdisjoint(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_survive_pickling_with_their_facts(error: SluiceError) -> None:
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 (our own)
+    assert type(copy) is type(error)
+    assert str(copy) == str(error) != ""
+    assert "\n" not in str(copy)
+    assert vars(copy) == vars(error)
+
+
+def test_errors_say_what_is_known_of_the_table() -> None:
+    assert str(ERRORS[5]) == "nothing was appended to s3://b/t: no"
+    assert "is not known" in str(ERRORS[7])
+    assert "commit id c" in str(ERRORS[7])
+    assert "as version 7" in str(ERRORS[8])
+    assert isinstance(ERRORS[8], LockLostError)
+    assert isinstance(ERRORS[1], OSError)
+
+
+@pytest.mark.parametrize(
+    ("message", "gist"),
+    [
+        ("", ""),
+        ("Job aborted due to stage failure", ""),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/x. SQLSTATE: 42K03", "Path does not exist: file:/x."),
+        ("[A.B_C] A metadata mismatch was detected.\n- Columns differ.\nGiven: [x]", "Columns differ. Given: [x]"),
+        ("boom\n\tat org.apache.X.y(X.scala:1)\n\tat z", "boom"),
+        ("first " + "x" * 300 + "\nsecond", "first " + "x" * 293 + "…"),
+        ("on s3a://b: a.b.S3Exception: Denied (Service: S3, ID: r) (SDK Attempt Count: 1): x", "on s3a://b: Denied"),
+    ],
+)  # fmt: skip
+def test_the_gist_of_a_message_is_without_codes_traces_and_class_names(message: str, gist: str) -> None:
+    assert _gist(message) == gist
+
+
+def test_a_stamp_is_read_from_our_own_commits_only() -> None:
+    ours = {"userMetadata": json.dumps({"sluice": {"commit_id": "c"}, "user": "x"})}
+    assert stamp_of(ours) == {"commit_id": "c"}
+    for foreign in (
+        {},
+        {"userMetadata": None},
+        {"userMetadata": "text"},
+        {"userMetadata": "[1]"},
+        {"userMetadata": '{"sluice": 3}'},
+    ):
+        assert stamp_of(foreign) == {}
+
+
+def files(*names: str) -> SourceFiles:
+    return SourceFiles(tuple(FileStatus(f"file:/x/{name}", 1, 1, is_folder=False) for name in names), None)
+
+
+@pytest.mark.parametrize(
+    ("names", "file_format"),
+    [
+        (["a.csv", "b.CSV.gz"], "csv"),
+        (["a.jsonl", "b.ndjson.zst", "c.json"], "json"),
+        (["part-0.snappy.parquet"], "parquet"),
+    ],
+)
+def test_the_format_is_told_by_the_names(names: list[str], file_format: str) -> None:
+    assert files(*names).format == file_format
+
+
+@pytest.mark.parametrize("names", [["a.csv", "b.json"], ["data"], ["a.csv", "b.txt"], ["csv"], ["x.gz"]])
+def test_names_that_do_not_tell_the_format_are_refused(names: list[str]) -> None:
+    with pytest.raises(SourceError, match="give --format"):
+        _ = files(*names).format
+
+
+def test_paths_are_given_to_the_reader_literally() -> None:
+    assert _escaped("s3a://b/a[1]{x}*?.csv") == "s3a://b/a\\[1\\]\\{x\\}\\*\\?.csv"
+
+
+def test_unknown_fields_are_found_at_any_depth() -> None:
+    target = StructType(
+        [
+            StructField("A", LongType()),
+            StructField("list", ArrayType(StructType([StructField("x", LongType())]))),
+        ]
+    )
+    source = StructType(
+        [
+            StructField("a", LongType()),
+            StructField("list", ArrayType(StructType([StructField("X", LongType()), StructField("y", StringType())]))),
+            StructField("more", StringType()),
+        ]
+    )
+    assert _unknown_fields(source, target, str.lower) == ["list.y", "more"]
+    assert _unknown_fields(source, target, str) == ["a", "list.X", "list.y", "more"]
+
+
+def test_a_runs_record_has_a_name_that_is_one_file_whatever_its_id() -> None:
+    def name(run_id: str) -> str:
+        return Run(run_id, {}, StructType()).location
+
+    assert name("nightly-2013.01") == "_sluice/runs/nightly-2013.01.json"
+    assert name("../a:b c%2F") == "_sluice/runs/..%2Fa%3Ab%20c%252F.json"
+
+
+def test_what_changed_since_a_run_began_is_named() -> None:
+    recorded = Run("r", {"number of commits": 4, "format": "csv", "source files": [["a", 1, 2]]}, StructType())
+    same = {"number of commits": 4, "format": "csv", "source files": [("a", 1, 2)]}
+    assert check_same_basis(recorded, same, "r", 2) is recorded
+    with pytest.raises(RunError, match=r"2 of 4 commits.*the format and the source files changed"):
+        check_same_basis(recorded, same | {"format": "json", "source files": []}, "r", 2)
+    with pytest.raises(RunError, match="no record of such a run"):
+        check_same_basis(None, same, "r", 2)
+
+
+def test_a_signal_is_raised_where_the_job_is() -> None:
+    with pytest.raises(Stopped, match="stopped by SIGTERM") as stopped, StopSignals():
+        signal.raise_signal(signal.SIGTERM)
+    assert stopped.value.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_within_a_deferred_block_cancels_once_and_is_raised_at_its_end() -> None:
+    cancelled = threading.Semaphore(0)
+    done = []
+    with pytest.raises(Stopped) as stopped, StopSignals() as stop, stop.deferred(cancelled.release):
+        signal.raise_signal(signal.SIGINT)
+        assert cancelled.acquire(timeout=10)
+        signal.raise_signal(signal.SIGTERM)
+        done.append("the end of the block")
+    assert stopped.value.exit_code == 130
+    assert done == ["the end of the block"]
+    assert not cancelled.acquire(blocking=False)
+
+
+def test_what_ends_a_deferred_block_after_a_signal_is_the_signals_cause() -> None:
+    with pytest.raises(Stopped) as stopped, StopSignals() as stop, stop.deferred(lambda: None):
+        signal.raise_signal(signal.SIGTERM)
+        raise ZeroDivisionError
+    assert isinstance(stopped.value.__cause__, ZeroDivisionError)
+
+
+def test_without_a_signal_a_deferred_block_is_nothing_special() -> None:
+    with StopSignals() as stop:
+        with stop.deferred(lambda: None):
+            pass
+        with pytest.raises(ZeroDivisionError), stop.deferred(lambda: None):
+            raise ZeroDivisionError
+        # And the next signal is raised at once again.
+        with pytest.raises(Stopped):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_lines_that_nobody_reads_do_not_stop_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    stream = os.fdopen(writing, "w")
+    monkeypatch.setattr(sys, "stdout", stream)
+    output = JobOutput(2)
+    output.waiting(1, 0.0)
+    output.commit(1, None)
+    replaced = sys.stdout
+    monkeypatch.undo()
+    assert replaced is not stream
+    replaced.close()
+    assert [line["commit"] for line in output.commits] == [1]
+    with pytest.raises(BrokenPipeError):
+        stream.close()
