@@ -9,6 +9,9 @@ UV_VERSION := 0.13.9
 ARGS ?=
 
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+# What points at another Spark or another Python on the user's machine is not for this one.
+unexport SPARK_HOME SPARK_CONF_DIR HADOOP_CONF_DIR SPARK_REMOTE
+unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types format check bench dist lock clean
@@ -32,7 +35,7 @@ demo: $(READY) ## Five locked Spark writers load real flights into one table on 
 	@$(VENV)/bin/sluice demo $(ARGS)
 
 test: $(READY) ## Unit and integration tests (ARGS="-k name")
-	@$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(PY) -m pytest -n 2 $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	@$(VENV)/bin/ruff check .

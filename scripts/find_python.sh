@@ -4,14 +4,14 @@
 set -u
 complain() { echo "sluice: $1" >&2; exit 1; }
 
-supported='import sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
+supported='import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))'
 python=""
 for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
     if "$candidate" -c "$supported" >/dev/null 2>&1; then python=$candidate; break; fi
 done
 if [ -z "$python" ]; then
     found=$("${PYTHON:-python3}" --version 2>&1 | head -n 1) || found="none"
-    complain "needs Python 3.11, 3.12 or 3.13 with the venv module (found: $found); install one, or name it: make PYTHON=/path/to/python3.11"
+    complain "needs Python 3.11, 3.12 or 3.13 with venv and ensurepip (Debian: python3.11-venv; found: $found); install one, or name it: make PYTHON=/path/to/python3.11"
 fi
 
 if [ -n "${JAVA_HOME:-}" ]; then

@@ -7,14 +7,17 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from xdist.scheduler import LoadScopeScheduling
 
 from lock_manager.local import EmbeddedZooKeeper
 
 ZOOKEEPER_IMAGE = "zookeeper:3.9.5"
 CLIENT_PORT = 2181
+SHARED_DRIVER = ("test_append_job.py", "test_readme.py", "test_rival_append.py", "test_writer.py")
 DOCKER_SOCKET = "/var/run/docker.sock"
 
 
@@ -43,11 +46,16 @@ def pytest_report_header() -> str:
     return f"zookeeper: {kind}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one process run all tests that share the Spark driver; it costs 10 s and 1 GB to start."""
-    for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+    """Give each process whole files, and all that share a Spark driver to one: it costs 10 s and 1 GB to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "spark" if file.rpartition("/")[2] in SHARED_DRIVER else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    return ByFile(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -35,7 +35,7 @@ from pyspark.sql import SparkSession
 
 from writer_jobs.append_arguments import PROGRAM, Arguments, HelpShown, parse_arguments
 from writer_jobs.append_load import AppendLoad
-from writer_jobs.errors import WriteFailedError
+from writer_jobs.errors import StorageError, WriteFailedError
 from writer_jobs.failures import JVM_ERRORS, one_sentence
 from writer_jobs.job_output import JobOutput, JvmStandardError, Report, under_spark_submit
 from writer_jobs.session import build_session, running_session
@@ -123,7 +123,12 @@ def _append(arguments: Arguments, output: JobOutput, stop: StopSignals, report: 
             writer = LockedDeltaWriter(spark, manager, arguments.table)
             if report is not None:
                 report.write(table=writer.table)
-            AppendLoad(spark, writer, arguments, output, stop.deferred).run()
+            load = AppendLoad(spark, writer, arguments, output, stop.deferred)
+            try:
+                load.run()
+            except StorageError as error:
+                # Not the arguments' fault: they were good when the job began.
+                raise WriteFailedError(table=writer.table, reason=str(error)) from error
 
 
 @contextmanager

@@ -110,7 +110,6 @@ class AppendLoad:
             file_format=self._format,
             options=self._reader.options,
             commits=arguments.commits,
-            partition_by=state.partition_columns if state else arguments.partition_by,
         )
         done = max(0, log.head(run_id).last_transaction)
         if done == 0:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import uuid
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +20,57 @@ _SESSION_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _OWN_OPTIONS = frozenset({"txnappid", "txnversion", "path"})
 # Delta raises these, before it writes anything, for rows that do not fit.
 _SCHEMA_CONDITIONS = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_METADATA_MISMATCH", "DELTA_SCHEMA")
+
+
+class _WriteThread:
+    """A thread of which it is always known whether it works, also when its start is interrupted.
+
+    Attributes:
+        over: whether it has ended, or will never begin.
+        failure: what its work raised.
+
+    """
+
+    def __init__(self, work: Callable[[], None], name: str) -> None:
+        self.over = False
+        self.failure: BaseException | None = None
+        self._work = work
+        self._begun = False
+        # Plain locks: what a signal handler raises cannot leave them half taken, as it can a Condition.
+        self._settling = _thread.allocate_lock()
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+        # Inherits the caller's Spark properties.
+        self._thread = InheritableThread(target=self._run, name=name, daemon=True)
+
+    def begin(self) -> BaseException | None:
+        """Start, and return what interrupted that: before the work began it will not, after that it goes on."""
+        try:
+            self._thread.start()
+        except BaseException as error:  # noqa: BLE001 (returned)
+            with self._settling:
+                self.over = not self._begun
+            if self.over:
+                self.failure = RuntimeError("interrupted before the write began")
+            return error
+        return None
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end, or so long."""
+        self._ended.acquire(timeout=seconds)
+
+    def _run(self) -> None:
+        with self._settling:
+            if self.over:
+                return
+            self._begun = True
+        try:
+            self._work()
+        except Exception as error:  # noqa: BLE001 (the caller finds out what it means)
+            self.failure = error
+        finally:
+            self.over = True
+            self._ended.release()
 
 
 class DeltaWrite:
@@ -71,31 +124,25 @@ class DeltaWrite:
         An interrupt ends a call into the JVM for Python only. In a thread of its own the write can be cancelled and
         waited for, so that nothing happens to the table behind the back of whoever gives the lock back.
         """
-        failures: list[BaseException] = []
-
-        def write() -> None:
+        thread = _WriteThread(lambda: self._save(location, user_metadata), f"sluice-write-{self.commit_id}")
+        interrupt = thread.begin()
+        while not thread.over:
             try:
-                self._context.addJobTag(self._tag)
-                writer = self._df.write.format("delta").mode("append").options(**self._options)
-                writer = writer.option("userMetadata", user_metadata)
-                if self._partition_by:
-                    writer = writer.partitionBy(*self._partition_by)
-                writer.save(location)
-                self._context.removeJobTag(self._tag)
-            except Exception as error:  # noqa: BLE001 (the caller finds out what it means)
-                failures.append(error)
-
-        thread = InheritableThread(target=write, name=self._tag, daemon=True)
-        thread.start()
-        interrupt: BaseException | None = None
-        while thread.is_alive():
-            try:
-                thread.join(None if interrupt is None else CANCEL_AGAIN_SECONDS)
+                thread.wait(CANCEL_AGAIN_SECONDS)
                 if interrupt is not None:
                     self.cancel_jobs()
             except BaseException as error:  # noqa: BLE001 (kept, and raised when the write is over)
                 interrupt = interrupt or error
-        return failures[0] if failures else None, interrupt
+        return thread.failure, interrupt
+
+    def _save(self, location: str, user_metadata: str) -> None:
+        self._context.addJobTag(self._tag)
+        writer = self._df.write.format("delta").mode("append").options(**self._options)
+        writer = writer.option("userMetadata", user_metadata)
+        if self._partition_by:
+            writer = writer.partitionBy(*self._partition_by)
+        writer.save(location)
+        self._context.removeJobTag(self._tag)
 
     def cancel_jobs(self) -> None:
         """Cancel the Spark jobs of this append, those that run now."""

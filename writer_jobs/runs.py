@@ -66,19 +66,20 @@ def split_basis(
     file_format: str,
     options: Mapping[str, str],
     commits: int,
-    partition_by: Sequence[str],
 ) -> dict[str, Any]:
     """Collect what the split depends on, beside the schema.
 
-    The session's time zone decides how CSV and JSON times are read, Spark's version how anything is.
+    The session's time zone and parsers decide how CSV and JSON times are read, Spark's version how anything is. The
+    partitioning is not among it: it decides in which files a part lies, not which rows are in it.
     """
     return {
         "source files": [[file.path, file.length, file.modified_ms] for file in files],
         "format": file_format,
         "reader options": dict(sorted((name.lower(), value) for name, value in options.items())),
         "number of commits": commits,
-        "partition columns": list(partition_by),
         "session time zone": spark.conf.get("spark.sql.session.timeZone"),
+        "time parser policy": spark.conf.get("spark.sql.legacy.timeParserPolicy"),
+        "case sensitivity": spark.conf.get("spark.sql.caseSensitive"),
         "Spark version": spark.version,
         "split rule": SPLIT_RULE,
     }

@@ -191,8 +191,13 @@ def _match(files: HadoopFiles, source: str) -> list[FileStatus]:
     # Literally first: brackets are legal in names.
     literal = files.status(source)
     if literal is not None:
+        if literal.hidden and not literal.is_folder:
+            raise SourceError(f"source {source}: Spark passes over files whose names begin with _ or .: rename it")
         return [literal]
-    return files.glob(source) if any(character in source for character in _GLOB_CHARACTERS) else []
+    if not any(character in source for character in _GLOB_CHARACTERS):
+        return []
+    # As Spark does, so that what is counted and recorded is what is read.
+    return [match for match in files.glob(source) if match.is_folder or not match.hidden]
 
 
 def _inside(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatus], bool]:

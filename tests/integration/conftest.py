@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 #: For drivers that live for seconds: no second compiler, no parallel collector.
-QUICK_JVM = "-XX:+UseSerialGC"
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,9 @@ def spark(jars: list[Path], s3: LocalS3, tmp_path_factory: pytest.TempPathFactor
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",
+            # Plans for tables of a few rows.
             "spark.sql.shuffle.partitions": "2",
+            "spark.sql.adaptive.enabled": "false",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             **s3.spark_conf,
         },

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable, Field, Schema
+from deltalake.schema import PrimitiveType
 from kazoo.client import KazooClient
 from pyspark.sql import SparkSession
 
@@ -37,13 +39,12 @@ def source(csv_file: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def existing(
-    append: Callable[..., Any], csv_file: Callable[..., Path], spark: SparkSession, table: Path
-) -> Callable[[str], Path]:
-    """Create a table: ``existing("id bigint, name string")``."""
+def existing(table: Path) -> Callable[..., Path]:
+    """Create a table, not with Spark: ``existing(id="long", name="string")``."""
 
-    def create(columns: str, more: str = "") -> Path:
-        spark.sql(f"create table delta.`{table}` ({columns}) using delta {more}")
+    def create(**columns: str) -> Path:
+        fields = [Field(name, PrimitiveType(type_name)) for name, type_name in columns.items()]
+        DeltaTable.create(table, Schema(fields))
         return table
 
     return create
@@ -145,11 +146,10 @@ def test_the_files_of_a_partitioned_table_are_few(
 
 
 def test_values_are_read_with_the_types_of_an_existing_table_and_matched_by_name(
-    append: Callable[..., Any], existing: Callable[..., Path], csv_file: Callable[..., Path], spark: SparkSession
+    append: Callable[..., Any], table: Path, csv_file: Callable[..., Path], spark: SparkSession
 ) -> None:
-    table = existing(
-        "amount decimal(10,2), id bigint, day date, name string, twice bigint generated always as (id * 2)"
-    )
+    columns = "amount decimal(10,2), id bigint, day date, name string, twice bigint generated always as (id * 2)"
+    spark.sql(f"create table delta.`{table}` ({columns}) using delta")
     source = csv_file("s.csv", "DAY,id,name,amount", [("2013-01-31", 7, "NA", "1.5"), ("2013-02-01", 8, "x", "NA")])
     done = append("--table", table, "--source", source, "--null-value", "NA")
 
@@ -189,9 +189,9 @@ def test_column_value_folders_are_columns(
 
 
 def test_json_is_read_with_the_types_of_the_table_and_missing_fields_are_null(
-    append: Callable[..., Any], existing: Callable[..., Path], tmp_path: Path, rows_of: Callable[..., Any]
+    append: Callable[..., Any], spark: SparkSession, table: Path, tmp_path: Path, rows_of: Callable[..., Any]
 ) -> None:
-    table = existing("id int, at timestamp_ntz, tags array<string>, size double")
+    spark.sql(f"create table delta.`{table}` (id int, at timestamp_ntz, tags array<string>, size double) using delta")
     source = tmp_path / "s.jsonl"
     source.write_text('{"id": 1, "at": "2013-01-01T10:00:00", "tags": ["a"]}\n{"id": 2}\n')
     done = append("--table", table, "--source", source)
@@ -218,7 +218,7 @@ def test_a_reader_option_goes_before_the_strict_defaults(
     existing: Callable[..., Path],
     rows_of: Callable[..., Any],
 ) -> None:
-    table = existing("id bigint, name string")
+    table = existing(id="long", name="string")
     source = csv_file("s.csv", "1;x", [("bad;y",)])
     strict = append("--table", table, "--source", source, "--option", "sep=;", "--option", "header=false")
     lenient = append(
@@ -342,7 +342,7 @@ def test_bad_arguments_are_one_sentence_and_exit_code_2(
     tmp_path: Path,
     versions: Callable[[Path], list[str]],
 ) -> None:
-    table = existing("id int, name string, amount double")
+    table = existing(id="integer", name="string", amount="double")
     (tmp_path / "notes").write_text("text")
     given = [argument.format(folder=tmp_path, source=source) for argument in arguments]
     refused = append("--table", table, *given)
@@ -382,7 +382,7 @@ def test_rows_that_do_not_fit_are_one_sentence_and_exit_code_5_and_the_table_is_
     manager: ZookeeperLockManager,
 ) -> None:
     header, rows, commits, said = misfit
-    table = existing("id int, name string, amount double")
+    table = existing(id="integer", name="string", amount="double")
     report = table.with_name("report.json")
     source = csv_file("s.csv", header, rows)
     failed = append("--table", table, "--source", source, "--commits", commits, "--report", report)
@@ -410,9 +410,13 @@ def test_files_of_one_load_with_different_headers_are_refused(
 
 
 def test_json_with_unknown_or_malformed_fields_is_refused(
-    append: Callable[..., Any], existing: Callable[..., Path], tmp_path: Path, versions: Callable[[Path], list[str]]
+    append: Callable[..., Any],
+    spark: SparkSession,
+    table: Path,
+    tmp_path: Path,
+    versions: Callable[[Path], list[str]],
 ) -> None:
-    table = existing("id int, inner struct<a: int>")
+    spark.sql(f"create table delta.`{table}` (id int, inner struct<a: int>) using delta")
     source = tmp_path / "s.json"
     for text, said in (
         ('{"id": 1, "inner": {"a": 1, "b": 2}}', "no column inner.b"),
@@ -581,7 +585,7 @@ def test_a_torn_record_of_a_killed_first_attempt_is_replaced(
 def test_a_name_that_another_application_used_for_its_transactions_is_refused(
     append: Callable[..., Any], source: Path, spark: SparkSession, existing: Callable[..., Path]
 ) -> None:
-    table = existing("id int, name string, amount double")
+    table = existing(id="integer", name="string", amount="double")
     rows = spark.sql("select 1 as id, 'x' as name, 1.0D as amount")
     rows.write.format("delta").mode("append").option("txnAppId", "stream").option("txnVersion", 3).save(str(table))
     refused = append("--table", table, "--source", source, "--run-id", "stream")
