@@ -7,6 +7,7 @@ that started it, however that ends. Not for production, and not a model of S3's 
 from __future__ import annotations
 
 import http.client
+import os
 import selectors
 import subprocess
 import sys
@@ -22,10 +23,23 @@ from lock_manager.errors import SluiceError
 _SERVER = Path(__file__).with_name("_s3_server.py")
 _REGION = "us-east-1"
 _GRACE_SECONDS = 5.0
+_THIS_MACHINE = ("127.0.0.1", "localhost")
+_NO_PROXY = ("no_proxy", "NO_PROXY")
 
 
 class LocalS3Error(SluiceError, RuntimeError):
     """The embedded S3 could not be started, or refused a bucket."""
+
+
+def past_proxies() -> dict[str, str]:
+    """Return ``no_proxy`` and ``NO_PROXY`` with this machine added to the hosts that the user has there."""
+    given = [value for name in _NO_PROXY if (value := os.environ.get(name))]
+    variables = {}
+    for name in _NO_PROXY:
+        # Programs differ in which of the two they heed first: one that is not set must not hide the other.
+        hosts = os.environ.get(name) or "".join(given[:1])
+        variables[name] = ",".join(dict.fromkeys([*filter(None, hosts.split(",")), *_THIS_MACHINE]))
+    return variables
 
 
 class LocalS3:
@@ -65,7 +79,7 @@ class LocalS3:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which boto3 and ``deltalake`` find this endpoint, and S3A its credentials."""
+        """Variables with which boto3 and ``deltalake`` find this endpoint past any proxy, and S3A its credentials."""
         return {
             "AWS_ACCESS_KEY_ID": "sluice",
             "AWS_SECRET_ACCESS_KEY": "sluice-local",
@@ -73,6 +87,7 @@ class LocalS3:
             "AWS_DEFAULT_REGION": _REGION,
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ALLOW_HTTP": "true",
+            **past_proxies(),
         }
 
     @property

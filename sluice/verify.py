@@ -1,4 +1,4 @@
-"""Check any Delta table with a reader that is not ours: the ``deltalake`` package, without Spark.
+"""Check a Delta table, on S3 or on disk, with a reader that is not ours: the ``deltalake`` package, without Spark.
 
 The log is read file by file (:mod:`sluice.delta_log`) and judged by pure functions (:mod:`sluice.checks`);
 then ``deltalake`` reads the table, and both must tell the same story.
@@ -169,7 +169,7 @@ def _read_table(log: LogFolder, version: int, replayed: Replay | None, key: tupl
     try:
         table = DeltaTable(log.uri, version=version, storage_options=log.options or None)
     except (DeltaError, OSError) as error:
-        reading.refusal = f"deltalake cannot open the table: {_reason(error)}"
+        reading.refusal = f"deltalake cannot open the table: {reason_of(error)}"
         return reading
     _refuse_unknown_columns(table, key)
     if replayed is None:
@@ -186,7 +186,7 @@ def _read_table(log: LogFolder, version: int, replayed: Replay | None, key: tupl
                     f"{count_of(reading.duplicate_rows, 'duplicate row')} by ({', '.join(key)}), for example {examples}"
                 )
     except Exception as error:  # noqa: BLE001 (for a file that cannot be read, arro3 raises just that)
-        reading.problems.append(f"the data cannot be read: {_reason(error)}")
+        reading.problems.append(f"the data cannot be read: {reason_of(error)}")
     found, noted = reading.rows_found, reading.rows_in_log
     if found is not None and noted is not None and found != noted:
         reading.problems.append(f"{found} rows are in the data files, but {noted} by the log's statistics")
@@ -247,7 +247,7 @@ def _count_duplicates(table: DeltaTable, key: tuple[str, ...]) -> tuple[int, str
     return int(total), "; ".join(f"({', '.join(map(str, values))}) {times} times" for *values, times in rows)
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """Return what an error of ``deltalake`` says, as one line without colours and backtrace."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
     told = list(takewhile(lambda line: not re.match(r"\s*(\d+: |stack backtrace)", line), lines))

@@ -11,6 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 from delta.exceptions import (
@@ -23,6 +24,8 @@ from delta.exceptions import (
     MetadataChangedException,
     ProtocolChangedException,
 )
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.hadoop_files import HadoopFiles
 from writer_jobs.session import build_session
@@ -56,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sources = find_sources(HadoopFiles.of(spark), arguments.source)
     reader = SourceReader(spark, sources, arguments.format, {}, arguments.table)
     split = SplitRows(reader.read(reader.schema(None)), arguments.commits, partition_by)
-    split.count()
+    rows = _count_parts(split, arguments.commits)
     for number in range(arguments.commits):
         part = split.part(number)
         told: dict[str, Any] = {"commit": number + 1, "commits": arguments.commits, "requested_at": time.time()}
@@ -72,9 +75,17 @@ def main(argv: Sequence[str] | None = None) -> None:
                 retries += 1
                 _say("retry", {"commit": number + 1, "at": time.time(), "error": type(error).__name__})
             else:
+                released_at = time.time()
                 break
-        done = {"rows": part.count(), "retries": retries, "commit_id": commit_id, "released_at": time.time()}
+        done = {"rows": rows.get(number, 0), "retries": retries, "commit_id": commit_id, "released_at": released_at}
         _say("commit", told | {"version": None} | done)
+
+
+def _count_parts(split: SplitRows, parts: int) -> dict[int, int]:
+    """Read the source into the cache and count the rows of each part, in one Spark job; empty parts are left out."""
+    numbers = [split.part(number).select(F.lit(number).alias("part")) for number in range(parts)]
+    counts = reduce(DataFrame.union, numbers).groupBy("part").count()
+    return {row["part"]: row["count"] for row in counts.collect()}
 
 
 def _say(event: str, fields: dict[str, Any]) -> None:

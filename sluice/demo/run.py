@@ -37,7 +37,7 @@ from sluice.demo.stage import Store, clear_output, keep_tables, open_services
 from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.jars import jar_paths
 from sluice.log_folder import open_log
-from sluice.verify import verify_table
+from sluice.verify import reason_of, verify_table
 
 _LOCK_TIMEOUT_SECONDS = 600
 _POLL_SECONDS = 0.2
@@ -165,16 +165,23 @@ class _Stage:
 
     def _judge(self, table: str, writers: list[Writer], *, locked: bool) -> Load:
         options = self.store.environment
-        log = open_log(table, options)
-        versions = version_files(log.names())
-        commits = [commit for commit in read_commits(log, versions) if isinstance(commit, LogCommit)]
-        problems: tuple[str, ...] = ("there is no table",)
+        commits: list[LogCommit] = []
+        problems: tuple[str, ...] = ()
         found = Contents()
-        if versions:
-            verification = verify_table(table, key=KEY, storage_options=options)
-            problems = verification.problems
-            if verification.rows_found is not None:
-                found = read_contents(log.uri, log.options)
+        try:
+            log = open_log(table, options)
+            versions = version_files(log.names())
+            commits = [commit for commit in read_commits(log, versions) if isinstance(commit, LogCommit)]
+            if versions:
+                # One host, one clock.
+                verification = verify_table(table, key=KEY, storage_options=options, clock_skew_seconds=0)
+                problems = verification.problems
+                if verification.rows_found is not None:
+                    found = read_contents(log.uri, log.options)
+            else:
+                problems = ("there is no table",)
+        except Exception as error:  # noqa: BLE001 (a damaged log makes deltalake raise whatever comes up)
+            problems = (*problems, f"the table cannot be read back: {reason_of(error)}")
         ends = [writer.ended_at for writer in writers if writer.ended_at is not None]
         outcome = judge(
             writers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -12,9 +13,10 @@ from rich.console import Console
 
 from lock_manager import SluiceError
 from lock_manager.local import EmbeddedZooKeeper
-from sluice.local_s3 import LocalS3
+from sluice.local_s3 import LocalS3, past_proxies
 
 _MARKER = ".sluice-demo"
+_WRITTEN = ("report.json", "timeline.png", "comparison.png", "logs", "source", "tables")
 _BUCKET = "lake"
 
 
@@ -23,7 +25,7 @@ class OutputFolderError(SluiceError, ValueError):
 
 
 def clear_output(folder: Path) -> Path:
-    """Make an empty output folder; what an earlier demo left in it is removed. Return its absolute path.
+    """Make an output folder, and remove from it what an earlier demo left, and only that. Return its absolute path.
 
     Raises:
         OutputFolderError: it holds other things, or cannot be made.
@@ -34,12 +36,20 @@ def clear_output(folder: Path) -> Path:
         if folder.exists() and any(folder.iterdir()):
             if not (folder / _MARKER).is_file():
                 raise OutputFolderError(f"{folder} is not empty, and not from an earlier demo: choose another --output")
-            shutil.rmtree(folder)
+            for name in _WRITTEN:
+                _remove(folder / name)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _MARKER).touch()
     except OSError as error:
         raise OutputFolderError(f"{folder} cannot be used: {error.strerror}") from error
     return folder
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -72,10 +82,26 @@ def open_store(kind: str, folder: Path) -> Iterator[Store]:
     if kind == "local":
         yield Store(f"file:{folder / 'tables'}", str(folder / "tables"))
         return
-    with LocalS3(log=folder / "logs" / "s3.log") as s3:
+    with LocalS3(log=folder / "logs" / "s3.log") as s3, _past_proxies():
         s3.create_bucket(_BUCKET)
         where = f"s3a://{_BUCKET} on {s3.endpoint}"
         yield Store(f"s3a://{_BUCKET}", where, s3.environment, s3.spark_conf, _BUCKET)
+
+
+@contextmanager
+def _past_proxies() -> Iterator[None]:
+    """Let this process reach its own servers: boto3 and ``deltalake`` look for proxies in its environment."""
+    wanted = past_proxies()
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextmanager

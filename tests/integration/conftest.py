@@ -53,9 +53,7 @@ def spark(jars: list[Path], s3: LocalS3, tmp_path_factory: pytest.TempPathFactor
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.ui.enabled": "false",
-            # Plans for tables of a few rows.
             "spark.sql.shuffle.partitions": "2",
-            "spark.sql.adaptive.enabled": "false",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             **s3.spark_conf,
         },

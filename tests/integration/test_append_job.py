@@ -67,10 +67,10 @@ def test_the_first_append_creates_the_table_with_inferred_types_and_partitions(
     assert {path.name for path in table.glob("name=*")} == {"name=x", "name=y"}
 
 
-def test_each_commit_is_a_line_with_its_times_its_token_and_its_ids(
-    append: Callable[..., Any], source: Path, table: Path
+def test_each_commit_is_a_line_with_its_times_its_token_and_its_ids_and_all_are_in_the_report(
+    append: Callable[..., Any], source: Path, table: Path, tmp_path: Path, manager: ZookeeperLockManager
 ) -> None:
-    done = append("--table", table, "--source", source, "--commits", "2")
+    done = append("--table", table, "--source", source, "--commits", "2", "--report", tmp_path / "report.json")
 
     assert [(line["event"], line["commit"], line["commits"]) for line in done.lines] == [
         (event, commit, 2) for commit in (1, 2) for event in ("waiting", "holding", "commit")
@@ -94,13 +94,15 @@ def test_each_commit_is_a_line_with_its_times_its_token_and_its_ids(
         )
         assert "run" not in stamp
 
-
-def test_the_lock_is_given_back_between_commits(
-    append: Callable[..., Any], source: Path, table: Path, manager: ZookeeperLockManager
-) -> None:
-    done = append("--table", table, "--source", source, "--commits", "3")
-    assert len({line["token"] for line in done.commits}) == 3
+    # Each commit has a hold of its own.
+    assert done.commits[0]["token"] < done.commits[1]["token"]
+    assert done.commits[0]["released_at"] <= done.commits[1]["acquired_at"]
     assert manager.queue(f"file:{table}") == []
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["exit_code"], report["error"], report["run_id"]) == (0, None, None)
+    assert report["table"] == f"file:{table}"
+    assert report["commits"] == done.commits
+    assert report["started_at"] < report["finished_at"]
 
 
 def test_every_row_is_in_exactly_one_of_the_commits(
@@ -108,10 +110,10 @@ def test_every_row_is_in_exactly_one_of_the_commits(
 ) -> None:
     # Equal rows too, and so many parts that some are empty.
     rows = [(number % 3, "x", None) for number in range(30)]
-    done = append("--table", table, "--source", csv_file("s.csv", HEADER, rows), "--commits", "6")
+    done = append("--table", table, "--source", csv_file("s.csv", HEADER, rows), "--commits", "5")
 
     assert done.code == 0
-    assert [line["version"] for line in done.commits] == list(range(6))
+    assert [line["version"] for line in done.commits] == list(range(5))
     assert sum(line["rows"] for line in done.commits) == 30
     assert 0 in [line["rows"] for line in done.commits]
     assert Counter(row[0] for row in rows_of(table, "id")) == Counter(row[0] for row in rows)
@@ -272,18 +274,6 @@ def test_a_table_that_another_writer_made_meanwhile_is_appended_to_with_its_type
     assert rows_of(table) == [(1, "5"), (2, "6")]
 
 
-def test_the_report_has_the_outcome_of_a_job_that_was_done(
-    append: Callable[..., Any], source: Path, table: Path, tmp_path: Path
-) -> None:
-    report = tmp_path / "report.json"
-    done = append("--table", table, "--source", source, "--commits", "2", "--report", report)
-    found = json.loads(report.read_text())
-    assert (found["exit_code"], found["error"], found["run_id"]) == (0, None, None)
-    assert found["table"] == f"file:{table}"
-    assert found["commits"] == done.commits
-    assert found["started_at"] < found["finished_at"]
-
-
 def test_an_s3_table_from_s3_files_with_a_report_on_s3(
     append: Callable[..., Any], source: Path, s3: Any, spark: SparkSession, rows_of: Callable[..., Any]
 ) -> None:
@@ -293,7 +283,7 @@ def test_an_s3_table_from_s3_files_with_a_report_on_s3(
     client.upload_file(str(source), "lake", "landing/source.csv")
     done = append(
         "--table", "s3://lake/job", "--source", "s3a://lake/landing/*.csv", "--report", "s3://lake/report.json",
-        "--commits", "2", "--run-id", "on s3",
+        "--run-id", "on s3",
     )  # fmt: skip
     assert (done.code, done.error) == (0, "")
     assert rows_of("s3://lake/job", "id") == [(row[0],) for row in sorted(ROWS, key=lambda row: repr((row[0],)))]
@@ -515,18 +505,18 @@ def test_a_run_that_is_started_again_does_nothing_and_says_so(
     rows_of: Callable[..., Any],
     versions: Callable[[Path], list[str]],
 ) -> None:
-    arguments = ("--table", table, "--source", source, "--commits", "3", "--run-id", "a/b c")
+    arguments = ("--table", table, "--source", source, "--commits", "2", "--run-id", "a/b c")
     first = append(*arguments)
     again = append(*arguments)
 
     assert (first.code, again.code, again.error) == (0, 0, "")
-    assert [line["already_committed"] for line in first.commits] == [False] * 3
+    assert [line["already_committed"] for line in first.commits] == [False] * 2
     assert [(line["event"], line["commit"], line["already_committed"]) for line in again.lines] == [
-        ("commit", number, True) for number in (1, 2, 3)
+        ("commit", number, True) for number in (1, 2)
     ]
     assert all(line["version"] is None and line["rows"] is None for line in again.commits)
-    assert run_commits(table, "a/b c") == [1, 2, 3]
-    assert len(versions(table)) == 3
+    assert run_commits(table, "a/b c") == [1, 2]
+    assert len(versions(table)) == 2
     assert [path.name for path in (table / "_sluice" / "runs").glob("*.json")] == ["a%2Fb%20c.json"]
     assert len(rows_of(table)) == 40
 
@@ -596,18 +586,18 @@ def test_a_name_that_another_application_used_for_its_transactions_is_refused(
 def test_a_run_is_completed_by_the_recorded_schema_when_the_table_has_changed_since(
     append: Callable[..., Any], source: Path, table: Path, spark: SparkSession, rows_of: Callable[..., Any]
 ) -> None:
-    arguments = ("--table", table, "--source", source, "--run-id", "r", "--commits", "3")
+    arguments = ("--table", table, "--source", source, "--run-id", "r", "--commits", "2")
     whole = append(*arguments)
     assert whole.code == 0
-    # As if the job had been killed after its second commit, and somebody had added a column.
-    for path in table.glob(f"_delta_log/*{2:020d}*"):
+    # As if the job had been killed after its first commit, and somebody had added a column.
+    for path in table.glob(f"_delta_log/*{1:020d}*"):
         path.unlink()
     spark.sql(f"alter table delta.`{table}` add column later string")
     rest = append(*arguments)
 
     assert (rest.code, rest.error) == (0, "")
-    assert [line["already_committed"] for line in rest.commits] == [True, True, False]
-    assert [line["rows"] for line in rest.commits[2:]] == [line["rows"] for line in whole.commits[2:]]
+    assert [line["already_committed"] for line in rest.commits] == [True, False]
+    assert [line["rows"] for line in rest.commits[1:]] == [line["rows"] for line in whole.commits[1:]]
     assert rows_of(table, "id", "name", "amount") == sorted(ROWS, key=repr)
 
 
@@ -616,16 +606,16 @@ def test_two_processes_with_one_run_id_make_one_run(
 ) -> None:
     def run(number: int) -> dict[str, Any]:
         report = tmp_path / f"report-{number}.json"
-        arguments = ["--table", str(table), "--source", str(source), "--run-id", "twice", "--commits", "3"]
+        arguments = ["--table", str(table), "--source", str(source), "--run-id", "twice", "--commits", "2"]
         assert main(["--zookeeper", zookeeper.hosts, "--report", str(report), *arguments]) == 0
         return json.loads(report.read_text())
 
     with ThreadPoolExecutor(2) as pool:
         reports = list(pool.map(run, range(2)))
 
-    assert run_commits(table, "twice") == [1, 2, 3]
+    assert run_commits(table, "twice") == [1, 2]
     assert rows_of(table, "id", "name", "amount") == sorted(ROWS, key=repr)
-    for commit in range(3):
+    for commit in range(2):
         assert sorted(report["commits"][commit]["already_committed"] for report in reports) == [False, True]
 
 

@@ -1,4 +1,4 @@
-"""`sluice demo`, small: the whole way on S3, writers that fail, and being stopped in the middle."""
+"""`sluice demo`, small: the whole way on S3 and on disk, writers that fail, and being stopped in the middle."""
 
 from __future__ import annotations
 
@@ -45,26 +45,44 @@ def demo(output: Path, *arguments: str, **variables: str) -> Iterator[subprocess
 @pytest.mark.spark
 def test_a_small_demo_on_s3_loses_nothing_and_leaves_its_report(tmp_path: Path) -> None:
     output = tmp_path / "build" / "demo"
-    with demo(output, "--commits", "4", "--rows", "4000", "--keep") as process:
+    with demo(output, "--commits", "2", "--rows", "1000", "--keep") as process:
         said, errors = process.communicate(timeout=180)
     assert process.returncode == 0, said + errors
     assert "\x1b[" not in said  # no terminal, no colours
-    assert "4 of 4 commits, 4,000 of 4,000 rows; done: 1, 2" in said
+    assert "2 of 2 commits, 1,000 of 1,000 rows; done: 1, 2" in said
     report = json.loads((output / "report.json").read_text())
     wanted = {
-        "writers": 2, "rows_expected": 4000, "rows_found": 4000, "missing_rows": 0, "duplicate_rows": 0,
-        "unexpected_rows": 0, "checksum_mismatches": [], "commits_acknowledged": 4, "commits_in_log": 4,
+        "writers": 2, "rows_expected": 1000, "rows_found": 1000, "missing_rows": 0, "duplicate_rows": 0,
+        "unexpected_rows": 0, "checksum_mismatches": [], "commits_acknowledged": 2, "commits_in_log": 2,
         "lost_commits": 0, "missing_versions": 0, "conflicts": 0, "retries": 0, "overlapping_holds": 0, "problems": [],
         "storage": "s3",
     }  # fmt: skip
     assert {name: report[name] for name in wanted} == wanted
     assert report["wall_seconds"] > report["loading_seconds"] > 0
-    assert [commit["version"] for commit in report["commits"]] == [0, 1, 2, 3]
+    assert [commit["version"] for commit in report["commits"]] == [0, 1]
     assert (output / "timeline.png").read_bytes().startswith(b"\x89PNG")
     # The table that was kept is the one that was on S3, and sound.
     kept = verify_table(output / "tables" / "flights", key=["time_hour", "carrier", "flight"])
     assert kept.ok
-    assert (kept.rows_found, kept.locked_commits, kept.unlocked_commits) == (4000, 4, 0)
+    assert (kept.rows_found, kept.locked_commits, kept.unlocked_commits) == (1000, 2, 0)
+
+
+@pytest.mark.spark
+def test_a_small_comparison_on_disk_is_sound_under_the_lock_and_shows_the_other_load(tmp_path: Path) -> None:
+    output = tmp_path / "demo"
+    with demo(output, "--storage", "local", "--compare", "--commits", "2", "--rows", "200") as process:
+        said, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, said + errors
+    assert "the same load" in said
+    report = json.loads((output / "report.json").read_text())
+    wanted = {"ok": True, "storage": "local", "rows_found": 200, "commits_in_log": 2, "conflicts": 0}
+    assert {name: report[name] for name in wanted} == wanted
+    # How the other load ends is open: two that make a table at once may get into each other's way.
+    without = report["without_lock"]
+    assert (without["locked"], without["writers"], without["rows_expected"]) == (False, 2, 200)
+    assert (output / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    left = {path.name for path in output.glob("[!.]*")}
+    assert left == {"comparison.png", "logs", "report.json", "timeline.png"}
 
 
 def test_writers_that_fail_are_shown_with_their_last_words_and_fail_the_demo(tmp_path: Path) -> None:

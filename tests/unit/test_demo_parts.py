@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from sluice.demo.outcome import Outcome, judge
 from sluice.demo.progress import Board, shown
 from sluice.demo.records import Acknowledged, Writer
 from sluice.demo.report import print_comparison, print_last_words, print_outcome, write_report
-from sluice.demo.run import DemoOptions
-from sluice.demo.stage import OutputFolderError, clear_output
+from sluice.demo.run import DemoOptions, _leave, _leave_comparison, _Stage
+from sluice.demo.stage import OutputFolderError, Store, clear_output, open_store
 from sluice.demo.timeline import Lanes, draw_timeline
+from sluice.local_s3 import LocalS3
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -72,6 +74,10 @@ def test_the_output_folder_is_cleared_only_if_a_demo_made_it(tmp_path: Path) -> 
     (folder / "report.json").write_text("{}")
     assert clear_output(folder) == folder
     assert [path.name for path in folder.iterdir()] == [".sluice-demo"]
+    (folder / "logs").mkdir()
+    (folder / "notes.txt").write_text("added by a person")
+    clear_output(folder)
+    assert sorted(path.name for path in folder.iterdir()) == [".sluice-demo", "notes.txt"]
     precious = tmp_path / "thesis.tex"
     precious.write_text("years of work")
     with pytest.raises(OutputFolderError, match="choose another --output"):
@@ -79,6 +85,31 @@ def test_the_output_folder_is_cleared_only_if_a_demo_made_it(tmp_path: Path) -> 
     assert precious.read_text() == "years of work"
     with pytest.raises(OutputFolderError, match="cannot be used"):
         clear_output(precious)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, {"no_proxy": "", "NO_PROXY": ""}),
+        ({"NO_PROXY": "a,b"}, {"no_proxy": "a,b,", "NO_PROXY": "a,b,"}),
+        ({"no_proxy": "a", "NO_PROXY": "b"}, {"no_proxy": "a,", "NO_PROXY": "b,"}),
+    ],
+)
+def test_no_proxy_is_asked_for_the_embedded_s3(
+    given: dict[str, str], kept: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(LocalS3, "start", lambda self: self)
+    monkeypatch.setattr(LocalS3, "create_bucket", lambda *_: None)
+    monkeypatch.setattr(LocalS3, "endpoint", "http://127.0.0.1:1")
+    wanted = {name: value + "127.0.0.1,localhost" for name, value in kept.items()}
+    with open_store("s3", tmp_path) as store:
+        assert {name: store.environment[name] for name in wanted} == wanted
+        assert {name: os.environ[name] for name in wanted} == wanted
+    assert {name: os.environ[name] for name in wanted if name in os.environ} == given
 
 
 @pytest.mark.parametrize(
@@ -200,3 +231,33 @@ def test_a_comparison_is_printed_side_by_side() -> None:
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert "wall time, s 30.0 99.0" in lines
     assert "writes done again by the job (retries) 0 2" in lines
+
+
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [(("other",), "has no column 'time_hour'"), (KEY, "year")],
+    ids=["verify_table raises", "read_contents raises"],
+)
+def test_a_table_that_cannot_be_read_back_is_a_problem_and_is_reported(
+    tmp_path: Path, columns: tuple[str, ...], said: str, *, locked: bool
+) -> None:
+    rows = Table.from_pydict({name: Array(["a"], type=DataType.string()) for name in columns})
+    (tmp_path / "tables").mkdir()
+    write_deltalake(tmp_path / "tables" / "flights", rows)
+    store = Store(f"file:{tmp_path / 'tables'}", "")
+    out = io.StringIO()
+    stage = _Stage(DemoOptions(writers=2, commits=6), Console(file=out), tmp_path, [], Contents(), store)
+    writers, _ = finished(locked=locked)
+    load = stage._judge(store.table("flights"), writers, locked=locked)
+    told = [problem for problem in load.outcome.problems if problem.startswith("the table cannot be read back: ")]
+    assert len(told) == 1
+    assert said in told[0]
+    if locked:
+        _leave(stage, load)
+    else:
+        _leave_comparison(stage, load, load)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["ok"] is False
+    assert told[0] in report["problems"]
+    assert told[0] in out.getvalue()
