@@ -49,9 +49,9 @@ several commits:
 runs:
   With --run-id ID commit i carries txnAppId=ID, txnVersion=i, and _sluice/runs/ID.json in the table's folder records
   how the rows were divided. Started again, commits that are in the table are skipped, the rest is done. Other files,
-  other contents (size, modification time), another --commits, format, reader option, partitioning, session time zone
-  or Spark version are refused. Do not let the table forget transactions (delta.setTransactionRetentionDuration)
-  sooner than you may start a run again.
+  other contents (size, modification time), another --commits, format, reader option, session time zone or Spark
+  version are refused. A table that forgets transactions (delta.setTransactionRetentionDuration) may have forgotten
+  what a run did: then the run is refused too.
 
 standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}.
 standard error has one sentence if the job fails; the stack trace with --verbose.

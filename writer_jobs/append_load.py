@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from lock_manager import HeldLock
 from writer_jobs.append_arguments import Arguments
 from writer_jobs.delta_log import TableState
-from writer_jobs.errors import SourceError, TableError, WriteFailedError
+from writer_jobs.errors import RunError, SourceError, TableError, WriteFailedError
 from writer_jobs.failures import JVM_ERRORS, one_sentence
 from writer_jobs.hadoop_files import HadoopFiles
 from writer_jobs.job_output import JobOutput
@@ -113,6 +113,12 @@ class AppendLoad:
         )
         done = max(0, log.head(run_id).last_transaction)
         if done == 0:
+            if state and state.forgets_transactions and load_run(self._files, self._writer.location, run_id):
+                raise RunError(
+                    f"run {run_id!r} was begun before, and how far it came cannot be known, because the table forgets "
+                    "transactions (delta.setTransactionRetentionDuration): look into its history, then choose another "
+                    "run id"
+                )
             schema = self._schema(state)
             return _Plan(state, 0, Run(run_id, basis, schema), schema)
         recorded = check_same_basis(load_run(self._files, self._writer.location, run_id), basis, run_id, done)

@@ -26,6 +26,7 @@ NO_VERSION = -1
 #: Under this key our own part of a commit's ``userMetadata`` (a JSON object) is found.
 STAMP = "sluice"
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
+_RETENTION = "delta.setTransactionRetentionDuration"
 # Delta itself lets nobody near a catalog-managed table by its path.
 _PATH_REFUSED = "DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED"
 _PATH_IDENTIFIER = re.compile(r"delta\.`(?P<path>.+)`", re.IGNORECASE)
@@ -55,6 +56,7 @@ class TableState:
         schema: names and types of its columns, in order.
         partition_columns: in partition order.
         supplied_columns: columns that Delta fills in by itself (generated, identity, with a default).
+        forgets_transactions: whether ``txnVersion`` is kept for a limited time only.
 
     """
 
@@ -62,6 +64,7 @@ class TableState:
     schema: StructType
     partition_columns: tuple[str, ...]
     supplied_columns: frozenset[str]
+    forgets_transactions: bool
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class DeltaTableLog:
             schema=schema,
             partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
             supplied_columns=frozenset(field.name for field in schema if _supplied(field.metadata)),
+            forgets_transactions=bool(metadata.configuration().contains(_RETENTION)),
         )
 
     def find_commit(self, commit_id: str, *, after: int) -> tuple[Commit | None, int]:

@@ -47,9 +47,13 @@ class _WriteThread:
         """Start, and return what interrupted that: before the work began it will not, after that it goes on."""
         try:
             self._thread.start()
-        except BaseException as error:  # noqa: BLE001 (returned)
+        except BaseException as error:  # noqa: BLE001 (returned, or kept)
             with self._settling:
                 self.over = not self._begun
+            if self.over and isinstance(error, JVM_ERRORS):
+                # No interrupt: Spark's properties could not be had, because the JVM is gone.
+                self.failure = error
+                return None
             if self.over:
                 self.failure = RuntimeError("interrupted before the write began")
             return error

@@ -97,7 +97,7 @@ class LockedDeltaWriter:
 
     Raises:
         UnsupportedSessionError: a Spark Connect session.
-        TableError: no Delta table, or none that a lock could write.
+        TableError: no Delta table, or none whose commits a lock could order.
         StorageError: the location cannot be read.
 
     """

@@ -601,6 +601,19 @@ def test_a_run_is_completed_by_the_recorded_schema_when_the_table_has_changed_si
     assert rows_of(table, "id", "name", "amount") == sorted(ROWS, key=repr)
 
 
+def test_a_run_that_the_table_may_have_forgotten_is_not_done_again(
+    append: Callable[..., Any], source: Path, table: Path, spark: SparkSession, rows_of: Callable[..., Any]
+) -> None:
+    retention = "tblproperties ('delta.setTransactionRetentionDuration' = 'interval 0 seconds')"
+    spark.sql(f"create table delta.`{table}` (id int, name string, amount double) using delta {retention}")
+    arguments = ("--table", table, "--source", source, "--run-id", "r")
+    assert append(*arguments).code == 0
+    refused = append(*arguments)
+    assert refused.code == 2
+    assert "the table forgets transactions" in refused.error
+    assert len(rows_of(table)) == 40
+
+
 def test_two_processes_with_one_run_id_make_one_run(
     zookeeper: Any, spark: SparkSession, source: Path, table: Path, tmp_path: Path, rows_of: Callable[..., Any]
 ) -> None:

@@ -62,7 +62,7 @@ class Job:
                   if int(parent) == self.process.pid and APPEND.name in args]  # fmt: skip
         return pid
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = 300) -> int:
         code = self.process.wait(seconds)
         self._reader.join(10)
         return code
@@ -144,7 +144,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
 
     # Only the JVM, when the lock is held and nothing is committed: Python is left alone, and has to find out.
     first = submit(APPEND, *arguments)
-    eventually(lambda: ("holding", 1) in first, within=120, what="the first hold")
+    eventually(lambda: ("holding", 1) in first, within=240, what="the first hold")
     python = first.python_pid()
     first.process.kill()
     assert first.wait() == -signal.SIGKILL
@@ -154,7 +154,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
 
     # Everything, right after a commit was acknowledged, on the way to the next.
     second = submit(APPEND, *arguments)
-    eventually(lambda: ("commit", 2) in second, within=120, what="the second commit")
+    eventually(lambda: ("commit", 2) in second, within=240, what="the second commit")
     second.kill()
     acknowledged = {line["commit"] for line in second.commits if not line["already_committed"]}
     assert {1, 2} <= acknowledged < {1, 2, 3, 4}
@@ -181,7 +181,7 @@ def test_sigterm_while_waiting_leaves_the_queue_and_says_so(
     table, report = tmp_path / "table", tmp_path / "report.json"
     with manager.acquire(f"file:{table}"):
         job = submit(APPEND, "--table", table, "--source", csv_file("s.csv", "id", [(1,)]), "--report", report)
-        eventually(lambda: len(manager.queue(f"file:{table}")) == 2, within=120, what="the job in the queue")
+        eventually(lambda: len(manager.queue(f"file:{table}")) == 2, within=240, what="the job in the queue")
         eventually(lambda: ("waiting", 1) in job, what="the line that says so")
         os.kill(job.python_pid(), signal.SIGTERM)
         assert job.wait() == 143, job.error

@@ -202,6 +202,15 @@ def test_a_partitioning_that_is_not_the_tables_is_refused_by_name(
         writer.append(spark.range(1).selectExpr("id", "id as p", "id as q"), partition_by=["q"])
 
 
+def test_a_plan_that_reads_the_table_reads_it_under_the_lock(
+    spark: SparkSession, writer: LockedDeltaWriter, table: Path
+) -> None:
+    writer.append(spark.range(1))
+    itself = spark.read.format("delta").load(str(table))
+    writer.append(spark.range(1, 3))
+    assert writer.append(itself).rows == 3
+
+
 def test_a_lock_that_is_lost_before_the_write_means_that_nothing_is_written(
     spark: SparkSession,
     writer: LockedDeltaWriter,
