@@ -84,7 +84,7 @@ class ZookeeperLockManager:
         self._janitor = Janitor(self._session)
         self._lock = threading.Lock()
         self._holds: list[HeldLock] = []
-        self._attempts: list[tuple[Request, Attempt]] = []
+        self._attempts: list[Attempt] = []
 
     # -- connection ----------------------------------------------------------------------------------------------
 
@@ -123,9 +123,8 @@ class ZookeeperLockManager:
         with self._lock:
             holds, self._holds = self._holds, []
             attempts = list(self._attempts)
-        for request, attempt in attempts:
-            request.cancelled.set()
-            attempt.wake()
+        for attempt in attempts:
+            attempt.cancel()
         for hold in holds:
             hold.close()
         self._session.close()
@@ -184,14 +183,9 @@ class ZookeeperLockManager:
         )
         attempt = Attempt(self._session, request, deadline)
         thread = threading.current_thread()
-
-        def cancel() -> None:
-            request.cancelled.set()
-            attempt.wake()
-
         return self._shield.run(
             lambda: self._attempt(request, attempt, table.key, deadline, thread),
-            interrupted=cancel,
+            interrupted=attempt.cancel,
             undo=HeldLock.release,
         )
 
@@ -199,7 +193,7 @@ class ZookeeperLockManager:
         self, request: Request, attempt: Attempt, key: str, deadline: Deadline, thread: threading.Thread
     ) -> HeldLock:
         with self._lock:
-            self._attempts.append((request, attempt))
+            self._attempts.append(attempt)
         try:
             place = attempt.run()
             hold = HeldLock(
@@ -220,7 +214,7 @@ class ZookeeperLockManager:
             raise
         finally:
             with self._lock:
-                self._attempts.remove((request, attempt))
+                self._attempts.remove(attempt)
         return hold
 
     def release(self, resource: str | os.PathLike[str] | TableResource) -> None:
@@ -253,10 +247,9 @@ class ZookeeperLockManager:
 
     def _cancel(self, uri: str) -> int:
         with self._lock:
-            waiting = [entry for entry in self._attempts if entry[0].uri == uri]
-        for request, attempt in waiting:
-            request.cancelled.set()
-            attempt.wake()
+            waiting = [attempt for attempt in self._attempts if attempt.uri == uri]
+        for attempt in waiting:
+            attempt.cancel()
         return len(waiting)
 
     def queue(

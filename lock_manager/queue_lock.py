@@ -129,7 +129,7 @@ class Request:
         node: znode of the queue.
         shared: shared or exclusive.
         identity: who asks, for people: host, pid, job and so on. JSON values.
-        cancelled: set by another thread to stop waiting; ``wake`` has to be called after it.
+        cancelled: set to stop waiting; see :meth:`Attempt.cancel`.
 
     """
 
@@ -165,6 +165,16 @@ class Attempt:
         self._prefix = ""
         self._place: Place | None = None
         self._asked_at = 0.0
+
+    @property
+    def uri(self) -> str:
+        """Canonical URI of the table that is asked for."""
+        return self._request.uri
+
+    def cancel(self) -> None:
+        """Have the waiting thread raise LockCancelledError."""
+        self._request.cancelled.set()
+        self.wake()
 
     def wake(self) -> None:
         """Have the waiting thread look again."""
