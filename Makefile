@@ -35,7 +35,7 @@ demo: $(READY) ## Five locked Spark writers load real flights into one table on 
 	@$(VENV)/bin/sluice demo $(ARGS)
 
 test: $(READY) ## Unit and integration tests (ARGS="-k name")
-	@$(PY) -m pytest -n 2 $(ARGS)
+	@$(PY) -m pytest -n 3 --no-loadscope-reorder $(ARGS)
 
 lint: $(READY) ## ruff: rules and format
 	@$(VENV)/bin/ruff check .

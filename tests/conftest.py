@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import functools
-import socket
+import os
+import shutil
+import subprocess
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,15 +36,17 @@ class ZooKeeperService:
 
 @functools.cache
 def _docker_answers() -> bool:
-    """Ask the engine's own socket: the docker package leaves its connection open where there is no engine."""
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(3)
-            connection.connect(DOCKER_SOCKET)
-            connection.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
-            return b" 200 " in connection.recv(64)
-    except OSError:
+    """Ask the engine that testcontainers would find, by DOCKER_HOST, context or socket.
+
+    In a process of its own: the docker package leaves its connection open where there is no engine.
+    """
+    if not (os.environ.get("DOCKER_HOST") or shutil.which("docker") or Path(DOCKER_SOCKET).exists()):
         return False
+    question = "from testcontainers.core.docker_client import DockerClient; DockerClient().client.ping()"
+    command = [sys.executable, "-c", question]
+    with suppress(subprocess.TimeoutExpired):
+        return subprocess.run(command, check=False, capture_output=True, timeout=30).returncode == 0
+    return False
 
 
 def pytest_report_header() -> str:
@@ -60,17 +68,25 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 @pytest.fixture(scope="session")
 def zookeeper() -> Iterator[ZooKeeperService]:
-    """A ZooKeeper server: a container where a Docker engine answers, else the embedded one."""
-    if _docker_answers():
-        from testcontainers.core.container import DockerContainer
-        from testcontainers.core.wait_strategies import PortWaitStrategy
+    """A ZooKeeper server: a container where a Docker engine answers and can run it, else the embedded one."""
+    with ExitStack() as stack:
+        hosts = _container(stack) if _docker_answers() else None
+        yield ZooKeeperService(hosts or stack.enter_context(EmbeddedZooKeeper()).hosts)
 
-        container = DockerContainer(ZOOKEEPER_IMAGE).with_exposed_ports(CLIENT_PORT)
-        with container.waiting_for(PortWaitStrategy(CLIENT_PORT)) as running:
-            yield ZooKeeperService(f"{running.get_container_host_ip()}:{running.get_exposed_port(CLIENT_PORT)}")
-    else:
-        with EmbeddedZooKeeper() as embedded:
-            yield ZooKeeperService(embedded.hosts)
+
+def _container(stack: ExitStack) -> str | None:
+    from docker.errors import DockerException
+    from testcontainers.core.container import DockerContainer
+    from testcontainers.core.wait_strategies import PortWaitStrategy
+
+    container = DockerContainer(ZOOKEEPER_IMAGE).with_exposed_ports(CLIENT_PORT)
+    try:
+        running = stack.enter_context(container.waiting_for(PortWaitStrategy(CLIENT_PORT)))
+    except (DockerException, TimeoutError) as error:
+        # No registry to be reached, for one.
+        warnings.warn(f"the embedded server stands in for the container: {error}", stacklevel=1)
+        return None
+    return f"{running.get_container_host_ip()}:{running.get_exposed_port(CLIENT_PORT)}"
 
 
 @pytest.fixture

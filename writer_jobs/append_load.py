@@ -152,8 +152,9 @@ class AppendLoad:
         except JVM_ERRORS as error:
             raise WriteFailedError(table=self._writer.table, reason=one_sentence(error)) from error
         try:
-            self._check_sources_unchanged()
             for commit in range(plan.done + 1, commits + 1):
+                # Before each: what falls out of Spark's cache is read from the files again.
+                self._check_sources_unchanged()
                 part = rows if split is None else split.part(commit - 1)
                 self._make_commit(commit, part, plan, first=commit == plan.done + 1)
         finally:
@@ -164,7 +165,7 @@ class AppendLoad:
     def _check_sources_unchanged(self) -> None:
         """Make sure that a run's record is of the files that were read, not of what they were before."""
         if self._arguments.run_id is not None and find_sources(self._files, self._arguments.sources) != self._sources:
-            raise SourceError("the source files changed while they were read: start again when they are complete")
+            raise SourceError("the source files changed while they were loaded: start again when they are complete")
 
     def _make_commit(self, commit: int, df: DataFrame, plan: _Plan, *, first: bool) -> None:
         arguments = self._arguments

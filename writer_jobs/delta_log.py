@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from writer_jobs.errors import StorageError, TableError
-from writer_jobs.failures import JVM_ERRORS, has_condition, one_sentence
+from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
 from writer_jobs.hadoop_files import HadoopFiles
 
 LOG_FOLDER = "_delta_log"
@@ -27,6 +27,8 @@ NO_VERSION = -1
 STAMP = "sluice"
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
 _RETENTION = "delta.setTransactionRetentionDuration"
+# To Java an IOException, like some of Delta's own; to us a damaged log.
+_NOT_JSON = "com.fasterxml.jackson.core.JacksonException"
 # Delta itself lets nobody near a catalog-managed table by its path.
 _PATH_REFUSED = "DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED"
 _PATH_IDENTIFIER = re.compile(r"delta\.`(?P<path>.+)`", re.IGNORECASE)
@@ -105,6 +107,7 @@ class DeltaTableLog:
 
         Raises:
             TableError: the log is damaged, or the table's commits are not decided by its log.
+            StorageError: the log cannot be read.
 
         """
         snapshot = self._snapshot()
@@ -188,6 +191,9 @@ class DeltaTableLog:
             snapshot = log.update(False, nothing, nothing)  # noqa: FBT003 (stalenessAcceptable)
             managed = snapshot.version() >= 0 and _is_coordinated(snapshot)
         except JVM_ERRORS as error:
+            damaged = is_java(error, _NOT_JSON) or has_condition(error, "DELTA_")
+            if isinstance(error, LOST_CONTACT) or (is_java(error, "java.io.IOException") and not damaged):
+                raise StorageError(f"the log of {self.location} cannot be read: {one_sentence(error)}") from error
             if not has_condition(error, _PATH_REFUSED):
                 raise TableError(f"{self.location} cannot be read as a Delta table: {one_sentence(error)}") from error
             managed = True

@@ -122,18 +122,26 @@ class DeltaWrite:
         self._context = spark.sparkContext
         self._tag = f"sluice-{self.commit_id}"
 
-    def save(self, location: str, user_metadata: str) -> tuple[BaseException | None, BaseException | None]:
+    def save(
+        self, location: str, user_metadata: str, *, is_pointless: Callable[[], bool]
+    ) -> tuple[BaseException | None, BaseException | None]:
         """Write and commit, in a thread of its own; return how it failed and what interrupted it.
 
         An interrupt ends a call into the JVM for Python only. In a thread of its own the write can be cancelled and
         waited for, so that nothing happens to the table behind the back of whoever gives the lock back.
+
+        Args:
+            location: of the table.
+            user_metadata: of the commit.
+            is_pointless: asked again and again while the write goes on; once it says so the Spark jobs are cancelled.
+
         """
         thread = _WriteThread(lambda: self._save(location, user_metadata), f"sluice-write-{self.commit_id}")
         interrupt = thread.begin()
         while not thread.over:
             try:
                 thread.wait(CANCEL_AGAIN_SECONDS)
-                if interrupt is not None:
+                if interrupt is not None or is_pointless():
                     self.cancel_jobs()
             except BaseException as error:  # noqa: BLE001 (kept, and raised when the write is over)
                 interrupt = interrupt or error

@@ -10,8 +10,10 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors.exceptions.captured import CapturedException
 
+#: What py4j raises when the JVM is gone or does not answer: what it was asked to do may have been done.
+LOST_CONTACT = (Py4JNetworkError, ConnectionError)
 #: What py4j raises when the JVM refused something, or is gone.
-JVM_ERRORS = (Py4JJavaError, CapturedException, Py4JNetworkError, ConnectionError)
+JVM_ERRORS = (Py4JJavaError, CapturedException, *LOST_CONTACT)
 
 # Lines that say no more than that something failed which other lines name.
 _WRAPPERS = re.compile(
@@ -44,7 +46,7 @@ def has_condition(error: BaseException, *prefixes: str) -> bool:
 
 def one_sentence(error: BaseException) -> str:
     """Say in one line why a call into the JVM failed, from the outermost layer that says anything to the innermost."""
-    if isinstance(error, Py4JNetworkError | ConnectionError):
+    if isinstance(error, LOST_CONTACT):
         return "the driver's JVM is gone or does not answer"
     said: list[str] = []
     for layer in _layers(error):

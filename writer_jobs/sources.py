@@ -1,8 +1,8 @@
 """Source files: which they are, and how they are read so that no row and no column is dropped in silence.
 
 Spark's readers are lenient by default: a value that does not parse becomes null, a column that was not asked for is
-skipped, and a CSV file's columns are taken by position whatever its header says. Here each of these is an error,
-unless a reader option says otherwise.
+skipped, a CSV file's columns are taken by position whatever its header says, and a cluster may be configured to pass
+over files that are damaged or gone. Here each of these is an error, unless a reader option says otherwise.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ FORMATS = ("csv", "json", "parquet")
 _SUFFIXES = {"csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json", "parquet": "parquet"}
 _COMPRESSED = ("gz", "bz2", "zst", "zstd", "snappy", "lz4", "deflate")
 _GLOB_CHARACTERS = "\\{}[]*?"
+# Over what spark.sql.files.* says.
+_NO_FILE_LESS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 _DEFAULT_OPTIONS: Mapping[str, Mapping[str, str]] = {
     # enforceSchema would let the header be ignored.
-    "csv": {"header": "true", "enforceSchema": "false", "mode": "FAILFAST"},
-    "json": {"mode": "FAILFAST"},
+    "csv": {"header": "true", "enforceSchema": "false", "mode": "FAILFAST", **_NO_FILE_LESS},
+    "json": {"mode": "FAILFAST", **_NO_FILE_LESS},
     # Else one file's columns are taken for all.
-    "parquet": {"mergeSchema": "true"},
+    "parquet": {"mergeSchema": "true", **_NO_FILE_LESS},
 }
 
 

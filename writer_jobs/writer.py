@@ -31,7 +31,7 @@ from writer_jobs.errors import (
     UnprovenCommitError,
     WriteFailedError,
 )
-from writer_jobs.failures import one_sentence
+from writer_jobs.failures import LOST_CONTACT, one_sentence
 from writer_jobs.session import classic_session
 
 log = logging.getLogger(__name__)
@@ -144,11 +144,12 @@ class LockedDeltaWriter:
 
         Raises:
             LockTimeoutError, LockCancelledError, EnsembleUnavailableError, ClosedError: no lock, nothing written.
-            LockLostError: lost before the write; nothing written.
+            LockLostError: lost before the write, or during it, which ends its Spark jobs; nothing written.
             UnprovenCommitError: a LockLostError: committed, but the lock could not be confirmed afterwards.
             WriteFailedError: nothing written; SchemaMismatchError where the rows did not fit the table.
             CommitUnknownError: a WriteFailedError: it could not be found out whether it was committed.
-            TableError: the table's log cannot be read; nothing written.
+            TableError: the table's log is damaged, or not what decides its commits; nothing written.
+            StorageError: the table's log cannot be read; nothing written.
             ValueError: ``options`` has what is an argument of its own.
 
         An interrupt (Ctrl-C) cancels the Spark jobs and is raised after the write has ended in the JVM: the lock is
@@ -206,9 +207,11 @@ class LockedDeltaWriter:
         hold.check()
         if self._cancelled.is_set():
             raise LockCancelledError(resource=self.table)
-        failure, interrupt = write.save(self.location, self._stamp(hold, write))
+        failure, interrupt = write.save(
+            self.location, self._stamp(hold, write), is_pointless=lambda: hold.lost is not None
+        )
         try:
-            commit = self._verify(write, head.version, failure)
+            commit = self._verify(hold, write, head.version, failure)
             if commit is not None and commit.version != NO_VERSION:
                 self._confirm(hold, commit, write.commit_id)
         except SluiceError:
@@ -221,7 +224,7 @@ class LockedDeltaWriter:
             raise interrupt
         return self._result(hold, commit, write.commit_id)
 
-    def _verify(self, write: DeltaWrite, before: int, failure: BaseException | None) -> Commit | None:
+    def _verify(self, hold: HeldLock, write: DeltaWrite, before: int, failure: BaseException | None) -> Commit | None:
         """Look into the log for what the write did; None: Delta had this transaction already."""
         try:
             commit, last = self.log.find_commit(write.commit_id, after=before)
@@ -238,6 +241,13 @@ class LockedDeltaWriter:
             if failure is not None:
                 log.warning("version %d of %s is committed; after that: %s", commit.version, self.table, failure)
             return commit
+        if isinstance(failure, LOST_CONTACT):
+            # The JVM answers, as the log could be read: it may still be at it.
+            raise CommitUnknownError(
+                table=self.table, reason=one_sentence(failure), commit_id=write.commit_id
+            ) from failure
+        if failure is not None and hold.lost is not None:
+            raise LockLostError(resource=self.table, hold_id=hold.hold_id, reason=hold.lost) from failure
         if failure is not None:
             raise self._failed(write, failure) from failure
         if skipped:
@@ -253,7 +263,7 @@ class LockedDeltaWriter:
         )
 
     def _failed(self, write: DeltaWrite, failure: BaseException) -> WriteFailedError:
-        with suppress(TableError):
+        with suppress(TableError, StorageError):
             misfit = write.misfit(failure, self.log.state())
             if misfit is not None:
                 return SchemaMismatchError(table=self.table, reason=misfit)

@@ -22,6 +22,9 @@ from sluice.jars import jar_paths
 
 _GRACE_SECONDS = 5.0
 _LAST_WORDS = 12
+#: For drivers that live for a minute: they would spend it on the second compiler, on a collector's threads, and on
+#: verifying again the classes of jars that were verified by their SHA-256.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 _NOTHING = 0  # as a signal: asks whether somebody is there
 _SUPERVISOR = Path(lock_manager.__file__).with_name("_supervise.py")
 
@@ -57,8 +60,7 @@ def submit_command(
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "1",
-        # A demo of short drivers: the second compiler would spend their life optimising them.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": QUICK_JVM,
         **conf,
     }
     return [

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lock_manager import ZookeeperLockManager
+from sluice.demo.processes import QUICK_JVM
 from sluice.jars import resolve_jars
 from sluice.local_s3 import LocalS3
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-#: For drivers that live for seconds: no second compiler, no parallel collector.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session")

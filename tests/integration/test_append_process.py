@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from lock_manager import ZookeeperLockManager
+from sluice.demo.processes import QUICK_JVM
 from sluice.distribution import build_zip
-from tests.integration.conftest import QUICK_JVM
 from writer_jobs import append as append_module
 
 pytestmark = pytest.mark.spark
@@ -53,14 +53,6 @@ class Job:
     @property
     def commits(self) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == "commit"]
-
-    def python_pid(self) -> int:
-        """Process id of Python, a child of the JVM that spark-submit became."""
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
-        processes = [line.split(maxsplit=2) for line in listed.stdout.splitlines()]
-        (pid,) = [int(pid) for pid, parent, args in processes
-                  if int(parent) == self.process.pid and APPEND.name in args]  # fmt: skip
-        return pid
 
     def wait(self, seconds: float = 300) -> int:
         code = self.process.wait(seconds)
@@ -133,6 +125,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
     tmp_path: Path,
     rows_of: Callable[..., Any],
     versions: Callable[[Path], list[str]],
+    manager: ZookeeperLockManager,
     eventually: Callable[..., None],
 ) -> None:
     rows = [(number, f"name {number}") for number in range(200)]
@@ -145,7 +138,8 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
     # Only the JVM, when the lock is held and nothing is committed: Python is left alone, and has to find out.
     first = submit(APPEND, *arguments)
     eventually(lambda: ("holding", 1) in first, within=240, what="the first hold")
-    python = first.python_pid()
+    (holder,) = manager.queue(f"file:{table}")
+    python = holder.data["pid"]
     first.process.kill()
     assert first.wait() == -signal.SIGKILL
     assert first.commits == []
@@ -183,7 +177,7 @@ def test_sigterm_while_waiting_leaves_the_queue_and_says_so(
         job = submit(APPEND, "--table", table, "--source", csv_file("s.csv", "id", [(1,)]), "--report", report)
         eventually(lambda: len(manager.queue(f"file:{table}")) == 2, within=240, what="the job in the queue")
         eventually(lambda: ("waiting", 1) in job, what="the line that says so")
-        os.kill(job.python_pid(), signal.SIGTERM)
+        os.kill(manager.queue(f"file:{table}")[1].data["pid"], signal.SIGTERM)
         assert job.wait() == 143, job.error
         assert len(manager.queue(f"file:{table}")) == 1
     assert [event["event"] for event in job.events] == ["waiting"]

@@ -231,12 +231,13 @@ def test_a_lock_that_is_lost_before_the_write_means_that_nothing_is_written(
     assert len(versions(table)) == 1
 
 
-def test_a_lock_that_is_lost_during_the_write_is_reported_with_what_was_committed(
+def test_a_lock_that_is_lost_during_the_write_ends_it_without_a_commit(
     spark: SparkSession,
     writer: LockedDeltaWriter,
     gate: Gate,
     table: Path,
     ensemble_client: KazooClient,
+    versions: Callable[[Path], list[str]],
     eventually: Callable[..., None],
 ) -> None:
     writer.append(spark.range(1))
@@ -245,9 +246,32 @@ def test_a_lock_that_is_lost_during_the_write_is_reported_with_what_was_committe
         eventually(lambda: gate.reached, what="the write")
         (node,) = contenders(ensemble_client, writer)
         ensemble_client.delete(node)
-        gate.open()
-        with pytest.raises(UnprovenCommitError, match="version 1") as lost:
-            running.result()
+        # The gate stays shut: the write ends because its jobs are cancelled.
+        with pytest.raises(LockLostError) as lost:
+            running.result(60)
+
+    assert not isinstance(lost.value, UnprovenCommitError)
+    assert len(versions(table)) == 1
+
+
+def test_a_lock_that_is_lost_after_the_commit_is_reported_with_what_was_committed(
+    spark: SparkSession,
+    writer: LockedDeltaWriter,
+    table: Path,
+    ensemble_client: KazooClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer.append(spark.range(1))
+    find_commit = writer.log.find_commit
+
+    def lose(commit_id: str, *, after: int) -> Any:
+        (node,) = contenders(ensemble_client, writer)
+        ensemble_client.delete(node)
+        return find_commit(commit_id, after=after)
+
+    monkeypatch.setattr(writer.log, "find_commit", lose)
+    with pytest.raises(UnprovenCommitError, match="version 1") as lost:
+        writer.append(spark.range(1))
 
     noted = json.loads(commit_info(table, 1)["userMetadata"])["sluice"]
     assert (lost.value.version, lost.value.commit_id) == (1, noted["commit_id"])
