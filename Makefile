@@ -2,6 +2,7 @@
 
 VENV := .venv
 READY := $(VENV)/.ready
+LOG_STORE := sluice/sluice-log-store.jar
 UV := $(VENV)/bin/uv
 PY := $(VENV)/bin/python
 # uv installs the pinned set in a third of pip's time: PySpark comes as a 450 MB source archive.
@@ -19,7 +20,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY) ## Make .venv, install the pinned set, bring the jars (once; needs Python 3.11 and a JDK 17)
+setup: $(LOG_STORE) ## Make .venv, install the pinned set, bring the jars (once; needs Python 3.11 and a JDK 17)
 
 $(READY): requirements.txt pyproject.toml sluice/jars.lock
 	@python=$$(./scripts/find_python.sh) || exit 1; \
@@ -31,34 +32,39 @@ $(READY): requirements.txt pyproject.toml sluice/jars.lock
 	@$(VENV)/bin/sluice jars
 	@touch $@
 
-demo: $(READY) ## Five locked Spark writers load real flights into one table on an embedded S3 (ARGS="--compare")
+# Our own Java, against the jars that it will run beside.
+$(LOG_STORE): $(shell find log_store -name '*.java') scripts/build_log_store.sh $(READY)
+	@scripts/build_log_store.sh $@ "$$(echo $(VENV)/lib/python3.11/site-packages/pyspark/jars/*.jar $(VENV)/share/sluice/jars/*.jar | tr ' ' :)"
+
+demo: $(LOG_STORE) ## Five locked Spark writers load real flights into one table on an embedded S3 (ARGS="--compare")
 	@$(VENV)/bin/sluice demo $(ARGS)
 
-test: $(READY) ## Unit and integration tests (ARGS="-k name")
+test: $(LOG_STORE) ## Unit and integration tests (ARGS="-k name")
 	@$(PY) -m pytest -n 3 --no-loadscope-reorder $(ARGS)
 
-lint: $(READY) ## ruff: rules and format
+lint: $(LOG_STORE) ## ruff: rules and format
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 
-types: $(READY) ## mypy --strict
+types: $(LOG_STORE) ## mypy --strict
 	@$(VENV)/bin/mypy
 
-format: $(READY) ## Let ruff format and mend what it can
+format: $(LOG_STORE) ## Let ruff format and mend what it can
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
 
 check: lint types test ## What CI runs
 
-bench: $(READY) ## Lock latency and hand-off, beside kazoo's Lock and Curator's mutex in the same run
+bench: $(LOG_STORE) ## The lock beside kazoo's and Curator's, and what the guard adds to a commit (ARGS="--servers 3")
 	@$(PY) benchmarks/lock.py $(ARGS)
+	@$(PY) benchmarks/guard.py $(ARGS)
 
-dist: $(READY) ## The zip for spark-submit --py-files, in build/
+dist: $(LOG_STORE) ## The zip for spark-submit --py-files, in build/
 	@$(VENV)/bin/sluice dist
 
-lock: $(READY) ## Pin requirements.txt again from the ranges in pyproject.toml
+lock: $(LOG_STORE) ## Pin requirements.txt again from the ranges in pyproject.toml
 	@{ sed -n 1p requirements.txt; $(UV) pip compile --quiet --upgrade --all-extras --python-version 3.11 \
 	    --no-header --no-annotate pyproject.toml; } > requirements.txt.new && mv requirements.txt.new requirements.txt
 
 clean: ## Remove .venv and everything that was built
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis spark-warehouse $(LOG_STORE)

@@ -6,6 +6,7 @@ Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`: the tr
 from lock_manager.errors import (
     ClosedError,
     EnsembleFormatError,
+    EnsembleMismatchError,
     EnsembleRefusedError,
     EnsembleUnavailableError,
     LocalServerError,
@@ -29,6 +30,7 @@ from lock_manager.settings import LockSettings
 __all__ = [
     "ClosedError",
     "EnsembleFormatError",
+    "EnsembleMismatchError",
     "EnsembleRefusedError",
     "EnsembleUnavailableError",
     "HeldLock",

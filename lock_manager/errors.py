@@ -15,6 +15,7 @@
         ├── LockCancelledError (RuntimeError)      a waiting acquire was cancelled
         ├── LockOrderError (RuntimeError)          a nested acquire that could deadlock
         ├── LockNotHeldError (RuntimeError)        released or used, but not held
+        ├── EnsembleMismatchError (RuntimeError)   held, but of an ensemble that is not the table's
         └── LockLostError (ConnectionError)        held once, and lost: work since then is not covered
 
 Each one carries what a program needs as attributes, survives pickling (it may cross a process pool), and its message
@@ -24,6 +25,9 @@ says what to do next.
 from __future__ import annotations
 
 from typing import Any
+
+#: Table property with the UUID of the one ensemble whose lock on the table counts; `sluice adopt` sets it.
+ENSEMBLE_PROPERTY = "sluice.ensemble"
 
 
 class SluiceError(Exception):
@@ -150,6 +154,26 @@ class LockOrderError(LockError, RuntimeError):
 
 class LockNotHeldError(LockError, RuntimeError):
     """A lock was released or used that is not held."""
+
+
+class EnsembleMismatchError(LockError, RuntimeError):
+    """A lock was had, but the table is pinned to another ensemble, whose lock alone counts; nothing was written.
+
+    Attributes:
+        ensemble: UUID of the ensemble that gave the lock.
+        pinned_to: UUID of the table's own.
+
+    """
+
+    def __init__(self, *, resource: str, ensemble: str, pinned_to: str) -> None:
+        super().__init__(
+            f"{resource} is pinned to ensemble {pinned_to}, and the lock that was had is of ensemble {ensemble}, which "
+            "excludes nobody there: name the table's own ZooKeeper, or move the table to this one with "
+            "`sluice adopt TABLE --zookeeper HOSTS --move`",
+            resource=resource,
+        )
+        self.ensemble = ensemble
+        self.pinned_to = pinned_to
 
 
 class LockLostError(LockError, ConnectionError):

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError
 
-from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError, LockLostError, LockNotHeldError
+from lock_manager.errors import EnsembleRefusedError, LockLostError, LockNotHeldError
+from lock_manager.intents import HoldIntents, Intent, intents_node
 from lock_manager.janitor import Janitor
 from lock_manager.keeper import ANNOUNCE_SECONDS, Keeper
 from lock_manager.queue_lock import Place, Request
@@ -30,6 +31,7 @@ from lock_manager.settings import check_seconds
 from lock_manager.shield import Shield
 
 log = logging.getLogger(__name__)
+
 
 RELEASE_SECONDS = 10.0
 """How long a release waits for its answer; then the contender is removed in the background or ends with its session."""
@@ -70,6 +72,8 @@ class HeldLock:
         acquired_at: when the lock was had.
         waited_seconds: from one to the other, on the monotonic clock.
         released_at: when the release was asked for; None before.
+        intents: what it was about to put into the table's log, and what holds before it left behind. Whoever reads or
+            writes the table under this hold has to settle the latter first: see :mod:`lock_manager.intents`.
         thread: that acquired it, for the rule on nested acquires.
 
     """
@@ -103,6 +107,8 @@ class HeldLock:
         self._loss: str | None = None
         self._callbacks: list[Callable[[HeldLock], None]] = []
         self._versions: list[int] = []
+        #: What it, and holds before it, were about to put into the table's log.
+        self.intents = HoldIntents(self, session, crew.shield, intents_node(request.node), place.unclean)
         self._checked_at = time.monotonic()
         self._announce_at = self._checked_at + ANNOUNCE_SECONDS
         crew.keeper.add(self)
@@ -163,29 +169,64 @@ class HeldLock:
             check_seconds("timeout_seconds", timeout_seconds)
         bound = VALID_FRACTION * self._session.granted_seconds
         deadline = Deadline(bound if timeout_seconds is None else min(timeout_seconds, bound))
-        self._crew.shield.run(lambda: self._check(deadline))
+        self._crew.shield.run(lambda: self.confirmed(deadline, "checking a hold"))
 
-    def _check(self, deadline: Deadline) -> None:
+    def intend(self, version: int, *, txn: str | None, attempt: str) -> None:
+        """Ask as :meth:`check` does and, in the same request, note that ``version`` is about to be put.
+
+        To be followed by ``intents.settle()`` when it is known what became of it; see :mod:`lock_manager.intents`.
+
+        Raises:
+            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError, ClosedError: as
+                :meth:`check`. The version must not be put then.
+
+        """
+        self._raise_if_over()
+        self._session.check_usable()
+        intent = Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token)
+        self._crew.shield.run(lambda: self.intents.note(intent))
+
+    def confirmed(
+        self, deadline: Deadline, doing: str, operation: Callable[[Any], None] | None = None
+    ) -> Exception | None:
+        """Ask, together with one more operation that is done if and only if the hold stands; for :attr:`intents`.
+
+        Args:
+            deadline: for the answer.
+            doing: for the message of EnsembleUnavailableError.
+            operation: given the transaction, to add itself.
+
+        Returns:
+            Why the operation was not done, if that is because a node is there, or is not there.
+
+        Raises:
+            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: as :meth:`check`.
+
+        """
         while True:
             self._raise_if_over()
-            sent_at = time.monotonic()
+            transaction = self._question()
+            if operation is not None:
+                operation(transaction)
+            sent_at = self._checked_at
             outcome: object
             try:
-                outcome = self._session.wait(self.ask(), deadline)
+                outcome = self._session.wait(transaction.commit_async(), deadline)
             except SESSION_GONE as error:
                 outcome = error
             except NO_ANSWER:
-                if deadline.remaining() == 0:
-                    raise EnsembleUnavailableError(
-                        self._session.settings.zk_hosts, deadline.elapsed(), "checking a hold"
-                    ) from None
-                self._session.wait_for_connection(deadline)
+                self._session.wait_again(deadline, doing)
                 continue
+            if operation is not None and isinstance(outcome, list):
+                problem: Exception | None = outcome[1] if isinstance(outcome[1], Exception) else None
+                of_a_node = isinstance(problem, NodeExistsError | NoNodeError)
+                if of_a_node:
+                    return problem
             refusal = self.learn(outcome, sent_at)
             self._raise_if_over()
             if refusal is not None:
                 raise EnsembleRefusedError(self._session.settings.zk_hosts, refusal)
-            return
+            return None
 
     def on_loss(self, callback: Callable[[HeldLock], None]) -> None:
         """Have ``callback`` called once with this hold when it turns out to be lost, in a thread of its own.
@@ -259,7 +300,12 @@ class HeldLock:
         unsure = False
         while True:
             try:
-                self._session.wait(self._session.client.delete_async(self._place.path), deadline)
+                answer = self._session.wait(self._send_delete(), deadline)
+                if isinstance(answer, list) and isinstance(answer[0], RolledBackError):
+                    self.intents.are_gone()
+                    continue
+                if isinstance(answer, list) and isinstance(answer[0], Exception):
+                    raise answer[0]
             except NoNodeError:
                 # After an attempt without an answer it is most likely our own delete that was done.
                 return None if unsure and stood else "its contender was gone"
@@ -281,6 +327,15 @@ class HeldLock:
             else:
                 return None
 
+    def _send_delete(self) -> Any:
+        """Ask for the end of the contender, and of our intent with it if it is settled."""
+        if not self.intents.settled:
+            return self._session.client.delete_async(self._place.path)
+        transaction = self._session.client.transaction()
+        transaction.delete(self._place.path)
+        self.intents.forget_in(transaction)
+        return transaction.commit_async()
+
     def _give_up(self) -> None:
         self._crew.janitor.discard(self._request.node, self._place.contender.name, wait_seconds=0)
 
@@ -290,20 +345,22 @@ class HeldLock:
         """Monotonic time at which the ensemble is to be asked next."""
         return min(self._announce_at, self._checked_at + KEEPALIVE_FRACTION * self._session.granted_seconds)
 
-    def ask(self, *, announce: bool = False) -> Any:
+    def ask(self) -> Any:
         """Send the question whether the contender is there, as a quorum request; return kazoo's AsyncResult.
 
-        Args:
-            announce: also write into the contender since when it holds, if it does not say so yet.
-
+        What it also does: write into the contender since when it holds, if it does not say so yet.
         """
-        self._checked_at = time.monotonic()
-        transaction = self._session.client.transaction()
-        transaction.check(self._place.path, -1)
-        if announce and self._announce_at < float("inf"):
+        transaction = self._question()
+        if self._announce_at < float("inf"):
             self._announce_at = self._checked_at + ANNOUNCE_SECONDS
             transaction.set_data(self._place.path, self._request.data(acquired_at=self.acquired_at))
         return transaction.commit_async()
+
+    def _question(self) -> Any:
+        self._checked_at = time.monotonic()
+        transaction = self._session.client.transaction()
+        transaction.check(self._place.path, -1)
+        return transaction
 
     def learn(self, outcome: object, sent_at: float, *, announced: bool = False) -> str | None:
         """Take in an answer to :meth:`ask`: a list of results, or what kazoo raised.
@@ -315,7 +372,7 @@ class HeldLock:
         results = outcome if isinstance(outcome, list) else [outcome]
         if isinstance(outcome, SESSION_GONE):
             self._lose("its session had ended")
-        elif any(isinstance(result, NoNodeError) for result in results):
+        elif isinstance(results[0], NoNodeError):
             self._lose("its contender was gone")
         elif refusals := [result for result in results if isinstance(result, Exception)]:
             refusal = type(refusals[0]).__name__

@@ -73,7 +73,7 @@ class Keeper:
         if self._session.state is not SessionState.CONNECTED:
             return
         due = [hold for hold in holds if hold.lost is None and hold.due_at() <= time.monotonic()]
-        asked = [(hold, time.monotonic(), hold.ask(announce=True)) for hold in due]
+        asked = [(hold, time.monotonic(), hold.ask()) for hold in due]
         deadline = Deadline(KEEPALIVE_FRACTION * self._session.granted_seconds)
         for hold, sent_at, result in asked:
             try:

@@ -25,7 +25,7 @@ import threading
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
@@ -37,6 +37,7 @@ from lock_manager.errors import (
     LockCancelledError,
     LockTimeoutError,
 )
+from lock_manager.intents import intents_node
 from lock_manager.janitor import ABANDON_SECONDS, Janitor
 from lock_manager.session import (
     EXPECTED,
@@ -111,6 +112,7 @@ class Place:
         contender: its place in the queue.
         token: its czxid, a number that only rises: the fencing token.
         session_id: of the session that it lives with.
+        unclean: names of the intents that were found when it came to the head: of holds that ended uncleanly.
 
     """
 
@@ -118,6 +120,7 @@ class Place:
     contender: Contender
     token: int
     session_id: int
+    unclean: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -234,9 +237,10 @@ class Attempt:
             log.warning("the session ended while queued for %s: back to the end of the queue", self._request.uri)
             self._place = None
         if self._place is None:
-            self._place, children = self._enqueue(session_id)
+            self._place, listing = self._enqueue(session_id)
         else:
-            children = self._look_again(self._place)
+            listing = self._look_again(self._place)
+        children, intents = self._answer_to(listing)
         queue = parse_queue(children)
         if self._place.contender not in queue:
             log.warning("our contender on %s was removed: back to the end of the queue", self._request.uri)
@@ -244,7 +248,7 @@ class Attempt:
             return None
         ahead = conflicting_ahead(queue, self._place.contender)
         if not ahead:
-            return self._place
+            return replace(self._place, unclean=tuple(intents))
         if self._try_only or not self._wait_behind(ahead[-1], self._place):
             raise self._timeout()
         return None
@@ -259,7 +263,23 @@ class Attempt:
                 if self._answer_by.remaining() == 0:
                     raise
 
-    def _enqueue(self, session_id: int) -> tuple[Place, list[str]]:
+    def _list(self) -> tuple[Any, Any]:
+        """Ask for the queue and the intents; to be given to :meth:`_answer_to`.
+
+        In this order: if the queue says that nobody is ahead, the intents are those that were left behind.
+        """
+        client, node = self._session.client, self._request.node
+        return client.get_children_async(node), client.get_children_async(intents_node(node))
+
+    def _answer_to(self, listing: tuple[Any, Any]) -> tuple[list[str], list[str]]:
+        children: list[str] = self._answer(listing[0])
+        try:
+            return children, self._answer(listing[1])
+        except NoNodeError:
+            # A queue that another program made has no place for them.
+            return children, []
+
+    def _enqueue(self, session_id: int) -> tuple[Place, tuple[Any, Any]]:
         client, node = self._session.client, self._request.node
         if self._prefix:
             # An earlier create of ours had no answer, or was answered but not the rest. Another server than the one
@@ -273,26 +293,25 @@ class Attempt:
         created = client.create_async(
             f"{node}/{self._prefix}", self._request.data(), ephemeral=True, sequence=True, include_data=True
         )
-        listed = client.get_children_async(node)
+        listing = self._list()
         path, stat = self._answer(created)
         self._session.prove(sent_at, stat.ephemeralOwner)
         (contender,) = parse_queue([path.rpartition("/")[2]])
-        return Place(path, contender, stat.czxid, stat.ephemeralOwner), self._answer(listed)
+        return Place(path, contender, stat.czxid, stat.ephemeralOwner), listing
 
-    def _look_again(self, place: Place) -> list[str]:
+    def _look_again(self, place: Place) -> tuple[Any, Any]:
         """List the queue and prove, by a quorum request in the same round trip, that our session stands."""
         client = self._session.client
         sent_at = time.monotonic()
         proof = client.transaction()
         proof.check(place.path, -1)
         proven = proof.commit_async()
-        listed = client.get_children_async(self._request.node)
+        listing = self._list()
         for result in self._answer(proven):
             if isinstance(result, Exception):
                 raise result
         self._session.prove(sent_at, place.session_id)
-        children: list[str] = self._answer(listed)
-        return children
+        return listing
 
     def _find(self, children: list[str], session_id: int) -> Place | None:
         for contender in parse_queue(children):
@@ -305,8 +324,10 @@ class Attempt:
 
     def _make_queue(self) -> None:
         about = json.dumps({"uri": self._request.uri}).encode()
+        client, node = self._session.client, self._request.node
         try:
-            self._answer(self._session.client.create_async(self._request.node, about))
+            made, _ = client.create_async(node, about), client.create_async(intents_node(node))
+            self._answer(made)
         except NoNodeError:
             self._session.recheck_root()
         except (NodeExistsError, *NO_ANSWER, *SESSION_GONE):

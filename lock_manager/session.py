@@ -236,6 +236,18 @@ class Session:
             if dead:
                 self.renew("kazoo's connection thread has ended")
 
+    def wait_again(self, deadline: Deadline, doing: str) -> None:
+        """Wait for a connection on which to ask again what got no answer.
+
+        Raises:
+            EnsembleUnavailableError: the deadline is over; ``doing`` says what was asked.
+            ClosedError: see :meth:`check_usable`.
+
+        """
+        if deadline.remaining() == 0:
+            raise EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed(), doing) from None
+        self.wait_for_connection(deadline)
+
     def renew(self, why: str) -> None:
         """Give up the session, and with it every hold and contender of it; the next use starts another one."""
         with self._lock:

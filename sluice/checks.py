@@ -6,7 +6,7 @@ Each check returns sentences, one per problem found, and none if all is well.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -97,27 +97,75 @@ def _missing(first: int, last: int) -> str:
     return f"version {first} is missing" if first == last else f"versions {first} to {last} are missing"
 
 
+@dataclass
+class _Node:
+    """The highest tokens that commits have carried for one locked node so far, and the hold that the token is of."""
+
+    exclusive: tuple[int, str, int] = (-1, "", -1)
+    shared: tuple[int, str, int] = (-1, "", -1)
+
+
 def check_tokens(commits: Iterable[LogCommit]) -> list[str]:
-    """Look for fencing tokens that do not rise in version order, from hold to hold, per ensemble."""
+    """Look for fencing tokens that are not in the order of the versions: an earlier holder wrote after a later one.
+
+    Of each ensemble, at each locked node: an exclusive token is above all earlier tokens of other holds, a shared one
+    above all earlier exclusive ones. One hold has one token at a node, and may commit any number of times.
+    """
     problems = []
-    last: dict[str, LogCommit] = {}
+    nodes: dict[tuple[str, str], _Node] = defaultdict(_Node)
     for commit in commits:
         stamp = commit.stamp
         if stamp is None:
             continue
-        before = last.get(stamp.ensemble)
-        last[stamp.ensemble] = commit
-        if (
-            before is None
-            or before.stamp is None
-            or (stamp.hold, stamp.token) == (before.stamp.hold, before.stamp.token)
-        ):
+        for shared, tokens in ((False, stamp.tokens), (True, stamp.shared_tokens)):
+            for key, token in tokens.items():
+                node = nodes[stamp.ensemble, key]
+                earlier = node.exclusive if shared else max(node.exclusive, node.shared)
+                if token <= earlier[0] and (token, stamp.hold) != earlier[:2]:
+                    problems.append(
+                        f"version {commit.version} carries fencing token {token:#x}, not above "
+                        f"{earlier[0]:#x} of version {earlier[2]}: an earlier holder wrote after a later one"
+                    )
+                mine = (token, stamp.hold, commit.version)
+                if shared:
+                    node.shared = max(node.shared, mine)
+                else:
+                    node.exclusive = max(node.exclusive, mine)
+    return _shown(problems)
+
+
+def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[str]:
+    """Look for commits under the lock of an ensemble that was not the table's: it had two gates.
+
+    That is one to which the table is not pinned (see ``sluice adopt``), or one to which it comes back after commits
+    under another one, unless it was pinned to it again.
+
+    Args:
+        commits: in the order of their versions.
+        pinned: to which ensemble the table is pinned before the first of them, if that is known.
+
+    """
+    problems = []
+    current, last_under = "", dict[str, int]()
+    for commit in commits:
+        if commit.pin is not None and commit.pin != pinned:
+            pinned = commit.pin
+            last_under.pop(pinned, None)
+        if commit.stamp is None:
             continue
-        if stamp.token <= before.stamp.token:
+        ensemble = commit.stamp.ensemble
+        if pinned and ensemble != pinned:
             problems.append(
-                f"version {commit.version} carries fencing token {stamp.token:#x}, not above "
-                f"{before.stamp.token:#x} of version {before.version}: an earlier holder wrote after a later one"
+                f"version {commit.version} was made under ensemble {ensemble}, but the table is pinned to {pinned}: "
+                "it had two gates"
             )
+        elif ensemble != current and ensemble in last_under:
+            problems.append(
+                f"version {commit.version} was made under ensemble {ensemble} again, after version "
+                f"{last_under[current]} under {current}: the table had two gates"
+            )
+        current = ensemble
+        last_under[ensemble] = commit.version
     return _shown(problems)
 
 
@@ -205,9 +253,34 @@ def count_conflicts(commits: Iterable[LogCommit]) -> int:
     return sum(1 for commit in commits if commit.read_version is not None and commit.read_version + 1 < commit.version)
 
 
-def unlocked_writers(commits: Iterable[LogCommit]) -> dict[str, int]:
-    """Count the commits without the lock's stamp, by engine."""
-    return dict(Counter(commit.engine or "unknown" for commit in commits if commit.stamp is None))
+def unlocked_writers(commits: Iterable[LogCommit]) -> dict[str, tuple[int, ...]]:
+    """Return the versions that were committed without the lock's stamp, by engine."""
+    return _versions_by((commit.engine or "unknown", commit.version) for commit in commits if commit.stamp is None)
+
+
+def observed_commits(commits: Iterable[LogCommit]) -> dict[str, tuple[int, ...]]:
+    """Return the versions that the guard let pass only because it was told to observe, by the error's name."""
+    return _versions_by((commit.observed, commit.version) for commit in commits if commit.observed is not None)
+
+
+def _versions_by(pairs: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for name, version in pairs:
+        found[name].append(version)
+    return {name: tuple(versions) for name, versions in sorted(found.items())}
+
+
+def version_ranges(versions: Sequence[int]) -> str:
+    """Return ``version 3`` or ``versions 1 to 4, 6, …``, of ascending versions; a long list is cut."""
+    ranges: list[tuple[int, int]] = []
+    for version in versions:
+        if ranges and version == ranges[-1][1] + 1:
+            ranges[-1] = (ranges[-1][0], version)
+        else:
+            ranges.append((version, version))
+    shown = [str(first) if first == last else f"{first} to {last}" for first, last in ranges[:_SHOWN]]
+    more = ["…"] if len(ranges) > _SHOWN else []
+    return f"version{'s' if len(versions) > 1 else ''} {', '.join([*shown, *more])}"
 
 
 def count_of(number: int, what: str) -> str:

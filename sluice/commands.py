@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import traceback
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
@@ -39,6 +40,10 @@ app = typer.Typer(
 )
 
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the stack trace of an error.")]
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="As deltalake takes it; may be repeated.  [dim]default: AWS_* variables[/]"),
+]
 
 
 def _in_a_sentence(command: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -81,6 +86,7 @@ def _sluice(
 
     [bold]sluice demo[/]                          five Spark writers load one table, and nothing is lost
     [bold]sluice verify s3a://lake/flights[/]     check a Delta table, on S3 or on disk
+    [bold]sluice log s3a://lake/flights[/]        who committed what, when and under which hold
     [bold]sluice zookeeper[/]                     a ZooKeeper to try things with
 
     Exit codes: 0 done, 1 a check or the work itself failed, 2 bad arguments, 130 stopped by Ctrl-C.
@@ -136,12 +142,7 @@ def verify(
     key: Annotated[
         str, typer.Option(metavar="COLUMNS", help="Columns of which no combination may be there twice.")
     ] = "",
-    storage_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="As deltalake takes it; may be repeated.  [dim]default: AWS_* variables[/]"
-        ),
-    ] = None,
+    storage_option: StorageOption = None,
     clock_skew: Annotated[
         float,
         typer.Option(
@@ -157,8 +158,9 @@ def verify(
     """Check a Delta table on S3 or on disk, with the deltalake package and not with Spark.
 
     Versions are contiguous and none was overwritten; the rows are those that
-    the log counts; no key is there twice; fencing tokens rise, and recorded
-    holds do not overlap. Commits without the lock are counted, by engine.
+    the log counts; no key is there twice; fencing tokens rise, recorded holds
+    do not overlap, and all are of the table's own ZooKeeper ensemble. Commits
+    without the lock are no failure: they are listed, by engine and version.
 
     [bold]sluice verify s3a://lake/flights --key time_hour,carrier,flight[/]
     [bold]sluice verify ./flights --json[/]
@@ -179,11 +181,86 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-def _key_and_value(option: str) -> tuple[str, str]:
+def _key_and_value(option: str, hint: str = "--storage-option") -> tuple[str, str]:
     name, equals, value = option.partition("=")
     if not equals or not name.strip():
-        raise typer.BadParameter(f"{option!r} is not KEY=VALUE", param_hint="--storage-option")
+        raise typer.BadParameter(f"{option!r} is not KEY=VALUE", param_hint=hint)
     return name.strip(), value
+
+
+@app.command()
+@_in_a_sentence
+def log(
+    table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
+    *,
+    limit: Annotated[int, typer.Option(min=0, help="Only that many, the newest; 0 for all.")] = 20,
+    storage_option: StorageOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Tell who committed what to a table, when and under which hold, the newest first.
+
+    Read from the log alone, without Spark and without ZooKeeper. Commits that
+    were made without the lock are marked.
+
+    [bold]sluice log s3a://lake/flights[/]
+    [bold]sluice log ./flights --limit 0 --json[/]
+    """
+    from sluice.table_log import log_to_json, print_log, read_table_log  # noqa: PLC0415
+
+    options = dict(_key_and_value(option) for option in storage_option or ())
+    location, commits = read_table_log(table, limit=limit or None, storage_options=options)
+    if as_json:
+        print(json.dumps(log_to_json(location, commits), indent=2))
+    else:
+        print_log(location, commits, Console(highlight=False))
+
+
+@app.command()
+@_in_a_sentence
+def adopt(
+    table: Annotated[str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.")],
+    *,
+    zookeeper: Annotated[
+        str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
+    ] = None,
+    move: Annotated[bool, typer.Option("--move", help="Also if the table is pinned to another ensemble.")] = False,
+    from_hosts: Annotated[
+        str | None,
+        typer.Option("--from", metavar="HOSTS", help="The ensemble to move from: hold its lock meanwhile, too."),
+    ] = None,
+    lock_timeout: Annotated[
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="To wait for the lock.  [dim]default: 300[/]")
+    ] = None,
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of Spark, such as an S3A endpoint; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Pin a table to this ZooKeeper ensemble: no other one's lock counts from then on.
+
+    Commits the ensemble's id as the table property sluice.ensemble, under the
+    table's lock, with a small Spark of its own. A writer with another
+    --zookeeper, or with an ensemble that was wiped and built again, is then
+    refused before it writes. A table that is pinned elsewhere is left as it is,
+    unless --move says otherwise; stop its writers first, or give --from.
+
+    [bold]sluice adopt s3a://lake/flights --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
+    [bold]sluice adopt s3a://lake/flights --zookeeper new:2181 --move --from old:2181[/]
+    """
+    from lock_manager import LockSettings  # noqa: PLC0415
+    from sluice.adopt import adopt_table, describe, start_spark  # noqa: PLC0415
+
+    given: dict[str, Any] = {"zk_hosts": zookeeper, "timeout_seconds": lock_timeout}
+    settings = LockSettings.from_env(**{name: value for name, value in given.items() if value is not None})
+    options = dict(_key_and_value(option, "--conf") for option in conf or ())
+    with interruptible(), start_spark(options) as spark:
+        done = adopt_table(spark, table, settings, move=move, old_hosts=from_hosts)
+    if as_json:
+        print(json.dumps(asdict(done), indent=2))
+    else:
+        print(describe(done))
 
 
 @app.command()
@@ -224,6 +301,103 @@ def dist(
     print(build_zip(output))
 
 
+class Engine(StrEnum):
+    """What a soak's writers are."""
+
+    STORE = "store"
+    SPARK = "spark"
+
+
+class Without(StrEnum):
+    """The protection that a soak leaves out."""
+
+    GUARD = "guard"
+    CONDITION = "condition"
+    BINDING = "binding"
+    INTENT = "intent"
+
+
+@app.command()
+@_in_a_sentence
+def soak(
+    *,
+    writers: Annotated[int, typer.Option(min=1, max=64, help="How many processes.")] = 4,
+    commits: Annotated[
+        int | None, typer.Option(min=1, help="Until so many are acknowledged.  [dim]default: 300[/]")
+    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.1, help="For so long instead.")] = None,
+    faults: Annotated[
+        str, typer.Option(metavar="none|all|LIST", help="Classes of faults, with commas; [bold]--list-faults[/].")
+    ] = "all",
+    list_faults: Annotated[bool, typer.Option("--list-faults", help="Say what they are, and stop.")] = False,
+    seed: Annotated[int, typer.Option(help="Of which fault strikes which writer where; not of their timing.")] = 1,
+    engine: Annotated[
+        Engine, typer.Option(help="The log store in a JVM without Spark, or whole Spark jobs.")
+    ] = Engine.STORE,
+    without: Annotated[
+        Without | None,
+        typer.Option(help="Leave one protection out, to see what it is good for: the soak must fail then."),
+    ] = None,
+    zookeeper: Annotated[
+        str | None, typer.Option(metavar="HOSTS", help="An ensemble.  [dim]default: an embedded one[/]")
+    ] = None,
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="s3a://BUCKET/PREFIX, with AWS_* variables.  [dim]default: an embedded S3[/]"),
+    ] = None,
+    session: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="ZooKeeper session time-out.")] = 3.0,
+    gap: Annotated[int, typer.Option(min=1, metavar="COMMITS", help="Between two faults.")] = 5,
+    output: Annotated[Path, typer.Option(help="Folder for history, verdict and picture.")] = Path("build/soak"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Many writers, faults, and a check of every promise.
+
+    Writers are processes that commit to Delta tables through the guarded log
+    store, under the lock. Faults strike them at points of their work: paused,
+    killed, cut off from ZooKeeper, lied to by S3. Then a reader that is not
+    ours reads the table, and eight invariants are checked: nothing that was
+    acknowledged is lost or there twice, no version changed, no zombie wrote.
+
+    [bold]sluice soak --commits 100 --seed 7[/]
+    [bold]sluice soak --faults pause-both,s3-lost-reply --minutes 5[/]
+    [bold]sluice soak --faults pause-both --without guard[/]      must fail
+
+    Exit codes: 0 all invariants hold, 1 one does not, 2 bad arguments, 130 Ctrl-C.
+    """
+    from dataclasses import replace  # noqa: PLC0415
+
+    from sluice.soak.command import choose_faults, run_soak  # noqa: PLC0415
+    from sluice.soak.faults import CLASSES  # noqa: PLC0415
+    from sluice.soak.options import SoakOptions  # noqa: PLC0415
+
+    if list_faults:
+        for each in CLASSES.values():
+            print(f"{each.name:<24} {each.what}")
+        return
+    if engine is Engine.SPARK:
+        raise typer.BadParameter("whole Spark jobs are not built yet: use store", param_hint="--engine")
+    if commits is not None and minutes is not None:
+        raise typer.BadParameter("give either --commits or --minutes", param_hint="--minutes")
+    options = SoakOptions(
+        writers=writers, commits=None if minutes else commits or 300, minutes=minutes, seed=seed,
+        without=without.value if without else None, zookeeper=zookeeper, table=table, session_seconds=session, gap=gap,
+        output=output,
+    )  # fmt: skip
+    options = replace(options, faults=choose_faults(faults, options))
+    with interruptible():
+        if not run_soak(options, as_json=as_json):
+            raise typer.Exit(FAILED)
+
+
+class GuardMode(StrEnum):
+    """What the commit guard does with a commit that does not hold the lock."""
+
+    REQUIRED = "required"
+    OBSERVE = "observe"
+    OFF = "off"
+
+
 @app.command("submit-args")
 @_in_a_sentence
 def submit_args(
@@ -231,6 +405,10 @@ def submit_args(
     archive: Annotated[
         Path | None,
         typer.Option("--zip", help="The zip that [bold]sluice dist[/] built.  [dim]default: one is built[/]"),
+    ] = None,
+    guard: Annotated[
+        GuardMode | None,
+        typer.Option(help="What to do with a commit that does not hold the lock.  [dim]default: required[/]"),
     ] = None,
     verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
 ) -> None:
@@ -242,7 +420,7 @@ def submit_args(
 
     from sluice.distribution import submit_arguments  # noqa: PLC0415
 
-    print(join(submit_arguments(archive)))
+    print(join(submit_arguments(archive, guard=guard)))
 
 
 @app.command()
@@ -282,20 +460,26 @@ def _print_verification(found: Verification, console: Console) -> None:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    from sluice.checks import version_ranges  # noqa: PLC0415
+
     def say(value: int | None, missing: str) -> str:
         return missing if value is None else f"{value:,}"
 
+    writers, observed = found.unlocked_writers.items(), found.observed.items()
     rows: list[tuple[str, Any]] = [
         ("versions", f"{found.first_version:,} to {found.version:,}"),
         ("commits in the log", f"{found.commits:,}"),
         ("under the lock", f"{found.locked_commits:,}"),
         ("without it", f"{found.unlocked_commits:,}"),
-        *(("  by " + engine, f"{count:,}") for engine, count in found.unlocked_writers.items()),
+        *((f"  by {engine}: {version_ranges(made)}", f"{len(made):,}") for engine, made in writers),
+        *((f"  only observed, {error}: {version_ranges(made)}", f"{len(made):,}") for error, made in observed),
         ("that lost a race for a version", f"{found.conflicts:,}"),
         ("holds that overlap", f"{found.overlapping_holds:,}"),
         ("rows in the data files", say(found.rows_found, "not readable")),
         ("rows by the log's statistics", say(found.rows_in_log, "not known")),
     ]
+    if found.ensemble is not None:
+        rows.append(("pinned to ensemble", found.ensemble))
     if found.key:
         rows.append((f"duplicate rows by {', '.join(found.key)}", say(found.duplicate_rows, "not readable")))
     table = Table(box=box.SIMPLE_HEAD, show_header=False, title=found.table, title_justify="left", pad_edge=False)

@@ -8,35 +8,52 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from lock_manager.errors import ENSEMBLE_PROPERTY
 from sluice.log_folder import PARALLEL_READS, LogFolder
 
 _VERSION_FILE = re.compile(r"(\d{20})\.json")
 CHECKSUM_FILE = re.compile(r"(\d{20})\.crc")
+# What Spark and delta-rs call the rows that an operation changed. The first line of which any is there counts: MERGE
+# also has numOutputRows, which includes the rows that it only copied.
+_ROW_METRICS = (
+    ("numTargetRowsInserted", "numTargetRowsUpdated", "numTargetRowsDeleted"),
+    ("num_target_rows_inserted", "num_target_rows_updated", "num_target_rows_deleted"),
+    ("numDeletedRows",),
+    ("num_deleted_rows",),
+    ("numUpdatedRows",),
+    ("num_updated_rows",),
+    ("numOutputRows",),
+    ("num_added_rows",),
+)
 
 
 @dataclass(frozen=True)
 class LockStamp:
-    """What a writer under the lock leaves in its commit (``commitInfo.userMetadata``, key ``sluice``).
+    """What the commit guard noted of the hold under which a commit was made (``commitInfo.sluice``).
 
     Attributes:
-        commit_id: unique name of the write.
-        hold: of the hold under which it was made.
-        token: fencing token of that hold.
-        ensemble: who handed out the token; tokens of different ensembles do not compare.
+        commit_id: unique name of the write, or of the attempt to commit it if it was given none.
+        hold: of the hold.
+        ensemble: who handed out the tokens; tokens of different ensembles do not compare.
+        tokens: fencing tokens of its exclusive locks, by key of the locked node.
+        shared_tokens: of its shared locks.
         acquired_at: when the hold began, seconds since the epoch, by the writer's clock.
+        job: what the writer called itself.
 
     """
 
     commit_id: str
     hold: str
-    token: int
     ensemble: str
+    tokens: Mapping[str, int]
+    shared_tokens: Mapping[str, int]
     acquired_at: float
+    job: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,11 @@ class LogCommit:
         read_version: the version that the writer had read; None if it does not say.
         txn_id: Delta's own name of the transaction.
         user_metadata: what the writer said, as it is.
-        stamp: what the lock left there, None for a commit without it.
+        operation: what it did, in Delta's words.
+        rows: how many it inserted, updated or deleted, None if nothing tells.
+        observed: with which error the guard would have refused it, had it not only observed.
+        stamp: what the guard left there, None for a commit that did not pass it.
+        pin: the ensemble that it makes the table's own, "" for none; None if it leaves that as it is.
         adds: data files that it adds.
         removes: data files that it removes.
 
@@ -78,7 +99,11 @@ class LogCommit:
     read_version: int | None = None
     txn_id: str | None = None
     user_metadata: str | None = None
+    operation: str | None = None
+    rows: int | None = None
+    observed: str | None = None
     stamp: LockStamp | None = None
+    pin: str | None = None
     adds: tuple[DataFile, ...] = ()
     removes: tuple[DataFile, ...] = ()
 
@@ -134,6 +159,8 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
     actions = [json.loads(line) for line in content.splitlines() if line.strip()]
     info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     timestamp = info.get("timestamp")
+    adds = tuple(_data_file(action["add"]) for action in actions if "add" in action)
+    metadata = next((action["metaData"] for action in actions if "metaData" in action), None)
     return LogCommit(
         version=version,
         timestamp=timestamp / 1000 if isinstance(timestamp, int) else None,
@@ -141,27 +168,58 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
         read_version=info.get("readVersion"),
         txn_id=info.get("txnId"),
         user_metadata=info.get("userMetadata"),
-        stamp=parse_stamp(info.get("userMetadata")),
-        adds=tuple(_data_file(action["add"]) for action in actions if "add" in action),
+        operation=info.get("operation"),
+        rows=_rows(info, adds),
+        observed=_observed(info),
+        stamp=parse_stamp(info),
+        pin=None if metadata is None else str((metadata.get("configuration") or {}).get(ENSEMBLE_PROPERTY, "")),
+        adds=adds,
         removes=tuple(_data_file(action["remove"]) for action in actions if "remove" in action),
     )
 
 
-def parse_stamp(user_metadata: object) -> LockStamp | None:
-    """Read the lock's stamp; None if there is none, or none that this release understands."""
-    if not isinstance(user_metadata, str):
-        return None
+def parse_stamp(info: Mapping[str, Any]) -> LockStamp | None:
+    """Read the guard's stamp in a ``commitInfo``; None if there is none, or none that this release understands."""
     try:
-        said = json.loads(user_metadata)["sluice"]
+        said = info["sluice"]
+        nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in said["nodes"]]
         return LockStamp(
-            commit_id=str(said["commit_id"]),
+            commit_id=_write_id(info) or str(said["attempt"]),
             hold=str(said["hold"]),
-            token=int(said["token"]),
             ensemble=str(said["ensemble"]),
+            tokens={key: token for key, mode, token in nodes if mode == "exclusive"},
+            shared_tokens={key: token for key, mode, token in nodes if mode == "shared"},
             acquired_at=float(said["acquired_at"]),
+            job=said.get("job"),
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _observed(info: Mapping[str, Any]) -> str | None:
+    said = info.get("sluice")
+    reason = said.get("observed") if isinstance(said, dict) else None
+    return None if reason is None else str(reason)
+
+
+def _rows(info: Mapping[str, Any], adds: Sequence[DataFile]) -> int | None:
+    """Count the rows that a commit changed: by its own metrics, else by the statistics of the files that it adds."""
+    metrics = info.get("operationMetrics")
+    metrics = metrics if isinstance(metrics, dict) else {}
+    for names in _ROW_METRICS:
+        found = [int(metrics[name]) for name in names if str(metrics.get(name, "")).isdecimal()]
+        if found:
+            return sum(found)
+    counts = [file.rows for file in adds if file.changes_data]
+    return sum(count for count in counts if count is not None) if counts and None not in counts else None
+
+
+def _write_id(info: Mapping[str, Any]) -> str | None:
+    try:
+        found = json.loads(info["userMetadata"])["sluice"]["commit_id"]
+    except (ValueError, TypeError, KeyError):
+        return None
+    return str(found)
 
 
 def _data_file(action: dict[str, Any]) -> DataFile:

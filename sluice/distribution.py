@@ -57,21 +57,25 @@ def build_zip(path: str | Path) -> Path:
     return target
 
 
-def submit_arguments(zip_path: str | Path | None = None) -> list[str]:
+def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = None) -> list[str]:
     """Return the part of a ``spark-submit`` line that brings this project: ``--jars``, ``--py-files`` and ``--conf``.
 
-    To be quoted with :func:`shlex.join` where it is printed. The two ``--conf`` make Delta known to jobs that start
-    their own session. :func:`writer_jobs.build_session` needs neither: where a cluster's ``spark-defaults.conf`` has
-    extensions or a catalog of its own, leave them out of the line, for ``--conf`` would replace those.
+    To be quoted with :func:`shlex.join` where it is printed. The ``--conf`` make Delta and the guarded log store known
+    to jobs that start their own session. :func:`writer_jobs.build_session` needs none: where a cluster's
+    ``spark-defaults.conf`` has extensions or a catalog of its own, leave them out of the line, for ``--conf`` would
+    replace those.
 
     Args:
         zip_path: a zip made by :func:`build_zip`; by default one is made, beside the folder of the jars.
+        guard: ``required``, ``observe`` or ``off``, to be named in the line; by default it is not, and ``required``.
 
     Raises:
         JarsError: the jars are not there; the message says how to bring them.
         DistributionError: see :func:`build_zip`.
 
     """
+    from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING  # noqa: PLC0415 (PySpark takes 0.4 s)
+
     jars = [str(path.absolute()) for path in jar_paths()]
     archive = build_zip(jars_folder().parent / ZIP_NAME) if zip_path is None else Path(zip_path).absolute()
     return [
@@ -79,6 +83,8 @@ def submit_arguments(zip_path: str | Path | None = None) -> list[str]:
         "--py-files", str(archive),
         "--conf", "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension",
         "--conf", "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "--conf", f"{LOG_STORE_SETTING}={LOG_STORE}",
+        *(("--conf", f"{GUARD_MODE}={guard}") if guard else ()),
     ]  # fmt: skip
 
 

@@ -22,6 +22,8 @@ from lock_manager.errors import SluiceError
 from lock_manager.local import find_java, find_spark_jars
 
 JARS_ENVIRONMENT_VARIABLE = "SLUICE_JARS"
+#: The guarded log store, built from ``log_store/`` by `make setup`; ships inside this package.
+LOG_STORE_JAR = Path(__file__).with_name("sluice-log-store.jar")
 
 _IVY_SETTINGS = """<ivysettings>
   <settings defaultResolver="central"/>
@@ -69,20 +71,22 @@ def jars_folder() -> Path:
 
 
 def jar_paths() -> list[Path]:
-    """Return the resolved jars, as ``--jars`` wants them.
+    """Return the resolved jars and our own, as ``--jars`` wants them.
 
     Raises:
         JarsError: if the set is not complete; the message says how to bring it.
 
     """
     paths = [jars_folder() / jar.file_name for jar in locked_jars()]
+    if not LOG_STORE_JAR.is_file():
+        raise JarsError(f"{LOG_STORE_JAR.name} is missing: `make setup` builds it, and an installed package has it")
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
         raise JarsError(
             f"{len(missing)} of {len(paths)} jars are missing from {jars_folder()} (the first: {missing[0]}): "
             "run `sluice jars` once (`make setup` does it)"
         )
-    return paths
+    return [*paths, LOG_STORE_JAR]
 
 
 def resolve_jars(folder: Path | None = None) -> list[Path]:
@@ -108,7 +112,7 @@ def resolve_jars(folder: Path | None = None) -> list[Path]:
                 part = folder / f".{jar.file_name}.{os.getpid()}.part"
                 shutil.copyfile(brought, part)
                 part.replace(folder / jar.file_name)
-    return [folder / jar.file_name for jar in locked_jars()]
+    return [*(folder / jar.file_name for jar in locked_jars()), LOG_STORE_JAR]
 
 
 def _is_pinned(path: Path, jar: Jar) -> bool:

@@ -18,9 +18,11 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 
 from lock_manager import SluiceError
+from lock_manager.errors import ENSEMBLE_PROPERTY
 from sluice.checks import (
     Replay,
     check_commit_ids,
+    check_ensembles,
     check_tokens,
     check_transactions,
     check_versions,
@@ -28,6 +30,7 @@ from sluice.checks import (
     count_of,
     describe_overlaps,
     holds_in_log,
+    observed_commits,
     overlaps,
     replay,
     unlocked_writers,
@@ -57,7 +60,9 @@ class Verification:
         duplicate_rows: rows beyond the first of each key; None if not asked.
         locked_commits: commits that carry the lock's stamp.
         unlocked_commits: commits that do not.
-        unlocked_writers: the latter, counted by engine.
+        unlocked_writers: the versions of the latter, by engine.
+        observed: versions that the guard would have refused, had it not been told to observe only, by error.
+        ensemble: to which the table is pinned; None if it is to none, or cannot be read.
         conflicts: commits that lost at least one race for a version, by their ``readVersion``.
         overlapping_holds: pairs of recorded holds that share time.
         problems: one sentence each; empty if every check passed.
@@ -74,7 +79,9 @@ class Verification:
     duplicate_rows: int | None = None
     locked_commits: int = 0
     unlocked_commits: int = 0
-    unlocked_writers: Mapping[str, int] = field(default_factory=dict)
+    unlocked_writers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    observed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ensemble: str | None = None
     conflicts: int = 0
     overlapping_holds: int = 0
     problems: tuple[str, ...] = ()
@@ -132,9 +139,13 @@ def verify_table(
     replayed = replay(commits, checksums) if whole else None
     problems += replayed.problems if replayed else ()
     reading = _read_table(log, versions[-1], replayed, tuple(key))
+    # After a clean-up the commit that pinned the table may be gone, but not the pin.
+    unchanged = all(commit.pin is None for commit in commits)
+    problems += check_ensembles(commits, pinned=(reading.ensemble or "") if unchanged else "")
     if reading.refusal and not problems:  # a log with a gap cannot be opened: the gap says more
         problems.append(reading.refusal)
     unlocked = unlocked_writers(commits)
+    unlocked_commits = sum(map(len, unlocked.values()))
     return Verification(
         table=log.uri,
         version=versions[-1],
@@ -144,9 +155,11 @@ def verify_table(
         rows_in_log=reading.rows_in_log,
         key=tuple(key),
         duplicate_rows=reading.duplicate_rows,
-        locked_commits=len(commits) - sum(unlocked.values()),
-        unlocked_commits=sum(unlocked.values()),
+        locked_commits=len(commits) - unlocked_commits,
+        unlocked_commits=unlocked_commits,
         unlocked_writers=unlocked,
+        observed=observed_commits(commits),
+        ensemble=reading.ensemble,
         conflicts=count_conflicts(commits),
         overlapping_holds=len(overlapping),
         problems=(*problems, *reading.problems),
@@ -160,6 +173,7 @@ class _Reading:
     rows_found: int | None = None
     rows_in_log: int | None = None
     duplicate_rows: int | None = None
+    ensemble: str | None = None
     refusal: str | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -172,6 +186,7 @@ def _read_table(log: LogFolder, version: int, replayed: Replay | None, key: tupl
         reading.refusal = f"deltalake cannot open the table: {reason_of(error)}"
         return reading
     _refuse_unknown_columns(table, key)
+    reading.ensemble = table.metadata().configuration.get(ENSEMBLE_PROPERTY)
     if replayed is None:
         reading.rows_in_log = _rows_by_statistics(table)
     else:

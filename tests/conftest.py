@@ -23,7 +23,14 @@ from lock_manager.local import EmbeddedZooKeeper
 
 ZOOKEEPER_IMAGE = "zookeeper:3.9.5"
 CLIENT_PORT = 2181
-SHARED_DRIVER = ("test_append_job.py", "test_readme.py", "test_rival_append.py", "test_writer.py")
+SHARED_DRIVER = (
+    "test_adopt.py",
+    "test_append_job.py",
+    "test_guard.py",
+    "test_readme.py",
+    "test_rival_append.py",
+    "test_writer.py",
+)
 DOCKER_SOCKET = "/var/run/docker.sock"
 
 

@@ -7,6 +7,7 @@ error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``wri
 from writer_jobs.delta_log import Commit, DeltaTableLog, Head, TableState, locate_table
 from writer_jobs.errors import (
     CommitUnknownError,
+    GuardMissingError,
     RunError,
     SchemaMismatchError,
     SourceError,
@@ -16,6 +17,7 @@ from writer_jobs.errors import (
     UnsupportedSessionError,
     WriteFailedError,
 )
+from writer_jobs.guarded import attach, locked
 from writer_jobs.session import build_session
 from writer_jobs.writer import CommitResult, LockedDeltaWriter
 
@@ -24,6 +26,7 @@ __all__ = [
     "CommitResult",
     "CommitUnknownError",
     "DeltaTableLog",
+    "GuardMissingError",
     "Head",
     "LockedDeltaWriter",
     "RunError",
@@ -35,6 +38,8 @@ __all__ = [
     "UnprovenCommitError",
     "UnsupportedSessionError",
     "WriteFailedError",
+    "attach",
     "build_session",
     "locate_table",
+    "locked",
 ]

@@ -19,10 +19,12 @@ if __package__ in (None, ""):
 try:
     from lock_manager import (
         EnsembleFormatError,
+        EnsembleMismatchError,
         EnsembleRefusedError,
         EnsembleUnavailableError,
         LockCancelledError,
         LockLostError,
+        LockNotHeldError,
         LockTimeoutError,
         SluiceError,
         ZookeeperLockManager,
@@ -35,7 +37,7 @@ from pyspark.sql import SparkSession
 
 from writer_jobs.append_arguments import PROGRAM, Arguments, HelpShown, parse_arguments
 from writer_jobs.append_load import AppendLoad
-from writer_jobs.errors import StorageError, WriteFailedError
+from writer_jobs.errors import CommitUnknownError, StorageError, WriteFailedError
 from writer_jobs.failures import JVM_ERRORS, one_sentence
 from writer_jobs.job_output import JobOutput, JvmStandardError, Report, under_spark_submit
 from writer_jobs.session import build_session, running_session
@@ -48,6 +50,7 @@ EXIT_ARGUMENTS = 2
 EXIT_NO_LOCK = 3
 EXIT_LOCK_LOST = 4
 EXIT_WRITE_FAILED = 5
+EXIT_UNKNOWN = 6
 EXIT_INTERRUPTED = 130
 
 # An ensemble is looked for no longer than the lock would be waited for, but long enough to be found.
@@ -61,7 +64,10 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (EnsembleUnavailableError, EXIT_NO_LOCK),
     (EnsembleRefusedError, EXIT_NO_LOCK),
     (EnsembleFormatError, EXIT_NO_LOCK),
+    (EnsembleMismatchError, EXIT_NO_LOCK),
     (LockLostError, EXIT_LOCK_LOST),
+    (LockNotHeldError, EXIT_LOCK_LOST),
+    (CommitUnknownError, EXIT_UNKNOWN),
     (WriteFailedError, EXIT_WRITE_FAILED),
     (SluiceError, EXIT_ARGUMENTS),
     (KeyboardInterrupt, EXIT_INTERRUPTED),

@@ -64,9 +64,10 @@ exit codes:
   3    lock not acquired in time, or ZooKeeper does not answer
   4    lock lost
   5    write failed: rows that do not fit the table, malformed records, a failing store
+  6    unknown: a commit was put and got no answer; with --run-id, start the job again
   130  stopped by Ctrl-C; 143: by SIGTERM. A commit that had begun was completed or cancelled.
   Cluster managers do not relay these faithfully: --report writes them down. Only with UnprovenCommitError (4) and
-  "not known" (5) may the table have got rows of a failed commit; in all other cases it has none.
+  "not known" (6) may the table have got rows of a failed commit; in all other cases it has none.
 """
 
 _NAME_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")

@@ -17,13 +17,15 @@ from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from lock_manager.errors import ENSEMBLE_PROPERTY
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
 from writer_jobs.hadoop_files import HadoopFiles
 
 LOG_FOLDER = "_delta_log"
 NO_VERSION = -1
-#: Under this key our own part of a commit's ``userMetadata`` (a JSON object) is found.
+#: Under this key our own part is found, of ``commitInfo`` (what the guard notes of the hold) and of its
+#: ``userMetadata`` (what the write notes of itself).
 STAMP = "sluice"
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
 _RETENTION = "delta.setTransactionRetentionDuration"
@@ -59,6 +61,7 @@ class TableState:
         partition_columns: in partition order.
         supplied_columns: columns that Delta fills in by itself (generated, identity, with a default).
         forgets_transactions: whether ``txnVersion`` is kept for a limited time only.
+        ensemble: the one whose lock on the table counts, None if any does; see :mod:`writer_jobs.ensembles`.
 
     """
 
@@ -67,6 +70,7 @@ class TableState:
     partition_columns: tuple[str, ...]
     supplied_columns: frozenset[str]
     forgets_transactions: bool
+    ensemble: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,12 +135,14 @@ class DeltaTableLog:
         # Not Spark's view of the table, which hides what Delta keeps in the fields' metadata.
         schema = StructType.fromJson(json.loads(metadata.schemaString()))
         columns = metadata.partitionColumns()
+        pin = metadata.configuration().get(ENSEMBLE_PROPERTY)
         return TableState(
             version=int(snapshot.version()),
             schema=schema,
             partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
             supplied_columns=frozenset(field.name for field in schema if _supplied(field.metadata)),
             forgets_transactions=bool(metadata.configuration().contains(_RETENTION)),
+            ensemble=str(pin.get()) if pin.isDefined() else None,
         )
 
     def find_commit(self, commit_id: str, *, after: int) -> tuple[Commit | None, int]:
@@ -164,6 +170,28 @@ class DeltaTableLog:
                 return Commit(version, None if rows is None else int(rows)), version
             version += 1
         return None, version - 1
+
+    def commit_nothing(self) -> int:
+        """Make an empty commit, and return its version.
+
+        Delta makes it, with whatever the table's features ask of a commit.
+
+        Raises:
+            TableError, StorageError: see :meth:`head`.
+            SluiceError: what the commit guard found.
+
+        """
+        jvm: Any = self._spark._jvm  # noqa: SLF001
+        nothing = jvm.scala.Option.empty()
+        delta = jvm.org.apache.spark.sql.delta
+        operation = getattr(getattr(delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
+        no_actions = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+        try:
+            log = delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
+            transaction = log.startTransaction(nothing, nothing)
+            return int(transaction.commit(no_actions, operation))
+        except JVM_ERRORS as error:
+            raise StorageError(f"no commit can be made to {self.location}: {one_sentence(error)}") from error
 
     def refuse_foreign_folder(self) -> None:
         """Make sure that the folder holds a Delta table, or nothing yet that a first append could harm.
@@ -206,7 +234,7 @@ class DeltaTableLog:
 
 
 def stamp_of(commit_info: dict[str, Any]) -> dict[str, Any]:
-    """Return what a locked write has noted in its commit (commit id, hold, token, run), empty for anybody else's."""
+    """Return what a write of ours has noted of itself in its commit (commit id, run), empty for anybody else's."""
     try:
         metadata = json.loads(commit_info.get("userMetadata") or "null")
     except ValueError:
@@ -215,12 +243,17 @@ def stamp_of(commit_info: dict[str, Any]) -> dict[str, Any]:
     return stamp if isinstance(stamp, dict) else {}
 
 
-def locate_table(spark: SparkSession, table: str) -> str:
+def locate_table(spark: SparkSession, table: str, *, new: bool = False) -> str:
     """Return the qualified location of a table that is named by URI, by path or by its name in the catalog.
 
     What has a slash or a colon is a location (``s3a://lake/flights``, ``./flights``, also ``delta.`/data/flights```);
     it need not exist. Anything else is a catalog name, asked of Spark once: a table that is moved in the catalog
     afterwards is still locked and written where it was.
+
+    Args:
+        spark: the session.
+        table: location or name.
+        new: take a name that the session catalog does not have for the table that ``saveAsTable`` would make.
 
     Raises:
         TableError: no such table in the catalog, a view, a table of another format, or no usable name.
@@ -230,14 +263,14 @@ def locate_table(spark: SparkSession, table: str) -> str:
     by_path = _PATH_IDENTIFIER.fullmatch(table.strip())
     location = by_path["path"] if by_path else table
     if "/" not in location and ":" not in location:
-        location = _catalog_location(spark, location)
+        location = _catalog_location(spark, location, new=new)
     try:
         return HadoopFiles.of(spark).qualify(location)
     except StorageError as error:
         raise TableError(f"no table can be at {error}") from error
 
 
-def _catalog_location(spark: SparkSession, name: str) -> str:
+def _catalog_location(spark: SparkSession, name: str, *, new: bool) -> str:
     try:
         parser = spark._jsparkSession.sessionState().sqlParser()  # noqa: SLF001
         parts = list(parser.parseMultipartIdentifier(name).mkString("\0").split("\0"))
@@ -246,6 +279,8 @@ def _catalog_location(spark: SparkSession, name: str) -> str:
     quoted = ".".join("`" + part.replace("`", "``") + "`" for part in parts)
     try:
         if not spark.catalog.tableExists(quoted):
+            if new and (location := _location_of_new(spark, parts)) is not None:
+                return location
             raise TableError(f"table {name} does not exist in the catalog: create it, or name its location")
         rows = [(row[0], row[1]) for row in spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()]
     except JVM_ERRORS as error:
@@ -258,6 +293,20 @@ def _catalog_location(spark: SparkSession, name: str) -> str:
     if str(details.get("Provider", "")).lower() != "delta":
         raise TableError(f"{name} is not a Delta table but {details.get('Provider', 'of unknown format')}")
     return str(details["Location"])
+
+
+def _location_of_new(spark: SparkSession, parts: list[str]) -> str | None:
+    """Return where Spark's own catalog would put a new table; other catalogs decide that when they make it."""
+    *before, name = parts
+    if before[:1] == ["spark_catalog"]:
+        before = before[1:]
+    if len(before) > 1:
+        return None
+    jvm: Any = spark._jvm  # noqa: SLF001
+    database = jvm.scala.Option.apply(before[0] if before else spark.catalog.currentDatabase())
+    identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(name, database)
+    catalog = spark._jsparkSession.sessionState().catalog()  # noqa: SLF001
+    return str(catalog.defaultTablePath(identifier).toString())
 
 
 def _commit_info(line: str) -> dict[str, Any]:

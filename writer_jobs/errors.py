@@ -4,6 +4,7 @@
 
     SluiceError                                    (lock_manager.errors)
     ├── UnsupportedSessionError (RuntimeError)     a session of Spark Connect, or without Delta
+    │   └── GuardMissingError                      a session without the guarded log store
     ├── StorageError (OSError)                     a file system refused, or does not exist
     ├── TableError (ValueError)                    no Delta table, or none that may be written under a lock
     ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
@@ -24,6 +25,10 @@ from lock_manager.errors import LockLostError, SluiceError
 
 class UnsupportedSessionError(SluiceError, RuntimeError):
     """A session that cannot write under a lock: of Spark Connect, or without Delta."""
+
+
+class GuardMissingError(UnsupportedSessionError):
+    """A session in which nobody could ask for the lock at a commit: without the guarded log store, or its guard."""
 
 
 class StorageError(SluiceError, OSError):

@@ -26,6 +26,7 @@ _NOISE = (
     re.compile(r"\s*\(Service: [^()]*\)(\s*\(SDK Attempt Count: \d+\))?.*$", re.DOTALL),  # of the AWS SDK
     re.compile(r"\b[a-z]\w*(\.[a-z]\w*)+\.\w+(Exception|Error): "),  # names of Java classes
 )
+_CONFLICT = re.compile(r"(io\.)?delta\.exceptions\..*(Concurrent\w+|MetadataChanged|ProtocolChanged)Exception")
 _CAUSES = 20
 _LONGEST = 300
 
@@ -34,6 +35,14 @@ def is_java(error: BaseException, class_name: str) -> bool:
     """Tell whether ``error`` is, or was caused by, an instance of a class of the Java library."""
     gateway = SparkContext._gateway  # noqa: SLF001 (py4j's only way to ask)
     return any(is_instance_of(gateway, layer, class_name) for layer in _layers(error))
+
+
+def is_conflict(error: BaseException | None) -> bool:
+    """Tell whether Delta refused a commit because of what another transaction had committed meanwhile."""
+    # Delta's Python module has made them exceptions of its own, without the Java one.
+    names = [f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__]
+    names += [str(layer.getClass().getName()) for layer in _layers(error)] if error is not None else []
+    return any(_CONFLICT.fullmatch(name) for name in names)
 
 
 def has_condition(error: BaseException, *prefixes: str) -> bool:
@@ -65,7 +74,12 @@ def one_sentence(error: BaseException) -> str:
 def _layers(error: BaseException) -> Iterator[JavaObject]:
     """Go from the JVM's exception behind a Python one through its causes."""
     found = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    layer = found if isinstance(found, JavaObject) else None
+    return java_layers(found if isinstance(found, JavaObject) else None)
+
+
+def java_layers(exception: JavaObject | None) -> Iterator[JavaObject]:
+    """Go from a Java exception through its causes."""
+    layer = exception
     for _ in range(_CAUSES):
         if layer is None:
             return

@@ -27,9 +27,16 @@ _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _EXTENSIONS = "spark.sql.extensions"
 _PROGRESS = "spark.ui.showConsoleProgress"
 
+#: How commits are written: see ``log_store/``.
+LOG_STORE = "io.deltasluice.storage.GuardedLogStore"
+LOG_STORE_SETTING = "spark.delta.logStore.class"
+#: ``required``: no commit without the lock. ``observe``: commit, and log what would be refused. ``off``: do not ask.
+GUARD_MODE = "spark.sluice.guard"
+
 #: What a job gets unless it is told otherwise, and why.
 DEFAULTS: Mapping[str, str] = {
     "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
+    GUARD_MODE: "required",
     # One store, three spellings: whichever a table is written with, it is read by the same client.
     "spark.hadoop.fs.s3.impl": _S3A,
     "spark.hadoop.fs.s3n.impl": _S3A,
@@ -110,6 +117,9 @@ def driver_conf(
     for key, value in DEFAULTS.items():
         conf.setIfMissing(key, value)
     conf.set(_EXTENSIONS, _with_delta(conf.get(_EXTENSIONS)))
+    if not any("delta.logStore." in key for key, _ in conf.getAll()):
+        # Beside a store that was chosen for one scheme Delta would refuse one for all.
+        conf.set(LOG_STORE_SETTING, LOG_STORE)
     return conf
 
 

@@ -21,8 +21,10 @@ from lock_manager import (
     ZookeeperLockManager,
     canonical_table_uri,
 )
+from lock_manager.guard import GuardedHold
 from writer_jobs.delta_log import NO_VERSION, STAMP, Commit, DeltaTableLog, locate_table
 from writer_jobs.delta_write import CANCEL_AGAIN_SECONDS, DeltaWrite
+from writer_jobs.ensembles import refuse_other_ensemble
 from writer_jobs.errors import (
     CommitUnknownError,
     SchemaMismatchError,
@@ -31,10 +33,13 @@ from writer_jobs.errors import (
     UnprovenCommitError,
     WriteFailedError,
 )
-from writer_jobs.failures import LOST_CONTACT, one_sentence
+from writer_jobs.failures import LOST_CONTACT, is_conflict, one_sentence
+from writer_jobs.guarded import GUARD_OFF, attach, attempts, guard_mode, guarded
 from writer_jobs.session import classic_session
 
 log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,8 @@ class LockedDeltaWriter:
             result = writer.append(df, txn=("nightly-2026-11-21", 1))
 
     An append that returns is in the table, found there by its own id while the lock stood. The lock is held over the
-    whole write. It keeps out writers that ask for it, and nobody else: see :class:`ZookeeperLockManager`.
+    whole write, and the commit guard lets it pass only while it stands (:mod:`writer_jobs.guarded`). A writer that
+    does not ask for it may still be faster; then the write is done again, up to three times.
 
     Args:
         spark: a classic session with Delta; :func:`writer_jobs.build_session` makes one.
@@ -97,6 +103,7 @@ class LockedDeltaWriter:
 
     Raises:
         UnsupportedSessionError: a Spark Connect session.
+        GuardMissingError: an UnsupportedSessionError: a session without the guarded log store; see :func:`attach`.
         TableError: no Delta table, or none whose commits a lock could order.
         StorageError: the location cannot be read.
 
@@ -104,6 +111,8 @@ class LockedDeltaWriter:
 
     def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, table: str) -> None:
         self._spark = classic_session(spark)
+        if guard_mode(spark) != GUARD_OFF:
+            attach(spark)
         self._manager = manager
         self.log = DeltaTableLog(spark, locate_table(spark, table))
         self.log.refuse_foreign_folder()
@@ -160,10 +169,13 @@ class LockedDeltaWriter:
         result: CommitResult | None = None
         with self._running(write):
             try:
-                with self._manager.acquire(self.table, timeout_seconds=lock_timeout_seconds) as hold:
+                with (
+                    self._manager.acquire(self.table, timeout_seconds=lock_timeout_seconds) as hold,
+                    guarded(self._spark, hold, self.log, {"job": self._manager.settings.job}) as bound,
+                ):
                     if before_write is not None:
                         before_write(hold)
-                    result = self._append_under(hold, write)
+                    result = self._append_under(hold, write, bound)
             except SluiceError as error:
                 if result is None:
                     raise
@@ -199,7 +211,7 @@ class LockedDeltaWriter:
                 self._writes.remove(write)
                 self._changed.notify_all()
 
-    def _append_under(self, hold: HeldLock, write: DeltaWrite) -> CommitResult:
+    def _append_under(self, hold: HeldLock, write: DeltaWrite, bound: GuardedHold | None) -> CommitResult:
         head = self.log.head(write.txn[0] if write.txn else None)
         if write.txn is not None and head.last_transaction >= write.txn[1]:
             return self._result(hold, None, None)
@@ -207,11 +219,9 @@ class LockedDeltaWriter:
         hold.check()
         if self._cancelled.is_set():
             raise LockCancelledError(resource=self.table)
-        failure, interrupt = write.save(
-            self.location, self._stamp(hold, write), is_pointless=lambda: hold.lost is not None
-        )
+        failure, interrupt = self._save(hold, write, bound)
         try:
-            commit = self._verify(hold, write, head.version, failure)
+            commit = self._verify(hold, write, bound, head.version, failure)
             if commit is not None and commit.version != NO_VERSION:
                 self._confirm(hold, commit, write.commit_id)
         except SluiceError:
@@ -224,7 +234,25 @@ class LockedDeltaWriter:
             raise interrupt
         return self._result(hold, commit, write.commit_id)
 
-    def _verify(self, hold: HeldLock, write: DeltaWrite, before: int, failure: BaseException | None) -> Commit | None:
+    def _save(
+        self, hold: HeldLock, write: DeltaWrite, bound: GuardedHold | None
+    ) -> tuple[BaseException | None, BaseException | None]:
+        """Write, again after a conflict with somebody who did not ask for the lock, as long as this hold stands."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            failure, interrupt = write.save(
+                self.location, self._stamp(write), is_pointless=lambda: hold.lost is not None
+            )
+            if attempt == _ATTEMPTS or interrupt is not None or hold.lost is not None or not is_conflict(failure):
+                break
+            log.warning("a writer without the lock was faster on %s: writing again", self.table)
+            if bound is not None:
+                # What it committed may be that another ensemble's lock counts from now on.
+                refuse_other_ensemble(hold, self.log)
+        return failure, interrupt
+
+    def _verify(
+        self, hold: HeldLock, write: DeltaWrite, bound: GuardedHold | None, before: int, failure: BaseException | None
+    ) -> Commit | None:
         """Look into the log for what the write did; None: Delta had this transaction already."""
         try:
             commit, last = self.log.find_commit(write.commit_id, after=before)
@@ -241,11 +269,14 @@ class LockedDeltaWriter:
             if failure is not None:
                 log.warning("version %d of %s is committed; after that: %s", commit.version, self.table, failure)
             return commit
-        if isinstance(failure, LOST_CONTACT):
-            # The JVM answers, as the log could be read: it may still be at it.
+        if failure is not None and self._may_still_be_put(failure, bound):
+            # Also if the JVM answers again by now, as the log could be read: it may still be at it.
             raise CommitUnknownError(
                 table=self.table, reason=one_sentence(failure), commit_id=write.commit_id
             ) from failure
+        if isinstance(failure, SluiceError):
+            # The commit guard's refusal.
+            raise failure
         if failure is not None and hold.lost is not None:
             raise LockLostError(resource=self.table, hold_id=hold.hold_id, reason=hold.lost) from failure
         if failure is not None:
@@ -261,6 +292,14 @@ class LockedDeltaWriter:
             "writes this table without the lock",
             commit_id=write.commit_id,
         )
+
+    def _may_still_be_put(self, failure: BaseException, bound: GuardedHold | None) -> bool:
+        """Tell whether a failed write may be in the table later: only if a put of it was sent and got no answer."""
+        if isinstance(failure, LOST_CONTACT):
+            return True
+        if bound is None:
+            return isinstance(failure, CommitUnknownError)
+        return any(attempt["outcome"] in ("unknown", "pending") for attempt in attempts(self._spark, bound))
 
     def _failed(self, write: DeltaWrite, failure: BaseException) -> WriteFailedError:
         with suppress(TableError, StorageError):
@@ -283,16 +322,8 @@ class LockedDeltaWriter:
             ) from error
         hold.record_commit(commit.version)
 
-    def _stamp(self, hold: HeldLock, write: DeltaWrite) -> str:
-        stamp = {
-            **write.metadata,
-            "commit_id": write.commit_id,
-            "hold": hold.hold_id,
-            "token": hold.token,
-            "ensemble": hold.ensemble_id,
-            "acquired_at": hold.acquired_at,
-            "job": self._manager.settings.job,
-        }
+    def _stamp(self, write: DeltaWrite) -> str:
+        stamp = {**write.metadata, "commit_id": write.commit_id}
         user = {} if write.user_metadata is None else {"user": write.user_metadata}
         return json.dumps({STAMP: stamp, **user}, separators=(",", ":"))
 

@@ -43,6 +43,13 @@ _LOCK_TIMEOUT_SECONDS = 600
 _POLL_SECONDS = 0.2
 
 
+# What Delta takes for these schemes if it is told nothing.
+_STOCK_LOG_STORES = {
+    "spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore",
+    "spark.delta.logStore.file.impl": "io.delta.storage.HDFSLogStore",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DemoOptions:
     """What to demonstrate.
@@ -201,7 +208,7 @@ def _command(number: int, table: str, file: Path, commits: int, hosts: str | Non
     arguments += ["--commits", str(commits)]
     conf = {**store.spark_conf, "spark.app.name": f"writer {number}"}
     if hosts is None:
-        return submit_command(Path(__file__).with_name("rival_append.py"), arguments, conf=conf)
+        return submit_command(Path(__file__).with_name("rival_append.py"), arguments, conf=conf | _STOCK_LOG_STORES)
     arguments += ["--zookeeper", hosts, "--lock-timeout", str(_LOCK_TIMEOUT_SECONDS)]
     spec = find_spec("writer_jobs")
     assert spec is not None  # noqa: S101 (it is a package of this distribution)

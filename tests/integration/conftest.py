@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,35 @@ def spark(jars: list[Path], s3: LocalS3, tmp_path_factory: pytest.TempPathFactor
     )
     yield session
     session.stop()
+
+
+@pytest.fixture
+def without_guard(spark: SparkSession) -> Callable[[], AbstractContextManager[None]]:
+    """Commit as a program would that knows of no lock, and is not stopped."""
+
+    @contextmanager
+    def off() -> Iterator[None]:
+        conf = spark.sparkContext._jsc.sc().conf()
+        conf.set("spark.sluice.guard", "off")
+        try:
+            yield
+        finally:
+            conf.set("spark.sluice.guard", "required")
+
+    return off
+
+
+@pytest.fixture
+def sql_elsewhere(
+    spark: SparkSession, without_guard: Callable[[], AbstractContextManager[None]]
+) -> Callable[[str], None]:
+    """Run a statement as such a program would."""
+
+    def run(statement: str) -> None:
+        with without_guard():
+            spark.sql(statement)
+
+    return run
 
 
 @pytest.fixture

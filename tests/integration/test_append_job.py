@@ -21,6 +21,7 @@ from kazoo.exceptions import NoNodeError
 from pyspark.sql import SparkSession
 
 from lock_manager import LockSettings, TableResource, ZookeeperLockManager, canonical_table_uri
+from writer_jobs import locked
 from writer_jobs.append import main
 from writer_jobs.split import SplitRows
 
@@ -88,12 +89,11 @@ def test_each_commit_is_a_line_with_its_times_its_token_and_its_ids_and_all_are_
         assert line["waited_s"] == pytest.approx(line["acquired_at"] - line["requested_at"], abs=1e-5)
         assert line["held_s"] == pytest.approx(line["released_at"] - line["acquired_at"], abs=1e-5)
         first = (table / "_delta_log" / f"{line['version']:020d}.json").read_text().splitlines()[0]
-        stamp = json.loads(json.loads(first)["commitInfo"]["userMetadata"])["sluice"]
-        assert (stamp["commit_id"], stamp["hold"], stamp["token"]) == (
-            line["commit_id"],
-            line["hold_id"],
-            line["token"],
-        )
+        info = json.loads(first)["commitInfo"]
+        stamp = json.loads(info["userMetadata"])["sluice"]
+        (node,) = info["sluice"]["nodes"]
+        assert (stamp["commit_id"], info["sluice"]["hold"]) == (line["commit_id"], line["hold_id"])
+        assert node["token"] == line["token"]
         assert "run" not in stamp
 
     # Each commit has a hold of its own.
@@ -150,10 +150,14 @@ def test_the_files_of_a_partitioned_table_are_few(
 
 
 def test_values_are_read_with_the_types_of_an_existing_table_and_matched_by_name(
-    append: Callable[..., Any], table: Path, csv_file: Callable[..., Path], spark: SparkSession
+    append: Callable[..., Any],
+    table: Path,
+    csv_file: Callable[..., Path],
+    spark: SparkSession,
+    sql_elsewhere: Callable[[str], None],
 ) -> None:
     columns = "amount decimal(10,2), id bigint, day date, name string, twice bigint generated always as (id * 2)"
-    spark.sql(f"create table delta.`{table}` ({columns}) using delta")
+    sql_elsewhere(f"create table delta.`{table}` ({columns}) using delta")
     source = csv_file("s.csv", "DAY,id,name,amount", [("2013-01-31", 7, "NA", "1.5"), ("2013-02-01", 8, "x", "NA")])
     done = append("--table", table, "--source", source, "--null-value", "NA")
 
@@ -193,9 +197,15 @@ def test_column_value_folders_are_columns(
 
 
 def test_json_is_read_with_the_types_of_the_table_and_missing_fields_are_null(
-    append: Callable[..., Any], spark: SparkSession, table: Path, tmp_path: Path, rows_of: Callable[..., Any]
+    append: Callable[..., Any],
+    sql_elsewhere: Callable[[str], None],
+    table: Path,
+    tmp_path: Path,
+    rows_of: Callable[..., Any],
 ) -> None:
-    spark.sql(f"create table delta.`{table}` (id int, at timestamp_ntz, tags array<string>, size double) using delta")
+    sql_elsewhere(
+        f"create table delta.`{table}` (id int, at timestamp_ntz, tags array<string>, size double) using delta"
+    )
     source = tmp_path / "s.jsonl"
     source.write_text('{"id": 1, "at": "2013-01-01T10:00:00", "tags": ["a"]}\n{"id": 2}\n')
     done = append("--table", table, "--source", source)
@@ -242,10 +252,10 @@ def test_a_reader_option_goes_before_the_strict_defaults(
 
 
 def test_a_catalog_table_is_appended_to_by_name(
-    append: Callable[..., Any], source: Path, spark: SparkSession, table: Path
+    append: Callable[..., Any], source: Path, spark: SparkSession, sql_elsewhere: Callable[[str], None], table: Path
 ) -> None:
     spark.sql("create schema if not exists shop")
-    spark.sql(f"create table shop.orders (id int, name string, amount double) using delta location '{table}'")
+    sql_elsewhere(f"create table shop.orders (id int, name string, amount double) using delta location '{table}'")
     try:
         done = append("--table", "shop.orders", "--source", source)
         assert (done.code, done.error) == (0, "")
@@ -256,7 +266,7 @@ def test_a_catalog_table_is_appended_to_by_name(
 
 def test_a_table_that_another_writer_made_meanwhile_is_appended_to_with_its_types(
     append: Callable[..., Any],
-    spark: SparkSession,
+    sql_elsewhere: Callable[[str], None],
     csv_file: Callable[..., Path],
     manager: ZookeeperLockManager,
     table: Path,
@@ -269,7 +279,7 @@ def test_a_table_that_another_writer_made_meanwhile_is_appended_to_with_its_type
             running = pool.submit(append, "--table", table, "--source", source, "--commits", "2")
             # It waits with the plan of making a table with two columns of numbers.
             eventually(lambda: len(manager.queue(f"file:{table}")) == 2, what="the job in the queue")
-            spark.sql(f"create table delta.`{table}` (id bigint, name string) using delta")
+            sql_elsewhere(f"create table delta.`{table}` (id bigint, name string) using delta")
         done = running.result()
     assert (done.code, done.error) == (0, "")
     assert [line["event"] for line in done.lines][:4] == ["waiting", "holding", "waiting", "holding"]
@@ -403,12 +413,12 @@ def test_files_of_one_load_with_different_headers_are_refused(
 
 def test_json_with_unknown_or_malformed_fields_is_refused(
     append: Callable[..., Any],
-    spark: SparkSession,
+    sql_elsewhere: Callable[[str], None],
     table: Path,
     tmp_path: Path,
     versions: Callable[[Path], list[str]],
 ) -> None:
-    spark.sql(f"create table delta.`{table}` (id int, inner struct<a: int>) using delta")
+    sql_elsewhere(f"create table delta.`{table}` (id int, inner struct<a: int>) using delta")
     source = tmp_path / "s.json"
     for text, said in (
         ('{"id": 1, "inner": {"a": 1, "b": 2}}', "no column inner.b"),
@@ -577,18 +587,28 @@ def test_a_torn_record_of_a_killed_first_attempt_is_replaced(
 
 
 def test_a_name_that_another_application_used_for_its_transactions_is_refused(
-    append: Callable[..., Any], source: Path, spark: SparkSession, existing: Callable[..., Path]
+    append: Callable[..., Any],
+    source: Path,
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    existing: Callable[..., Path],
 ) -> None:
     table = existing(id="integer", name="string", amount="double")
     rows = spark.sql("select 1 as id, 'x' as name, 1.0D as amount")
-    rows.write.format("delta").mode("append").option("txnAppId", "stream").option("txnVersion", 3).save(str(table))
+    writing = rows.write.format("delta").mode("append").option("txnAppId", "stream").option("txnVersion", 3)
+    with locked(spark, str(table), manager=manager):
+        writing.save(str(table))
     refused = append("--table", table, "--source", source, "--run-id", "stream")
     assert refused.code == 2
     assert "choose another run id" in refused.error
 
 
 def test_a_run_is_completed_by_the_recorded_schema_when_the_table_has_changed_since(
-    append: Callable[..., Any], source: Path, table: Path, spark: SparkSession, rows_of: Callable[..., Any]
+    append: Callable[..., Any],
+    source: Path,
+    table: Path,
+    sql_elsewhere: Callable[[str], None],
+    rows_of: Callable[..., Any],
 ) -> None:
     arguments = ("--table", table, "--source", source, "--run-id", "r", "--commits", "2")
     whole = append(*arguments)
@@ -596,7 +616,7 @@ def test_a_run_is_completed_by_the_recorded_schema_when_the_table_has_changed_si
     # As if the job had been killed after its first commit, and somebody had added a column.
     for path in table.glob(f"_delta_log/*{1:020d}*"):
         path.unlink()
-    spark.sql(f"alter table delta.`{table}` add column later string")
+    sql_elsewhere(f"alter table delta.`{table}` add column later string")
     rest = append(*arguments)
 
     assert (rest.code, rest.error) == (0, "")
@@ -606,10 +626,14 @@ def test_a_run_is_completed_by_the_recorded_schema_when_the_table_has_changed_si
 
 
 def test_a_run_that_the_table_may_have_forgotten_is_not_done_again(
-    append: Callable[..., Any], source: Path, table: Path, spark: SparkSession, rows_of: Callable[..., Any]
+    append: Callable[..., Any],
+    source: Path,
+    table: Path,
+    sql_elsewhere: Callable[[str], None],
+    rows_of: Callable[..., Any],
 ) -> None:
     retention = "tblproperties ('delta.setTransactionRetentionDuration' = 'interval 0 seconds')"
-    spark.sql(f"create table delta.`{table}` (id int, name string, amount double) using delta {retention}")
+    sql_elsewhere(f"create table delta.`{table}` (id int, name string, amount double) using delta {retention}")
     arguments = ("--table", table, "--source", source, "--run-id", "r")
     assert append(*arguments).code == 0
     refused = append(*arguments)
@@ -637,7 +661,12 @@ def test_two_processes_with_one_run_id_make_one_run(
 
 
 def test_vacuum_and_readers_pass_over_the_record(
-    append: Callable[..., Any], source: Path, table: Path, spark: SparkSession, rows_of: Callable[..., Any]
+    append: Callable[..., Any],
+    source: Path,
+    table: Path,
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    rows_of: Callable[..., Any],
 ) -> None:
     arguments = ("--table", table, "--source", source, "--run-id", "r")
     assert append(*arguments).code == 0
@@ -647,7 +676,8 @@ def test_vacuum_and_readers_pass_over_the_record(
     spark.conf.set(check, "false")
     spark.conf.set(tasks, "2")
     try:
-        spark.sql(f"vacuum delta.`{table}` retain 0 hours")
+        with locked(spark, str(table), manager=manager):
+            spark.sql(f"vacuum delta.`{table}` retain 0 hours")
     finally:
         spark.conf.unset(check)
         spark.conf.unset(tasks)

@@ -60,6 +60,10 @@ def make_manager(zookeeper) -> Iterator[Callable[..., ZookeeperLockManager]]:
         manager.close()
 
 
+def contenders(client, node: str) -> list[str]:
+    return [name for name in client.get_children(node) if "lock__" in name]
+
+
 def in_thread(function: Callable[[], object]) -> tuple[threading.Thread, list]:
     """Run in a thread; the list gets the result or the exception."""
     outcome: list = []
@@ -245,12 +249,12 @@ def test_200_failed_acquires_leave_no_contender(make_manager, table, node, ensem
     )  # fmt: skip
     try:
         assert interrupted.stdout.readline().strip() == "70"
-        (left,) = ensemble_client.get_children(node)  # the process with 70 interrupts still lives, and so its session
+        (left,) = contenders(ensemble_client, node)  # the process with 70 interrupts still lives, and so its session
         assert ensemble_client.exists(f"{node}/{left}").czxid == holder.token
     finally:
         interrupted.communicate("end")
     holder.release()
-    assert ensemble_client.get_children(node) == []
+    assert contenders(ensemble_client, node) == []
 
 
 INTERRUPTED = """
@@ -479,7 +483,7 @@ def test_body_exception_is_never_masked_by_a_lost_hold(make_manager, table, ense
     manager = make_manager()
 
     def lose(name_of: str) -> None:
-        for child in ensemble_client.get_children(name_of):
+        for child in contenders(ensemble_client, name_of):
             ensemble_client.delete(f"{name_of}/{child}")
 
     with pytest.raises(ZeroDivisionError) as told, manager.acquire(table):
@@ -496,7 +500,7 @@ def test_body_exception_is_never_masked_by_a_lost_hold(make_manager, table, ense
 
 def test_check_changes_nothing_and_finds_a_contender_that_is_gone(make_manager, table, node, ensemble_client):
     with make_manager().acquire(table) as hold:
-        (name,) = ensemble_client.get_children(node)
+        (name,) = contenders(ensemble_client, node)
         before = ensemble_client.exists(f"{node}/{name}")
         for _ in range(10):
             hold.check()
@@ -513,7 +517,7 @@ def test_check_changes_nothing_and_finds_a_contender_that_is_gone(make_manager, 
 
 def test_an_answer_that_proves_nothing_is_no_proof(make_manager, table, node, ensemble_client):
     with make_manager().acquire(table) as hold:
-        (name,) = ensemble_client.get_children(node)
+        (name,) = contenders(ensemble_client, node)
         ensemble_client.set_acls(f"{node}/{name}", [make_acl("world", "anyone", write=True)])
         with pytest.raises(EnsembleRefusedError, match="NoAuthError"):
             hold.check()
@@ -527,7 +531,7 @@ def test_a_contender_that_may_not_be_deleted_ends_with_its_session(
     ensemble_client.set_acls(node, [make_acl("world", "anyone", read=True, create=True, admin=True)])
     with pytest.raises(EnsembleRefusedError):
         hold.release()
-    eventually(lambda: ensemble_client.get_children(node) == [])
+    eventually(lambda: contenders(ensemble_client, node) == [])
     ensemble_client.set_acls(node, OPEN_ACL_UNSAFE)
     manager.acquire(table, timeout_seconds=10).release()
 

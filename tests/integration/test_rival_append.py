@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,12 +17,15 @@ from sluice.log_folder import open_log
 
 
 @pytest.mark.spark
-def test_its_lines_tell_what_is_in_the_table(spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_lines_tell_what_is_in_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], without_guard: Callable[[], AbstractContextManager[None]]
+) -> None:
     from sluice.demo import rival_append
 
     (source,), contents = deal_flights(tmp_path, 1, limit=300)
     table = str(tmp_path / "flights")
-    rival_append.main(["--table", table, "--source", str(source), "--partition-by", "month", "--commits", "2"])
+    with without_guard():
+        rival_append.main(["--table", table, "--source", str(source), "--partition-by", "month", "--commits", "2"])
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in lines] == ["writing", "commit", "writing", "commit"]
     writer = Writer(1, 0.0)

@@ -120,11 +120,12 @@ def test_every_commit_carries_its_stamp_beside_the_callers_own_metadata(
     noted = json.loads(commit_info(table, 0)["userMetadata"])
     assert noted["user"] == "mine"
     assert noted["sluice"]["commit_id"] == result.commit_id
-    assert noted["sluice"]["hold"] == result.hold_id
-    assert noted["sluice"]["token"] == result.token
-    assert noted["sluice"]["acquired_at"] == result.acquired_at
     assert noted["sluice"]["run"] == {"id": "r"}
-    assert len(noted["sluice"]["ensemble"]) >= 32
+    guard = commit_info(table, 0)["sluice"]
+    assert guard["hold"] == result.hold_id
+    assert [(node["mode"], node["token"]) for node in guard["nodes"]] == [("exclusive", result.token)]
+    assert guard["acquired_at"] == result.acquired_at
+    assert len(guard["ensemble"]) >= 32
 
 
 def test_an_append_of_no_rows_is_a_commit_too(spark: SparkSession, writer: LockedDeltaWriter) -> None:
@@ -392,9 +393,9 @@ def test_a_lock_that_is_not_free_in_time_is_a_timeout(
 
 
 def test_a_catalog_name_is_locked_by_the_location_of_its_table(
-    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+    spark: SparkSession, manager: ZookeeperLockManager, sql_elsewhere: Callable[[str], None], tmp_path: Path
 ) -> None:
-    spark.sql(f"create table named (id bigint) using delta location '{tmp_path / 'somewhere'}'")
+    sql_elsewhere(f"create table named (id bigint) using delta location '{tmp_path / 'somewhere'}'")
     try:
         writer = LockedDeltaWriter(spark, manager, "default.named")
         queues: list[Any] = []

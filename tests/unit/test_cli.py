@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from sluice.commands import app
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["demo", "verify", "jars", "dist", "submit-args", "zookeeper"]
+COMMANDS = ["demo", "verify", "log", "adopt", "soak", "jars", "dist", "submit-args", "zookeeper"]
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ def commit(number: int, **changes: Any) -> Acknowledged:
 
 
 def logged(number: int, **changes: Any) -> LogCommit:
-    stamp = LockStamp(f"c{number}", f"h{number}", number + 1, "e", 100.0 + 10 * number)
+    stamp = LockStamp(f"c{number}", f"h{number}", "e", {"s3://lake/t": number + 1}, {}, 100.0 + 10 * number)
     return replace(LogCommit(number, 102.0 + 10 * number, read_version=number - 1, stamp=stamp), **changes)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from sluice import distribution
 from sluice.distribution import DistributionError, build_zip, submit_arguments
-from sluice.jars import JarsError, locked_jars
+from sluice.jars import LOG_STORE_JAR, JarsError, locked_jars
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     paths = [folder / jar.file_name for jar in locked_jars()]
     for path in paths:
         path.touch()
-    return paths
+    return [*paths, LOG_STORE_JAR]
 
 
 def test_the_zip_is_the_same_whenever_and_wherever_it_is_built(tmp_path: Path) -> None:
@@ -64,12 +64,13 @@ def test_the_arguments_are_those_that_spark_submit_takes(jars: list[Path], tmp_p
     archive = tmp_path / "my zip"
     found = submit_arguments(archive)
     assert found[:4] == ["--jars", ",".join(map(str, jars)), "--py-files", str(archive)]
-    assert {found[4], found[6]} == {"--conf"}
-    assert {setting.partition("=")[0] for setting in (found[5], found[7])} == {
+    assert set(found[4::2]) == {"--conf"}
+    assert [setting.partition("=")[0] for setting in found[5::2]] == [
         "spark.sql.extensions",
         "spark.sql.catalog.spark_catalog",
-    }
-    assert len(found) == 8
+        "spark.delta.logStore.class",
+    ]
+    assert submit_arguments(archive, guard="observe") == [*found, "--conf", "spark.sluice.guard=observe"]
     assert shlex.split(shlex.join(found)) == found
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import lock_manager
 from lock_manager import (
+    EnsembleMismatchError,
     EnsembleUnavailableError,
     LockCancelledError,
     LockError,
@@ -25,6 +26,7 @@ EXAMPLES = [
     LockTimeoutError(resource="s3://l/t", timeout_seconds=5, ahead=0, holder=None),
     LockCancelledError(resource="s3://l/t"),
     LockOrderError("order", resource="s3://l/t"),
+    EnsembleMismatchError(resource="s3://l/t", ensemble="b", pinned_to="a"),
     LockLostError(resource="s3://l/t", hold_id="x", reason="gone", versions=(3,)),
 ]
 
@@ -49,8 +51,8 @@ def test_every_public_error_is_in_the_tree_and_a_builtin_that_one_would_catch():
 
 def test_public_surface_is_what_it_was():
     assert lock_manager.__all__ == [
-        "ClosedError", "EnsembleFormatError", "EnsembleRefusedError", "EnsembleUnavailableError", "HeldLock",
-        "LocalServerError",
+        "ClosedError", "EnsembleFormatError", "EnsembleMismatchError", "EnsembleRefusedError",
+        "EnsembleUnavailableError", "HeldLock", "LocalServerError",
         "LockCancelledError", "LockError", "LockLostError", "LockNotHeldError", "LockOrderError", "LockSettings",
         "LockTimeoutError", "QueueEntry", "ResourceError", "SessionState", "SettingsError", "SluiceError",
         "TableResource", "ZookeeperLockManager", "canonical_table_uri",

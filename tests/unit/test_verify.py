@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import zipfile
 from collections.abc import Callable, Sequence
@@ -11,11 +12,17 @@ from typing import Any
 
 import pytest
 from arro3.core import Array, DataType, Table
-from deltalake import CommitProperties, DeltaTable, write_deltalake
+from deltalake import DeltaTable, write_deltalake
+from typer.testing import CliRunner
 
+from lock_manager.errors import ENSEMBLE_PROPERTY
+from sluice.checks import check_ensembles, check_tokens, version_ranges
+from sluice.commands import app
+from sluice.delta_log import LockStamp, LogCommit
 from sluice.log_folder import LogAccessError
 from sluice.verify import Verification, VerifyError, verify_table
 
+TABLE = "s3://lake/flights"
 SPARK_TABLE = Path(__file__).parents[1] / "data" / "deletion_vectors.zip"
 
 
@@ -29,16 +36,23 @@ def rows(ids: Sequence[int], month: int = 1) -> Table:
     )
 
 
-def stamp(number: int, **changes: Any) -> str:
+Stamp = dict[str, Any]
+
+
+def stamp(number: int, **changes: Any) -> Stamp:
+    """What the guard notes in a commit, and in its ``userMetadata`` the writer."""
+    nodes = [{"key": key, "mode": "exclusive", "token": token} for key, token in changes.pop("tokens", {}).items()]
+    nodes += [{"key": key, "mode": "shared", "token": token} for key, token in changes.pop("shared", {}).items()]
     told = {
-        "commit_id": f"commit-{number}",
         "hold": f"hold-{number}",
-        "token": 100 + number,
         "ensemble": "an-ensemble",
+        "nodes": nodes or [{"key": TABLE, "mode": "exclusive", "token": changes.pop("token", 100 + number)}],
         "acquired_at": 1000.0 + 10 * number,
+        "attempt": f"attempt-{number}",
         "job": "nightly",
     }
-    return json.dumps({"sluice": told | changes, "user": "kept"})
+    write = {"commit_id": changes.pop("commit_id", f"commit-{number}")}
+    return {"sluice": told | changes, "userMetadata": json.dumps({"sluice": write, "user": "kept"})}
 
 
 def version_file(table: Path, version: int) -> Path:
@@ -53,9 +67,36 @@ def edit(table: Path, version: int, change: Callable[[dict[str, Any]], None]) ->
     version_file(table, version).write_text("\n".join(map(json.dumps, actions)) + "\n")
 
 
-def append(table: Path, ids: Sequence[int], user_metadata: str | None = None, month: int = 1) -> None:
-    properties = CommitProperties(custom_metadata={"userMetadata": user_metadata}) if user_metadata else None
-    write_deltalake(table, rows(ids, month), mode="append", partition_by=["month"], commit_properties=properties)
+def note(table: Path, version: int, **noted: Any) -> None:
+    """Note something in a commit's ``commitInfo``, as the guarded log store does."""
+
+    def change(action: dict[str, Any]) -> None:
+        if "commitInfo" in action:
+            action["commitInfo"].update(noted)
+
+    edit(table, version, change)
+
+
+def append(table: Path, ids: Sequence[int], noted: Stamp | None = None, month: int = 1) -> int:
+    write_deltalake(table, rows(ids, month), mode="append", partition_by=["month"])
+    version = DeltaTable(table).version()
+    note(table, version, **(noted or {}))
+    return version
+
+
+def pin(table: Path, ensemble: str, noted: Stamp) -> int:
+    """Pin a table, as `sluice adopt` does."""
+    # delta-rs sets known properties only: change one, and add ours to what it wrote.
+    DeltaTable(table).alter.set_table_properties({"delta.appendOnly": "false"})
+    version = DeltaTable(table).version()
+
+    def change(action: dict[str, Any]) -> None:
+        if "metaData" in action:
+            action["metaData"]["configuration"][ENSEMBLE_PROPERTY] = ensemble
+
+    edit(table, version, change)
+    note(table, version, **noted)
+    return version
 
 
 @pytest.fixture
@@ -64,12 +105,7 @@ def table(tmp_path: Path) -> Path:
     path = tmp_path / "flights"
     for number in range(5):
         append(path, [2 * number, 2 * number + 1], stamp(number), month=number % 2)
-
-        def set_time(action: dict[str, Any], number: int = number) -> None:
-            if "commitInfo" in action:
-                action["commitInfo"].update(timestamp=1_005_000 + 10_000 * number, readVersion=number - 1)
-
-        edit(path, number, set_time)
+        note(path, number, timestamp=1_005_000 + 10_000 * number, readVersion=number - 1)
     return path
 
 
@@ -109,14 +145,67 @@ def test_every_spelling_of_a_local_table_is_understood(
 
 def test_commits_without_the_lock_are_counted_by_engine_and_are_no_problem(table: Path) -> None:
     append(table, [10])
-    append(table, [11], json.dumps({"sluice": {"token": "not one of ours"}}))
-    append(table, [12], "plain text")
+    append(table, [11], {"sluice": {"nodes": "not one of ours"}})
+    append(table, [12], {"sluice": "plain text"})
+    append(table, [13], {"sluice": {"attempt": "with the guard off"}})
+    # What a writer says of itself is no hold.
+    append(table, [14], {"userMetadata": stamp(1)["userMetadata"]})
     found = verify_table(table)
     assert found.ok
-    assert (found.locked_commits, found.unlocked_commits) == (5, 3)
-    ((engine, count),) = found.unlocked_writers.items()
+    assert (found.locked_commits, found.unlocked_commits) == (5, 5)
+    ((engine, versions),) = found.unlocked_writers.items()
     assert engine.startswith("delta-rs")
-    assert count == 3
+    assert versions == (5, 6, 7, 8, 9)
+    assert found.observed == {}
+    note(table, 6, engineInfo="Apache-Spark/4.2.0 Delta-Lake/4.4.0")
+    assert verify_table(table).unlocked_writers == {
+        "Apache-Spark/4.2.0 Delta-Lake/4.4.0": (6,),
+        engine: (5, 7, 8, 9),
+    }
+
+
+def test_commits_that_the_guard_only_observed_are_without_the_lock_and_named(table: Path) -> None:
+    append(table, [10], {"sluice": {"observed": "LockNotHeldError", "attempt": "a"}})
+    append(table, [11], stamp(6))
+    append(table, [12], {"sluice": {"observed": "LockLostError", "attempt": "b"}})
+    append(table, [13], {"sluice": {"observed": "LockNotHeldError", "attempt": "c"}})
+    found = verify_table(table)
+    assert found.ok
+    assert found.observed == {"LockLostError": (7,), "LockNotHeldError": (5, 8)}
+    assert (found.locked_commits, found.unlocked_commits) == (6, 3)
+
+
+def test_people_are_told_who_writes_without_the_lock_and_in_which_versions(
+    table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(table, [10])
+    append(table, [11])
+    append(table, [12], stamp(7))
+    append(
+        table, [13], {"sluice": {"observed": "LockNotHeldError"}, "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}
+    )
+    monkeypatch.setenv("COLUMNS", "200")
+    answer = CliRunner().invoke(app, ["verify", str(table)])
+    lines = [line.strip() for line in answer.stdout.splitlines()]
+    assert any(re.fullmatch(r"by delta-rs:\S+: versions 5 to 6 +2", line) for line in lines), lines
+    assert any(re.fullmatch(r"by Apache-Spark/4.2.0 Delta-Lake/4.4.0: version 8 +1", line) for line in lines)
+    assert any(re.fullmatch(r"only observed, LockNotHeldError: version 8 +1", line) for line in lines)
+    found = json.loads(CliRunner().invoke(app, ["verify", str(table), "--json"]).stdout)
+    assert found["unlocked_writers"]["Apache-Spark/4.2.0 Delta-Lake/4.4.0"] == [8]
+    assert found["observed"] == {"LockNotHeldError": [8]}
+
+
+@pytest.mark.parametrize(
+    ("versions", "said"),
+    [
+        ([3], "version 3"),
+        ([1, 2, 3, 5], "versions 1 to 3, 5"),
+        ([1, 2], "versions 1 to 2"),
+        ([1, 3, 5, 7, 9, 11, 13], "versions 1, 3, 5, 7, 9, …"),
+    ],
+)
+def test_versions_are_told_in_ranges(versions: list[int], said: str) -> None:
+    assert version_ranges(versions) == said
 
 
 def test_a_removed_version_is_a_gap(table: Path) -> None:
@@ -164,7 +253,11 @@ def test_a_version_overwritten_by_a_later_holder_is_found(table: Path, tmp_path:
         append(rival, [100 + number], stamp(90 + number))
     shutil.copytree(rival, table, dirs_exist_ok=True, ignore=shutil.ignore_patterns("_delta_log"))
     shutil.copy(version_file(rival, 1), version_file(table, 2))
-    assert "version 3 carries fencing token" in problem(verify_table(table))
+    # All that came before it are below its token now.
+    assert [sentence[:39] for sentence in verify_table(table).problems] == [
+        "version 3 carries fencing token 0x67, n",
+        "version 4 carries fencing token 0x68, n",
+    ]
 
 
 def test_a_version_overwritten_before_a_checkpoint_is_found(table: Path) -> None:
@@ -226,6 +319,117 @@ def test_one_hold_may_commit_several_times_but_not_after_the_next_holder(table: 
 def test_tokens_of_different_ensembles_do_not_compare(table: Path) -> None:
     append(table, [10], stamp(5, token=1, ensemble="another"))
     assert verify_table(table).ok
+
+
+TABLE_NODE, MONTH_1, MONTH_2 = "s3://lake/t", "s3://lake/t?month=1", "s3://lake/t?month=2"
+
+
+def locked_commit(version: int, hold: str, *, ensemble: str = "e", pin: str | None = None, **tokens: Any) -> LogCommit:
+    held = LockStamp(f"c{version}", hold, ensemble, tokens.get("tokens", {}), tokens.get("shared", {}), 0.0)
+    return LogCommit(version, stamp=held, pin=pin)
+
+
+def test_holds_of_two_partitions_may_commit_in_any_order() -> None:
+    commits = [
+        locked_commit(0, "a", shared={TABLE_NODE: 10}, tokens={MONTH_1: 11}),
+        locked_commit(1, "b", shared={TABLE_NODE: 12}, tokens={MONTH_2: 13}),
+        locked_commit(2, "a", shared={TABLE_NODE: 10}, tokens={MONTH_1: 11}),
+        locked_commit(3, "c", tokens={TABLE_NODE: 20}),
+        locked_commit(4, "d", shared={TABLE_NODE: 22}, tokens={MONTH_1: 23}),
+    ]
+    assert check_tokens(commits) == []
+
+
+@pytest.mark.parametrize(
+    ("hold", "late", "said"),
+    [
+        # The table's holder came after both, so neither may write any more.
+        ("a", {"shared": {TABLE_NODE: 10}, "tokens": {MONTH_1: 11}}, "token 0xa, not above 0x14 of version 2"),
+        # An exclusive one is above the shared ones before it, too.
+        ("d", {"tokens": {TABLE_NODE: 12}}, "token 0xc, not above 0x14 of version 2"),
+        ("d", {"tokens": {TABLE_NODE: 20}}, "token 0x14, not above 0x14 of version 2"),
+    ],
+)
+def test_a_commit_of_an_earlier_hold_at_a_node_is_found(hold: str, late: dict[str, Any], said: str) -> None:
+    commits = [
+        locked_commit(0, "a", shared={TABLE_NODE: 10}, tokens={MONTH_1: 11}),
+        locked_commit(1, "b", shared={TABLE_NODE: 12}, tokens={MONTH_2: 13}),
+        locked_commit(2, "c", tokens={TABLE_NODE: 20}),
+    ]
+    assert check_tokens(commits) == []
+    (problem,) = check_tokens([*commits, locked_commit(3, hold, **late)])
+    assert problem.startswith(f"version 3 carries fencing {said}")
+
+
+def test_an_exclusive_token_is_above_the_shared_ones_before_it() -> None:
+    commits = [
+        locked_commit(0, "a", shared={TABLE_NODE: 30}, tokens={MONTH_1: 31}),
+        locked_commit(1, "b", tokens={TABLE_NODE: 29}),
+    ]
+    assert len(check_tokens(commits)) == 1
+
+
+def test_one_hold_with_two_tokens_at_a_node_is_found() -> None:
+    commits = [locked_commit(0, "a", tokens={TABLE_NODE: 30}), locked_commit(1, "a", tokens={TABLE_NODE: 29})]
+    assert len(check_tokens(commits)) == 1
+
+
+def ensembles(*names: str) -> list[LogCommit]:
+    return [locked_commit(number, f"h{number}", ensemble=name) for number, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    ("switches", "problems"), [("A", 0), ("AAB", 0), ("ABC", 0), ("ABA", 1), ("ABAB", 2), ("AABBA", 1)]
+)
+def test_a_switch_of_ensembles_that_comes_back_is_found(switches: str, problems: int) -> None:
+    found = check_ensembles(ensembles(*switches))
+    assert len(found) == problems
+    assert all("the table had two gates" in problem for problem in found)
+
+
+def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
+    moved = [
+        locked_commit(0, "a", ensemble="A", pin="A"),
+        locked_commit(1, "b", ensemble="A"),
+        locked_commit(2, "c", ensemble="B", pin="B"),
+        locked_commit(3, "d", ensemble="B"),
+        locked_commit(4, "e", ensemble="A", pin="A"),
+        locked_commit(5, "f", ensemble="A"),
+    ]
+    assert check_ensembles(moved) == []
+    # A change of other metadata repeats the pin.
+    assert check_ensembles([*moved, locked_commit(6, "g", ensemble="A", pin="A")]) == []
+    assert check_ensembles([*moved, locked_commit(6, "g", ensemble="B")]) == [
+        "version 6 was made under ensemble B, but the table is pinned to A: it had two gates"
+    ]
+
+
+def test_a_pin_whose_commit_was_cleaned_up_still_counts(table: Path) -> None:
+    pin(table, "an-ensemble", stamp(5))
+    append(table, [10], stamp(6))
+    note(table, 6, timestamp=1_065_000)
+    DeltaTable(table).create_checkpoint()
+    for version in range(6):
+        version_file(table, version).unlink()
+    assert verify_table(table).problems == ()
+    append(table, [11], stamp(7, ensemble="another"))
+    assert problem(verify_table(table)) == (
+        "version 7 was made under ensemble another, but the table is pinned to an-ensemble: it had two gates"
+    )
+
+
+def test_a_commit_under_another_ensemble_than_the_table_s_own_is_found(table: Path) -> None:
+    pin(table, "an-ensemble", stamp(5))
+    append(table, [10], stamp(6))
+    for version in (5, 6):
+        note(table, version, timestamp=1_005_000 + 10_000 * version)
+    found = verify_table(table)
+    assert found.problems == ()
+    assert found.ensemble == "an-ensemble"
+    append(table, [11], stamp(7, ensemble="another"))
+    assert problem(verify_table(table)) == (
+        "version 7 was made under ensemble another, but the table is pinned to an-ensemble: it had two gates"
+    )
 
 
 def test_overlapping_holds_are_found_and_clock_skew_is_tolerated_if_asked(table: Path) -> None:

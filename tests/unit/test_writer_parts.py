@@ -53,6 +53,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "CommitResult",
         "CommitUnknownError",
         "DeltaTableLog",
+        "GuardMissingError",
         "Head",
         "LockedDeltaWriter",
         "RunError",
@@ -64,8 +65,10 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "UnprovenCommitError",
         "UnsupportedSessionError",
         "WriteFailedError",
+        "attach",
         "build_session",
         "locate_table",
+        "locked",
     ]
     for name in writer_jobs.__all__:
         assert getattr(writer_jobs, name).__doc__

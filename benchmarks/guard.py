@@ -1,0 +1,160 @@
+"""What does the guard add to a commit? One log store with it and without it (``spark.sluice.guard=off``), in turns.
+
+Two JVMs without Spark write version files of one table through ``GuardedLogStore``, one version each in turn, so that a
+noisy machine is noisy for both; the tenth percentiles are of its quiet moments. Both put only if absent; one asks,
+before each put, Python through py4j, which has the ensemble confirm the hold and note the intent. What else a commit of
+Spark's costs (0.2 s and more) is not in here. Everything runs on this machine: ZooKeeper from PySpark's jars, S3 from
+moto.
+
+    python benchmarks/guard.py [--commits 1000] [--servers 1] [--files 4]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from lock_manager import HeldLock, ZookeeperLockManager
+from lock_manager.guard import CommitGuard, GuardedHold
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.local_s3 import LocalS3
+from sluice.soak.jvm import StoreJvm
+
+GOAL_MS = 3.0
+MODES = ("off", "required")
+
+
+def percentile(values: list[float], fraction: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
+
+
+def commit_lines(files: int) -> list[str]:
+    """Return a commit as Delta writes it for an append of some files: 0.4 kB and 0.3 kB for each."""
+    info = {
+        "timestamp": 1795261760000, "operation": "WRITE", "operationParameters": {"mode": "Append"},
+        "readVersion": 1, "isolationLevel": "Serializable", "isBlindAppend": True,
+        "operationMetrics": {"numFiles": str(files), "numOutputRows": "8419", "numOutputBytes": "123456"},
+        "engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0", "txnId": str(uuid.uuid4()),
+    }  # fmt: skip
+    add = {
+        "path": "part-00000-00000000-0000-0000-0000-000000000000-c000.snappy.parquet", "partitionValues": {},
+        "size": 123456, "modificationTime": 1795261760000, "dataChange": True,
+        "stats": '{"numRecords":8419,"minValues":{"id":1},"maxValues":{"id":8419},"nullCount":{"id":0}}',
+    }  # fmt: skip
+    lines = [{"commitInfo": info}, *({"add": add} for _ in range(files))]
+    return [json.dumps(line, separators=(",", ":")) for line in lines]
+
+
+@contextmanager
+def store(mode: str, hadoop: dict[str, str], guard: CommitGuard, errors: Path) -> Iterator[StoreJvm]:
+    jvm = StoreJvm(hadoop=hadoop, guard=guard, mode=mode, conditional=True, errors=errors)
+    try:
+        yield jvm
+    finally:
+        jvm.close()
+
+
+def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: HeldLock, options: Any) -> dict[str, Any]:
+    seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    checks: list[float] = []
+    warm_up = max(200, options.commits // 5)
+    bound = GuardedHold(hold, {"job": "bench"})
+    guard.add(bound)
+    version = 0
+    for number in range(warm_up + options.commits):
+        took = {}
+        # Neither is always the first.
+        for mode in MODES if number % 2 else MODES[::-1]:
+            lines = commit_lines(options.files)
+            started = time.perf_counter()
+            jvms[mode].write(table, version, lines, holds=hold.hold_id)
+            took[mode] = time.perf_counter() - started
+            version += 1
+        started = time.perf_counter()
+        hold.check()
+        took["check"] = time.perf_counter() - started
+        if number >= warm_up:
+            checks.append(took["check"])
+            for mode in MODES:
+                seconds[mode].append(took[mode])
+    guard.remove(bound)
+    hold.intents.settle()
+    stamps = [
+        json.loads(jvms["off"].read(table, last)[0])["commitInfo"]["sluice"] for last in (version - 2, version - 1)
+    ]
+    if len(bound.passed) != warm_up + options.commits or sum("hold" in stamp for stamp in stamps) != 1:
+        raise SystemExit("the guard was not asked by one of the two stores, and by that at every commit")
+    without, guarded = seconds["off"], seconds["required"]
+    return {
+        "store": table.partition(":")[0],
+        "commits": options.commits,
+        "without_p50_ms": 1e3 * statistics.median(without),
+        "guarded_p50_ms": 1e3 * statistics.median(guarded),
+        "cost_p50_ms": 1e3 * (statistics.median(guarded) - statistics.median(without)),
+        "cost_p10_ms": 1e3 * (percentile(guarded, 0.1) - percentile(without, 0.1)),
+        "without_p99_ms": 1e3 * percentile(without, 0.99),
+        "guarded_p99_ms": 1e3 * percentile(guarded, 0.99),
+        "quorum_check_p50_ms": 1e3 * statistics.median(checks),
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0])
+    cells = [names] + [
+        [f"{row[name]:.2f}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    for number, line in enumerate(cells):
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
+        if number == 0:
+            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    print()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--commits", type=int, default=1000, help="commits with and without, on each store (1000)")
+    parser.add_argument("--files", type=int, default=4, help="data files that each commit names (4)")
+    parser.add_argument("--servers", type=int, default=1, choices=(1, 3), help="ZooKeeper servers (1)")
+    parser.add_argument("--output", type=Path, default=Path("build/bench/guard.json"))
+    options = parser.parse_args()
+    guard = CommitGuard()
+    with ExitStack() as stack:
+        zookeeper = stack.enter_context(EmbeddedZooKeeper(options.servers))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-")))
+        s3 = stack.enter_context(LocalS3())
+        s3.create_bucket("bench")
+        os.environ.update(s3.environment)
+        hadoop = {name.removeprefix("spark.hadoop."): value for name, value in s3.spark_conf.items()}
+        jvms = {mode: stack.enter_context(store(mode, hadoop, guard, folder / f"{mode}.log")) for mode in MODES}
+        manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
+        rows = []
+        for table in (f"file:{folder}/table", "s3a://bench/table"):
+            with manager.acquire(table) as hold:
+                rows.append(measure(table, jvms, guard, hold, options))
+    print_table(rows)
+    worst = max(row["cost_p50_ms"] for row in rows)
+    print(f"goal: at most {GOAL_MS:g} ms p50; {'reached' if worst <= GOAL_MS else 'MISSED'} ({worst:.2f} ms)")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    print(f"load average {os.getloadavg()[1]:.1f} on {os.cpu_count()} cores")
+    about = {
+        "python": platform.python_version(),
+        "cpus": os.cpu_count(),
+        "zookeeper_servers": options.servers,
+        "load_average_5_minutes": os.getloadavg()[1],
+    }
+    options.output.write_text(json.dumps({"about": about, "guard": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Intents: what a hold was about to put into a table's log, kept where it outlives the hold.
+
+Just before a version file is put, the request that confirms the hold also writes its intent, a child of
+``<table's znode>/intents`` named like the hold. The release removes it together with the contender, once it is known
+what became of every put. An intent that a new holder finds is therefore of a writer that was killed, paused or cut
+off at the wrong moment: its put may still be on the way. Before the new holder reads anything it sees to it that the
+version is occupied, by whom ever; then the late put can only fail.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from kazoo.exceptions import NodeExistsError, NoNodeError
+
+from lock_manager.session import NO_ANSWER, SESSION_GONE, VALID_FRACTION, Deadline, Session
+
+if TYPE_CHECKING:
+    from lock_manager.held import HeldLock
+    from lock_manager.shield import Shield
+
+INTENTS = "intents"
+
+
+def intents_node(node: str) -> str:
+    """Return the znode of the intents on the table whose queue is ``node``."""
+    return f"{node}/{INTENTS}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """What a hold was about to put.
+
+    Attributes:
+        hold_id: of the hold; names the znode.
+        version: of the table.
+        txn: Delta's name of the transaction, None if it has none.
+        attempt: unique name of this attempt.
+        token: fencing token of the hold.
+
+    """
+
+    hold_id: str
+    version: int
+    txn: str | None
+    attempt: str
+    token: int
+
+    def data(self) -> bytes:
+        """Return what its znode holds."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def parse(cls, data: bytes) -> Intent:
+        """Read what :meth:`data` wrote.
+
+        Raises:
+            ValueError: something else is there.
+
+        """
+        try:
+            said = json.loads(data)
+            return cls(
+                hold_id=str(said["hold_id"]),
+                version=int(said["version"]),
+                txn=None if said["txn"] is None else str(said["txn"]),
+                attempt=str(said["attempt"]),
+                token=int(said["token"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no intent: {data[:100]!r}") from error
+
+
+class _Noted(Enum):
+    """What the ensemble has of a hold's own intents."""
+
+    NOTHING = "nothing"
+    #: The newest one, and what became of it is not known.
+    OPEN = "open"
+    #: The newest one, and what became of all of them is known.
+    SETTLED = "settled"
+
+
+class HoldIntents:
+    """The intents of one hold, and those that holds before it left behind.
+
+    Args:
+        hold: the hold.
+        session: to ask through.
+        shield: keeps signal handlers out of its requests.
+        node: znode below which the table's intents are.
+        unclean: names of those that were found when the hold began.
+
+    """
+
+    def __init__(self, hold: HeldLock, session: Session, shield: Shield, node: str, unclean: tuple[str, ...]) -> None:
+        self.unclean = unclean
+        self._hold = hold
+        self._session = session
+        self._shield = shield
+        self._node = node
+        self._own = f"{node}/{hold.hold_id}"
+        self._noted = _Noted.NOTHING
+
+    def note(self, intent: Intent) -> None:
+        """Write our intent, over the one before; see :meth:`HeldLock.intend`."""
+        deadline = self._deadline()
+        data = intent.data()
+        while True:
+            fresh = self._noted is _Noted.NOTHING
+
+            def write(transaction: Any, *, fresh: bool = fresh) -> None:
+                if fresh:
+                    transaction.create(self._own, data)
+                else:
+                    transaction.set_data(self._own, data)
+
+            problem = self._hold.confirmed(deadline, "noting an intent", write)
+            if problem is None or isinstance(problem, NodeExistsError):
+                # It exists: an earlier request of ours had no answer.
+                self._noted = _Noted.OPEN
+            else:
+                # There is no place for intents yet, or somebody cleared ours away.
+                self._noted = _Noted.NOTHING
+                with suppress(NodeExistsError, NoNodeError, *NO_ANSWER, *SESSION_GONE):
+                    self._session.wait(self._session.client.create_async(self._node), deadline)
+            if problem is None:
+                return
+            self._session.wait_again(deadline, "noting an intent")
+
+    def settle(self) -> None:
+        """Say that it is known what became of every put: that it was stored, or never will be."""
+        if self._noted is _Noted.OPEN:
+            self._noted = _Noted.SETTLED
+
+    def read(self) -> list[Intent]:
+        """Return what the holds before this one were about to put when they ended, as far as it is readable.
+
+        Raises:
+            EnsembleUnavailableError: no answer in time.
+            LockLostError, LockNotHeldError: this hold is over.
+
+        """
+        return self._shield.run(self._read_all)
+
+    def clear(self) -> None:
+        """Forget what the holds before this one were about to put: each of the versions is occupied now.
+
+        Raises:
+            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: as
+                :meth:`HeldLock.check`; what was not forgotten by then is found by the next holder.
+
+        """
+        self._shield.run(self._clear)
+
+    # -- for the release -----------------------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is an intent of ours that can go."""
+        return self._noted is _Noted.SETTLED
+
+    def forget_in(self, transaction: Any) -> None:
+        """Have ``transaction`` delete our intent."""
+        transaction.delete(self._own)
+
+    def are_gone(self) -> None:
+        """Take note that somebody has cleared ours away."""
+        self._noted = _Noted.NOTHING
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        deadline = self._deadline()
+        for name in self.unclean:
+
+            def delete(transaction: Any, *, path: str = f"{self._node}/{name}") -> None:
+                transaction.delete(path)
+
+            self._hold.confirmed(deadline, "clearing an intent", delete)
+        self.unclean = ()
+
+    def _read_all(self) -> list[Intent]:
+        deadline = self._deadline()
+        return [intent for name in self.unclean if (intent := self._read(name, deadline)) is not None]
+
+    def _read(self, name: str, deadline: Deadline) -> Intent | None:
+        while True:
+            self._hold.confirmed(deadline, "reading an intent")
+            try:
+                data, _ = self._session.wait(self._session.client.get_async(f"{self._node}/{name}"), deadline)
+                return Intent.parse(data)
+            except (NoNodeError, ValueError):
+                return None
+            except NO_ANSWER + SESSION_GONE:
+                self._session.wait_again(deadline, "reading an intent")
+
+    def _deadline(self) -> Deadline:
+        return Deadline(VALID_FRACTION * self._session.granted_seconds)

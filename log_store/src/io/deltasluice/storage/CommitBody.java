@@ -1,0 +1,80 @@
+package io.deltasluice.storage;
+
+import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.ByteArrayOutputStream;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Iterator;
+import java.util.List;
+
+/** The lines of one commit, kept so that they can be put again, with our own note in their {@code commitInfo}. */
+final class CommitBody {
+  static final ObjectMapper JSON = new ObjectMapper();
+
+  private static final String INFO = "{\"commitInfo\":{";
+  private static final String STAMP = "sluice";
+
+  private final List<String> lines = new ArrayList<>();
+  private final String info;
+
+  /** Name that no other attempt has, whoever makes it. */
+  final String attempt;
+
+  /** {@code commitInfo.txnId}, or null. */
+  final String txn;
+
+  /** {@code commitInfo.operation}, or null. */
+  final String operation;
+
+  CommitBody(Iterator<String> actions, String attempt) {
+    this.attempt = attempt;
+    String found = null;
+    while (actions.hasNext()) {
+      String line = actions.next();
+      if (found == null && line.startsWith(INFO)) {
+        found = line;
+      } else {
+        lines.add(line);
+      }
+    }
+    info = found;
+    JsonNode node = commitInfo(found);
+    txn = node.path("txnId").asText(null);
+    operation = node.path("operation").asText(null);
+  }
+
+  /** Returns the file's content. The note comes first in the first line, all else as Delta wrote it. */
+  byte[] bytes(ObjectNode stamp) {
+    stamp.put("attempt", attempt);
+    String note = INFO + "\"" + STAMP + "\":" + stamp;
+    ByteArrayOutputStream out = new ByteArrayOutputStream();
+    // A driver may be told to write no commitInfo; ours is needed.
+    String rest = info == null ? "}}" : info.substring(INFO.length());
+    append(out, info == null || rest.startsWith("}") ? note + rest : note + "," + rest);
+    lines.forEach(line -> append(out, line));
+    return out.toByteArray();
+  }
+
+  /** Tells whether the first line of a version file is of this very transaction. */
+  boolean wrote(String firstLine) {
+    JsonNode found = commitInfo(firstLine);
+    return attempt.equals(found.path(STAMP).path("attempt").asText(null))
+        || (txn != null && txn.equals(found.path("txnId").asText(null)));
+  }
+
+  private static JsonNode commitInfo(String line) {
+    try {
+      return (line == null ? JSON.createObjectNode() : JSON.readTree(line)).path("commitInfo");
+    } catch (JsonProcessingException e) {
+      return JSON.createObjectNode();
+    }
+  }
+
+  private static void append(ByteArrayOutputStream out, String line) {
+    out.writeBytes(line.getBytes(StandardCharsets.UTF_8));
+    out.write('\n');
+  }
+}

@@ -1,0 +1,18 @@
+package io.deltasluice.storage;
+
+/**
+ * Decides whether a commit may be written. Implemented in Python, and called through py4j at every commit, at the last
+ * moment before its version file is put.
+ */
+public interface CommitGuard {
+  /**
+   * Decides on one attempt to write one version.
+   *
+   * @param request JSON object: {@code table} (URI of the folder above {@code _delta_log}), {@code version},
+   *     {@code attempt} (UUID of this attempt), {@code txn} ({@code commitInfo.txnId}, may be null),
+   *     {@code operation} (may be null), {@code holds} (ids of the holds that the thread is bound to)
+   * @return JSON object: {@code hold} (id of the hold that covers it) and {@code stamp} (object to be noted in the
+   *     commit); or {@code refused} (name of the error) and {@code message} (one sentence)
+   */
+  String check(String request);
+}

@@ -1,0 +1,162 @@
+package io.deltasluice.storage;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.IOException;
+import java.util.Locale;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
+import java.util.concurrent.atomic.AtomicLong;
+import org.apache.spark.SparkContext;
+import org.apache.spark.SparkContext$;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+import scala.Option;
+
+/** Asks Python, at every commit, whether the hold to which it belongs still stands. */
+public final class Guard {
+  /** Local property of Spark's threads: ids of the holds to which the thread is bound, with commas. */
+  public static final String HOLDS = "spark.sluice.hold";
+
+  /** Setting of the driver: {@code required} (the default), {@code observe} or {@code off}. */
+  public static final String MODE = "spark.sluice.guard";
+
+  /** In a JVM without Spark: what {@link #HOLDS} is with it. */
+  private static final InheritableThreadLocal<String> BOUND = new InheritableThreadLocal<>();
+
+  private static final Logger LOG = LoggerFactory.getLogger(Guard.class);
+  private static final AtomicLong OBSERVED = new AtomicLong();
+  // Not the committing thread: a callback of py4j's would come out of the very connection on which Python waits.
+  private static final ExecutorService CALLS = Executors.newCachedThreadPool(work -> {
+    Thread thread = new Thread(work, "sluice-guard");
+    thread.setDaemon(true);
+    return thread;
+  });
+
+  private static volatile CommitGuard guard;
+  private static volatile long timeoutMillis;
+
+  private Guard() {}
+
+  /** What the guard says of a commit. */
+  record Verdict(String hold, ObjectNode stamp) {}
+
+  enum Mode { REQUIRED, OBSERVE, OFF }
+
+  /**
+   * Has {@code asked} decide on all commits of this JVM from now on.
+   *
+   * @param asked the guard; null for none
+   * @param timeout milliseconds to wait for its answer; no answer is a refusal
+   */
+  public static void install(CommitGuard asked, long timeout) {
+    timeoutMillis = timeout;
+    guard = asked;
+  }
+
+  /** Binds this thread to holds, in a JVM without Spark; null unbinds it. */
+  public static void bind(String holds) {
+    BOUND.set(holds);
+  }
+
+  /** Returns how many commits were written in {@code observe} mode that {@code required} would have refused. */
+  public static long observed() {
+    return OBSERVED.get();
+  }
+
+  /**
+   * Returns what the guard says of a commit.
+   *
+   * @throws CommitRefusedException it refuses, or cannot be asked, and the mode is {@code required}
+   */
+  static Verdict ask(VersionFile file, CommitBody body) throws CommitRefusedException {
+    Mode mode = mode();
+    if (mode == Mode.OFF) {
+      return new Verdict(null, CommitBody.JSON.createObjectNode());
+    }
+    try {
+      return required(file, body);
+    } catch (CommitRefusedException refusal) {
+      if (mode == Mode.REQUIRED) {
+        throw refusal;
+      }
+      OBSERVED.incrementAndGet();
+      LOG.warn("version {} of {} is committed, but would be refused in required mode: {}",
+          file.version(), file.table(), refusal.getMessage());
+      ObjectNode stamp = CommitBody.JSON.createObjectNode();
+      stamp.put("observed", refusal.reason());
+      return new Verdict(null, stamp);
+    }
+  }
+
+  private static Verdict required(VersionFile file, CommitBody body) throws CommitRefusedException {
+    CommitGuard asked = guard;
+    if (asked == null) {
+      throw new CommitRefusedException("GuardMissingError", "",
+          "this driver has no commit guard to ask whether the lock on " + file.table() + " is held: attach(spark) in "
+              + "PySpark installs one; a driver without Python cannot write a guarded table (" + MODE + "=required)");
+    }
+    ObjectNode request = CommitBody.JSON.createObjectNode();
+    request.put("table", file.table());
+    request.put("version", file.version());
+    request.put("attempt", body.attempt);
+    request.put("txn", body.txn);
+    request.put("operation", body.operation);
+    request.put("holds", holds());
+    JsonNode answer = answerOf(asked, request.toString(), file);
+    if (answer.hasNonNull("refused")) {
+      throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
+    }
+    if (!answer.hasNonNull("hold") || !answer.path("stamp").isObject()) {
+      throw new CommitRefusedException("GuardMissingError", "", "the commit guard gave an answer that means nothing");
+    }
+    return new Verdict(answer.get("hold").asText(), (ObjectNode) answer.get("stamp"));
+  }
+
+  private static JsonNode answerOf(CommitGuard asked, String request, VersionFile file) throws CommitRefusedException {
+    Future<String> call = CALLS.submit(() -> asked.check(request));
+    String problem;
+    try {
+      return CommitBody.JSON.readTree(call.get(timeoutMillis, TimeUnit.MILLISECONDS));
+    } catch (TimeoutException e) {
+      problem = "did not answer for " + timeoutMillis / 1000 + " s";
+    } catch (ExecutionException e) {
+      problem = "failed: " + e.getCause();
+    } catch (IOException e) {
+      problem = "gave an answer that is no JSON";
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+      problem = "was interrupted";
+    }
+    throw new CommitRefusedException("GuardMissingError", "",
+        "the commit guard of version " + file.version() + " of " + file.table() + " " + problem);
+  }
+
+  private static String holds() {
+    SparkContext context = context();
+    return context == null ? BOUND.get() : context.getLocalProperty(HOLDS);
+  }
+
+  private static Mode mode() throws CommitRefusedException {
+    SparkContext context = context();
+    String name = context == null ? System.getProperty(MODE, "required") : context.conf().get(MODE, "required");
+    try {
+      return Mode.valueOf(name.trim().toUpperCase(Locale.ROOT));
+    } catch (IllegalArgumentException e) {
+      throw new CommitRefusedException("GuardMissingError", "", MODE + " is '" + name + "': choose required, observe or off");
+    }
+  }
+
+  private static SparkContext context() {
+    try {
+      Option<SparkContext> active = SparkContext$.MODULE$.getActive();
+      return active.isDefined() ? active.get() : null;
+    } catch (NoClassDefFoundError e) {
+      return null;
+    }
+  }
+}

@@ -1,0 +1,186 @@
+package io.deltasluice.storage;
+
+import io.delta.storage.AzureLogStore;
+import io.delta.storage.CloseableIterator;
+import io.delta.storage.GCSLogStore;
+import io.delta.storage.HDFSLogStore;
+import io.delta.storage.LogStore;
+import io.delta.storage.S3SingleDriverLogStore;
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import java.nio.file.FileAlreadyExistsException;
+import java.util.Iterator;
+import java.util.Locale;
+import java.util.Map;
+import java.util.UUID;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.Path;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+
+/**
+ * A Delta log store for which every version has exactly one winner, and every winner held the table's lock.
+ *
+ * <p>For each scheme it reads and lists as Delta's own store does. Version files alone ({@code _delta_log/<20
+ * digits>.json}) are written another way: first the {@link Guard} is asked, then the file is created if, and only if,
+ * there is none of that name. A version that another transaction has is a {@link FileAlreadyExistsException}, upon
+ * which Delta looks for conflicts and tries the next version; any other exception ends the write.
+ *
+ * <p>Set {@code spark.delta.logStore.<scheme>.impl} to this class for each scheme.
+ */
+public class GuardedLogStore extends LogStore {
+  private static final Logger LOG = LoggerFactory.getLogger(GuardedLogStore.class);
+
+  /** How often a put without an answer is repeated while the version is still free. */
+  private static final int PUTS = 4;
+
+  private static final long PAUSE_MILLIS = 200;
+
+  /** How a scheme is read, and how its version files are created; {@code put} is null where that cannot be done. */
+  private record Storage(LogStore reader, PutIfAbsent put) {}
+
+  private final Map<String, Storage> storages = new ConcurrentHashMap<>();
+
+  public GuardedLogStore(Configuration initHadoopConf) {
+    super(initHadoopConf);
+  }
+
+  @Override
+  public CloseableIterator<String> read(Path path, Configuration conf) throws IOException {
+    return storage(path, conf).reader.read(path, conf);
+  }
+
+  @Override
+  public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
+    return storage(path, conf).reader.listFrom(path, conf);
+  }
+
+  @Override
+  public Path resolvePathOnPhysicalStorage(Path path, Configuration conf) throws IOException {
+    return storage(path, conf).reader.resolvePathOnPhysicalStorage(path, conf);
+  }
+
+  @Override
+  public Boolean isPartialWriteVisible(Path path, Configuration conf) throws IOException {
+    return storage(path, conf).reader.isPartialWriteVisible(path, conf);
+  }
+
+  @Override
+  public void write(Path path, Iterator<String> actions, Boolean overwrite, Configuration conf) throws IOException {
+    Storage storage = storage(path, conf);
+    if (VersionFile.isStagedCommit(path)) {
+      throw new CommitRefusedException("TableError", "",
+          path + ": this table's commits are decided by a catalog or a coordinator, and a lock would order nothing");
+    }
+    VersionFile file = VersionFile.of(path);
+    if (file == null) {
+      storage.reader.write(path, actions, overwrite, conf);
+      return;
+    }
+    if (overwrite) {
+      throw new CommitRefusedException("TableError", "", path + ": a version is never overwritten");
+    }
+    if (storage.put == null) {
+      throw new CommitRefusedException("TableError", "",
+          path + ": for this scheme no way is known to create a file only if there is none");
+    }
+    if (path.getFileSystem(conf).exists(path)) {
+      throw new FileAlreadyExistsException(path.toString());
+    }
+    CommitBody body = new CommitBody(actions, UUID.randomUUID().toString());
+    Guard.Verdict verdict = Guard.ask(file, body);
+    Attempts.Attempt attempt =
+        Attempts.begin(verdict.hold(), file.version(), body.txn, body.attempt);
+    put(storage, file, body, body.bytes(verdict.stamp()), attempt, conf);
+  }
+
+  private void put(
+      Storage storage, VersionFile file, CommitBody body, byte[] content, Attempts.Attempt attempt, Configuration conf)
+      throws IOException {
+    IOException problem = null;
+    for (int number = 1; number <= PUTS; number++) {
+      try {
+        storage.put.put(file.path(), content, conf);
+        attempt.ended(Attempts.Outcome.COMMITTED);
+        return;
+      } catch (PutIfAbsent.RejectedException e) {
+        if (problem == null) {
+          attempt.ended(Attempts.Outcome.REJECTED);
+          throw e.reason();
+        }
+        // An earlier put may still be on its way.
+        problem.addSuppressed(e);
+      } catch (FileAlreadyExistsException e) {
+        problem = problem == null ? e : problem;
+      } catch (IOException e) {
+        problem = e;
+      }
+      switch (owner(storage, file, body, conf)) {
+        case OURS -> {
+          LOG.info("version {} of {} is ours, though the store said: {}", file.version(), file.table(),
+              problem.toString());
+          attempt.ended(Attempts.Outcome.COMMITTED);
+          return;
+        }
+        case ANOTHER -> {
+          attempt.ended(Attempts.Outcome.TAKEN);
+          throw new FileAlreadyExistsException(file.path().toString());
+        }
+        default -> pause(number);
+      }
+    }
+    attempt.ended(Attempts.Outcome.UNKNOWN);
+    throw new CommitUnknownException(file.table(), body.attempt,
+        "version " + file.version() + " was put, and the store gave no answer: " + problem.getMessage(), problem);
+  }
+
+  private enum Owner { OURS, ANOTHER, NOBODY_YET, UNKNOWN }
+
+  private static Owner owner(Storage storage, VersionFile file, CommitBody body, Configuration conf) {
+    try (CloseableIterator<String> lines = storage.reader.read(file.path(), conf)) {
+      return lines.hasNext() && body.wrote(lines.next()) ? Owner.OURS : Owner.ANOTHER;
+    } catch (FileNotFoundException e) {
+      return Owner.NOBODY_YET;
+    } catch (IOException | RuntimeException e) {
+      return Owner.UNKNOWN;
+    }
+  }
+
+  private static void pause(int number) {
+    try {
+      Thread.sleep(PAUSE_MILLIS * number);
+    } catch (InterruptedException e) {
+      Thread.currentThread().interrupt();
+    }
+  }
+
+  private Storage storage(Path path, Configuration conf) throws IOException {
+    String named = path.toUri().getScheme();
+    String scheme = (named == null ? path.getFileSystem(conf).getScheme() : named).toLowerCase(Locale.ROOT);
+    return storages.computeIfAbsent(scheme, this::storageOf);
+  }
+
+  private Storage storageOf(String scheme) {
+    Configuration conf = initHadoopConf();
+    switch (scheme) {
+      case "s3", "s3a", "s3n":
+        return new Storage(new S3SingleDriverLogStore(conf), new PutIfAbsent.S3a());
+      case "file":
+        return new Storage(new HDFSLogStore(conf), new PutIfAbsent.HardLink());
+      case "hdfs", "viewfs":
+        return delegated(new HDFSLogStore(conf));
+      case "abfs", "abfss", "wasb", "wasbs", "adl":
+        return delegated(new AzureLogStore(conf));
+      case "gs":
+        return delegated(new GCSLogStore(conf));
+      default:
+        return new Storage(new HDFSLogStore(conf), null);
+    }
+  }
+
+  private static Storage delegated(LogStore store) {
+    return new Storage(store, new PutIfAbsent.Delegated(store));
+  }
+}

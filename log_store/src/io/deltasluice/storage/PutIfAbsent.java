@@ -1,0 +1,142 @@
+package io.deltasluice.storage;
+
+import java.io.IOException;
+import java.net.URI;
+import java.nio.ByteBuffer;
+import java.nio.channels.FileChannel;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.FileAlreadyExistsException;
+import java.nio.file.Files;
+import java.nio.file.StandardOpenOption;
+import java.util.Arrays;
+import java.util.UUID;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.Path;
+
+/** How one kind of storage creates a file that must not exist yet, whole or not at all. */
+interface PutIfAbsent {
+  /**
+   * Creates the file.
+   *
+   * @throws FileAlreadyExistsException there is one; it may be ours, if an earlier answer was lost
+   * @throws RejectedException nothing was stored, and nothing of it is on its way
+   * @throws IOException anything else: it may have been stored, or be on its way
+   */
+  void put(Path path, byte[] content, Configuration conf) throws IOException;
+
+  /** A store's definite no. */
+  final class RejectedException extends IOException {
+    private static final long serialVersionUID = 1L;
+
+    RejectedException(IOException cause) {
+      super(cause.getMessage(), cause);
+    }
+
+    IOException reason() {
+      return (IOException) getCause();
+    }
+  }
+
+  /** S3 through S3A: a PUT with {@code If-None-Match: *}. */
+  final class S3a implements PutIfAbsent {
+    @Override
+    public void put(Path path, byte[] content, Configuration conf) throws IOException {
+      FileSystem fs = path.getFileSystem(conf);
+      FSDataOutputStreamBuilder<?, ?> builder = fs.createFile(path);
+      FSDataOutputStream out;
+      try {
+        // Whether it exists is for S3 to say, with the PUT. S3A's own look at it before that could only be outdated.
+        out = builder
+            .overwrite(true)
+            .must("fs.option.create.conditional.overwrite", true)
+            .opt("fs.s3a.create.performance", true)
+            .build();
+      } catch (IOException e) {
+        throw new RejectedException(e);
+      }
+      // Nothing is sent before the end, unless it is larger than a part; that is made one object by the end, too.
+      boolean written = false;
+      try {
+        out.write(content);
+        written = true;
+      } catch (IOException e) {
+        throw new RejectedException(e);
+      } finally {
+        if (!written) {
+          abort(out);
+        }
+      }
+      try {
+        out.close();
+      } catch (IOException e) {
+        throw explained(e, path);
+      }
+    }
+
+    private static void abort(FSDataOutputStream out) {
+      out.abort();
+    }
+
+    private static IOException explained(IOException e, Path path) {
+      return switch (statusOf(e)) {
+        case 412 -> new FileAlreadyExistsException(path.toString());
+        // Another request for the same key was under way: S3 asks to try again.
+        case 409 -> e;
+        case 400, 401, 403, 404, 405, 411, 413 -> new RejectedException(e);
+        default -> e;
+      };
+    }
+
+    /** Returns the HTTP status behind an exception of S3A, 0 if there was no answer. */
+    private static int statusOf(Throwable e) {
+      for (Throwable layer = e; layer != null; layer = layer.getCause()) {
+        if (layer instanceof software.amazon.awssdk.awscore.exception.AwsServiceException service) {
+          return service.statusCode();
+        }
+      }
+      return 0;
+    }
+  }
+
+  /** A local disk: a file of another name, then a hard link, which fails if the name exists. */
+  final class HardLink implements PutIfAbsent {
+    @Override
+    public void put(Path path, byte[] content, Configuration conf) throws IOException {
+      URI uri = path.toUri();
+      java.nio.file.Path target = java.nio.file.Path.of(uri.getPath());
+      java.nio.file.Path temporary = target.resolveSibling("." + target.getFileName() + "." + UUID.randomUUID() + ".tmp");
+      try {
+        try {
+          Files.createDirectories(target.getParent());
+          try (FileChannel channel =
+              FileChannel.open(temporary, StandardOpenOption.CREATE_NEW, StandardOpenOption.WRITE)) {
+            ByteBuffer left = ByteBuffer.wrap(content);
+            while (left.hasRemaining()) {
+              channel.write(left);
+            }
+            channel.force(true);
+          }
+        } catch (IOException e) {
+          throw new RejectedException(e);
+        }
+        // A checksum that an earlier file of this name has left behind would condemn this one.
+        Files.deleteIfExists(target.resolveSibling("." + target.getFileName() + ".crc"));
+        Files.createLink(target, temporary);
+      } finally {
+        Files.deleteIfExists(temporary);
+      }
+    }
+  }
+
+  /** A file system for which Delta's own log store puts if absent. */
+  record Delegated(io.delta.storage.LogStore store) implements PutIfAbsent {
+    @Override
+    public void put(Path path, byte[] content, Configuration conf) throws IOException {
+      String[] lines = new String(content, StandardCharsets.UTF_8).split("\n");
+      store.write(path, Arrays.asList(lines).iterator(), false, conf);
+    }
+  }
+}

@@ -1,0 +1,30 @@
+package io.deltasluice.storage;
+
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import org.apache.hadoop.fs.Path;
+
+/** The file of one version of a table: {@code TABLE/_delta_log/00000000000000000042.json}. */
+record VersionFile(Path path, String table, long version) {
+  private static final String LOG = "_delta_log";
+  private static final Pattern NAME = Pattern.compile("(\\d{20})\\.json");
+
+  /** Returns what {@code path} stands for, or null if it is no version file. */
+  static VersionFile of(Path path) {
+    Matcher name = NAME.matcher(path.getName());
+    Path log = path.getParent();
+    if (!name.matches() || log == null || !log.getName().equals(LOG) || log.getParent() == null) {
+      return null;
+    }
+    return new VersionFile(path, log.getParent().toString(), Long.parseLong(name.group(1)));
+  }
+
+  /** Tells whether {@code path} is a commit that a coordinator or a catalog decides on, not the log. */
+  static boolean isStagedCommit(Path path) {
+    Path folder = path.getParent();
+    return folder != null
+        && (folder.getName().equals("_staged_commits") || folder.getName().equals("_commits"))
+        && folder.getParent() != null
+        && folder.getParent().getName().equals(LOG);
+  }
+}

@@ -1,0 +1,1 @@
+"""Many writers, faults, and a verdict: the promises tried on this machine."""

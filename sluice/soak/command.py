@@ -1,0 +1,84 @@
+"""What ``sluice soak`` does, between its arguments and its exit code."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+
+from lock_manager import SettingsError
+from sluice.soak.faults import CLASSES
+from sluice.soak.options import SoakOptions
+from sluice.soak.report import print_verdict, summary, write_report
+from sluice.soak.run import Progress, Soak
+from sluice.soak.verdict import judge
+
+_PLAIN_SECONDS = 10.0
+
+
+def choose_faults(given: str, options: SoakOptions) -> tuple[str, ...]:
+    """Return the classes that ``--faults`` means.
+
+    Raises:
+        SettingsError: an unknown class.
+
+    """
+    if given == "none":
+        return ()
+    if given == "all":
+        return options.available_faults() if options.writers > 1 else ()
+    names = tuple(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
+    if unknown := sorted(set(names) - set(CLASSES)):
+        raise SettingsError(f"--faults {unknown[0]}: choose none, all, or among {', '.join(CLASSES)}")
+    return names
+
+
+def run_soak(options: SoakOptions, *, as_json: bool) -> bool:
+    """Soak, print the verdict, and tell whether all invariants hold."""
+    console = Console(highlight=False)
+    notes = Console(highlight=False, stderr=True)
+    with notes.status("starting …") as status, Soak(options) as soak:
+        soak.start_writers()
+        soak.run(_shower(options, status.update if notes.is_terminal else None))
+        status.update("reading what is there …")
+        evidence = soak.evidence()
+        violations = judge(evidence)
+        found = summary(options, soak.progress, evidence, violations)
+    write_report(options, found, violations, evidence)
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        print_verdict(found, violations, console)
+        console.print(f"history, verdict and picture: {options.output}", soft_wrap=True)
+    return not violations
+
+
+def _shower(options: SoakOptions, update: Callable[[str], None] | None) -> Callable[[Progress], None]:
+    started = time.monotonic()
+    last = started
+
+    def show(progress: Progress) -> None:
+        nonlocal last
+        goal = f"{options.minutes:g} min" if options.minutes else f"{options.commits:,}"
+        seconds = time.monotonic() - started
+        counts = progress.counts
+        line = (
+            f"{seconds:,.0f} s: {counts['acknowledged']:,} of {goal} acknowledged, {counts['refused']:,} refused, "
+            f"{counts['unknown']:,} unknown, {progress.faults.total():,} faults"
+        ) if not options.minutes else (
+            f"{seconds:,.0f} s of {goal}: {counts['acknowledged']:,} acknowledged, {counts['refused']:,} refused, "
+            f"{counts['unknown']:,} unknown, {progress.faults.total():,} faults"
+        )  # fmt: skip
+        if progress.now:
+            line += f"; now {progress.now}"
+        if update is not None:
+            update(line)
+        elif time.monotonic() - last > _PLAIN_SECONDS:
+            last = time.monotonic()
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    return show

@@ -1,0 +1,92 @@
+"""The guard of a soak's writers, and what it becomes with one of its protections left out, for negative controls.
+
+Nothing of this is in the product: each control replaces one part of it by one that lacks one thing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any
+
+from lock_manager import LockNotHeldError, SluiceError, canonical_table_uri
+from lock_manager.guard import CommitGuard, GuardedHold
+
+log = logging.getLogger(__name__)
+
+
+class Protection(StrEnum):
+    """What can be left out."""
+
+    #: Nobody asks at the commit whether the lock is held.
+    GUARD = "guard"
+    #: The version file is put whether there is one or not, as Delta's own store for S3 does.
+    CONDITION = "condition"
+    #: Any hold that the process has on the table will do.
+    BINDING = "binding"
+    #: Nothing is noted before a put, so that the next holder does not know of it.
+    INTENT = "intent"
+
+
+class SoakGuard(CommitGuard):
+    """The commit guard, with a place to stop at after its answer.
+
+    Args:
+        checked: called when an answer is known and not given yet.
+
+    """
+
+    def __init__(self, checked: Callable[[], None]) -> None:
+        super().__init__()
+        self._checked = checked
+
+    def check(self, request: str) -> str:
+        """Decide on one attempt; see :class:`lock_manager.guard.CommitGuard`."""
+        answer = super().check(request)
+        self._checked()
+        return answer
+
+
+class UnboundGuard(SoakGuard):
+    """A guard that asks which hold this process has on the table *now*."""
+
+    def _covering(self, asked: Mapping[str, Any]) -> GuardedHold:
+        uri = canonical_table_uri(asked["table"])
+        with self._lock:
+            held = [each for each in self._holds.values() if each.hold.resource == uri and each.hold.lost is None]
+        if not held:
+            raise LockNotHeldError(f"this process has no lock on {uri}", resource=uri)
+        return held[-1]
+
+
+class ForgetfulGuard(SoakGuard):
+    """A guard that asks whether the hold stands, and notes no intent."""
+
+    def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        guarded = self._covering(asked)
+        guarded.passed[str(asked["attempt"])] = int(asked["version"])
+        try:
+            guarded.hold.check()
+        except SluiceError:
+            del guarded.passed[str(asked["attempt"])]
+            raise
+        return {"hold": guarded.hold.hold_id, "stamp": guarded.stamp()}
+
+
+def make_guard(without: Protection | None, checked: Callable[[], None]) -> SoakGuard:
+    """Return the guard for a run in which this protection is left out."""
+    if without is Protection.BINDING:
+        return UnboundGuard(checked)
+    return ForgetfulGuard(checked) if without is Protection.INTENT else SoakGuard(checked)
+
+
+def stamped(line: str, answer: str, attempt: str) -> str:
+    """Return a ``commitInfo`` line with the guard's stamp, as the guarded store writes it.
+
+    For the control that puts through Delta's own store, which asks no guard.
+    """
+    action = json.loads(line)
+    stamp = {**json.loads(answer)["stamp"], "attempt": attempt}
+    return json.dumps({"commitInfo": {"sluice": stamp, **action["commitInfo"]}}, separators=(",", ":"))

@@ -1,0 +1,77 @@
+"""A bare JVM with what Spark and Delta have on their class path, and Py4J's way into it and back."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway
+
+from lock_manager import SluiceError
+from lock_manager.local import find_java, find_spark_jars
+from sluice.jars import jar_paths
+
+_HOST = "127.0.0.1"
+_QUICK = (
+    "-Xmx192m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:+UnlockDiagnosticVMOptions",
+    "-XX:-BytecodeVerificationRemote", "-XX:CICompilerCount=1", "-Xshare:auto",
+)  # fmt: skip
+
+
+class JvmError(SluiceError, RuntimeError):
+    """The JVM did not start, or its thread is not the one that was bound to the hold."""
+
+
+def start_jvm(mode: str, errors: Path) -> tuple[subprocess.Popen[bytes], int, str]:
+    """Start a JVM with Py4J's gateway; return its process, port and token.
+
+    Raises:
+        JvmError: it did not start.
+
+    """
+    jars = find_spark_jars()
+    classpath = os.pathsep.join([f"{jars}/*", *map(str, jar_paths())])
+    command = [
+        find_java(), *_QUICK, f"-Dspark.sluice.guard={mode}", "-cp", classpath, "py4j.GatewayServer",
+        "--die-on-broken-pipe", "--enable-auth", "0",
+    ]  # fmt: skip
+    with errors.open("ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=tempfile.gettempdir()
+        )
+    assert process.stdout is not None  # noqa: S101 (a pipe was asked for)
+    port, token = (process.stdout.readline().decode().strip() for _ in range(2))
+    if not port.isdigit() or not token:
+        process.kill()
+        process.wait()
+        raise JvmError(f"the JVM of the log store did not start: see {errors}")
+    return process, int(port), token
+
+
+def connect(port: int, token: str) -> JavaGateway:
+    """Return a gateway whose calls carry the token both ways, the JVM's own calls into Python too.
+
+    The gateway that Py4J's main class starts leaves it out there; so the first one makes another.
+    """
+    first = JavaGateway(gateway_parameters=GatewayParameters(address=_HOST, port=port, auth_token=token))
+    address = first.jvm.java.net.InetAddress.getByName(_HOST)
+    builder = getattr(first.jvm.py4j, "GatewayServer$GatewayServerBuilder")()
+    server = builder.javaPort(0).javaAddress(address).authToken(token).callbackClient(0, address, token).build()
+    server.start()
+    gateway = JavaGateway(
+        gateway_parameters=GatewayParameters(
+            address=_HOST,
+            port=server.getListeningPort(),
+            auth_token=token,
+            auto_convert=True,
+            enable_memory_management=False,
+        ),
+        callback_server_parameters=CallbackServerParameters(
+            address=_HOST, port=0, daemonize=True, daemonize_connections=True, auth_token=token
+        ),
+    )
+    callback_port = gateway.get_callback_server().get_listening_port()
+    gateway.java_gateway_server.resetCallbackClient(gateway.jvm.java.net.InetAddress.getByName(_HOST), callback_port)
+    return gateway

@@ -1,0 +1,67 @@
+"""What a soak is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lock_manager import SettingsError
+from sluice.soak.faults import CLASSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakOptions:
+    """What to soak.
+
+    Attributes:
+        writers: number of processes.
+        commits: acknowledged commits to reach; None to go by time.
+        minutes: how long; None to go by commits.
+        faults: names of classes.
+        seed: of the plan of faults.
+        without: the protection to leave out, or None.
+        zookeeper: connection string of an ensemble; None for an embedded one.
+        table: ``s3a://…`` below which it makes its tables, in the S3 of the AWS variables; None for an embedded S3.
+        session_seconds: session time-out that writers ask for.
+        gap: acknowledged commits between two faults.
+        rows: per commit.
+        output: folder for the history, the verdict and the picture.
+
+    Raises:
+        SettingsError: an unknown class of faults, or one that needs what is not ours.
+
+    """
+
+    writers: int = 4
+    commits: int | None = 300
+    minutes: float | None = None
+    faults: tuple[str, ...] = ()
+    seed: int = 1
+    without: str | None = None
+    zookeeper: str | None = None
+    table: str | None = None
+    session_seconds: float = 3.0
+    gap: int = 5
+    rows: int = 3
+    output: Path = Path("build/soak")
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.faults) - set(CLASSES))
+        if unknown:
+            raise SettingsError(f"--faults {unknown[0]}: choose none, all, or among {', '.join(CLASSES)}")
+        ours = {"gate": self.table is None, "zookeeper": self.zookeeper is None}
+        for name in self.faults:
+            need = CLASSES[name].needs
+            if need and not ours[need]:
+                raise SettingsError(f"--faults {name}: needs an embedded {'S3' if need == 'gate' else 'ZooKeeper'}")
+        if self.writers < 2 and self.faults:  # noqa: PLR2004
+            raise SettingsError("--writers 1: faults need at least two, one to take over from the other")
+        if (self.commits is None) == (self.minutes is None):
+            raise SettingsError("give either --commits or --minutes")
+
+    def available_faults(self) -> tuple[str, ...]:
+        """Return the classes that can be had with these services."""
+        return tuple(
+            each.name for each in CLASSES.values()
+            if not (each.needs == "gate" and self.table) and not (each.needs == "zookeeper" and self.zookeeper)
+        )  # fmt: skip

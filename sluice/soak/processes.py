@@ -1,0 +1,108 @@
+"""A soak's writers as processes, and what can be done to them from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import lock_manager
+from sluice.soak.tcp_proxy import Link
+from sluice.soak.worker import WorkerOptions
+
+_KEEPER = Path(__file__).with_name("_keeper.py")
+_GRACE_SECONDS = 5.0
+
+Events = SimpleQueue[dict[str, Any]]
+"""What writers say: each line of the history, with ``worker`` and ``incarnation``; ``ended`` is the last one."""
+
+
+class WriterProcess:
+    """A running writer: Python, and its JVM. Both end with this process, however this process ends.
+
+    Args:
+        options: for it.
+        environment: variables for it, beside those of this process.
+        link: its way to ZooKeeper.
+        events: gets what it says.
+
+    Attributes:
+        name: of the writer.
+        options: as given.
+        link: as given; closed with it.
+        python: process id, None before it is ready.
+        jvm: likewise of its JVM.
+
+    """
+
+    def __init__(self, options: WorkerOptions, environment: Mapping[str, str], link: Link, events: Events) -> None:
+        self.name = options.name
+        self.options = options
+        self.link = link
+        self.python: int | None = None
+        self.jvm: int | None = None
+        self._events = events
+        here = str(Path(lock_manager.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+        with Path(options.log).open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_KEEPER), sys.executable, "-m", "sluice.soak.worker",
+                 options.argument()],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                env={**os.environ, "PYTHONPATH": path, **environment},
+                # A group of its own, so that it can be ended as a whole, and not by a Ctrl-C at the terminal.
+                start_new_session=True,
+            )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, name=self.name, daemon=True)
+        self._reader.start()
+
+    def tell(self, words: str) -> None:
+        """Write a line to it: see :mod:`sluice.soak.worker`."""
+        assert self._process.stdin is not None  # noqa: S101 (a pipe was asked for)
+        with suppress(OSError):
+            self._process.stdin.write(words.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def signal(self, number: signal.Signals, *, python: bool, jvm: bool) -> None:
+        """Send a signal to its Python, to its JVM or to both."""
+        for pid in (self.python if python else None, self.jvm if jvm else None):
+            if pid is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Wait until its Python has ended; tell whether it has."""
+        self._reader.join(timeout_seconds)
+        return not self._reader.is_alive()
+
+    def end(self) -> None:
+        """End it and its JVM, whatever state they are in."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join(_GRACE_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self.link.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101 (a pipe was asked for)
+        origin = {"worker": self.name, "incarnation": self.options.incarnation}
+        for line in self._process.stdout:
+            # A writer may be killed in the middle of a line.
+            with suppress(ValueError):
+                said = json.loads(line)
+                if said["event"] == "ready":
+                    self.python, self.jvm = said["python"], said["jvm"]
+                self._events.put({**said, **origin})
+        self._events.put({"event": "ended", **origin})

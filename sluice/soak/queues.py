@@ -1,0 +1,56 @@
+"""The queues of the tables' locks, looked at and disturbed from outside."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+
+from lock_manager import LockSettings, TableResource
+
+_START_SECONDS = 30
+
+
+class LockQueues:
+    """Queues of an ensemble, by a plain client of its own.
+
+    Args:
+        hosts: connection string.
+
+    """
+
+    def __init__(self, hosts: str) -> None:
+        self._client = KazooClient(hosts)
+        self._root = LockSettings(zk_hosts=hosts).lock_root
+
+    def __enter__(self) -> Self:
+        self._client.start(_START_SECONDS)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._client.stop()
+        self._client.close()
+
+    def contenders(self, table: str) -> list[str]:
+        """Return the names in the queue of a table."""
+        with suppress(NoNodeError):
+            names = self._client.retry(self._client.get_children, self._node(table))
+            return sorted(name for name in names if "lock__" in name)
+        return []
+
+    def delete(self, table: str, token: int) -> None:
+        """Delete the contender with this token, if it is there."""
+        for name in self.contenders(table):
+            path = f"{self._node(table)}/{name}"
+            with suppress(NoNodeError):
+                _, stat = self._client.retry(self._client.get, path)
+                if stat.czxid == token:
+                    self._client.retry(self._client.delete, path)
+
+    def _node(self, table: str) -> str:
+        return TableResource.of(table).znode(self._root)

@@ -1,0 +1,127 @@
+"""What a soak shows to people, and leaves in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sluice.soak.evidence import Evidence
+from sluice.soak.options import SoakOptions
+from sluice.soak.run import Progress
+from sluice.soak.verdict import INVARIANTS, Violation, takeovers
+
+_SHOWN = 5
+_HIDDEN = frozenset({"wall", "ids", "message", "table", "incarnation"})
+# Okabe and Ito's colours, which people with any colour vision can tell apart.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C564B", "#7F7F7F")
+
+
+def summary(
+    options: SoakOptions, progress: Progress, evidence: Evidence, violations: Sequence[Violation]
+) -> dict[str, Any]:
+    """Return the verdict as JSON; see docs/reliability.md for the fields."""
+    counts = progress.counts
+    took = [taken["monotonic"] - death["monotonic"] for death, taken in takeovers(evidence) if taken is not None]
+    return {
+        "engine": "store",
+        "seed": options.seed,
+        "writers": options.writers,
+        "without": options.without,
+        "acknowledged": counts["acknowledged"],
+        "refused": counts["refused"],
+        "unknown": counts["unknown"],
+        "occupied": counts["occupied"],
+        "lost_holds": counts["lost"],
+        "versions": sum(len(state.versions) for state in evidence.tables.values()),
+        "tables": len(evidence.tables),
+        "rows": sum(len(state.rows) for state in evidence.tables.values()),
+        "takeovers": len(took),
+        "slowest_takeover_seconds": round(max(took, default=0.0), 2),
+        "faults": dict(sorted(progress.faults.items())),
+        "violations": len(violations),
+        "violations_by_invariant": dict(sorted(Counter(each.invariant for each in violations).items())),
+        "shown": [each.to_json() for each in violations[:_SHOWN]],
+    }
+
+
+def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], console: Console) -> None:
+    """Print the counts and, for each invariant that does not hold, the shortest piece of history that shows it."""
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table.add_column("what")
+    table.add_column("how many", justify="right")
+    for name in ("acknowledged", "refused", "unknown", "occupied", "lost_holds", "versions", "rows"):
+        table.add_row(name.replace("_", " "), f"{found[name]:,}")
+    for name, count in found["faults"].items():
+        table.add_row(f"  fault {name}", f"{count:,}")
+    console.print(table)
+    for invariant, function in INVARIANTS.items():
+        broken = [each for each in violations if each.invariant == invariant]
+        if not broken:
+            continue
+        promise = (function.__doc__ or "").partition("\n")[0]
+        console.print(Text.assemble((f"{promise} Violations: {len(broken)}.", "bold red")), soft_wrap=True)
+        shortest = min(broken, key=lambda each: (not each.piece, len(each.piece)))
+        console.print(Text("  " + shortest.sentence), soft_wrap=True)
+        for event in shortest.piece:
+            said = " ".join(f"{key}={value}" for key, value in event.items() if key not in _HIDDEN and key != "event")
+            console.print(Text(f"    {event['event']:<12} {said}"), soft_wrap=True)
+    if violations:
+        console.print(Text(f"{len(violations)} VIOLATIONS", style="bold red"))
+    else:
+        console.print(Text("all invariants hold", style="bold green"))
+
+
+def write_report(
+    options: SoakOptions, found: Mapping[str, Any], violations: Sequence[Violation], evidence: Evidence
+) -> None:
+    """Write ``verdict.json`` and ``timeline.png`` beside the history."""
+    whole = {**found, "shown": [each.to_json() for each in violations]}
+    (options.output / "verdict.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    draw(options, evidence)
+
+
+def draw(options: SoakOptions, evidence: Evidence) -> None:
+    """Draw a lane per writer with its holds, a mark for each fault, and how many commits were acknowledged."""
+    history = [event for event in evidence.history if "monotonic" in event]
+    start = min((event["monotonic"] for event in history), default=0.0)
+    names = sorted({event["worker"] for event in history if event.get("worker")})
+    figure = Figure(figsize=(11, 2.6 + 0.45 * len(names)), dpi=130)
+    FigureCanvasAgg(figure)
+    figure.set_layout_engine("constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[len(names) + 1, 3])
+    for lane, name in enumerate(names):
+        own = [event for event in history if event.get("worker") == name]
+        above.broken_barh(_holds(own, start), (lane - 0.3, 0.6), facecolor=_COLOURS[lane % len(_COLOURS)])
+        faults = [event["monotonic"] - start for event in own if event["event"] == "fault"]
+        above.plot(faults, [lane] * len(faults), linestyle="", marker="v", color="#D1242F", markersize=5)
+    above.set_yticks(range(len(names)), names)
+    above.set_title("holding the lock, and faults (triangles)", loc="left", fontsize=10)
+    moments = [event["monotonic"] - start for event in history if event["event"] == "acknowledged"]
+    below.plot(moments, range(1, len(moments) + 1), color=_COLOURS[0])
+    below.set_ylabel("acknowledged")
+    below.set_xlabel("seconds")
+    for axes in (above, below):
+        axes.grid(axis="x", color="#E4E9ED")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.savefig(options.output / "timeline.png", facecolor="white")
+
+
+def _holds(events: Sequence[Mapping[str, Any]], start: float) -> list[tuple[float, float]]:
+    spans, since = [], None
+    for event in events:
+        if event["event"] == "holding":
+            since = event["monotonic"]
+        elif since is not None and event["event"] in ("released", "lost", "ended", "killed"):
+            spans.append((since - start, event["monotonic"] - since))
+            since = None
+    return spans

@@ -1,0 +1,293 @@
+"""The run of a soak: services, writers, faults by a seeded plan, and what they left behind."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from queue import Empty
+from typing import IO, Any, Self
+
+from lock_manager import SettingsError
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.soak.controls import Protection
+from sluice.soak.evidence import Evidence, read_table
+from sluice.soak.faults import CLASSES, FaultClass
+from sluice.soak.hadoop import hadoop_settings
+from sluice.soak.options import SoakOptions
+from sluice.soak.processes import Events, WriterProcess
+from sluice.soak.queues import LockQueues
+from sluice.soak.s3_faults import FaultGate, FaultyS3
+from sluice.soak.stage import Incident, Stage, advance
+from sluice.soak.tcp_proxy import Link
+from sluice.soak.worker import WorkerOptions
+
+_BUCKET = "lake"
+_POLL_SECONDS = 0.05
+_READY_SECONDS = 120.0
+_FINISH_SECONDS = 60.0
+_TICK_SECONDS = 0.5
+_MOST_COMMITS_PER_TABLE = 250
+
+
+@dataclass
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        counts: events by kind.
+        faults: faults by class.
+        now: the class of fault under way.
+
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    now: str = ""
+
+
+class Soak:
+    """One run: services, writers, faults. Use it with ``with``; everything is ended with the block.
+
+    Args:
+        options: what to do.
+
+    Attributes:
+        history: every event so far.
+        writers: running, by name.
+        stage: where faults act.
+        progress: for people.
+
+    """
+
+    def __init__(self, options: SoakOptions) -> None:
+        self.options = options
+        self.history: list[dict[str, Any]] = []
+        self.writers: dict[str, WriterProcess] = {}
+        self.progress = Progress()
+        self._events = Events()
+        self._gone: list[WriterProcess] = []
+        self._incarnations = 0
+        self._stack = ExitStack()
+        self._file: IO[str] | None = None
+        self._per_table: Counter[str] = Counter()
+        self._finishing = False
+        self._started = int(time.time())
+        self.tables: list[str] = []
+
+    def __enter__(self) -> Self:
+        with self._stack:
+            self._start_services()
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    # -- the run -------------------------------------------------------------------------------------------------
+
+    def start_writers(self) -> None:
+        """Start all writers and wait until they are ready."""
+        for number in range(1, self.options.writers + 1):
+            self._start_writer(f"writer-{number}")
+        ready = 0
+        deadline = time.monotonic() + _READY_SECONDS
+        while ready < self.options.writers:
+            event = self.next_event()
+            ready += event is not None and event["event"] == "ready"
+            if time.monotonic() > deadline:
+                raise SettingsError(f"the writers did not start: see {self.options.output}/writer-1.log")
+
+    def run(self, show: Callable[[Progress], None] = lambda _: None) -> None:
+        """Commit, with faults, until enough is acknowledged or the time is over; then have the writers finish."""
+        end = time.monotonic() + 60 * (self.options.minutes or 0)
+        plan = plan_of(self.options, self.stage.gate)
+        incident: Incident | None = None
+        acknowledged_then = 0
+        while True:
+            event = self.next_event()
+            show(self.progress)
+            if incident is not None:
+                incident = advance(incident, event)
+                acknowledged_then = self.progress.counts["acknowledged"]
+                if incident is None:
+                    self.progress.now = ""
+                continue
+            done = self.progress.counts["acknowledged"]
+            enough = time.monotonic() > end if self.options.minutes else done >= (self.options.commits or 0)
+            if enough:
+                break
+            if self.options.faults and done - acknowledged_then >= self.options.gap:
+                fault, writer, point = next(plan)
+                self.progress.now = f"{fault.name} at {point} of {writer}"
+                incident = advance(fault.strike(self.stage, writer, point), None)
+        self.finish()
+
+    def play(self, incident: Incident, seconds: float = 120.0) -> None:
+        """Let one fault happen, to its end."""
+        deadline = time.monotonic() + seconds
+        current = advance(incident, None)
+        while current is not None:
+            current = advance(current, self.next_event())
+            if time.monotonic() > deadline:
+                raise TimeoutError("the fault did not come to its end")
+
+    def next_event(self) -> dict[str, Any] | None:
+        """Take the next event into the history and return it; None if there was none for a moment."""
+        try:
+            event = self._events.get(timeout=_POLL_SECONDS)
+        except Empty:
+            return None
+        self._note(event)
+        if event["event"] == "ended" and not self._finishing:
+            self._replace(str(event["worker"]), int(event["incarnation"]))
+        return event
+
+    def finish(self) -> None:
+        """Have all writers end what they do, and end."""
+        self._finishing = True
+        for writer in self.writers.values():
+            writer.tell("finish")
+            writer.tell("go")
+        deadline = time.monotonic() + _FINISH_SECONDS
+        left = set(self.writers)
+        while left and time.monotonic() < deadline:
+            event = self.next_event()
+            if event is not None and event["event"] == "ended":
+                left.discard(event["worker"])
+        for name in left:
+            self.stage.say("killed", worker=name, incarnation=self.writers[name].options.incarnation, late=True)
+        self._end_writers()
+        while self.next_event() is not None:
+            pass
+
+    def evidence(self) -> Evidence:
+        """Gather what the run left behind."""
+        self._wait_for_empty_queues()
+        states = {
+            table: read_table(table, self._s3.environment if self._s3 else {}, self._queues.contenders(table))
+            for table in self.tables
+        }
+        return Evidence(
+            history=self.history,
+            tables=states,
+            puts=tuple(self._s3.gate.puts) if self._s3 else (),
+            session_seconds=self.options.session_seconds,
+            tick_seconds=_TICK_SECONDS,
+        )
+
+    # -- services ------------------------------------------------------------------------------------------------
+
+    def _start_services(self) -> None:
+        options = self.options
+        options.output.mkdir(parents=True, exist_ok=True)
+        for old in options.output.glob("writer-*.log"):
+            old.unlink()
+        self._file = self._stack.enter_context((options.output / "history.jsonl").open("w", encoding="utf-8"))
+        three = any(CLASSES[name].needs == "zookeeper" for name in options.faults)
+        zookeeper = None
+        if options.zookeeper is None:
+            zookeeper = EmbeddedZooKeeper(3 if three else 1, tick_ms=int(_TICK_SECONDS * 1000))
+            self._stack.enter_context(zookeeper)
+        self._hosts = options.zookeeper or (zookeeper.hosts if zookeeper else "")
+        self._s3 = self._stack.enter_context(FaultyS3()) if options.table is None else None
+        if self._s3 is not None:
+            self._s3.create_bucket(_BUCKET)
+            self._s3.gate.on_arrival(
+                lambda writer, version, _: self._events.put(
+                    {"event": "put-arrived", "worker": writer, "version": version, "monotonic": time.monotonic()}
+                )
+            )
+        self._queues = self._stack.enter_context(LockQueues(self._hosts))
+        self._next_table()
+        self.stage = Stage(
+            writers=self.writers,
+            session_seconds=options.session_seconds,
+            gate=self._s3.gate if self._s3 else None,
+            zookeeper=zookeeper,
+            delete_contender=self._queues.delete,
+            say=self._say,
+            history=self.history,
+            random=random.Random(f"{options.seed}/acts"),  # noqa: S311 (to be repeated, not to be secret)
+        )
+        self._stack.callback(self._end_writers)
+
+    def _next_table(self) -> None:
+        # In a store that outlives the run, its tables have names that no earlier run has had.
+        base = f"{self.options.table.rstrip('/')}-{self._started}" if self.options.table else f"s3a://{_BUCKET}/soak"
+        self.tables.append(f"{base}-{len(self.tables)}")
+        for writer in self.writers.values():
+            writer.tell(f"table {self.tables[-1]}")
+
+    def _start_writer(self, name: str) -> None:
+        link = Link(self._hosts)
+        options = WorkerOptions(
+            name=name,
+            incarnation=self._incarnations,
+            table=self.tables[-1],
+            hosts=link.hosts,
+            session_timeout_seconds=self.options.session_seconds,
+            hadoop=hadoop_settings(name, self._s3),
+            without=self.options.without,
+            rows=self.options.rows,
+            log=str(self.options.output / f"{name}.log"),
+        )
+        self._incarnations += 1
+        environment = self._s3.environment if self._s3 else {}
+        self.writers[name] = WriterProcess(options, environment, link, self._events)
+
+    def _replace(self, name: str, incarnation: int) -> None:
+        writer = self.writers[name]
+        if writer.options.incarnation != incarnation:
+            return
+        # Its JVM may be putting still: it is ended at the end of the run, or by itself.
+        self._gone.append(writer)
+        self._start_writer(name)
+
+    def _end_writers(self) -> None:
+        for writer in (*self.writers.values(), *self._gone):
+            writer.end()
+        self._gone.clear()
+        self.writers.clear()
+
+    def _wait_for_empty_queues(self) -> None:
+        deadline = time.monotonic() + self.options.session_seconds + 10
+        while time.monotonic() < deadline and any(self._queues.contenders(table) for table in self.tables):
+            time.sleep(_POLL_SECONDS)
+
+    # -- history and plan ----------------------------------------------------------------------------------------
+
+    def _say(self, event: str, **more: Any) -> None:
+        self._note({"event": event, "wall": time.time(), "monotonic": time.monotonic(), **more})
+
+    def _note(self, event: dict[str, Any]) -> None:
+        event.setdefault("monotonic", time.monotonic())
+        self.history.append(event)
+        if self._file is not None and not self._file.closed:
+            self._file.write(json.dumps(event) + "\n")
+            self._file.flush()
+        kind = event["event"]
+        self.progress.counts[kind] += 1
+        if kind == "fault":
+            self.progress.faults[event["kind"]] += 1
+        if kind == "acknowledged":
+            self._per_table[event["table"]] += 1
+            if event["table"] == self.tables[-1] and self._per_table[event["table"]] >= _MOST_COMMITS_PER_TABLE:
+                self._next_table()
+
+
+def plan_of(options: SoakOptions, gate: FaultGate | None) -> Iterator[tuple[FaultClass, str, str]]:
+    """Yield class, writer and point of one fault after the other: all classes in a new order, over and over."""
+    chance = random.Random(f"{options.seed}/plan")  # noqa: S311 (to be repeated, not to be secret)
+    while True:
+        classes = [CLASSES[name] for name in options.faults]
+        chance.shuffle(classes)
+        for each in classes:
+            # Where no guard is asked, nobody comes by the point after its answer.
+            unasked = options.without == Protection.GUARD
+            points = [point for point in each.points_with(gate) if not (unasked and point == "checked")]
+            yield each, f"writer-{chance.randint(1, options.writers)}", chance.choice(points)

@@ -1,0 +1,120 @@
+"""Where faults act, and how they wait: for events, not for seconds."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.soak.processes import WriterProcess
+from sluice.soak.s3_faults import FaultGate, S3Fault
+
+Event = Mapping[str, Any]
+Incident = Generator[None, Event | None, None]
+Waiting = Generator[None, Event | None, Event | None]
+Finding = Generator[None, Event | None, tuple[Event, S3Fault | None] | None]
+OUTCOMES = frozenset({"acknowledged", "refused", "unknown", "gave-up", "ended"})
+PUT = "put"
+"""A point of the gate's, beside the writers' own: the PUT was sent, and the store has not seen it."""
+
+
+@dataclass(kw_only=True)
+class Stage:
+    """Where faults act.
+
+    Attributes:
+        writers: by name; a killed one is replaced by another of its name.
+        session_seconds: session time-out of the writers.
+        gate: in front of an S3 of ours, None with another one.
+        zookeeper: an ensemble of ours, None with another one.
+        delete_contender: removes the contender with this token from the queue of this table.
+        say: writes an event into the history.
+        random: seeded.
+        history: every event so far.
+
+    """
+
+    writers: dict[str, WriterProcess]
+    session_seconds: float
+    gate: FaultGate | None
+    zookeeper: EmbeddedZooKeeper | None
+    delete_contender: Callable[[str, int], None]
+    say: Callable[..., None]
+    random: random.Random
+    history: Sequence[Event]
+
+    def attempt(self, writer: str, version: int) -> Event | None:
+        """Return the newest attempt of a writer's last hold to put this version, None if there is none."""
+        for event in reversed(self.history):
+            if event.get("worker") == writer and event["event"] == "attempting":
+                return event if event["version"] == version else None
+        return None
+
+
+def until(seconds: float, wanted: Callable[[Event], bool]) -> Waiting:
+    """Wait for an event, at most that long; return it, or None."""
+    deadline = time.monotonic() + seconds
+    while True:
+        event = yield
+        if event is not None and wanted(event):
+            return event
+        if time.monotonic() > deadline:
+            return None
+
+
+def of(writer: str, *kinds: str) -> Callable[[Event], bool]:
+    """Return the test for an event of a writer."""
+    return lambda event: event.get("worker") == writer and event["event"] in kinds
+
+
+def takeover(held: Event, kind: str) -> Callable[[Event], bool]:
+    """Return the test for this event of a later holder of the same table."""
+    return lambda event: (
+        event["event"] == kind
+        and event.get("table") == held.get("table")
+        and event.get("token", -1) > held.get("token", -1)
+        and (event.get("worker") != held.get("worker") or event.get("thread") == 2)  # noqa: PLR2004 (its second)
+    )
+
+
+def stopped(stage: Stage, writer: str, point: str) -> Finding:
+    """Have a writer stop at a point; return where it is, and the held PUT if that is the point."""
+    process = stage.writers[writer]
+    wait = 20 * stage.session_seconds + 30
+    if point != PUT:
+        process.tell(f"stop-at {point}")
+        event = yield from until(wait, of(writer, "stopped", "ended"))
+        return (event, None) if event is not None and event["event"] == "stopped" else None
+    assert stage.gate is not None  # noqa: S101 (the class needs it)
+    fault = stage.gate.arm(writer, S3Fault(held=True))
+    deadline = time.monotonic() + wait
+    arrived: Event | None = None
+    while time.monotonic() < deadline:
+        event = yield
+        if event is not None and event.get("worker") == writer:
+            if event["event"] == "ended":
+                break
+            arrived = event if event["event"] == "put-arrived" else arrived
+        # The gate may be quicker to say so than the writer was.
+        attempt = arrived and stage.attempt(writer, arrived["version"])
+        if attempt is not None:
+            return attempt, fault
+    stage.gate.disarm(writer)
+    fault.release.set()
+    return None
+
+
+def advance(incident: Incident, event: Mapping[str, Any] | None) -> Incident | None:
+    """Send a fault an event; return it, or None if that was its end."""
+    try:
+        if inspect.getgeneratorstate(incident) == inspect.GEN_CREATED:
+            next(incident)
+        else:
+            incident.send(event)
+    except StopIteration:
+        return None
+    return incident

@@ -1,0 +1,142 @@
+"""Who committed what to a table, when, and under which hold: what ``sluice log`` tells, read without Spark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from lock_manager import SluiceError
+from sluice.delta_log import LogCommit, read_commits, version_files
+from sluice.log_folder import open_log
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_SHORT = 8
+_COLUMNS = ("version", "time (UTC)", "operation", "rows", "job", "hold", "token", "ensemble", "engine")
+_FOLDED = ("operation", "job", "engine")
+_PIPE_WIDTH, _WIDE = 200, 110
+_TIME, _SHORT_TIME = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S"
+
+
+class TableLogError(SluiceError, ValueError):
+    """There is no such table."""
+
+
+def read_table_log(
+    table: str | os.PathLike[str], *, limit: int | None = None, storage_options: Mapping[str, str] | None = None
+) -> tuple[str, list[LogCommit | str]]:
+    """Return where a table lies, and its commits, the newest first.
+
+    Args:
+        table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
+        limit: read that many of the newest only.
+        storage_options: as ``deltalake`` takes them; what is missing comes from the environment (``AWS_*``).
+
+    Returns:
+        The location, and for each version its commit, or a sentence if its file cannot be parsed.
+
+    Raises:
+        TableLogError: there is no Delta table.
+        LogAccessError: the store cannot be listed or read.
+
+    """
+    log = open_log(table, storage_options)
+    versions = version_files(log.names())
+    if not versions:
+        raise TableLogError(f"there is no Delta table at {log.uri}: no version file in its _delta_log")
+    return log.uri, list(read_commits(log, versions[-limit:] if limit else versions))[::-1]
+
+
+def log_to_json(location: str, commits: Sequence[LogCommit | str]) -> dict[str, Any]:
+    """Return what ``sluice log --json`` prints."""
+    entries = [_entry(commit) if isinstance(commit, LogCommit) else {"problem": commit} for commit in commits]
+    return {"table": location, "commits": entries}
+
+
+def _entry(commit: LogCommit) -> dict[str, Any]:
+    stamp = commit.stamp
+    return {
+        "version": commit.version,
+        "timestamp": commit.timestamp,
+        "operation": commit.operation,
+        "rows": commit.rows,
+        "engine": commit.engine,
+        "locked": stamp is not None,
+        "observed": commit.observed,
+        "job": stamp.job if stamp else None,
+        "hold": stamp.hold if stamp else None,
+        "ensemble": stamp.ensemble if stamp else None,
+        "tokens": dict(stamp.tokens) if stamp else {},
+        "shared_tokens": dict(stamp.shared_tokens) if stamp else {},
+        "acquired_at": stamp.acquired_at if stamp else None,
+        "commit_id": stamp.commit_id if stamp else None,
+        "pins": commit.pin or None,
+    }
+
+
+def print_log(location: str, commits: Sequence[LogCommit | str], console: Console) -> None:
+    """Print a line for each commit, marked where it was made without the lock; hashes are cut to their beginning."""
+    from rich import box  # noqa: PLC0415 (only people need it)
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    if not console.is_terminal:
+        # A pipe has no width.
+        console = Console(file=console.file, highlight=False, width=_PIPE_WIDTH)
+    ensembles = {commit.stamp.ensemble for commit in commits if isinstance(commit, LogCommit) and commit.stamp}
+    # Most tables have one, which then needs no column.
+    columns = [name for name in _COLUMNS if name != "ensemble" or len(ensembles) > 1]
+    title = f"{location}, ensemble {min(ensembles)}" if len(ensembles) == 1 else location
+    console.print(title, style="italic", soft_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    for name in columns:
+        right = name in ("version", "rows", "token")
+        table.add_column(
+            name,
+            justify="right" if right else "left",
+            no_wrap=name not in _FOLDED,
+            overflow="fold",
+            min_width=len(name),
+        )
+    problems = []
+    for commit in commits:
+        if isinstance(commit, str):
+            problems.append(commit)
+            continue
+        cells = _cells(commit, _TIME if console.width >= _WIDE else _SHORT_TIME)
+        table.add_row(*(cells[name] for name in columns), style=None if commit.stamp else "yellow")
+    console.print(table)
+    for problem in problems:
+        console.print(Text.assemble(("problem: ", "bold red"), problem), soft_wrap=True)
+
+
+def _cells(commit: LogCommit, time_format: str) -> dict[str, str]:
+    when = "" if commit.timestamp is None else datetime.fromtimestamp(commit.timestamp, UTC).strftime(time_format)
+    cells = dict.fromkeys(_COLUMNS, "") | {
+        "version": str(commit.version),
+        "time (UTC)": when,
+        "operation": commit.operation or "",
+        "rows": "" if commit.rows is None else f"{commit.rows:,}",
+        "engine": _short_engine(commit.engine),
+        "hold": "observed" if commit.observed else "no lock",
+    }
+    stamp = commit.stamp
+    if stamp is None:
+        return cells
+    tokens = [*stamp.tokens.values(), *stamp.shared_tokens.values()]
+    more = f" +{len(tokens) - 1}" if len(tokens) > 1 else ""
+    return cells | {
+        "job": stamp.job or "",
+        "hold": stamp.hold[:_SHORT],
+        "token": f"{max(stamp.tokens.values() or tokens, default=0):x}{more}",
+        "ensemble": stamp.ensemble[:_SHORT],
+    }
+
+
+def _short_engine(engine: str | None) -> str:
+    """Return ``Delta-Lake/4.4.0`` of ``Apache-Spark/4.2.0 Delta-Lake/4.4.0``: Delta makes the commits."""
+    return (engine or "unknown").rpartition(" ")[2]

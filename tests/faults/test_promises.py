@@ -1,0 +1,130 @@
+"""Each fault at each point of a commit: what the writer hears, and that every promise holds at the end.
+
+Seed 1; 2 writers; the counts are those of the parameters below. The negative controls are in test_controls.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sluice.soak.faults import CLASSES
+from sluice.soak.run import Soak
+from sluice.soak.verdict import judge
+
+WRITER = "writer-1"
+
+
+@pytest.fixture(scope="module")
+def soak(make_soak: Callable[..., Soak]) -> Soak:
+    return make_soak()
+
+
+def strike(soak: Soak, name: str, point: str) -> list[dict[str, Any]]:
+    """Let a fault happen; return the history from then on."""
+    before = len(soak.history)
+    soak.play(CLASSES[name].strike(soak.stage, WRITER, point))
+    since = soak.history[before:]
+    assert [event["kind"] for event in since if event["event"] == "fault"] == [name]
+    return since
+
+
+def outcome(history: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the writer said at last of the transaction that was struck."""
+    (fault,) = [event for event in history if event["event"] == "fault"]
+    kinds = ("acknowledged", "refused", "unknown", "gave-up")
+    return next(
+        event for event in history
+        if event["event"] in kinds and event.get("worker") == WRITER
+        and event.get("token", fault["token"]) == fault["token"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["pause-python", "pause-both"])
+@pytest.mark.parametrize("point", ["read", "data", "checked"])
+def test_a_writer_that_was_paused_past_its_session_before_the_put_is_refused(soak: Soak, name: str, point: str) -> None:
+    said = outcome(strike(soak, name, point))
+    assert said["event"] == "refused", said
+    assert said["error"] in ("LockLostError", "LockNotHeldError")
+
+
+def test_a_put_that_arrives_after_a_takeover_is_refused_because_its_version_is_occupied(soak: Soak) -> None:
+    history = strike(soak, "pause-both", "put")
+    assert outcome(history)["event"] == "refused"
+    taken = [event["version"] for event in history if event["event"] == "taken" and event["worker"] == WRITER]
+    (occupied,) = [event for event in history if event["event"] == "occupied"]
+    assert occupied["version"] == taken[0]
+    assert occupied["worker"] != WRITER
+
+
+def test_what_was_stored_before_the_pause_is_acknowledged_because_it_is_there(soak: Soak) -> None:
+    said = outcome(strike(soak, "pause-both", "stored"))
+    assert said["event"] == "acknowledged"
+
+
+def test_a_jvm_may_be_paused_for_long_while_python_keeps_the_lock(soak: Soak) -> None:
+    assert outcome(strike(soak, "pause-jvm", "checked"))["event"] == "acknowledged"
+
+
+@pytest.mark.parametrize(("name", "point"), [("kill-python", "checked"), ("kill-both", "put"), ("kill-jvm", "checked")])
+def test_a_writer_that_is_killed_is_followed_by_the_next_one(soak: Soak, name: str, point: str) -> None:
+    history = strike(soak, name, point)
+    (fault,) = [event for event in history if event["event"] == "fault"]
+    assert any(event["event"] == "acknowledged" and event["token"] > fault["token"] for event in history)
+
+
+def test_a_writer_that_is_cut_off_from_zookeeper_is_refused(soak: Soak) -> None:
+    said = outcome(strike(soak, "cut-zookeeper", "data"))
+    assert (said["event"], said["error"]) == ("refused", "LockLostError")
+
+
+def test_a_broken_lock_refuses_the_commit(soak: Soak) -> None:
+    said = outcome(strike(soak, "break-lock", "data"))
+    assert (said["event"], said["error"]) == ("refused", "LockLostError")
+
+
+def test_another_hold_of_the_same_process_does_not_help(soak: Soak) -> None:
+    history = strike(soak, "second-hold", "data")
+    assert any(event["event"] == "acknowledged" and event.get("thread") == 2 for event in history)
+    assert outcome([event for event in history if "thread" not in event])["event"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("s3-lost-reply", "acknowledged"),
+        ("s3-500", "acknowledged"),
+        ("s3-503", "acknowledged"),
+        ("s3-409", "acknowledged"),
+        ("s3-412", "acknowledged"),
+        ("s3-403", "refused"),
+    ],
+)
+def test_what_s3_says_to_a_commit(soak: Soak, name: str, said: str) -> None:
+    assert outcome(strike(soak, name, "data"))["event"] == said
+
+
+def test_a_commit_of_which_nothing_is_known_is_reported_so_and_its_version_is_occupied(soak: Soak) -> None:
+    said = outcome(strike(soak, "s3-unavailable", "data"))
+    assert (said["event"], said["error"]) == ("unknown", "CommitUnknownException")
+
+    def occupied() -> bool:
+        soak.next_event()
+        return any(event["event"] == "occupied" and event["token"] > said["token"] for event in soak.history)
+
+    deadline = time.monotonic() + 30
+    while not occupied():
+        assert time.monotonic() < deadline
+
+
+def test_every_promise_holds_in_the_end(soak: Soak) -> None:
+    soak.finish()
+    evidence = soak.evidence()
+    assert [f"{each.invariant}: {each.sentence}" for each in judge(evidence)] == []
+    counts = soak.progress.counts
+    assert counts["acknowledged"] > 10
+    assert counts["fault"] == soak.progress.faults.total() > 15
+    assert evidence.puts

@@ -1,0 +1,297 @@
+"""One ensemble per table: what is pinned to A is not written under the lock of B, until it is moved."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from kazoo.client import KazooClient
+from pyspark.sql import DataFrame, SparkSession
+from typer.testing import CliRunner
+
+from lock_manager import EnsembleMismatchError, LockSettings, SettingsError, TableResource, ZookeeperLockManager
+from lock_manager.errors import ENSEMBLE_PROPERTY
+from lock_manager.intents import Intent, intents_node
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.adopt import Adoption, adopt_table, describe
+from sluice.commands import app
+from sluice.local_s3 import LocalS3
+from sluice.table_log import read_table_log
+from sluice.verify import verify_table
+from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked
+
+pytestmark = pytest.mark.spark
+
+ROOT = "/locks/delta_tables"
+
+
+@pytest.fixture(scope="module")
+def ensemble_a() -> Iterator[str]:
+    with EmbeddedZooKeeper() as running:
+        yield running.hosts
+
+
+@pytest.fixture(scope="module")
+def ensemble_b() -> Iterator[str]:
+    with EmbeddedZooKeeper() as running:
+        yield running.hosts
+
+
+@pytest.fixture
+def manager_a(ensemble_a: str) -> Iterator[ZookeeperLockManager]:
+    with ZookeeperLockManager(ensemble_a, timeout_seconds=60, job="writer") as made:
+        yield made
+
+
+@pytest.fixture
+def manager_b(ensemble_b: str) -> Iterator[ZookeeperLockManager]:
+    with ZookeeperLockManager(ensemble_b, timeout_seconds=60, job="writer") as made:
+        yield made
+
+
+@pytest.fixture
+def table(spark: SparkSession, manager_a: ZookeeperLockManager, tmp_path: Path) -> str:
+    """A table of three rows, in a folder whose name has to be quoted; version 0, pinned to nothing."""
+    path = str(tmp_path / "a `table`'s folder")
+    with locked(spark, path, manager=manager_a):
+        append(spark.range(3), path)
+    return path
+
+
+def append(df: DataFrame, table: str) -> None:
+    df.write.format("delta").mode("append").save(table)
+
+
+def adopt(spark: SparkSession, table: str, hosts: str, **how: Any) -> Adoption:
+    return adopt_table(spark, table, LockSettings(zk_hosts=hosts, timeout_seconds=60), **how)
+
+
+def version_files(table: str) -> list[str]:
+    return sorted(path.name for path in Path(table).glob("_delta_log/*.json"))
+
+
+def test_a_pinned_table_is_written_under_its_own_ensemble_and_under_no_other(
+    spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager, manager_b: ZookeeperLockManager
+) -> None:
+    # Before: whoever has any lock may write. This is what the pin is for.
+    with locked(spark, table, manager=manager_b):
+        append(spark.range(3, 4), table)
+    done = adopt(spark, table, ensemble_a)
+    assert (done.version, done.moved_from) == (2, None)
+    assert DeltaTable(table).metadata().configuration == {ENSEMBLE_PROPERTY: done.ensemble}
+
+    before = version_files(table)
+    entered = False
+    with pytest.raises(EnsembleMismatchError, match="sluice adopt TABLE --zookeeper HOSTS --move") as refused:
+        with locked(spark, table, manager=manager_b):
+            entered = True
+    assert not entered
+    assert refused.value.pinned_to == done.ensemble
+    with manager_b.acquire(table) as hold:
+        assert refused.value.ensemble == hold.ensemble_id
+    with pytest.raises(EnsembleMismatchError):
+        LockedDeltaWriter(spark, manager_b, table).append(spark.range(1))
+    assert version_files(table) == before
+    # It was given back, each time.
+    assert manager_b.queue(table) == []
+
+    assert LockedDeltaWriter(spark, manager_a, table).append(spark.range(4, 6)).version == 3
+    with locked(spark, table, manager=manager_a):
+        spark.sql("DELETE FROM delta.`{}` WHERE id = 0".format(table.replace("`", "``")))
+    assert spark.read.format("delta").load(table).count() == 5
+
+
+def test_an_ensemble_that_does_not_count_occupies_nothing(
+    spark: SparkSession, table: str, ensemble_a: str, ensemble_b: str, manager_b: ZookeeperLockManager
+) -> None:
+    def leave_an_intent(version: int) -> None:
+        node = TableResource.of(table).znode(ROOT)
+        client = KazooClient(ensemble_b)
+        client.start()
+        client.ensure_path(intents_node(node))
+        left = Intent(hold_id="0" * 32, version=version, txn="lost", attempt="lost", token=1)
+        client.create(f"{intents_node(node)}/{left.hold_id}", left.data())
+        client.stop()
+        client.close()
+
+    # As long as the table is not pinned, the intent is heeded: a version is occupied for it.
+    leave_an_intent(1)
+    with locked(spark, table, manager=manager_b):
+        pass
+    assert len(version_files(table)) == 2
+    adopt(spark, table, ensemble_a)
+    leave_an_intent(3)
+    before = version_files(table)
+    with pytest.raises(EnsembleMismatchError):
+        with locked(spark, table, manager=manager_b):
+            pass
+    assert version_files(table) == before
+
+
+def test_a_table_moves_only_if_it_is_told_to(
+    spark: SparkSession,
+    table: str,
+    ensemble_a: str,
+    ensemble_b: str,
+    manager_a: ZookeeperLockManager,
+    manager_b: ZookeeperLockManager,
+) -> None:
+    first = adopt(spark, table, ensemble_a)
+    again = adopt(spark, table, ensemble_a)
+    assert again == Adoption(table=first.table, ensemble=first.ensemble, moved_from=None, version=None)
+    assert describe(again).endswith("already; nothing was committed")
+    with pytest.raises(EnsembleMismatchError):
+        adopt(spark, table, ensemble_b)
+    with pytest.raises(SettingsError, match="give --move, too"):
+        adopt(spark, table, ensemble_b, old_hosts=ensemble_a)
+    assert len(version_files(table)) == 2
+
+    moved = adopt(spark, table, ensemble_b, move=True)
+    assert (moved.version, moved.moved_from) == (2, first.ensemble)
+    assert moved.ensemble != first.ensemble
+    assert describe(moved).endswith(f"moved from ensemble {first.ensemble} to ensemble {moved.ensemble}, by version 2")
+    with pytest.raises(EnsembleMismatchError):
+        LockedDeltaWriter(spark, manager_a, table).append(spark.range(1))
+    LockedDeltaWriter(spark, manager_b, table).append(spark.range(1))
+
+    # And back, with both locks. The other way round it is not where the table is pinned to.
+    with pytest.raises(EnsembleMismatchError):
+        adopt(spark, table, ensemble_b, move=True, old_hosts=ensemble_a)
+    back = adopt(spark, table, ensemble_a, move=True, old_hosts=ensemble_b)
+    assert (back.version, back.ensemble) == (4, first.ensemble)
+    LockedDeltaWriter(spark, manager_a, table).append(spark.range(1))
+    found = verify_table(table)
+    assert found.problems == ()
+    assert (found.ensemble, found.unlocked_commits, found.locked_commits) == (first.ensemble, 0, 6)
+
+
+def test_while_a_table_is_moved_the_old_lock_is_held(
+    spark: SparkSession, table: str, ensemble_a: str, ensemble_b: str, manager_a: ZookeeperLockManager
+) -> None:
+    adopt(spark, table, ensemble_a)
+    settings = LockSettings(zk_hosts=ensemble_b, timeout_seconds=0.5)
+    with manager_a.acquire(table):
+        with pytest.raises(TimeoutError):
+            adopt_table(spark, table, settings, move=True, old_hosts=ensemble_a)
+        assert len(version_files(table)) == 2
+        # Without it nothing waits for the one who is at work.
+        assert adopt_table(spark, table, settings, move=True).version == 2
+
+
+def test_an_ensemble_that_was_wiped_and_built_again_is_another_one(
+    spark: SparkSession, table: str, tmp_path: Path
+) -> None:
+    data = tmp_path / "zookeeper"
+    with EmbeddedZooKeeper(data_dir=data) as kept:
+        pinned = adopt(spark, table, kept.hosts)
+    with EmbeddedZooKeeper(data_dir=data) as restarted:
+        with ZookeeperLockManager(restarted.hosts, 60) as manager:
+            LockedDeltaWriter(spark, manager, table).append(spark.range(1))
+    with EmbeddedZooKeeper() as rebuilt:
+        with ZookeeperLockManager(rebuilt.hosts, 60) as manager:
+            with pytest.raises(EnsembleMismatchError) as refused:
+                LockedDeltaWriter(spark, manager, table).append(spark.range(1))
+            assert refused.value.pinned_to == pinned.ensemble
+            moved = adopt(spark, table, rebuilt.hosts, move=True)
+            assert moved.ensemble == refused.value.ensemble
+            LockedDeltaWriter(spark, manager, table).append(spark.range(1))
+
+
+def test_the_pin_survives_what_changes_the_table_and_not_what_replaces_it(
+    spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
+) -> None:
+    log = DeltaTableLog(spark, f"file:{table}")
+    pinned = adopt(spark, table, ensemble_a).ensemble
+    name = "delta.`{}`".format(table.replace("`", "``"))
+    for statement in (f"ALTER TABLE {name} ADD COLUMNS (more STRING)", f"INSERT OVERWRITE {name} VALUES (7, 'x')"):
+        with locked(spark, table, manager=manager_a):
+            spark.sql(statement)
+        state = log.state()
+        assert state is not None
+        assert state.ensemble == pinned, statement
+    with locked(spark, table, manager=manager_a):
+        other = spark.range(2).selectExpr("id AS another")
+        other.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(table)
+    state = log.state()
+    assert state is not None
+    assert state.ensemble == pinned
+    # A version from before has the properties of before. It is the one way to lose the pin without meaning to.
+    with locked(spark, table, manager=manager_a):
+        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF 0")
+    state = log.state()
+    assert state is not None
+    assert state.ensemble is None
+    assert verify_table(table).ensemble is None
+
+
+def test_on_s3_a_table_is_adopted_and_its_log_tells_so(
+    spark: SparkSession, s3: LocalS3, ensemble_a: str, ensemble_b: str, manager_a: ZookeeperLockManager
+) -> None:
+    with locked(spark, "s3a://lake/adopted", manager=manager_a) as hold:
+        append(spark.range(3), "s3a://lake/adopted")
+    run = CliRunner()
+    done = adopt(spark, "s3://lake/adopted", ensemble_a)
+    with pytest.raises(EnsembleMismatchError):
+        adopt(spark, "s3a://lake/adopted/", ensemble_b)
+    answer = run.invoke(app, ["log", "s3a://lake/adopted", "--json"])
+    newest, oldest = json.loads(answer.stdout)["commits"]
+    assert (newest["version"], newest["operation"], newest["pins"]) == (1, "SET TBLPROPERTIES", done.ensemble)
+    assert (oldest["version"], oldest["rows"], oldest["locked"], oldest["job"]) == (0, 3, True, "writer")
+    assert list(oldest["tokens"].values()) == [hold.token]
+    verified = json.loads(run.invoke(app, ["verify", "s3a://lake/adopted", "--json"]).stdout)
+    assert (verified["ok"], verified["ensemble"]) == (True, done.ensemble)
+
+
+def test_the_command_starts_its_own_spark_and_ends_in_a_sentence(
+    table: str, jars: list[Path], ensemble_a: str, ensemble_b: str
+) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "sluice", "adopt", table, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+    done = run("--zookeeper", ensemble_a, "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["version"], said["moved_from"]) == (1, None)
+    assert said["ensemble"] == DeltaTable(table).metadata().configuration[ENSEMBLE_PROPERTY]
+    refused = run("--zookeeper", ensemble_b)
+    assert refused.returncode == 1
+    assert refused.stdout == ""
+    assert refused.stderr.splitlines()[-1].startswith(f"sluice: file:{Path(table).resolve()} is pinned to ensemble")
+    assert len(version_files(table)) == 2
+
+
+def test_what_is_no_table_is_not_adopted(spark: SparkSession, tmp_path: Path, ensemble_a: str) -> None:
+    with pytest.raises(TableError, match="there is no Delta table at"):
+        adopt(spark, str(tmp_path / "nothing"), ensemble_a)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_driver_that_only_observes_goes_on_under_the_wrong_ensemble_and_says_so(
+    spark: SparkSession,
+    table: str,
+    ensemble_a: str,
+    manager_b: ZookeeperLockManager,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    adopt(spark, table, ensemble_a)
+    conf = spark.sparkContext._jsc.sc().conf()
+    conf.set("spark.sluice.guard", "observe")
+    try:
+        with locked(spark, table, manager=manager_b):
+            append(spark.range(1), table)
+    finally:
+        conf.set("spark.sluice.guard", "required")
+    assert "required mode would refuse" in caplog.text
+    found = verify_table(table)
+    assert found.observed == {"LockNotHeldError": (2,)}
+    assert found.problems == ()
+    _, (newest, *_) = read_table_log(table, limit=1)
+    assert not isinstance(newest, str)
+    assert (newest.stamp, newest.observed) == (None, "LockNotHeldError")

@@ -1,0 +1,463 @@
+"""The commit guard in a real Spark driver: what it lets pass, what it refuses, and with which error."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta.tables import DeltaTable
+from deltalake import DeltaTable as OtherTable
+from deltalake import Field
+from deltalake.schema import PrimitiveType
+from kazoo.client import KazooClient
+from pyspark import InheritableThread
+from pyspark.sql import DataFrame, SparkSession
+
+from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
+from lock_manager.intents import Intent, intents_node
+from sluice.local_s3 import LocalS3
+from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, attach, locked
+from writer_jobs.guarded import GUARD
+
+pytestmark = pytest.mark.spark
+
+ROOT = "/locks/delta_tables"
+
+
+@pytest.fixture
+def disk_table(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def append(df: DataFrame, table: str) -> None:
+    df.write.format("delta").mode("append").save(table)
+
+
+def ids(spark: SparkSession, table: str) -> list[int]:
+    return sorted(row[0] for row in spark.read.format("delta").load(table).select("id").collect())
+
+
+def newest(spark: SparkSession, table: str) -> int:
+    return int(DeltaTable.forPath(spark, table).history(1).collect()[0]["version"])
+
+
+def commit_info(table: str, version: int) -> dict[str, Any]:
+    first = (Path(table) / "_delta_log" / f"{version:020d}.json").read_text().splitlines()[0]
+    found: dict[str, Any] = json.loads(first)["commitInfo"]
+    return found
+
+
+def node_of(table: str) -> str:
+    return TableResource.of(table).znode(ROOT)
+
+
+def contenders(client: KazooClient, table: str) -> list[str]:
+    return [f"{node_of(table)}/{name}" for name in client.get_children(node_of(table)) if "lock__" in name]
+
+
+def intents(client: KazooClient, table: str) -> list[str]:
+    return list(client.get_children(intents_node(node_of(table))))
+
+
+def test_no_operation_commits_without_the_lock(
+    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str
+) -> None:
+    table = disk_table
+    with locked(spark, table, manager=manager):
+        append(spark.range(10), table)
+        append(spark.range(10, 12), table)
+    delta = DeltaTable.forPath(spark, table)
+    merge = delta.alias("t").merge(spark.range(8, 14).alias("s"), "t.id = s.id").whenNotMatchedInsertAll()
+    operations: dict[str, Callable[[], object]] = {
+        "append": lambda: append(spark.range(1), table),
+        "overwrite": lambda: spark.range(1).write.format("delta").mode("overwrite").save(table),
+        "DELETE": lambda: spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 3"),
+        "UPDATE": lambda: spark.sql(f"UPDATE delta.`{table}` SET id = 99 WHERE id = 3"),
+        "MERGE": merge.execute,
+        "OPTIMIZE": lambda: delta.optimize().executeCompaction(),
+        "SET TBLPROPERTIES": lambda: spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('a' = 'b')"),
+        "RESTORE": lambda: delta.restoreToVersion(0),
+    }
+    for name, operation in operations.items():
+        with pytest.raises(LockNotHeldError, match="bound to no lock"):
+            operation()
+        assert newest(spark, table) == 1, name
+    for operation in operations.values():
+        with locked(spark, table, manager=manager):
+            operation()
+    # The compaction had nothing to compact after the overwrite.
+    assert newest(spark, table) >= len(operations)
+
+
+def test_on_s3_a_commit_passes_under_the_lock_and_not_without(
+    spark: SparkSession, manager: ZookeeperLockManager, s3: LocalS3
+) -> None:
+    table = "s3a://lake/guarded"
+    with locked(spark, "s3://lake//guarded/", manager=manager):
+        append(spark.range(2), table)
+        spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 0")
+    with pytest.raises(LockNotHeldError):
+        append(spark.range(2), table)
+    assert ids(spark, table) == [1]
+    assert newest(spark, table) == 1
+
+
+def test_a_commit_passes_under_the_lock_of_its_own_table_only(
+    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+) -> None:
+    one, other = str(tmp_path / "a"), str(tmp_path / "b")
+    with locked(spark, one, manager=manager):
+        with pytest.raises(LockNotHeldError, match="it holds file:"):
+            append(spark.range(1), other)
+        with locked(spark, other, manager=manager):
+            append(spark.range(1), one)
+            append(spark.range(1), other)
+        append(spark.range(1), one)
+    with pytest.raises(LockNotHeldError):
+        append(spark.range(1), one)
+    assert (newest(spark, one), newest(spark, other)) == (1, 0)
+
+
+def test_a_thread_inherits_the_hold_only_if_it_is_told_to(
+    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str
+) -> None:
+    found: list[BaseException | None] = []
+
+    def write() -> None:
+        try:
+            append(spark.range(1), disk_table)
+            found.append(None)
+        except LockNotHeldError as error:
+            found.append(error)
+
+    with locked(spark, disk_table, manager=manager):
+        for kind in (InheritableThread, threading.Thread):
+            thread = kind(target=write)
+            thread.start()
+            thread.join()
+    assert found[0] is None
+    assert isinstance(found[1], LockNotHeldError)
+
+
+def test_a_lost_hold_refuses_the_commit_and_a_new_hold_of_the_same_process_does_not_help(
+    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str, ensemble_client: KazooClient
+) -> None:
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(1), disk_table)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(LockLostError):
+        with locked(spark, disk_table, manager=manager) as lost:
+            (contender,) = contenders(ensemble_client, disk_table)
+            ensemble_client.delete(contender)
+
+            def other() -> None:
+                with locked(spark, disk_table, manager=manager):
+                    append(spark.range(1, 2), disk_table)
+
+            pool.submit(other).result()
+            with pytest.raises(LockLostError) as refused:
+                DeltaTable.forPath(spark, disk_table).delete("id = 0")
+            assert refused.value.hold_id == lost.hold_id
+    assert ids(spark, disk_table) == [0, 1]
+
+
+def test_a_shared_hold_commits_nothing(spark: SparkSession, manager: ZookeeperLockManager, disk_table: str) -> None:
+    from writer_jobs.delta_log import DeltaTableLog
+    from writer_jobs.guarded import guarded
+
+    log = DeltaTableLog(spark, f"file:{disk_table}")
+    with manager.acquire(disk_table, shared=True) as hold, guarded(spark, hold, log, {}):
+        with pytest.raises(LockNotHeldError, match="shared"):
+            append(spark.range(1), disk_table)
+    assert not list(Path(disk_table).glob("_delta_log/*.json"))
+
+
+def test_the_commit_says_under_which_hold_it_was_made(
+    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str
+) -> None:
+    with locked(spark, disk_table, manager=manager) as hold:
+        append(spark.range(1), disk_table)
+    noted = commit_info(disk_table, 0)["sluice"]
+    assert (noted["hold"], noted["ensemble"]) == (hold.hold_id, hold.ensemble_id)
+    assert noted["nodes"] == [{"key": key, "mode": "exclusive", "token": token} for key, token in hold.tokens.items()]
+
+
+def test_names_of_the_catalog_are_covered_also_of_tables_that_do_not_exist_yet(
+    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+) -> None:
+    name = f"guarded_{tmp_path.name.replace('-', '_')}"
+    with locked(spark, name, manager=manager):
+        spark.range(3).write.format("delta").saveAsTable(name)
+    with locked(spark, f"default.{name}", manager=manager):
+        spark.sql(f"INSERT INTO {name} VALUES (7)")
+    with pytest.raises(LockNotHeldError):
+        spark.sql(f"INSERT INTO {name} VALUES (8)")
+    assert sorted(row[0] for row in spark.table(name).collect()) == [0, 1, 2, 7]
+    with locked(spark, name, manager=manager):
+        spark.sql(f"DROP TABLE {name}")
+
+
+def test_a_stream_s_batches_commit_under_a_lock_and_a_refusal_is_typed(
+    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+) -> None:
+    source, sink = str(tmp_path / "source"), str(tmp_path / "sink")
+    with locked(spark, source, manager=manager):
+        append(spark.range(5), source)
+
+    def under_the_lock(batch: DataFrame, _number: int) -> None:
+        with locked(batch.sparkSession, sink, manager=manager):
+            append(batch, sink)
+
+    def without(batch: DataFrame, _number: int) -> None:
+        append(batch, sink)
+
+    def run(work: Callable[[DataFrame, int], None], checkpoint: str) -> None:
+        stream = spark.readStream.format("delta").load(source).writeStream.foreachBatch(work)
+        query = stream.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination()
+
+    run(under_the_lock, "one")
+    assert ids(spark, sink) == [0, 1, 2, 3, 4]
+    with pytest.raises(LockNotHeldError):
+        run(without, "two")
+    assert ids(spark, sink) == [0, 1, 2, 3, 4]
+
+
+@pytest.fixture
+def unclean(
+    spark: SparkSession, manager: ZookeeperLockManager, ensemble_client: KazooClient, disk_table: str
+) -> Iterator[Callable[[int], None]]:
+    """Leave an intent behind, as a writer does that is killed between the check and the end of its put."""
+
+    def leave(version: int) -> None:
+        intent = Intent(hold_id="0" * 32, version=version, txn="lost", attempt="lost", token=1)
+        ensemble_client.ensure_path(intents_node(node_of(disk_table)))
+        ensemble_client.create(f"{intents_node(node_of(disk_table))}/{intent.hold_id}", intent.data())
+
+    return leave
+
+
+def test_a_version_that_was_about_to_be_put_is_occupied_before_anything_is_read(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    ensemble_client: KazooClient,
+    disk_table: str,
+    unclean: Callable[[int], None],
+) -> None:
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(2), disk_table)
+    unclean(1)
+    with locked(spark, disk_table, manager=manager) as hold:
+        assert newest(spark, disk_table) == 1
+        assert intents(ensemble_client, disk_table) in ([hold.hold_id], [])
+        append(spark.range(2, 4), disk_table)
+    assert commit_info(disk_table, 1)["sluice"]["occupies"] == ["0" * 32]
+    assert commit_info(disk_table, 1)["sluice"]["hold"] == hold.hold_id
+    assert intents(ensemble_client, disk_table) == []
+    assert ids(spark, disk_table) == [0, 1, 2, 3]
+    assert newest(spark, disk_table) == 2
+
+
+@pytest.mark.parametrize("version", [0, 7])
+def test_a_version_that_exists_or_never_can_is_not_occupied(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    ensemble_client: KazooClient,
+    disk_table: str,
+    unclean: Callable[[int], None],
+    version: int,
+) -> None:
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(2), disk_table)
+    unclean(version)
+    with locked(spark, disk_table, manager=manager):
+        pass
+    assert newest(spark, disk_table) == 0
+    assert intents(ensemble_client, disk_table) == []
+
+
+def test_an_intent_of_the_first_version_stays_until_there_is_a_table(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    ensemble_client: KazooClient,
+    disk_table: str,
+    unclean: Callable[[int], None],
+) -> None:
+    manager.acquire(disk_table).release()
+    unclean(0)
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(2), disk_table)
+    assert intents(ensemble_client, disk_table) == ["0" * 32]
+    with locked(spark, disk_table, manager=manager):
+        pass
+    assert intents(ensemble_client, disk_table) == []
+    assert newest(spark, disk_table) == 0
+
+
+def test_an_intent_is_there_while_the_version_is_put_and_gone_afterwards(
+    spark: SparkSession, manager: ZookeeperLockManager, ensemble_client: KazooClient, disk_table: str
+) -> None:
+    with locked(spark, disk_table, manager=manager) as hold:
+        append(spark.range(1), disk_table)
+        path = f"{intents_node(node_of(disk_table))}/{hold.hold_id}"
+        assert Intent.parse(ensemble_client.get(path)[0]).version == 0
+        append(spark.range(1), disk_table)
+        assert Intent.parse(ensemble_client.get(path)[0]).version == 1
+    assert intents(ensemble_client, disk_table) == []
+
+
+def test_attach_names_what_is_missing(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    attach(spark)
+    attach(spark)
+    monkeypatch.setattr("writer_jobs.guarded.LOG_STORE", "org.example.Another")
+    with pytest.raises(GuardMissingError, match=r"--conf spark\.delta\.logStore\.class=org\.example\.Another"):
+        attach(spark)
+
+
+def test_a_catalog_s_staged_commit_is_refused(spark: SparkSession, disk_table: str) -> None:
+    jvm: Any = spark._jvm
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    store = jvm.io.deltasluice.storage.GuardedLogStore(conf)
+    lines = jvm.java.util.ArrayList()
+    for name in ("_staged_commits/00000000000000000001.uuid.json", "_commits/00000000000000000001.uuid.json"):
+        path = jvm.org.apache.hadoop.fs.Path(f"file:{disk_table}/_delta_log/{name}")
+        with pytest.raises(TableError, match="catalog or a coordinator"):
+            store.write(path, lines.iterator(), False, conf)
+
+
+@pytest.fixture
+def mode(spark: SparkSession) -> Iterator[Callable[[str], None]]:
+    conf = spark.sparkContext._jsc.sc().conf()
+    yield lambda name: conf.set("spark.sluice.guard", name)
+    conf.set("spark.sluice.guard", "required")
+
+
+def test_observe_commits_counts_and_notes_what_would_be_refused(
+    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str, mode: Callable[[str], None]
+) -> None:
+    guard: Any = spark._jvm.io.deltasluice.storage.Guard
+    attach(spark)
+    before = guard.observed()
+    mode("observe")
+    append(spark.range(1), disk_table)
+    with locked(spark, disk_table, manager=manager) as hold:
+        append(spark.range(1), disk_table)
+    assert guard.observed() == before + 1
+    assert commit_info(disk_table, 0)["sluice"]["observed"] == "LockNotHeldError"
+    assert commit_info(disk_table, 1)["sluice"]["hold"] == hold.hold_id
+
+
+def test_off_asks_nobody_and_still_overwrites_nothing(
+    spark: SparkSession, disk_table: str, mode: Callable[[str], None]
+) -> None:
+    mode("off")
+    append(spark.range(1), disk_table)
+    assert set(commit_info(disk_table, 0)["sluice"]) == {"attempt"}
+    jvm: Any = spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(f"file:{disk_table}/_delta_log/{0:020d}.json")
+    conf = spark._jsparkSession.sessionState().newHadoopConf()
+    lines = jvm.java.util.ArrayList()
+    lines.add('{"commitInfo":{"txnId":"another"}}')
+    before = Path(path.toUri().getPath()).read_bytes()
+    for overwrite, kind in ((False, "FileAlreadyExistsException"), (True, "never overwritten")):
+        with pytest.raises(Exception, match=kind):
+            jvm.io.deltasluice.storage.GuardedLogStore(conf).write(path, lines.iterator(), overwrite, conf)
+    assert Path(path.toUri().getPath()).read_bytes() == before
+
+
+def test_a_mode_that_is_none_is_refused(spark: SparkSession, disk_table: str, mode: Callable[[str], None]) -> None:
+    mode("on")
+    with pytest.raises(GuardMissingError, match="required, observe or off"):
+        append(spark.range(1), disk_table)
+
+
+def test_a_driver_without_python_is_refused_with_a_reason(spark: SparkSession, disk_table: str) -> None:
+    jvm: Any = spark._jvm
+    attach(spark)
+    jvm.io.deltasluice.storage.Guard.install(None, 0)
+    try:
+        with pytest.raises(GuardMissingError, match="a driver without Python cannot write"):
+            append(spark.range(1), disk_table)
+    finally:
+        jvm.io.deltasluice.storage.Guard.install(spark.sparkContext._gateway._sluice_guard, 60000)
+    assert not list(Path(disk_table).glob("_delta_log/*.json"))
+
+
+def test_a_guard_that_does_not_answer_in_time_is_a_refusal(
+    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str
+) -> None:
+    jvm: Any = spark._jvm
+    answered = threading.Event()
+
+    class Slow:
+        def check(self, _request: str) -> str:
+            answered.wait(60)
+            return "{}"
+
+        class Java:
+            implements = ("io.deltasluice.storage.CommitGuard",)
+
+    attach(spark)
+    slow = Slow()
+    jvm.io.deltasluice.storage.Guard.install(slow, 300)
+    try:
+        with locked(spark, disk_table, manager=manager), pytest.raises(GuardMissingError, match="did not answer"):
+            append(spark.range(1), disk_table)
+    finally:
+        answered.set()
+        jvm.io.deltasluice.storage.Guard.install(spark.sparkContext._gateway._sluice_guard, 60000)
+    assert not list(Path(disk_table).glob("_delta_log/*.json"))
+
+
+def test_a_commit_without_commit_info_is_stamped_too(
+    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str
+) -> None:
+    spark.conf.set("spark.databricks.delta.commitInfo.enabled", "false")
+    try:
+        with locked(spark, disk_table, manager=manager) as hold:
+            append(spark.range(3), disk_table)
+    finally:
+        spark.conf.unset("spark.databricks.delta.commitInfo.enabled")
+    assert commit_info(disk_table, 0)["sluice"]["hold"] == hold.hold_id
+    assert ids(spark, disk_table) == [0, 1, 2]
+
+
+def test_a_write_that_a_writer_without_the_lock_was_faster_than_is_done_again(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    disk_table: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, disk_table)
+    writer.append(spark.range(2))
+    check, columns = GUARD.check, [Field("later", PrimitiveType("string"))]
+
+    def faster(request: str) -> str:
+        if columns:
+            OtherTable(disk_table).alter.add_columns([columns.pop()])
+        return check(request)
+
+    monkeypatch.setattr(GUARD, "check", faster)
+    result = writer.append(spark.range(2, 4))
+    assert (result.version, columns) == (2, [])
+    assert ids(spark, disk_table) == [0, 1, 2, 3]
+
+
+def test_the_writer_occupies_too(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    disk_table: str,
+    unclean: Callable[[int], None],
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, disk_table)
+    writer.append(spark.range(1))
+    unclean(1)
+
+    def seen(_hold: HeldLock) -> None:
+        assert newest(spark, disk_table) == 1
+
+    assert writer.append(spark.range(1, 2), before_write=seen).version == 2

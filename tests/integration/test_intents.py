@@ -1,0 +1,177 @@
+"""Intents on a real ZooKeeper: written with the question whether the hold stands, found by the next holder."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from kazoo.client import KazooClient
+
+from lock_manager import LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
+from lock_manager.guard import CommitGuard, GuardedHold
+from lock_manager.intents import Intent, intents_node
+from tests.support.tcp_proxy import TcpProxy
+
+
+@pytest.fixture
+def table() -> str:
+    return f"s3://lake/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def node(table: str) -> str:
+    return TableResource.of(table).znode("/locks/delta_tables")
+
+
+@pytest.fixture
+def proxy(zookeeper) -> Iterator[TcpProxy]:
+    with TcpProxy(zookeeper.hosts) as between:
+        yield between
+
+
+def intents(client: KazooClient, node: str) -> dict[str, Intent]:
+    folder = intents_node(node)
+    return {name: Intent.parse(client.get(f"{folder}/{name}")[0]) for name in client.get_children(folder)}
+
+
+def test_the_newest_intent_of_a_hold_stays_until_it_is_settled_and_released(manager, table, node, ensemble_client):
+    hold = manager.acquire(table)
+    hold.intend(3, txn="t", attempt="a")
+    hold.intend(4, txn=None, attempt="b")
+    noted = intents(ensemble_client, node)
+    assert {(name, intent.version, intent.attempt, intent.token) for name, intent in noted.items()} == {
+        (hold.hold_id, 4, "b", hold.token)
+    }
+    hold.intents.settle()
+    assert intents(ensemble_client, node) == noted
+    hold.release()
+    assert intents(ensemble_client, node) == {}
+
+
+def test_an_unsettled_intent_is_what_the_next_holder_finds_and_clears(manager, table, node, ensemble_client):
+    with manager.acquire(table) as first:
+        first.intend(3, txn="t", attempt="a")
+    with manager.acquire(table) as second:
+        assert second.intents.unclean == (first.hold_id,)
+        (found,) = second.intents.read()
+        assert (found.version, found.txn, found.token) == (3, "t", first.token)
+        second.intend(3, txn="u", attempt="b")
+        second.intents.settle()
+        second.intents.clear()
+        assert list(intents(ensemble_client, node)) == [second.hold_id]
+    assert intents(ensemble_client, node) == {}
+    with manager.acquire(table) as third:
+        assert third.intents.unclean == ()
+
+
+def test_a_waiter_finds_what_was_left_behind_after_it_had_queued(zookeeper, manager, table, eventually):
+    first = manager.acquire(table)
+    found: list[tuple[str, ...]] = []
+    with ZookeeperLockManager(zookeeper.hosts, 60) as other:
+
+        def wait() -> None:
+            with other.acquire(table) as hold:
+                found.append(hold.intents.unclean)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        eventually(lambda: len(manager.queue(table)) == 2)
+        first.intend(0, txn=None, attempt="a")
+        first.release()
+        waiting.join(30)
+    assert found == [(first.hold_id,)]
+
+
+def test_a_lost_hold_neither_notes_nor_clears(manager, table, node, ensemble_client):
+    with manager.acquire(table) as before:
+        before.intend(3, txn="t", attempt="a")
+    with pytest.raises(LockLostError), manager.acquire(table) as hold:
+        for name in ensemble_client.get_children(node):
+            if "lock__" in name:
+                ensemble_client.delete(f"{node}/{name}")
+        with pytest.raises(LockLostError):
+            hold.intents.clear()
+        with pytest.raises(LockLostError):
+            hold.intend(4, txn=None, attempt="b")
+    assert list(intents(ensemble_client, node)) == [before.hold_id]
+
+
+def test_a_queue_that_another_program_made_gets_its_place_for_intents(manager, table, node, ensemble_client):
+    ensemble_client.ensure_path(node)
+    with manager.acquire(table) as hold:
+        assert ensemble_client.exists(intents_node(node)) is None
+        assert hold.intents.unclean == ()
+        hold.intend(1, txn=None, attempt="a")
+        assert list(intents(ensemble_client, node)) == [hold.hold_id]
+
+
+def test_an_intent_that_somebody_cleared_away_is_noted_again_and_does_not_stop_the_release(
+    manager, table, node, ensemble_client
+):
+    hold = manager.acquire(table)
+    for version in (1, 2):
+        hold.intend(version, txn=None, attempt="a")
+        ensemble_client.delete(f"{intents_node(node)}/{hold.hold_id}")
+    hold.intend(3, txn=None, attempt="a")
+    assert intents(ensemble_client, node)[hold.hold_id].version == 3
+    ensemble_client.delete(f"{intents_node(node)}/{hold.hold_id}")
+    hold.intents.settle()
+    hold.release()
+    assert [name for name in ensemble_client.get_children(node) if "lock__" in name] == []
+
+
+def test_a_lost_reply_is_asked_again_and_makes_one_intent(zookeeper, proxy, table, node, ensemble_client, eventually):
+    with ZookeeperLockManager(proxy.address, 30) as through, through.acquire(table) as hold:
+        proxy.deaf = True
+        asking = threading.Thread(target=lambda: hold.intend(5, txn=None, attempt="a"))
+        asking.start()
+        eventually(lambda: ensemble_client.exists(f"{intents_node(node)}/{hold.hold_id}"))
+        proxy.deaf = False
+        proxy.cut()
+        asking.join(30)
+        assert not asking.is_alive()
+        assert intents(ensemble_client, node)[hold.hold_id].version == 5
+        hold.intents.settle()
+    assert intents(ensemble_client, node) == {}
+
+
+@pytest.fixture
+def ask() -> Callable[..., dict]:
+    import json
+
+    def ask(guard: CommitGuard, table: str, holds: str | None, version: int = 0) -> dict:
+        request = {"table": table, "version": version, "attempt": uuid.uuid4().hex, "txn": None, "holds": holds}
+        answer: dict = json.loads(guard.check(json.dumps(request)))
+        return answer
+
+    return ask
+
+
+def test_the_guard_refuses_with_a_reason_and_remembers_the_error(manager, table, ask):
+    guard = CommitGuard()
+    assert ask(guard, table, None)["refused"] == "LockNotHeldError"
+    assert "bound to no lock" in ask(guard, table, "")["message"]
+    assert "given back" in ask(guard, table, "of somebody else")["message"]
+    assert ask(guard, "no/scheme://x", "a")["refused"] == "LockNotHeldError"
+    bound = GuardedHold(manager.acquire(table), {"job": "nightly"})
+    guard.add(bound)
+    yes = ask(guard, table, bound.hold.hold_id, 7)
+    assert yes["hold"] == bound.hold.hold_id
+    assert yes["stamp"]["job"] == "nightly"
+    assert list(bound.passed.values()) == [7]
+    bound.hold.release()
+    assert ask(guard, table, bound.hold.hold_id)["refused"] == "LockNotHeldError"
+    assert list(bound.passed.values()) == [7]
+    (newest,) = [guard.refusal_in("…" + ask(guard, table, bound.hold.hold_id)["message"] + "…")]
+    assert isinstance(newest, LockNotHeldError)
+    assert guard.refusal_in("something else") is None
+
+
+def test_what_the_guard_does_not_understand_is_refused(ask):
+    import json
+
+    guard = CommitGuard()
+    for request in ("", "[]", "{}", '{"attempt": "a"}', json.dumps({"attempt": "a", "table": 5, "holds": "x"})):
+        assert json.loads(guard.check(request))["refused"] == "SluiceError"

@@ -1,0 +1,149 @@
+"""A Spark driver that does, line by line, what a test tells it; run as a program of its own.
+
+Each line on standard input is a JSON object with ``do`` (name of a function below) and its arguments; each line on
+standard output the answer: ``{"done": …}`` or ``{"error": class, "message": …}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+import writer_jobs.guarded
+from lock_manager import ZookeeperLockManager, guard
+from sluice.jars import jar_paths
+from writer_jobs import build_session, locked
+from writer_jobs.guarded import GUARD
+
+OUT = os.fdopen(os.dup(1), "w", buffering=1)
+
+
+def say(answer: dict[str, Any]) -> None:
+    OUT.write(json.dumps(answer) + "\n")
+
+
+class Driver:
+    """The session, the lock manager, and what they can be told to do."""
+
+    def __init__(self, spark: SparkSession, manager: ZookeeperLockManager) -> None:
+        self.spark = spark
+        self.manager = manager
+        self.undo = contextlib.ExitStack()
+
+    def pids(self) -> list[int]:
+        return [os.getpid(), int(self.spark._jvm.java.lang.ProcessHandle.current().pid())]
+
+    def append(self, table: str, first: int, end: int) -> None:
+        with locked(self.spark, table, manager=self.manager):
+            self.spark.range(first, end).write.format("delta").mode("append").save(table)
+
+    def append_when_told(self, table: str, first: int, end: int) -> None:
+        with locked(self.spark, table, manager=self.manager):
+            say({"done": "holding"})
+            sys.stdin.readline()
+            self.spark.range(first, end).write.format("delta").mode("append").save(table)
+
+    def merge(self, table: str, first: int, end: int) -> None:
+        with locked(self.spark, table, manager=self.manager):
+            self._merge(table, first, end)
+
+    def _merge(self, table: str, first: int, end: int) -> None:
+        target = DeltaTable.forPath(self.spark, table).alias("t")
+        source = self.spark.range(first, end).alias("s")
+        target.merge(source, "t.id = s.id").whenNotMatchedInsertAll().execute()
+
+    def read_then_append(self, table: str) -> list[int]:
+        """Append the number of rows that there are: a decision made upon a read under the lock."""
+        with locked(self.spark, table, manager=self.manager):
+            read = sorted(row[0] for row in self.spark.read.format("delta").load(table).collect())
+            self.spark.range(1000 + len(read), 1001 + len(read)).write.format("delta").mode("append").save(table)
+        return read
+
+    def merge_while_another_thread_takes_the_lock(self, table: str, first: int, end: int) -> None:
+        """Lose the hold at the commit of a MERGE, with another hold of the same process in place by then."""
+        check, ready = GUARD.check, threading.Event()
+
+        def lose_and_take_again(request: str) -> str:
+            if not ready.is_set():
+                ready.set()
+                taken = threading.Event()
+                release = threading.Event()
+
+                def again() -> None:
+                    with self.manager.acquire(table) as hold:
+                        bound = guard.GuardedHold(hold, {})
+                        GUARD.add(bound)
+                        taken.set()
+                        release.wait(60)
+                        GUARD.remove(bound)
+
+                with self.manager._lock:
+                    (lost,) = self.manager._holds
+                self.manager._session.client.delete(lost._place.path)
+                thread = threading.Thread(target=again)
+                thread.start()
+                taken.wait(60)
+                try:
+                    return check(request)
+                finally:
+                    release.set()
+                    thread.join()
+            return check(request)
+
+        GUARD.check = lose_and_take_again  # type: ignore[method-assign]
+        try:
+            self.merge(table, first, end)
+        finally:
+            GUARD.check = check  # type: ignore[method-assign]
+
+    # -- protections off, for the negative controls ---------------------------------------------------------------
+
+    def ignore_intents(self) -> None:
+        before = writer_jobs.guarded._occupy_intended_versions
+        writer_jobs.guarded._occupy_intended_versions = lambda *_: None  # type: ignore[assignment]
+        self.undo.callback(setattr, writer_jobs.guarded, "_occupy_intended_versions", before)
+
+    def guard_off(self) -> None:
+        conf = self.spark.sparkContext._jsc.sc().conf()
+        conf.set("spark.sluice.guard", "off")
+        self.undo.callback(conf.set, "spark.sluice.guard", "required")
+
+    def bind_to_any_hold(self) -> None:
+        before = guard.CommitGuard._covering
+
+        def covering(self: guard.CommitGuard, asked: Any) -> guard.GuardedHold:
+            return list(self._holds.values())[-1]
+
+        guard.CommitGuard._covering = covering  # type: ignore[method-assign]
+        self.undo.callback(setattr, guard.CommitGuard, "_covering", before)
+
+    def protect_again(self) -> None:
+        self.undo.close()
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    zookeeper, session_seconds, conf = sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])
+    spark = build_session("driver under test", jars=jar_paths(), launch_conf=conf, log_level="OFF")
+    with ZookeeperLockManager(zookeeper, 120, session_timeout_seconds=session_seconds) as manager:
+        driver = Driver(spark, manager)
+        say({"done": "ready"})
+        for line in sys.stdin:
+            told = json.loads(line)
+            try:
+                answer = {"done": getattr(driver, told.pop("do"))(**told)}
+            except Exception as error:
+                answer = {"error": type(error).__name__, "message": str(error)}
+            say(answer)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

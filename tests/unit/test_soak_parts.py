@@ -1,0 +1,113 @@
+"""Parts of the soak that need no process: options, the plan of faults, waiting, the command line."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from lock_manager import SettingsError
+from sluice.commands import app
+from sluice.soak.command import choose_faults
+from sluice.soak.controls import stamped
+from sluice.soak.faults import CLASSES
+from sluice.soak.options import SoakOptions
+from sluice.soak.run import plan_of
+from sluice.soak.stage import PUT, advance, of, takeover, until
+
+
+def options(**changes: Any) -> SoakOptions:
+    return SoakOptions(**{"output": Path("unused"), **changes})
+
+
+def test_a_seed_gives_one_plan_and_another_seed_another() -> None:
+    def plan(seed: int) -> list[tuple[str, str, str]]:
+        found = itertools.islice(plan_of(options(faults=tuple(CLASSES), seed=seed), None), 2 * len(CLASSES))
+        return [(fault.name, writer, point) for fault, writer, point in found]
+
+    assert plan(1) == plan(1) != plan(2)
+    for half in (plan(1)[: len(CLASSES)], plan(1)[len(CLASSES) :]):
+        assert sorted(name for name, _, _ in half) == sorted(CLASSES)
+    assert all(point != PUT for _, _, point in plan(1))
+
+
+def test_there_are_more_than_eight_classes_and_each_says_what_it_is() -> None:
+    assert len(CLASSES) >= 8
+    assert all(each.what and each.points for each in CLASSES.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"faults": ("nonsense",)}, "choose none, all, or among"),
+        ({"faults": ("s3-500",), "table": "s3a://b/t"}, "needs an embedded S3"),
+        ({"faults": ("zookeeper-quorum",), "zookeeper": "h:1"}, "needs an embedded ZooKeeper"),
+        ({"faults": ("pause-both",), "writers": 1}, "at least two"),
+        ({"commits": None}, "either --commits or --minutes"),
+        ({"minutes": 1.0}, "either --commits or --minutes"),
+    ],
+)
+def test_what_cannot_be_soaked_is_refused_in_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        options(**changes)
+
+
+def test_all_means_what_these_services_allow() -> None:
+    assert choose_faults("all", options()) == tuple(CLASSES)
+    elsewhere = choose_faults("all", options(table="s3a://b/t", zookeeper="h:1"))
+    assert "pause-both" in elsewhere
+    assert not [name for name in elsewhere if name.startswith(("s3-", "zookeeper-"))]
+    assert choose_faults("all", options(writers=1)) == choose_faults("none", options()) == ()
+    assert choose_faults("s3-500, pause-both,s3-500", options()) == ("s3-500", "pause-both")
+
+
+def test_a_wait_ends_with_the_event_or_with_the_time() -> None:
+    found: list[Any] = []
+
+    def wait(seconds: float) -> Any:
+        found.append((yield from until(seconds, of("writer-1", "ready"))))
+
+    incident = advance(wait(60), None)
+    for event in (None, {"event": "ready", "worker": "writer-2"}, {"event": "ended", "worker": "writer-1"}):
+        assert incident is not None
+        incident = advance(incident, event)
+    assert incident is not None
+    assert advance(incident, {"event": "ready", "worker": "writer-1"}) is None
+    over = advance(wait(-1), None)
+    assert over is not None
+    assert advance(over, None) is None
+    assert found == [{"event": "ready", "worker": "writer-1"}, None]
+
+
+def test_a_takeover_is_by_a_later_hold_of_the_same_table() -> None:
+    held = {"event": "stopped", "worker": "writer-1", "table": "t", "token": 5}
+    later = {"event": "read", "worker": "writer-2", "table": "t", "token": 6}
+    test = takeover(held, "read")
+    assert test(later)
+    assert test({**later, "worker": "writer-1", "thread": 2})
+    for other in ({"token": 4}, {"table": "u"}, {"event": "holding"}, {"worker": "writer-1"}):
+        assert not test({**later, **other})
+
+
+def test_the_stamp_of_the_control_without_condition_is_where_the_store_puts_it() -> None:
+    line = stamped('{"commitInfo":{"txnId":"a"}}', '{"hold":"h","stamp":{"hold":"h"}}', "x")
+    assert line == '{"commitInfo":{"sluice":{"hold":"h","attempt":"x"},"txnId":"a"}}'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--list-faults"], 0, "pause-both"),
+        (["--faults", "nonsense"], 2, "choose none, all, or among"),
+        (["--engine", "spark"], 2, "not built yet"),
+        (["--commits", "5", "--minutes", "1"], 2, "either --commits or --minutes"),
+        (["--without", "luck"], 2, "luck"),
+    ],
+)
+def test_the_command_line(arguments: list[str], code: int, said: str) -> None:
+    result = CliRunner().invoke(app, ["soak", *arguments])
+    assert result.exit_code == code
+    assert said in result.output

@@ -1,0 +1,137 @@
+"""The gate in front of the soak's S3: each fault does what it says, to one writer, and the record is true."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from sluice.soak.s3_faults import RIVAL, FaultyS3, S3Fault
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+WAIT_SECONDS = 30.0
+# moto looks for one, and not at it: without, objects are another's.
+SIGNED = "AWS4-HMAC-SHA256 Credential=sluice/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=none"
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[FaultyS3]:
+    with FaultyS3() as running:
+        running.create_bucket("lake")
+        yield running
+
+
+def path_of(table: str, version: int) -> str:
+    return f"/lake/{table}/_delta_log/{version:020}.json"
+
+
+def call(s3: FaultyS3, method: str, path: str, body: str = "", writer: str = "writer-1") -> tuple[int, str]:
+    connection = http.client.HTTPConnection(urlsplit(s3.endpoint).netloc, timeout=WAIT_SECONDS)
+    headers = {
+        "User-Agent": f"{writer}, Hadoop 3.5.0",
+        "Authorization": SIGNED,
+        **({"If-None-Match": "*"} if method == "PUT" else {}),
+    }
+    try:
+        connection.request(method, path, body.encode(), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def commit(txn: str) -> str:
+    return f'{{"commitInfo":{{"txnId":"{txn}"}}}}\n'
+
+
+def test_without_a_fault_it_is_an_s3_and_keeps_a_record(s3: FaultyS3) -> None:
+    assert call(s3, "PUT", path_of("plain", 0), commit("a"))[0] == 200
+    assert call(s3, "PUT", path_of("plain", 0), commit("b"), "writer-2")[0] == 412
+    assert call(s3, "PUT", "/lake/plain/data.parquet", "x")[0] == 200
+    assert call(s3, "GET", path_of("plain", 0)) == (200, commit("a"))
+    puts = [put for put in s3.gate.puts if "/plain/" in put.key]
+    assert [(put.writer, put.txn, put.status, bool(put.digest)) for put in puts] == [
+        ("writer-1", "a", 200, True),
+        ("writer-2", "b", 412, False),
+    ]
+
+
+@pytest.mark.parametrize("status", [403, 409, 500, 503])
+@pytest.mark.parametrize("stored", [False, True])
+def test_an_error_is_of_a_put_that_was_stored_or_was_not(s3: FaultyS3, status: int, stored: bool) -> None:  # noqa: FBT001
+    path = path_of(f"error-{status}-{stored}", 0)
+    s3.gate.arm("writer-1", S3Fault(status=status, stored=stored))
+    assert call(s3, "PUT", path, commit("a"))[0] == status
+    assert call(s3, "GET", path)[0] == (200 if stored else 404)
+    assert call(s3, "PUT", path, commit("a"))[0] == (412 if stored else 200)
+
+
+def test_a_lost_answer_is_of_a_put_that_was_stored(s3: FaultyS3) -> None:
+    s3.gate.arm("writer-1", S3Fault(lost=True, stored=True))
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+        call(s3, "PUT", path_of("lost", 0), commit("a"))
+    assert call(s3, "GET", path_of("lost", 0)) == (200, commit("a"))
+    s3.gate.arm("writer-1", S3Fault(lost=True))
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+        call(s3, "PUT", path_of("lost", 1), commit("a"))
+    assert call(s3, "GET", path_of("lost", 1))[0] == 404
+
+
+def test_a_fault_is_for_one_writer_and_for_as_many_puts_as_was_said(s3: FaultyS3) -> None:
+    s3.gate.arm("writer-1", S3Fault(status=503, times=2))
+    assert call(s3, "PUT", path_of("times", 0), commit("b"), "writer-2")[0] == 200
+    assert [call(s3, "PUT", path_of("times", 1), commit("a"))[0] for _ in range(3)] == [503, 503, 200]
+    s3.gate.arm("writer-1", S3Fault(status=503))
+    s3.gate.disarm("writer-1")
+    assert call(s3, "PUT", path_of("times", 2), commit("a"))[0] == 200
+
+
+def test_a_rival_without_the_lock_has_the_version(s3: FaultyS3) -> None:
+    s3.gate.arm("writer-1", S3Fault(rival=True))
+    assert call(s3, "PUT", path_of("rival", 0), commit("a"))[0] == 412
+    assert RIVAL in call(s3, "GET", path_of("rival", 0))[1]
+
+
+def test_a_put_that_is_held_back_meets_what_was_stored_meanwhile(s3: FaultyS3) -> None:
+    arrivals: list[tuple[str, int]] = []
+    s3.gate.on_arrival(lambda writer, version, _: arrivals.append((writer, version)))
+    fault = s3.gate.arm("writer-1", S3Fault(held=True))
+    with ThreadPoolExecutor(1) as pool:
+        held: Any = pool.submit(call, s3, "PUT", path_of("held", 3), commit("a"))
+        assert fault.arrived.wait(WAIT_SECONDS)
+        assert arrivals == [("writer-1", 3)]
+        assert call(s3, "PUT", path_of("held", 3), commit("b"), "writer-2")[0] == 200
+        fault.release.set()
+        assert held.result(WAIT_SECONDS)[0] == 412
+    assert call(s3, "GET", path_of("held", 3)) == (200, commit("b"))
+
+
+def test_a_put_that_is_held_back_is_stored_even_if_its_sender_is_gone(s3: FaultyS3) -> None:
+    fault = s3.gate.arm("writer-1", S3Fault(held=True))
+    connection = http.client.HTTPConnection(urlsplit(s3.endpoint).netloc, timeout=WAIT_SECONDS)
+    connection.request("PUT", path_of("gone", 0), commit("a"), {"User-Agent": "writer-1", "Authorization": SIGNED})
+    assert fault.arrived.wait(WAIT_SECONDS)
+    connection.close()
+    fault.release.set()
+    assert fault.ended.wait(WAIT_SECONDS)
+    assert call(s3, "GET", path_of("gone", 0)) == (200, commit("a"))
+
+
+def test_rival_puts_of_one_version_have_one_winner(s3: FaultyS3) -> None:
+    for version in range(20):
+        start = threading.Barrier(4)
+
+        def rival(number: int, version: int = version, start: threading.Barrier = start) -> int:
+            start.wait(WAIT_SECONDS)
+            return call(s3, "PUT", path_of("race", version), commit(str(number)), f"writer-{number}")[0]
+
+        with ThreadPoolExecutor(4) as pool:
+            assert sorted(pool.map(rival, range(4))) == [200, 412, 412, 412]
+    stored = [put for put in s3.gate.puts if "/race/" in put.key and put.digest]
+    assert len(stored) == len({put.key for put in stored}) == 20

@@ -1,0 +1,170 @@
+"""The verdict on a soak: a sound history passes, and each invariant finds the history that violates it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sluice.delta_log import LockStamp, LogCommit
+from sluice.soak.evidence import Evidence, TableState
+from sluice.soak.s3_faults import Put
+from sluice.soak.verdict import INVARIANTS, Violation, judge
+
+TABLE = "s3a://lake/soak-0"
+
+
+def event(kind: str, at: float, **more: Any) -> dict[str, Any]:
+    return {"event": kind, "monotonic": at, "wall": at, "table": TABLE, **more}
+
+
+def transaction(version: int, token: int, at: float, worker: str) -> list[dict[str, Any]]:
+    """Return what a writer says of one commit, three rows in it."""
+    who: dict[str, Any] = {"worker": worker, "incarnation": int(worker[-1]), "token": token}
+    named = {**who, "version": version, "txn": f"t{version}", "ids": [10 * version, 10 * version + 1]}
+    return [
+        event("waiting", at, worker=worker, incarnation=int(worker[-1])),
+        event("holding", at + 0.1, **who),
+        event("read", at + 0.2, **{**who, "version": version - 1}),
+        event("attempting", at + 0.3, **named),
+        event("stored", at + 0.4, **named),
+        event("released", at + 0.5, **who),
+        event("acknowledged", at + 0.5, **named),
+    ]
+
+
+def commit(version: int, token: int, txn: str | None = None) -> LogCommit:
+    stamp = LockStamp(f"c{version}", f"hold-{token}", "one", {"t": token}, {}, 0.0)
+    return LogCommit(version=version, engine="sluice-soak", txn_id=txn or f"t{version}", stamp=stamp)
+
+
+def put(version: int, digest: str, txn: str) -> Put:
+    return Put(f"lake/soak-0/_delta_log/{version:020}.json", version, "writer-1", txn, 200, digest, 1.0)
+
+
+def sound() -> Evidence:
+    history = [
+        *transaction(0, 5, 0.0, "writer-1"),
+        *transaction(1, 7, 1.0, "writer-2"),
+        *transaction(2, 9, 2.0, "writer-1"),
+        event("ended", 60.0, worker="writer-1", incarnation=1),
+    ]
+    state = TableState(
+        commits=[commit(0, 5), commit(1, 7), commit(2, 9)],
+        versions=[0, 1, 2],
+        rows=[0, 1, 10, 11, 20, 21],
+        history_versions=[0, 1, 2],
+    )
+    puts = [put(version, f"d{version}", f"t{version}") for version in range(3)]
+    return Evidence(history=history, tables={TABLE: state}, puts=puts, session_seconds=3.0, tick_seconds=0.5)
+
+
+def with_table(**changes: Any) -> Evidence:
+    evidence = sound()
+    return replace(evidence, tables={TABLE: replace(evidence.tables[TABLE], **changes)})
+
+
+def with_history(*more: dict[str, Any]) -> Evidence:
+    evidence = sound()
+    return replace(evidence, history=[*evidence.history, *more])
+
+
+def found(evidence: Evidence, invariant: str) -> list[Violation]:
+    return list(INVARIANTS[invariant](evidence))
+
+
+def test_a_sound_history_violates_nothing() -> None:
+    assert judge(sound()) == []
+
+
+def test_i1_finds_an_acknowledged_row_that_is_lost_or_there_twice() -> None:
+    for rows in ([0, 1, 10, 11, 20], [0, 0, 1, 10, 11, 20, 21]):
+        (violation,) = found(with_table(rows=rows), "I1")
+        assert "rows are not there once" in violation.sentence
+        assert {each["event"] for each in violation.piece} >= {"attempting", "stored", "acknowledged"}
+    (violation,) = found(with_table(unread="broken"), "I1")
+    assert "cannot be read: broken" in violation.sentence
+
+
+def test_i2_finds_what_was_said_not_to_be_there_and_what_is_there_twice() -> None:
+    refused = event("refused", 3.0, worker="writer-2", token=7, txn="t1", error="LockLostError")
+    (violation,) = found(with_history(refused), "I2")
+    assert "not committed (LockLostError), and it is version 1" in violation.sentence
+    twice = with_table(commits=[commit(0, 5), commit(1, 7), commit(2, 9, "t1")])
+    assert "is in s3a://lake/soak-0 2 times: versions [1, 2]" in found(twice, "I2")[0].sentence
+    assert "row 99 is in" in found(with_table(rows=[99, 99]), "I2")[0].sentence
+    strange = with_table(commits=[commit(0, 5, "nobody's")])
+    assert "nobody attempted" in found(strange, "I2")[0].sentence
+
+
+def test_i3_finds_a_version_that_was_stored_twice_and_one_that_is_missing() -> None:
+    evidence = sound()
+    again = replace(evidence, puts=[*evidence.puts, put(1, "other", "t9")])
+    (violation,) = found(again, "I3")
+    assert "stored 2 times, its content changed" in violation.sentence
+    same = replace(evidence, puts=[*evidence.puts, put(1, "d1", "t1")])
+    assert "with the same content" in found(same, "I3")[0].sentence
+    assert "gaps" in found(with_table(versions=[0, 2], history_versions=[0, 2]), "I3")[0].sentence
+    assert "deltalake's history" in found(with_table(history_versions=[0, 1]), "I3")[0].sentence
+    assert found(with_table(unreadable=["version 1 cannot be read"]), "I3")
+
+
+def test_i3_does_not_mind_a_put_that_was_refused() -> None:
+    evidence = sound()
+    refused = replace(put(1, "", "t9"), status=412)
+    assert found(replace(evidence, puts=[*evidence.puts, refused]), "I3") == []
+
+
+def test_i4_finds_tokens_out_of_order_in_the_stamps_and_in_the_history() -> None:
+    stamps = with_table(commits=[commit(0, 5), commit(1, 9), replace(commit(2, 9), stamp=commit(2, 7).stamp)])
+    assert any("fencing token" in each.sentence for each in found(stamps, "I4"))
+    unstamped = [replace(commit(0, 5), stamp=None), replace(commit(1, 0, "t2"), stamp=None),
+                 replace(commit(2, 0, "t1"), stamp=None)]  # fmt: skip
+    (violation,) = found(with_table(commits=unstamped), "I4")
+    assert "token 7, after version 1 of the later hold 9" in violation.sentence
+
+
+def test_i5_finds_a_commit_that_a_later_holder_had_not_seen() -> None:
+    evidence = sound()
+    history = [{**each, "version": 0} if each["event"] == "read" and each["token"] == 9 else each
+               for each in evidence.history]  # fmt: skip
+    (violation,) = found(replace(evidence, history=history), "I5")
+    assert "version 1" in violation.sentence
+    assert "later hold 9 had read the table at version 0" in violation.sentence
+
+
+def test_i6_finds_a_writer_that_was_never_told() -> None:
+    attempting = event("attempting", 3.0, worker="writer-3", incarnation=3, token=11, txn="t3", version=3)
+    (violation,) = found(with_history(attempting), "I6")
+    assert "never told" in violation.sentence
+    killed = event("killed", 3.1, worker="writer-3", incarnation=3)
+    assert found(with_history(attempting, killed), "I6") == []
+    for outcome in ("refused", "unknown", "taken", "stored", "occupied"):
+        told = event(outcome, 3.1, worker="writer-3", incarnation=3, token=11, txn="t3", version=3, error="E")
+        assert found(with_history(attempting, told), "I6") == [], outcome
+
+
+@pytest.mark.parametrize(("after", "late"), [(5.0, False), (5.9, True), (None, True)])
+def test_i7_finds_a_waiter_that_waited_too_long(after: float | None, late: bool) -> None:  # noqa: FBT001
+    history = [
+        event("holding", 0.0, worker="writer-1", incarnation=1, token=5),
+        event("waiting", 0.1, worker="writer-2", incarnation=2),
+        event("holder-gone", 1.0, worker="writer-1", token=5),
+    ]
+    if after is not None:
+        history.append(event("holding", 1.0 + after, worker="writer-2", incarnation=2, token=7))
+    history.append(event("ended", 60.0, worker="writer-2", incarnation=2))
+    evidence = replace(sound(), history=history)
+    assert bool(found(evidence, "I7")) is late
+    nobody = [each for each in history if each["event"] != "waiting"]
+    assert found(replace(evidence, history=nobody), "I7") == []
+
+
+def test_i8_finds_a_contender_that_was_left() -> None:
+    assert "left in the queue" in found(with_table(contenders=["abc__lock__0000000001"]), "I8")[0].sentence
+
+
+def test_every_invariant_has_its_function() -> None:
+    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 9)]
+    assert all(function.__doc__ and function.__doc__.startswith(name) for name, function in INVARIANTS.items())

@@ -1,0 +1,282 @@
+"""Guarded writes: what a thread commits to a table passes, if and only if the lock to which it is bound stands.
+
+Three parts meet here: the hold (:mod:`lock_manager`), the decision (:mod:`lock_manager.guard`) and the log store in the
+driver's JVM (``log_store/``), which asks for it. A thread is bound to its holds by a Spark local property, which its
+JVM thread has at every commit and a ``pyspark.InheritableThread`` inherits.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from py4j.java_gateway import JavaPackage
+from pyspark import SparkContext
+from pyspark.java_gateway import ensure_callback_server_started
+from pyspark.sql import SparkSession
+
+from lock_manager import (
+    EnsembleMismatchError,
+    HeldLock,
+    LockSettings,
+    SettingsError,
+    ZookeeperLockManager,
+    canonical_table_uri,
+)
+from lock_manager.guard import CommitGuard, GuardedHold
+from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
+from writer_jobs.ensembles import refuse_other_ensemble
+from writer_jobs.errors import GuardMissingError
+from writer_jobs.failures import JVM_ERRORS, is_conflict
+from writer_jobs.refusals import raise_refusals_as_python_errors
+from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
+
+log = logging.getLogger(__name__)
+
+HOLDS_PROPERTY = "spark.sluice.hold"
+ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
+GUARD_OFF = "off"
+_OBSERVE = "observe"
+# A check is answered within 0.4 of the session time-out, or refused; the rest is for a busy interpreter.
+_ANSWER_SECONDS = 60
+_DEFINITE = frozenset({"committed", "taken", "rejected"})
+
+GUARD = CommitGuard()
+_attaching = threading.Lock()
+_managers: dict[LockSettings, ZookeeperLockManager] = {}
+
+
+class _JavaGuard:
+    """The guard as Java sees it."""
+
+    def check(self, request: str) -> str:
+        return GUARD.check(request)
+
+    def toString(self) -> str:  # noqa: N802 (Java's name)
+        return "Sluice's commit guard, in Python"
+
+    class Java:
+        implements = ("io.deltasluice.storage.CommitGuard",)
+
+
+def attach(spark: SparkSession) -> None:
+    """Guard every commit that this driver makes from now on; the second time, do nothing.
+
+    The log store has to be there already, because Delta reads its name once: sessions of :func:`build_session` have it,
+    others need the settings and the jar that the error names.
+
+    Raises:
+        GuardMissingError: the session was not started with the guarded log store.
+        UnsupportedSessionError: a session of Spark Connect, or without Delta.
+
+    """
+    context = classic_session(spark).sparkContext
+    jvm: Any = spark._jvm  # noqa: SLF001
+    if isinstance(jvm.io.deltasluice.storage.Guard, JavaPackage):
+        raise GuardMissingError(
+            "the guarded log store is not on the driver's class path: give spark-submit the --jars that "
+            "`sluice submit-args` prints, or build_session(jars=…)"
+        )
+    _check_log_store(context)
+    with _attaching:
+        gateway: Any = context._gateway  # noqa: SLF001
+        if getattr(gateway, "__dict__", {}).get("_sluice_guard") is None:
+            ensure_callback_server_started(gateway)
+            gateway._sluice_guard = _JavaGuard()  # noqa: SLF001 (lives as long as the gateway)
+            jvm.io.deltasluice.storage.Guard.install(gateway._sluice_guard, _ANSWER_SECONDS * 1000)  # noqa: SLF001
+    raise_refusals_as_python_errors(GUARD)
+
+
+def guard_mode(spark: SparkSession) -> str:
+    """Return ``required``, ``observe`` or ``off``."""
+    return str(spark.sparkContext.getConf().get(GUARD_MODE, "required")).strip().lower()
+
+
+@contextmanager
+def locked(
+    spark: SparkSession,
+    table: str,
+    *,
+    manager: ZookeeperLockManager | None = None,
+    timeout_seconds: float | None = None,
+) -> Iterator[HeldLock]:
+    """Lock a table for whatever the block does with Spark: SQL, MERGE, OPTIMIZE, ``saveAsTable``, in this thread.
+
+    ::
+
+        with locked(spark, "s3a://lake/flights"):
+            spark.sql("DELETE FROM delta.`s3a://lake/flights` WHERE year < 2010")
+
+    A commit passes only while the lock stands. If it does not, the statement raises what the commit guard found:
+    LockLostError, LockNotHeldError or EnsembleUnavailableError, with nothing committed.
+
+    Args:
+        spark: a session with the guarded log store, see :func:`attach`.
+        table: location or name in the catalog; resolved once, before the lock is asked for. Need not exist yet.
+        manager: gives the lock. By default one for this process, from ``spark.sluice.zookeeper`` or
+            ``SLUICE_ZK_HOSTS`` and so on.
+        timeout_seconds: total, 0 means: only if it is free now. By default the manager's.
+
+    Raises:
+        GuardMissingError, UnsupportedSessionError: see :func:`attach`.
+        TableError: no Delta table, or none whose commits a lock could order.
+        SettingsError: no ensemble was named.
+        LockTimeoutError and so on: see :meth:`ZookeeperLockManager.acquire`.
+        EnsembleMismatchError: the table is pinned to another ensemble; the block was not entered.
+        LockLostError: at the end of the block: it had been lost, so that not all of the block's reads are covered.
+
+    """
+    location = locate_table(spark, table, new=True)
+    table_log = DeltaTableLog(spark, location)
+    table_log.refuse_foreign_folder()
+    giver = manager or _default_manager(spark)
+    with (
+        giver.acquire(canonical_table_uri(location), timeout_seconds=timeout_seconds) as hold,
+        guarded(spark, hold, table_log, {"job": giver.settings.job or spark.sparkContext.appName}),
+    ):
+        try:
+            yield hold
+        except Exception as error:
+            if is_conflict(error):
+                # Somebody else committed: a writer that does not ask for the lock, or the next holder of one that is
+                # lost. Raises if it is the latter.
+                hold.check()
+            raise
+
+
+@contextmanager
+def guarded(
+    spark: SparkSession,
+    hold: HeldLock,
+    table_log: DeltaTableLog,
+    metadata: Mapping[str, Any],
+    *,
+    any_ensemble: bool = False,
+) -> Iterator[GuardedHold | None]:
+    """Bind this thread's commits to a hold, and settle first what an unclean end before it may have left behind.
+
+    Args:
+        spark: the session.
+        hold: exclusive, of the table of ``table_log``.
+        table_log: of the table.
+        metadata: what every commit notes beside the hold (JSON values).
+        any_ensemble: do not ask whether the hold is of the ensemble to which the table is pinned: to move it.
+
+    Yields:
+        The hold as the guard knows it; None if the guard is off in this session, or only observes a hold that does not
+        count.
+
+    Raises:
+        EnsembleMismatchError: the table is pinned to another ensemble than the hold's; nothing was written.
+
+    """
+    mode = guard_mode(spark)
+    if mode == GUARD_OFF:
+        yield None
+        return
+    attach(spark)
+    try:
+        if not any_ensemble:
+            # Before anything is read or occupied: under this lock another writer may be at work.
+            refuse_other_ensemble(hold, table_log)
+    except EnsembleMismatchError as error:
+        if mode != _OBSERVE:
+            raise
+        log.warning("required mode would refuse: %s", error)
+        yield None
+        return
+    context = spark.sparkContext
+    bound = GuardedHold(hold, metadata)
+    GUARD.add(bound)
+    before = context.getLocalProperty(HOLDS_PROPERTY)
+    try:
+        context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, hold.hold_id])))
+        _occupy_intended_versions(table_log, bound)
+        yield bound
+    finally:
+        GUARD.remove(bound)
+        with suppress(*JVM_ERRORS):
+            context.setLocalProperty(HOLDS_PROPERTY, before)
+            if _all_ended(spark, bound):
+                hold.intents.settle()
+
+
+def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
+    """Return what became of each attempt to put a version under a hold, as the log store saw it.
+
+    Objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is another
+    transaction's), ``rejected`` (nothing was stored), ``unknown`` (no answer, and the version is still free) or
+    ``pending``.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001
+    found: list[dict[str, Any]] = json.loads(jvm.io.deltasluice.storage.Attempts.of(bound.hold.hold_id))
+    return found
+
+
+def _all_ended(spark: SparkSession, bound: GuardedHold) -> bool:
+    """Tell whether it is known what became of every attempt that was let pass; if so, have the log store forget."""
+    ended = {attempt["attempt"] for attempt in attempts(spark, bound) if attempt["outcome"] in _DEFINITE}
+    if not ended >= bound.passed.keys():
+        log.warning("what became of a commit to %s is not known: the next holder will see", bound.hold.resource)
+        return False
+    jvm: Any = spark._jvm  # noqa: SLF001
+    jvm.io.deltasluice.storage.Attempts.forget(bound.hold.hold_id)
+    return True
+
+
+def _occupy_intended_versions(table_log: DeltaTableLog, bound: GuardedHold) -> None:
+    """Make sure that no put of a hold before this one can still succeed: see :mod:`lock_manager.intents`."""
+    if not bound.hold.intents.unclean:
+        return
+    intents = bound.hold.intents.read()
+    newest = max((intent.version for intent in intents), default=NO_VERSION)
+    head = table_log.head().version
+    if head == NO_VERSION and newest > NO_VERSION:
+        # An empty commit would be no table. Whatever is written first is version 0, so the late put and it exclude
+        # each other; the intent stays for the holder that finds a table.
+        return
+    if newest == head + 1:
+        bound.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version == newest]
+        try:
+            version = table_log.commit_nothing()
+        finally:
+            del bound.metadata["occupies"]
+        log.warning(
+            "the writer before had not finished version %d of %s: occupied it with an empty commit (%d)",
+            newest, bound.hold.resource, version,
+        )  # fmt: skip
+    elif newest > head:
+        # No writer can have been about to put a version that does not follow the last one of this table.
+        log.error("an intent of version %d of %s is of an earlier table at this place", newest, bound.hold.resource)
+    bound.hold.intents.clear()
+
+
+def _check_log_store(context: SparkContext) -> None:
+    conf = context.getConf()
+    given = {key.removeprefix("spark."): value for key, value in conf.getAll() if "delta.logStore." in key}
+    setting = LOG_STORE_SETTING.removeprefix("spark.")
+    if given.get(setting) == LOG_STORE:
+        return
+    found = ", ".join(f"{key}={value}" for key, value in sorted(given.items())) or "none"
+    raise GuardMissingError(
+        f"this session was started without the guarded log store (set: {found}): start it with "
+        f"--conf {LOG_STORE_SETTING}={LOG_STORE} and no other log store"
+    )
+
+
+def _default_manager(spark: SparkSession) -> ZookeeperLockManager:
+    context = spark.sparkContext
+    hosts = context.getConf().get(ZOOKEEPER_SETTING)
+    overrides = {"zk_hosts": hosts} if hosts else {}
+    try:
+        settings = LockSettings.from_env(**overrides, app_id=context.applicationId)
+    except SettingsError as error:
+        raise SettingsError(f"{error}, or start the session with --conf {ZOOKEEPER_SETTING}=host:port,…") from error
+    with _attaching:
+        if settings not in _managers:
+            _managers[settings] = ZookeeperLockManager(settings)
+        return _managers[settings]

@@ -1,0 +1,59 @@
+"""Refused commits as typed Python errors, out of whatever Spark call they come: an append, MERGE, OPTIMIZE, a stream.
+
+Delta hands on what its log store throws, in up to six layers. PySpark turns the outermost into a Python exception, in
+one function, for every call into the JVM; in front of that function this looks for a refusal below.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.errors.exceptions import captured
+
+import lock_manager.errors
+import writer_jobs.errors
+from lock_manager import LockNotHeldError, SluiceError
+from lock_manager.guard import CommitGuard
+from writer_jobs.errors import CommitUnknownError, GuardMissingError
+from writer_jobs.failures import java_layers
+
+_PACKAGE = "io.deltasluice.storage."
+_MARK = "_sluice_guard"
+
+
+def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
+    """Have every call into the JVM that fails for a refused commit raise what the guard found; idempotent."""
+    convert: Callable[[Any], Exception] = captured.convert_exception
+    if getattr(convert, _MARK, None) is guard:
+        return
+
+    @functools.wraps(convert)
+    def convert_exception(exception: Any) -> Exception:
+        return _refusal(exception, guard) or convert(exception)
+
+    setattr(convert_exception, _MARK, guard)
+    captured.convert_exception = convert_exception
+
+
+def _refusal(exception: Any, guard: CommitGuard) -> SluiceError | None:
+    for layer in java_layers(exception):
+        name, message = str(layer.getClass().getName()), str(layer.getMessage() or "")
+        if name == f"{_PACKAGE}CommitUnknownException":
+            return CommitUnknownError(table=str(layer.table()), reason=message, commit_id=str(layer.attempt()))
+        if name == f"{_PACKAGE}CommitRefusedException":
+            remembered = guard.refusal(str(layer.attempt()))
+            return remembered or _by_name(str(layer.reason()), message)
+        if name == "py4j.Py4JException":
+            # Python's own exception, raised in foreachBatch, went through the JVM as text.
+            return guard.refusal_in(message)
+    return None
+
+
+def _by_name(name: str, message: str) -> SluiceError:
+    if name == GuardMissingError.__name__:
+        return GuardMissingError(message)
+    if name == writer_jobs.errors.TableError.__name__:
+        return writer_jobs.errors.TableError(message)
+    return LockNotHeldError(message, resource="") if hasattr(lock_manager.errors, name) else SluiceError(message)
