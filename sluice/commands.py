@@ -87,6 +87,7 @@ def _sluice(
     [bold]sluice demo[/]                          five Spark writers load one table, and nothing is lost
     [bold]sluice verify s3a://lake/flights[/]     check a Delta table, on S3 or on disk
     [bold]sluice log s3a://lake/flights[/]        who committed what, when and under which hold
+    [bold]sluice soak[/]                          writers, faults, and whether the promises hold
     [bold]sluice zookeeper[/]                     a ZooKeeper to try things with
 
     Exit codes: 0 done, 1 a check or the work itself failed, 2 bad arguments, 130 stopped by Ctrl-C.
