@@ -376,12 +376,10 @@ def soak(
         for each in CLASSES.values():
             print(f"{each.name:<24} {each.what}")
         return
-    if engine is Engine.SPARK:
-        raise typer.BadParameter("whole Spark jobs are not built yet: use store", param_hint="--engine")
     if commits is not None and minutes is not None:
         raise typer.BadParameter("give either --commits or --minutes", param_hint="--minutes")
     options = SoakOptions(
-        writers=writers, commits=None if minutes else commits or 300, minutes=minutes, seed=seed,
+        engine=engine.value, writers=writers, commits=None if minutes else commits or 300, minutes=minutes, seed=seed,
         without=without.value if without else None, zookeeper=zookeeper, table=table, session_seconds=session, gap=gap,
         output=output,
     )  # fmt: skip

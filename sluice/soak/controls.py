@@ -35,15 +35,18 @@ class SoakGuard(CommitGuard):
 
     Args:
         checked: called when an answer is known and not given yet.
+        asked: called with each request, before anything is decided.
 
     """
 
-    def __init__(self, checked: Callable[[], None]) -> None:
+    def __init__(self, checked: Callable[[], None], asked: Callable[[Mapping[str, Any]], None]) -> None:
         super().__init__()
         self._checked = checked
+        self._asked = asked
 
     def check(self, request: str) -> str:
         """Decide on one attempt; see :class:`lock_manager.guard.CommitGuard`."""
+        self._asked(json.loads(request))
         answer = super().check(request)
         self._checked()
         return answer
@@ -75,11 +78,15 @@ class ForgetfulGuard(SoakGuard):
         return {"hold": guarded.hold.hold_id, "stamp": guarded.stamp()}
 
 
-def make_guard(without: Protection | None, checked: Callable[[], None]) -> SoakGuard:
+def make_guard(
+    without: Protection | None, checked: Callable[[], None], asked: Callable[[Mapping[str, Any]], None]
+) -> SoakGuard:
     """Return the guard for a run in which this protection is left out."""
-    if without is Protection.BINDING:
-        return UnboundGuard(checked)
-    return ForgetfulGuard(checked) if without is Protection.INTENT else SoakGuard(checked)
+    kinds: dict[Protection | None, type[SoakGuard]] = {
+        Protection.BINDING: UnboundGuard,
+        Protection.INTENT: ForgetfulGuard,
+    }
+    return kinds.get(without, SoakGuard)(checked, asked)
 
 
 def stamped(line: str, answer: str, attempt: str) -> str:

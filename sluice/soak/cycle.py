@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from lock_manager import LockLostError
 from lock_manager.guard import GuardedHold
 from sluice.soak.controls import Protection, stamped
-from sluice.soak.jvm import JvmGoneError, StoreError, VersionTakenError, WriteError
+from sluice.soak.gateway import JvmGoneError
+from sluice.soak.jvm import StoreError, VersionTakenError, WriteError
 
 if TYPE_CHECKING:
-    from sluice.soak.worker import Worker
+    from sluice.soak.worker import StoreWorker
 
 NO_VERSION = -1
 _DEFINITE = frozenset({"committed", "taken", "rejected"})
@@ -37,7 +38,7 @@ class Cycle:
 
     """
 
-    def __init__(self, worker: Worker, table: str, *, second: bool = False) -> None:
+    def __init__(self, worker: StoreWorker, table: str, *, second: bool = False) -> None:
         self._worker = worker
         self._table = table
         self._txn = uuid.uuid4().hex

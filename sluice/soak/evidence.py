@@ -54,6 +54,8 @@ class Evidence:
         puts: PUTs of version files that reached the store; empty for a store that is not ours.
         session_seconds: session time-out that was granted.
         tick_seconds: ZooKeeper's unit of time.
+        engine: how ``engineInfo`` begins in commits of writers whose every attempt is in the history; empty if there
+            are none.
 
     """
 
@@ -62,6 +64,7 @@ class Evidence:
     puts: Sequence[Put] = field(default_factory=tuple)
     session_seconds: float
     tick_seconds: float
+    engine: str = "sluice-soak"
 
 
 def read_table(table: str, storage_options: Mapping[str, str], contenders: Sequence[str]) -> TableState:

@@ -63,17 +63,17 @@ def _process_fault(name: str, number: signal.Signals, *, python: bool, jvm: bool
         # Sometimes as soon as the next holder has read, sometimes when it has committed.
         kind = stage.random.choice(("read", "acknowledged"))
         # A JVM alone may stand still for as long as it likes: Python keeps the lock.
-        patience = 3 * stage.session_seconds + 5 if python else 1.3 * stage.session_seconds
+        patience = 3 * stage.session_seconds + 5 + stage.slack_seconds if python else 1.3 * stage.session_seconds
         yield from until(patience, takeover(held, kind))
         if put is not None:
             put.release.set()
         if number is signal.SIGSTOP:
             process.signal(signal.SIGCONT, python=python, jvm=jvm)
             stage.say("resumed", worker=writer, table=held["table"], token=held["token"])
-            yield from until(2 * stage.session_seconds + 10, of(writer, *OUTCOMES))
+            yield from until(2 * stage.session_seconds + 10 + stage.slack_seconds, of(writer, *OUTCOMES))
         else:
             yield from until(
-                _START_SECONDS,
+                _START_SECONDS + 2 * stage.slack_seconds,
                 lambda _: stage.writers[writer] is not process and stage.writers[writer].python is not None,
             )
 
@@ -90,14 +90,14 @@ def _cut_zookeeper(stage: Stage, writer: str, point: str) -> Incident:
     stage.say("fault", kind="cut-zookeeper", worker=writer, point=point, token=held["token"], table=held["table"])
     stage.say("holder-gone", worker=writer, token=held["token"], table=held["table"])
     if put is None:
-        yield from until(3 * stage.session_seconds + 5, takeover(held, "read"))
+        yield from until(3 * stage.session_seconds + 5 + stage.slack_seconds, takeover(held, "read"))
         process.tell("go")
     else:
-        yield from until(3 * stage.session_seconds + 5, takeover(held, "read"))
+        yield from until(3 * stage.session_seconds + 5 + stage.slack_seconds, takeover(held, "read"))
         put.release.set()
     yield from until(stage.session_seconds, of(writer, *OUTCOMES))
     process.link.mend()
-    yield from until(2 * stage.session_seconds + 10, of(writer, *OUTCOMES))
+    yield from until(2 * stage.session_seconds + 10 + stage.slack_seconds, of(writer, *OUTCOMES))
 
 
 def _break_lock(stage: Stage, writer: str, point: str) -> Incident:
@@ -107,11 +107,13 @@ def _break_lock(stage: Stage, writer: str, point: str) -> Incident:
     held, put = found
     stage.say("fault", kind="break-lock", worker=writer, point=point, token=held["token"], table=held["table"])
     stage.delete_contender(held["table"], held["token"])
-    yield from until(stage.session_seconds + 5, takeover(held, stage.random.choice(("read", "acknowledged"))))
+    yield from until(
+        stage.session_seconds + 5 + stage.slack_seconds, takeover(held, stage.random.choice(("read", "acknowledged")))
+    )
     if put is not None:
         put.release.set()
     stage.writers[writer].tell("go")
-    yield from until(2 * stage.session_seconds + 10, of(writer, *OUTCOMES))
+    yield from until(2 * stage.session_seconds + 10 + stage.slack_seconds, of(writer, *OUTCOMES))
 
 
 def _second_hold(stage: Stage, writer: str, point: str) -> Incident:
@@ -146,7 +148,7 @@ def _s3_fault(name: str, **how: Any) -> Callable[..., Incident]:
         if arrived is not None and arrived["event"] == "put-arrived":
             stage.say("fault", kind=name, worker=writer, point=point, token=held["token"], table=held["table"], **more)
         if fault.held:
-            yield from until(3 * stage.session_seconds, takeover(held, "acknowledged"))
+            yield from until(3 * stage.session_seconds + stage.slack_seconds, takeover(held, "acknowledged"))
             fault.release.set()
         yield from until(60, of(writer, *OUTCOMES))
         stage.gate.disarm(writer)
@@ -213,7 +215,9 @@ def _zookeeper_fault(name: str) -> Callable[..., Incident]:
                 server.start()
         yield from _serving(stage)
         stage.say("repaired", kind=name)
-        yield from until(3 * stage.session_seconds + 10, lambda event: event["event"] == "acknowledged")
+        yield from until(
+            3 * stage.session_seconds + 10 + stage.slack_seconds, lambda event: event["event"] == "acknowledged"
+        )
 
     return strike
 

@@ -24,6 +24,10 @@ class JvmError(SluiceError, RuntimeError):
     """The JVM did not start, or its thread is not the one that was bound to the hold."""
 
 
+class JvmGoneError(JvmError):
+    """The JVM died, whatever it was doing."""
+
+
 def start_jvm(mode: str, errors: Path) -> tuple[subprocess.Popen[bytes], int, str]:
     """Start a JVM with Py4J's gateway; return its process, port and token.
 

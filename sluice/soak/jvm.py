@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
-from sluice.soak.gateway import JvmError, connect, start_jvm
+from sluice.soak.gateway import JvmError, JvmGoneError, connect, start_jvm
 
 _ANSWER_SECONDS = 60
 _SCHEMA = "message spark_schema { required int64 id; }"
@@ -26,10 +26,6 @@ class Guarding(Protocol):
 
     def check(self, request: str) -> str:
         """Answer one question of the log store's."""
-
-
-class JvmGoneError(JvmError):
-    """The JVM died, whatever it was doing."""
 
 
 class VersionTakenError(Exception):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lock_manager import SettingsError
+from sluice.soak.controls import Protection
+from sluice.soak.engines import SPARK, STORE
 from sluice.soak.faults import CLASSES
 
 
@@ -14,6 +16,7 @@ class SoakOptions:
     """What to soak.
 
     Attributes:
+        engine: ``store`` for bare JVMs with the log store, ``spark`` for whole Spark drivers.
         writers: number of processes.
         commits: acknowledged commits to reach; None to go by time.
         minutes: how long; None to go by commits.
@@ -28,10 +31,12 @@ class SoakOptions:
         output: folder for the history, the verdict and the picture.
 
     Raises:
-        SettingsError: an unknown class of faults, or one that needs what is not ours.
+        SettingsError: an unknown class of faults, or one that needs what is not ours; a control that the engine has
+            not.
 
     """
 
+    engine: str = STORE.name
     writers: int = 4
     commits: int | None = 300
     minutes: float | None = None
@@ -54,6 +59,8 @@ class SoakOptions:
             need = CLASSES[name].needs
             if need and not ours[need]:
                 raise SettingsError(f"--faults {name}: needs an embedded {'S3' if need == 'gate' else 'ZooKeeper'}")
+        if self.engine == SPARK.name and self.without == Protection.CONDITION:
+            raise SettingsError("--without condition: only --engine store can put without the condition")
         if self.writers < 2 and self.faults:  # noqa: PLR2004
             raise SettingsError("--writers 1: faults need at least two, one to take over from the other")
         if (self.commits is None) == (self.minutes is None):

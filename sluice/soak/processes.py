@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import lock_manager
+from sluice.soak.engines import ENGINES
 from sluice.soak.tcp_proxy import Link
 from sluice.soak.worker import WorkerOptions
 
@@ -54,7 +55,7 @@ class WriterProcess:
         path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
         with Path(options.log).open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_KEEPER), sys.executable, "-m", "sluice.soak.worker",
+                [sys.executable, "-I", "-S", str(_KEEPER), sys.executable, "-m", ENGINES[options.engine].program,
                  options.argument()],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 env={**os.environ, "PYTHONPATH": path, **environment},

@@ -32,7 +32,7 @@ def summary(
     counts = progress.counts
     took = [taken["monotonic"] - death["monotonic"] for death, taken in takeovers(evidence) if taken is not None]
     return {
-        "engine": "store",
+        "engine": options.engine,
         "seed": options.seed,
         "writers": options.writers,
         "without": options.without,

@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from queue import Empty
@@ -14,22 +14,24 @@ from typing import IO, Any, Self
 
 from lock_manager import SettingsError
 from lock_manager.local import EmbeddedZooKeeper
+from sluice.demo.processes import spark_submit
+from sluice.jars import jar_paths
 from sluice.soak.controls import Protection
+from sluice.soak.engines import ENGINES, SPARK
 from sluice.soak.evidence import Evidence, read_table
-from sluice.soak.faults import CLASSES, FaultClass
+from sluice.soak.faults import CLASSES
 from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.options import SoakOptions
+from sluice.soak.plan import plan_of
 from sluice.soak.processes import Events, WriterProcess
 from sluice.soak.queues import LockQueues
-from sluice.soak.s3_faults import FaultGate, FaultyS3
+from sluice.soak.s3_faults import FaultyS3
 from sluice.soak.stage import Incident, Stage, advance
 from sluice.soak.tcp_proxy import Link
 from sluice.soak.worker import WorkerOptions
 
 _BUCKET = "lake"
 _POLL_SECONDS = 0.05
-_READY_SECONDS = 120.0
-_FINISH_SECONDS = 60.0
 _TICK_SECONDS = 0.5
 _MOST_COMMITS_PER_TABLE = 250
 
@@ -66,6 +68,7 @@ class Soak:
 
     def __init__(self, options: SoakOptions) -> None:
         self.options = options
+        self._engine = ENGINES[options.engine]
         self.history: list[dict[str, Any]] = []
         self.writers: dict[str, WriterProcess] = {}
         self.progress = Progress()
@@ -95,7 +98,7 @@ class Soak:
         for number in range(1, self.options.writers + 1):
             self._start_writer(f"writer-{number}")
         ready = 0
-        deadline = time.monotonic() + _READY_SECONDS
+        deadline = time.monotonic() + self._engine.ready_seconds
         while ready < self.options.writers:
             event = self.next_event()
             ready += event is not None and event["event"] == "ready"
@@ -153,7 +156,7 @@ class Soak:
         for writer in self.writers.values():
             writer.tell("finish")
             writer.tell("go")
-        deadline = time.monotonic() + _FINISH_SECONDS
+        deadline = time.monotonic() + self._engine.finish_seconds
         left = set(self.writers)
         while left and time.monotonic() < deadline:
             event = self.next_event()
@@ -172,18 +175,25 @@ class Soak:
             table: read_table(table, self._s3.environment if self._s3 else {}, self._queues.contenders(table))
             for table in self.tables
         }
+        unasked = self.options.without == Protection.GUARD
         return Evidence(
             history=self.history,
             tables=states,
             puts=tuple(self._s3.gate.puts) if self._s3 else (),
             session_seconds=self.options.session_seconds,
             tick_seconds=_TICK_SECONDS,
+            # Spark's own name of a transaction is known when the guard is asked; without it, when all is over.
+            engine="" if unasked and self._engine is SPARK else self._engine.signs,
         )
 
     # -- services ------------------------------------------------------------------------------------------------
 
     def _start_services(self) -> None:
         options = self.options
+        if self._engine is SPARK:
+            # Said here in a sentence, and not by each writer in its log.
+            spark_submit()
+            jar_paths()
         options.output.mkdir(parents=True, exist_ok=True)
         for old in options.output.glob("writer-*.log"):
             old.unlink()
@@ -212,6 +222,7 @@ class Soak:
             delete_contender=self._queues.delete,
             say=self._say,
             history=self.history,
+            slack_seconds=self._engine.slack_seconds,
             random=random.Random(f"{options.seed}/acts"),  # noqa: S311 (to be repeated, not to be secret)
         )
         self._stack.callback(self._end_writers)
@@ -234,6 +245,7 @@ class Soak:
             hadoop=hadoop_settings(name, self._s3),
             without=self.options.without,
             rows=self.options.rows,
+            engine=self.options.engine,
             log=str(self.options.output / f"{name}.log"),
         )
         self._incarnations += 1
@@ -278,16 +290,3 @@ class Soak:
             self._per_table[event["table"]] += 1
             if event["table"] == self.tables[-1] and self._per_table[event["table"]] >= _MOST_COMMITS_PER_TABLE:
                 self._next_table()
-
-
-def plan_of(options: SoakOptions, gate: FaultGate | None) -> Iterator[tuple[FaultClass, str, str]]:
-    """Yield class, writer and point of one fault after the other: all classes in a new order, over and over."""
-    chance = random.Random(f"{options.seed}/plan")  # noqa: S311 (to be repeated, not to be secret)
-    while True:
-        classes = [CLASSES[name] for name in options.faults]
-        chance.shuffle(classes)
-        for each in classes:
-            # Where no guard is asked, nobody comes by the point after its answer.
-            unasked = options.without == Protection.GUARD
-            points = [point for point in each.points_with(gate) if not (unasked and point == "checked")]
-            yield each, f"writer-{chance.randint(1, options.writers)}", chance.choice(points)

@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from typing import Any, Self
 
 from sluice._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
@@ -208,12 +209,17 @@ class FaultyS3(LocalS3):
         self._thread: threading.Thread | None = None
 
     def start(self, timeout_seconds: float = 30.0) -> Self:  # noqa: ARG002 (it serves at once)
-        """Start serving."""
+        """Start serving, with nothing in store."""
         logging.getLogger("werkzeug").setLevel(logging.ERROR)  # else one line per request
         self._server = make_s3_server(self.gate)
         self._port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, name="sluice-s3", daemon=True)
         self._thread.start()
+        # Moto keeps everything in the process, also from one server to the next.
+        connection = HTTPConnection("127.0.0.1", self._server.server_port)
+        connection.request("POST", "/moto-api/reset")
+        connection.getresponse().read()
+        connection.close()
         return self
 
     def stop(self) -> None:

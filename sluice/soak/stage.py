@@ -35,6 +35,7 @@ class Stage:
         say: writes an event into the history.
         random: seeded.
         history: every event so far.
+        slack_seconds: how much longer than a bare JVM these writers may take for a step.
 
     """
 
@@ -46,6 +47,7 @@ class Stage:
     say: Callable[..., None]
     random: random.Random
     history: Sequence[Event]
+    slack_seconds: float = 0.0
 
     def attempt(self, writer: str, version: int) -> Event | None:
         """Return the newest attempt of a writer's last hold to put this version, None if there is none."""
@@ -84,7 +86,7 @@ def takeover(held: Event, kind: str) -> Callable[[Event], bool]:
 def stopped(stage: Stage, writer: str, point: str) -> Finding:
     """Have a writer stop at a point; return where it is, and the held PUT if that is the point."""
     process = stage.writers[writer]
-    wait = 20 * stage.session_seconds + 30
+    wait = 20 * stage.session_seconds + 30 + stage.slack_seconds
     if point != PUT:
         process.tell(f"stop-at {point}")
         event = yield from until(wait, of(writer, "stopped", "ended"))

@@ -83,7 +83,7 @@ def unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
             if count > 1:
                 yield Violation("I2", f"row {row} is in {table} {count} times")
         for commit in state.commits:
-            ours = commit.engine == "sluice-soak"
+            ours = bool(evidence.engine) and (commit.engine or "").startswith(evidence.engine)
             if ours and commit.txn_id not in known:
                 yield Violation("I2", f"version {commit.version} of {table} is of a transaction that nobody attempted")
 

@@ -1,8 +1,8 @@
 """One writer of a soak: a process that commits over and over, and says in JSON lines what it does.
 
-``python -m sluice.soak.worker OPTIONS``, started by :mod:`sluice.soak.processes`. On standard input it is told where to
-stop for a fault (``stop-at POINT``), to go on (``go``), to have a second thread commit (``second``), which table to
-write (``table URI``) and to end (``finish``).
+``python -m sluice.soak.worker OPTIONS`` (with Spark ``sluice.soak.spark_worker``), started by
+:mod:`sluice.soak.processes`. On standard input it is told where to stop for a fault (``stop-at POINT``), to go on
+(``go``), to have a second thread commit (``second``), which table to write (``table URI``) and to end (``finish``).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import os
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from typing import Any
 from lock_manager import SluiceError, ZookeeperLockManager
 from sluice.soak.controls import Protection, make_guard
 from sluice.soak.cycle import Cycle
-from sluice.soak.jvm import JvmGoneError, StoreJvm
+from sluice.soak.gateway import JvmGoneError
+from sluice.soak.jvm import StoreJvm
 
 _PAUSE_SECONDS = 0.1
 POINTS = ("acquired", "read", "data", "checked", "stored")
@@ -42,6 +45,7 @@ class WorkerOptions:
         hadoop: Hadoop's settings.
         without: the protection to leave out.
         rows: per commit.
+        engine: ``store`` or ``spark``.
         log: file for what its JVM says.
 
     """
@@ -54,6 +58,7 @@ class WorkerOptions:
     hadoop: dict[str, str]
     without: str | None
     rows: int
+    engine: str = "store"
     log: str
 
     def argument(self) -> str:
@@ -61,11 +66,18 @@ class WorkerOptions:
         return json.dumps(asdict(self))
 
 
-class Worker:
-    """The state of the process."""
+class Worker(ABC):
+    """The state of the process, whatever it commits with.
 
-    def __init__(self, options: WorkerOptions) -> None:
+    Args:
+        options: what it was told.
+        output: file descriptor for the history.
+
+    """
+
+    def __init__(self, options: WorkerOptions, output: int = 1) -> None:
         self.options = options
+        self._output = output
         self.without = Protection(options.without) if options.without else None
         self.table = options.table
         self.finished = False
@@ -77,15 +89,9 @@ class Worker:
         #: Table and token of the first thread's hold.
         self.held: dict[str, Any] = {}
         self._say = threading.Lock()
-        self.guard = make_guard(self.without, lambda: self.point("checked"))
+        self.guard = make_guard(self.without, lambda: self.point("checked"), self.asked)
         threading.Thread(target=self._listen, daemon=True).start()
-        self.jvm = StoreJvm(
-            hadoop=options.hadoop,
-            guard=self.guard,
-            mode="off" if self.without is Protection.GUARD else "required",
-            conditional=self.without is not Protection.CONDITION,
-            errors=Path(options.log),
-        )
+        self.jvm_pid = self.start_jvm()
         self.manager = ZookeeperLockManager(
             options.hosts,
             timeout_seconds=600,
@@ -93,11 +99,34 @@ class Worker:
             job=options.name,
         )
 
+    @abstractmethod
+    def start_jvm(self) -> int:
+        """Start the JVM with what commits; return its process id."""
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Load what the first look at a table loads, before any lock waits for it."""
+
+    @abstractmethod
+    def cycle(self, *, second: bool) -> None:
+        """Take the lock once, and commit."""
+
+    @abstractmethod
+    def end_jvm(self) -> None:
+        """End the JVM."""
+
+    def asked(self, request: Mapping[str, Any]) -> None:  # noqa: B027 (most need not know)
+        """Hear what the log store asks the guard, before it is answered."""
+
+    def thread(self, work: Callable[[], None]) -> threading.Thread:
+        """Return a thread for a second hold."""
+        return threading.Thread(target=work, daemon=True)
+
     def say(self, event: str, **more: Any) -> None:
         """Write one line of the history; it is whole, and out, when this returns."""
         line = {"event": event, "wall": time.time(), "monotonic": time.monotonic(), **more}
         with self._say:
-            os.write(1, (json.dumps(line) + "\n").encode())
+            os.write(self._output, (json.dumps(line) + "\n").encode())
 
     def point(self, name: str) -> None:
         """Stop here, if that was asked for, until told to go on."""
@@ -109,13 +138,13 @@ class Worker:
 
     def run(self) -> None:
         """Commit until told to end."""
-        self.jvm.warm_up(self.table)
+        self.warm_up()
         self.manager.connect(60)
-        self.say("ready", python=os.getpid(), jvm=self.jvm.pid)
+        self.say("ready", python=os.getpid(), jvm=self.jvm_pid)
         while not self.finished:
             self.first_is_through.clear()
             try:
-                Cycle(self, self.table).run()
+                self.cycle(second=False)
             except JvmGoneError as error:
                 self.say("jvm-gone", message=str(error))
                 self.manager.close()
@@ -125,7 +154,7 @@ class Worker:
                 time.sleep(_PAUSE_SECONDS)
             self._join_second()
         self.manager.close()
-        self.jvm.close()
+        self.end_jvm()
         self.say("finished")
 
     def _start_second(self) -> None:
@@ -133,15 +162,15 @@ class Worker:
 
         def work() -> None:
             try:
-                Cycle(self, self.table, second=True).run()
+                self.cycle(second=True)
             except SluiceError as error:
                 self.say("gave-up", thread=2, error=type(error).__name__, message=str(error))
 
-        self._second = threading.Thread(target=work, daemon=True)
+        self._second = self.thread(work)
         self._second.start()
 
     def _join_second(self) -> None:
-        # The JVM serves one thread at a time; see there.
+        # The JVM of a StoreWorker serves one thread at a time; see there.
         self.first_is_through.set()
         if self._second is not None:
             self._second.join()
@@ -163,11 +192,43 @@ class Worker:
                 self._stop_at = None
 
 
-def main() -> None:
-    """Run with the options in the first argument."""
+class StoreWorker(Worker):
+    """A writer whose JVM has the guarded log store, and no Spark."""
+
+    def start_jvm(self) -> int:
+        """Start the JVM; return its process id."""
+        self.jvm = StoreJvm(
+            hadoop=self.options.hadoop,
+            guard=self.guard,
+            mode="off" if self.without is Protection.GUARD else "required",
+            conditional=self.without is not Protection.CONDITION,
+            errors=Path(self.options.log),
+        )
+        return self.jvm.pid
+
+    def warm_up(self) -> None:
+        """Load what the first list loads."""
+        self.jvm.warm_up(self.table)
+
+    def cycle(self, *, second: bool) -> None:
+        """Take the lock once, and commit."""
+        Cycle(self, self.table, second=second).run()
+
+    def end_jvm(self) -> None:
+        """End the JVM."""
+        self.jvm.close()
+
+
+def quiet() -> None:
+    """Have libraries say errors only, and ZooKeeper's client less than that: faults are what is wanted here."""
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
-    Worker(WorkerOptions(**json.loads(sys.argv[1]))).run()
+
+
+def main() -> None:
+    """Run with the options in the first argument."""
+    quiet()
+    StoreWorker(WorkerOptions(**json.loads(sys.argv[1]))).run()
     os._exit(0)
 
 

@@ -15,7 +15,8 @@ from sluice.soak.command import choose_faults
 from sluice.soak.controls import stamped
 from sluice.soak.faults import CLASSES
 from sluice.soak.options import SoakOptions
-from sluice.soak.run import plan_of
+from sluice.soak.plan import plan_of
+from sluice.soak.s3_faults import FaultGate
 from sluice.soak.stage import PUT, advance, of, takeover, until
 
 
@@ -32,6 +33,17 @@ def test_a_seed_gives_one_plan_and_another_seed_another() -> None:
     for half in (plan(1)[: len(CLASSES)], plan(1)[len(CLASSES) :]):
         assert sorted(name for name, _, _ in half) == sorted(CLASSES)
     assert all(point != PUT for _, _, point in plan(1))
+
+
+@pytest.mark.parametrize(("engine", "left_out"), [("store", {"checked"}), ("spark", {"checked", PUT})])
+def test_without_the_guard_no_fault_waits_at_a_point_where_nobody_comes_by(engine: str, left_out: set[str]) -> None:
+    gate = FaultGate(lambda *_: [])
+
+    def points(**more: Any) -> set[str]:
+        found = itertools.islice(plan_of(options(faults=tuple(CLASSES), engine=engine, **more), gate), 500)
+        return {point for _, _, point in found}
+
+    assert points() - points(without="guard") == left_out
 
 
 def test_there_are_more_than_eight_classes_and_each_says_what_it_is() -> None:
@@ -102,7 +114,7 @@ def test_the_stamp_of_the_control_without_condition_is_where_the_store_puts_it()
     [
         (["--list-faults"], 0, "pause-both"),
         (["--faults", "nonsense"], 2, "choose none, all, or among"),
-        (["--engine", "spark"], 2, "not built yet"),
+        (["--engine", "spark", "--without", "condition"], 2, "only --engine store"),
         (["--commits", "5", "--minutes", "1"], 2, "either --commits or --minutes"),
         (["--without", "luck"], 2, "luck"),
     ],

@@ -135,3 +135,13 @@ def test_rival_puts_of_one_version_have_one_winner(s3: FaultyS3) -> None:
             assert sorted(pool.map(rival, range(4))) == [200, 412, 412, 412]
     stored = [put for put in s3.gate.puts if "/race/" in put.key and put.digest]
     assert len(stored) == len({put.key for put in stored}) == 20
+
+
+def test_the_next_one_of_a_process_begins_with_nothing(s3: FaultyS3) -> None:
+    del s3  # it is over for it: moto keeps its state in the process
+    with FaultyS3() as first:
+        first.create_bucket("lake")
+        assert call(first, "PUT", path_of("left", 0), commit("a"))[0] == 200
+    with FaultyS3() as second:
+        second.create_bucket("lake")
+        assert call(second, "GET", path_of("left", 0))[0] == 404

@@ -98,6 +98,14 @@ def test_i2_finds_what_was_said_not_to_be_there_and_what_is_there_twice() -> Non
     assert "nobody attempted" in found(strange, "I2")[0].sentence
 
 
+def test_i2_knows_the_commits_of_an_engine_whose_every_attempt_is_in_the_history() -> None:
+    spark = replace(commit(0, 5, "nobody's"), engine="Apache-Spark/4.2.0 Delta-Lake/4.4.0")
+    strange = with_table(commits=[spark])
+    assert found(strange, "I2") == []
+    assert "nobody attempted" in found(replace(strange, engine="Apache-Spark/"), "I2")[0].sentence
+    assert found(replace(strange, engine=""), "I2") == []
+
+
 def test_i3_finds_a_version_that_was_stored_twice_and_one_that_is_missing() -> None:
     evidence = sound()
     again = replace(evidence, puts=[*evidence.puts, put(1, "other", "t9")])
