@@ -9,6 +9,7 @@ Knows nothing of Spark: :mod:`writer_jobs.guarded` brings the question here.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import threading
@@ -81,7 +82,9 @@ class CommitGuard:
     def refusal(self, attempt: str) -> SluiceError | None:
         """Return with what error an attempt was refused, if that was not long ago."""
         with self._lock:
-            return self._refusals.get(attempt)
+            found = self._refusals.get(attempt)
+        # A copy, for every raise adds to what it raises.
+        return copy.copy(found)
 
     def refusal_in(self, text: str) -> SluiceError | None:
         """Return the refusal whose message ``text`` repeats: of an exception that went through Java as text."""
@@ -101,16 +104,19 @@ class CommitGuard:
             log.exception("the commit guard failed")
             refusal = SluiceError(f"the commit guard failed: {type(error).__name__}: {error}")
         with self._lock:
-            self._refusals[attempt] = refusal
+            if attempt:
+                self._refusals[attempt] = refusal
             while len(self._refusals) > _REMEMBERED_REFUSALS:
                 self._refusals.popitem(last=False)
         return json.dumps({"refused": type(refusal).__name__, "message": str(refusal)})
 
     def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        guarded = self._covering(asked)
         version, attempt = int(asked["version"]), str(asked["attempt"])
-        # Before the question: an answer that comes too late for the log store must leave its trace here.
-        guarded.passed[attempt] = version
+        with self._lock:
+            guarded = self._covering(asked)
+            # Before the question: an answer that comes too late for the log store must leave its trace here. Under the
+            # lock: nobody who has removed the hold may miss it.
+            guarded.passed[attempt] = version
         try:
             guarded.hold.intend(version, txn=asked.get("txn"), attempt=attempt)
         except (EnsembleUnavailableError, EnsembleRefusedError) as error:
@@ -137,8 +143,7 @@ class CommitGuard:
                 "`with locked(spark, table):`, in the same thread or a pyspark.InheritableThread",
                 resource=uri,
             )
-        with self._lock:
-            bound = [self._holds[name] for name in names if name in self._holds]
+        bound = [self._holds[name] for name in names if name in self._holds]
         covering = [guarded for guarded in bound if guarded.hold.resource == uri]
         if not covering:
             others = ", ".join(guarded.hold.resource for guarded in bound)

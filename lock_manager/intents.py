@@ -10,8 +10,9 @@ version is occupied, by whom ever; then the late put can only fail.
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -105,13 +106,22 @@ class HoldIntents:
         self._node = node
         self._own = f"{node}/{hold.hold_id}"
         self._noted = _Noted.NOTHING
+        self._noting = threading.Lock()
+        self._highest = -1
 
     def note(self, intent: Intent) -> None:
         """Write our intent, over the one before; see :meth:`HeldLock.intend`."""
+        with self._noting:
+            self._highest = max(self._highest, intent.version)
+            # A slower thread of the same hold, whose version is taken by now, must not hide a put that is on its way.
+            self._note(replace(intent, version=self._highest).data())
+
+    def _note(self, data: bytes) -> None:
         deadline = self._deadline()
-        data = intent.data()
         while True:
             fresh = self._noted is _Noted.NOTHING
+            if not fresh:
+                self._noted = _Noted.OPEN
 
             def write(transaction: Any, *, fresh: bool = fresh) -> None:
                 if fresh:

@@ -231,7 +231,7 @@ class EmbeddedZooKeeper:
         """Connection string: ``host:port``, comma-separated."""
         return ",".join(server.address for server in self.servers)
 
-    def start(self, timeout_seconds: float = 30.0) -> Self:
+    def start(self, timeout_seconds: float = 60.0) -> Self:
         """Start and wait until all serve."""
         if self.servers:
             raise LocalServerError("the embedded ZooKeeper is running already")

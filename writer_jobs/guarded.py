@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from py4j.java_gateway import JavaPackage
@@ -30,8 +30,8 @@ from lock_manager import (
 from lock_manager.guard import CommitGuard, GuardedHold
 from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
 from writer_jobs.ensembles import refuse_other_ensemble
-from writer_jobs.errors import GuardMissingError
-from writer_jobs.failures import JVM_ERRORS, is_conflict
+from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError
+from writer_jobs.failures import is_conflict
 from writer_jobs.refusals import raise_refusals_as_python_errors
 from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
 
@@ -86,8 +86,9 @@ def attach(spark: SparkSession) -> None:
         gateway: Any = context._gateway  # noqa: SLF001
         if getattr(gateway, "__dict__", {}).get("_sluice_guard") is None:
             ensure_callback_server_started(gateway)
-            gateway._sluice_guard = _JavaGuard()  # noqa: SLF001 (lives as long as the gateway)
-            jvm.io.deltasluice.storage.Guard.install(gateway._sluice_guard, _ANSWER_SECONDS * 1000)  # noqa: SLF001
+            guard = _JavaGuard()
+            jvm.io.deltasluice.storage.Guard.install(guard, _ANSWER_SECONDS * 1000)
+            gateway._sluice_guard = guard  # noqa: SLF001 (lives as long as the gateway)
     raise_refusals_as_python_errors(GUARD)
 
 
@@ -111,8 +112,8 @@ def locked(
         with locked(spark, "s3a://lake/flights"):
             spark.sql("DELETE FROM delta.`s3a://lake/flights` WHERE year < 2010")
 
-    A commit passes only while the lock stands. If it does not, the statement raises what the commit guard found:
-    LockLostError, LockNotHeldError or EnsembleUnavailableError, with nothing committed.
+    A commit passes only while the lock stands. If it does not, or nobody confirms it, the statement raises
+    LockLostError or LockNotHeldError, and that commit is not made; a statement that makes several may have made others.
 
     Args:
         spark: a session with the guarded log store, see :func:`attach`.
@@ -199,10 +200,12 @@ def guarded(
         yield bound
     finally:
         GUARD.remove(bound)
-        with suppress(*JVM_ERRORS):
+        try:
             context.setLocalProperty(HOLDS_PROPERTY, before)
             if _all_ended(spark, bound):
                 hold.intents.settle()
+        except Exception as error:  # noqa: BLE001 (the JVM is gone, or Spark was stopped: second to the body's)
+            log.warning("what became of the commits to %s is not known: %s", hold.resource, error)
 
 
 def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
@@ -243,10 +246,17 @@ def _occupy_intended_versions(table_log: DeltaTableLog, bound: GuardedHold) -> N
         bound.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version == newest]
         try:
             version = table_log.commit_nothing()
+        except (StorageError, CommitUnknownError) as error:
+            if table_log.head().version < newest:
+                raise StorageError(
+                    f"nothing was written: version {newest}, which the writer before had not finished, could not be "
+                    f"occupied: {error}"
+                ) from error
+            version = newest  # the late commit was faster, and changed what an empty one conflicts with
         finally:
             del bound.metadata["occupies"]
         log.warning(
-            "the writer before had not finished version %d of %s: occupied it with an empty commit (%d)",
+            "the writer before had not finished version %d of %s: it is occupied now (%d)",
             newest, bound.hold.resource, version,
         )  # fmt: skip
     elif newest > head:

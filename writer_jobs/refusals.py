@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from pyspark.errors.exceptions import captured
@@ -17,7 +18,7 @@ import writer_jobs.errors
 from lock_manager import LockNotHeldError, SluiceError
 from lock_manager.guard import CommitGuard
 from writer_jobs.errors import CommitUnknownError, GuardMissingError
-from writer_jobs.failures import java_layers
+from writer_jobs.failures import LOST_CONTACT, java_layers
 
 _PACKAGE = "io.deltasluice.storage."
 _MARK = "_sluice_guard"
@@ -31,7 +32,10 @@ def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
 
     @functools.wraps(convert)
     def convert_exception(exception: Any) -> Exception:
-        return _refusal(exception, guard) or convert(exception)
+        refusal = None
+        with suppress(*LOST_CONTACT):  # the JVM died meanwhile: what it said first is worth more
+            refusal = _refusal(exception, guard)
+        return refusal or convert(exception)
 
     setattr(convert_exception, _MARK, guard)
     captured.convert_exception = convert_exception

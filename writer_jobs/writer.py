@@ -33,7 +33,7 @@ from writer_jobs.errors import (
     UnprovenCommitError,
     WriteFailedError,
 )
-from writer_jobs.failures import LOST_CONTACT, is_conflict, one_sentence
+from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, is_conflict, one_sentence
 from writer_jobs.guarded import GUARD_OFF, attach, attempts, guard_mode, guarded
 from writer_jobs.session import classic_session
 
@@ -299,7 +299,10 @@ class LockedDeltaWriter:
             return True
         if bound is None:
             return isinstance(failure, CommitUnknownError)
-        return any(attempt["outcome"] in ("unknown", "pending") for attempt in attempts(self._spark, bound))
+        try:
+            return any(attempt["outcome"] in ("unknown", "pending") for attempt in attempts(self._spark, bound))
+        except JVM_ERRORS:
+            return True
 
     def _failed(self, write: DeltaWrite, failure: BaseException) -> WriteFailedError:
         with suppress(TableError, StorageError):

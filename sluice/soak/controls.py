@@ -57,8 +57,7 @@ class UnboundGuard(SoakGuard):
 
     def _covering(self, asked: Mapping[str, Any]) -> GuardedHold:
         uri = canonical_table_uri(asked["table"])
-        with self._lock:
-            held = [each for each in self._holds.values() if each.hold.resource == uri and each.hold.lost is None]
+        held = [each for each in list(self._holds.values()) if each.hold.resource == uri and each.hold.lost is None]
         if not held:
             raise LockNotHeldError(f"this process has no lock on {uri}", resource=uri)
         return held[-1]

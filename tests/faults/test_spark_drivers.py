@@ -243,7 +243,7 @@ def test_a_holder_that_is_cut_off_from_zookeeper_is_refused_at_its_commit(
         (S3Fault(status=503), True, None),
         (S3Fault(status=409), True, None),
         (S3Fault(rival=True), True, None),
-        (S3Fault(status=403), False, "Py4JJavaError"),
+        (S3Fault(status=403, times=9), False, "CommitUnknownError"),
     ],
     ids=["lost reply", "500 but stored", "503", "409", "412 of a rival", "403"],
 )

@@ -6,8 +6,9 @@ import java.io.IOException;
 import java.util.Locale;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
-import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
+import java.util.concurrent.SynchronousQueue;
+import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.concurrent.atomic.AtomicLong;
@@ -31,11 +32,13 @@ public final class Guard {
   private static final Logger LOG = LoggerFactory.getLogger(Guard.class);
   private static final AtomicLong OBSERVED = new AtomicLong();
   // Not the committing thread: a callback of py4j's would come out of the very connection on which Python waits.
-  private static final ExecutorService CALLS = Executors.newCachedThreadPool(work -> {
-    Thread thread = new Thread(work, "sluice-guard");
-    thread.setDaemon(true);
-    return thread;
-  });
+  // The threads stay: py4j keeps a connection for each one that ever called, and closes none of them.
+  private static final ExecutorService CALLS = new ThreadPoolExecutor(
+      0, Integer.MAX_VALUE, Long.MAX_VALUE, TimeUnit.NANOSECONDS, new SynchronousQueue<>(), work -> {
+        Thread thread = new Thread(work, "sluice-guard");
+        thread.setDaemon(true);
+        return thread;
+      });
 
   private static volatile CommitGuard guard;
   private static volatile long timeoutMillis;

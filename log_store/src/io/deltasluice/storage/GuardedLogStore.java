@@ -28,7 +28,7 @@ import org.slf4j.LoggerFactory;
  * there is none of that name. A version that another transaction has is a {@link FileAlreadyExistsException}, upon
  * which Delta looks for conflicts and tries the next version; any other exception ends the write.
  *
- * <p>Set {@code spark.delta.logStore.<scheme>.impl} to this class for each scheme.
+ * <p>Set {@code spark.delta.logStore.class} to this class, and no other log store beside it.
  */
 public class GuardedLogStore extends LogStore {
   private static final Logger LOG = LoggerFactory.getLogger(GuardedLogStore.class);
@@ -116,6 +116,8 @@ public class GuardedLogStore extends LogStore {
         problem = problem == null ? e : problem;
       } catch (IOException e) {
         problem = e;
+      } catch (RuntimeException e) {
+        problem = new IOException(e);
       }
       switch (owner(storage, file, body, conf)) {
         case OURS -> {
@@ -128,7 +130,11 @@ public class GuardedLogStore extends LogStore {
           attempt.ended(Attempts.Outcome.TAKEN);
           throw new FileAlreadyExistsException(file.path().toString());
         }
-        default -> pause(number);
+        default -> {
+          if (!pause(number)) {
+            number = PUTS;
+          }
+        }
       }
     }
     attempt.ended(Attempts.Outcome.UNKNOWN);
@@ -148,11 +154,14 @@ public class GuardedLogStore extends LogStore {
     }
   }
 
-  private static void pause(int number) {
+  /** Waits before the next put; false if the thread was interrupted: then nothing more is put. */
+  private static boolean pause(int number) {
     try {
       Thread.sleep(PAUSE_MILLIS * number);
+      return true;
     } catch (InterruptedException e) {
       Thread.currentThread().interrupt();
+      return false;
     }
   }
 
@@ -169,7 +178,7 @@ public class GuardedLogStore extends LogStore {
         return new Storage(new S3SingleDriverLogStore(conf), new PutIfAbsent.S3a());
       case "file":
         return new Storage(new HDFSLogStore(conf), new PutIfAbsent.HardLink());
-      case "hdfs", "viewfs":
+      case "hdfs":
         return delegated(new HDFSLogStore(conf));
       case "abfs", "abfss", "wasb", "wasbs", "adl":
         return delegated(new AzureLogStore(conf));

@@ -6,6 +6,7 @@ import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.FileAlreadyExistsException;
+import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.StandardOpenOption;
 import java.util.Arrays;
@@ -31,12 +32,12 @@ interface PutIfAbsent {
   final class RejectedException extends IOException {
     private static final long serialVersionUID = 1L;
 
-    RejectedException(IOException cause) {
+    RejectedException(Exception cause) {
       super(cause.getMessage(), cause);
     }
 
     IOException reason() {
-      return (IOException) getCause();
+      return getCause() instanceof IOException failure ? failure : this;
     }
   }
 
@@ -54,7 +55,8 @@ interface PutIfAbsent {
             .must("fs.option.create.conditional.overwrite", true)
             .opt("fs.s3a.create.performance", true)
             .build();
-      } catch (IOException e) {
+      } catch (IOException | RuntimeException e) {
+        // A file system that cannot do it says so here.
         throw new RejectedException(e);
       }
       // Nothing is sent before the end, unless it is larger than a part; that is made one object by the end, too.
@@ -62,11 +64,11 @@ interface PutIfAbsent {
       try {
         out.write(content);
         written = true;
-      } catch (IOException e) {
+      } catch (IOException | RuntimeException e) {
         throw new RejectedException(e);
       } finally {
         if (!written) {
-          abort(out);
+          out.abort();
         }
       }
       try {
@@ -76,18 +78,12 @@ interface PutIfAbsent {
       }
     }
 
-    private static void abort(FSDataOutputStream out) {
-      out.abort();
-    }
-
+    /**
+     * Tells a version that exists from everything else. S3A and the SDK repeat a request by themselves, and show its
+     * last answer only: even a 403 does not tell that an earlier request of this very put was not stored.
+     */
     private static IOException explained(IOException e, Path path) {
-      return switch (statusOf(e)) {
-        case 412 -> new FileAlreadyExistsException(path.toString());
-        // Another request for the same key was under way: S3 asks to try again.
-        case 409 -> e;
-        case 400, 401, 403, 404, 405, 411, 413 -> new RejectedException(e);
-        default -> e;
-      };
+      return statusOf(e) == 412 ? new FileAlreadyExistsException(path.toString()) : e;
     }
 
     /** Returns the HTTP status behind an exception of S3A, 0 if there was no answer. */
@@ -119,15 +115,33 @@ interface PutIfAbsent {
             }
             channel.force(true);
           }
+          // A checksum that an earlier file of this name has left behind would condemn this one.
+          Files.deleteIfExists(target.resolveSibling("." + target.getFileName() + ".crc"));
         } catch (IOException e) {
           throw new RejectedException(e);
         }
-        // A checksum that an earlier file of this name has left behind would condemn this one.
-        Files.deleteIfExists(target.resolveSibling("." + target.getFileName() + ".crc"));
-        Files.createLink(target, temporary);
+        PutIfAbsent.link(target, temporary);
+        // The name has to survive a power cut, too.
+        try (FileChannel folder = FileChannel.open(target.getParent(), StandardOpenOption.READ)) {
+          folder.force(true);
+        }
       } finally {
         Files.deleteIfExists(temporary);
       }
+    }
+  }
+
+  /** Gives a file its final name, which must be free. */
+  private static void link(java.nio.file.Path target, java.nio.file.Path temporary) throws IOException {
+    try {
+      Files.createLink(target, temporary);
+    } catch (FileAlreadyExistsException e) {
+      throw e;
+    } catch (FileSystemException | UnsupportedOperationException e) {
+      if (Files.notExists(target)) {
+        throw new RejectedException(new IOException("this disk makes no hard links: " + e.getMessage(), e));
+      }
+      throw e instanceof IOException failure ? failure : new IOException(e);
     }
   }
 
