@@ -24,6 +24,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from figures import percentile, print_table
+
 from lock_manager import HeldLock, ZookeeperLockManager
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.local import EmbeddedZooKeeper
@@ -32,10 +34,6 @@ from sluice.soak.jvm import StoreJvm
 
 GOAL_MS = 3.0
 MODES = ("off", "required")
-
-
-def percentile(values: list[float], fraction: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
 
 
 def commit_lines(files: int) -> list[str]:
@@ -106,19 +104,6 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
         "guarded_p99_ms": 1e3 * percentile(guarded, 0.99),
         "quorum_check_p50_ms": 1e3 * statistics.median(checks),
     }
-
-
-def print_table(rows: list[dict[str, Any]]) -> None:
-    names = list(rows[0])
-    cells = [names] + [
-        [f"{row[name]:.2f}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows
-    ]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    for number, line in enumerate(cells):
-        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
-        if number == 0:
-            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    print()
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from figures import percentile, print_table
 from kazoo.client import KazooClient
 
 from lock_manager import TableResource, ZookeeperLockManager
@@ -30,10 +31,6 @@ from lock_manager.local import EmbeddedZooKeeper, find_java, find_spark_jars
 TABLE = "s3://bench/table"
 KAZOO_PATH = "/bench/kazoo"
 SERVER_COUNTERS = ("zk_packets_received", "zk_sum_node_deleted_watch_count", "zk_sum_node_children_watch_count")
-
-
-def percentile(values: list[float], fraction: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
 
 
 def counters(zookeeper: EmbeddedZooKeeper) -> dict[str, float]:
@@ -204,19 +201,6 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
         "watches_fired_per_release": fired / len(handoffs),
         "first_come_first_served": in_order,
     }
-
-
-def print_table(rows: list[dict[str, Any]]) -> None:
-    names = list(rows[0])
-    cells = [names] + [
-        [f"{row[name]:.2f}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows
-    ]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
-    for number, line in enumerate(cells):
-        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
-        if number == 0:
-            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    print()
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lock_manager.errors import (
@@ -31,6 +31,12 @@ from lock_manager.resources import canonical_table_uri
 log = logging.getLogger(__name__)
 
 _REMEMBERED_REFUSALS = 256
+_DEFINITE = frozenset({"committed", "taken", "rejected"})
+
+
+def is_definite(attempt: Mapping[str, Any]) -> bool:
+    """Tell whether it is known what became of an attempt, as the log store saw it (``Attempts.java``)."""
+    return attempt["outcome"] in _DEFINITE
 
 
 class GuardedHold:
@@ -47,6 +53,15 @@ class GuardedHold:
         self.hold = hold
         self.metadata = dict(metadata)
         self.passed: dict[str, int] = {}
+
+    def has_ended(self, attempts: Iterable[Mapping[str, Any]]) -> bool:
+        """Tell whether it is known of every attempt that was let pass that it was stored, or never will be.
+
+        Args:
+            attempts: what the log store says of them; see ``Attempts.java``.
+
+        """
+        return {each["attempt"] for each in attempts if is_definite(each)} >= self.passed.keys()
 
     def stamp(self) -> dict[str, Any]:
         """Return what a commit under this hold notes of it (``commitInfo.sluice``)."""

@@ -32,7 +32,6 @@ from lock_manager.shield import Shield
 
 log = logging.getLogger(__name__)
 
-
 RELEASE_SECONDS = 10.0
 """How long a release waits for its answer; then the contender is removed in the background or ends with its session."""
 
@@ -107,7 +106,6 @@ class HeldLock:
         self._loss: str | None = None
         self._callbacks: list[Callable[[HeldLock], None]] = []
         self._versions: list[int] = []
-        #: What it, and holds before it, were about to put into the table's log.
         self.intents = HoldIntents(self, session, crew.shield, intents_node(request.node), place.unclean)
         self._checked_at = time.monotonic()
         self._announce_at = self._checked_at + ANNOUNCE_SECONDS

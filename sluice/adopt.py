@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lock_manager import LockSettings, SettingsError, ZookeeperLockManager, canonical_table_uri
 from sluice.jars import jar_paths
+from sluice.local_spark import LOCAL_DRIVER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,10 +109,8 @@ def start_spark(conf: Mapping[str, str]) -> SparkSession:
     from writer_jobs import build_session  # noqa: PLC0415 (needs PySpark)
 
     small = {
+        **LOCAL_DRIVER,
         "spark.master": "local[1]",
         "spark.driver.memory": "1g",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
     }
     return build_session(_NAME, jars=jar_paths(), launch_conf={**small, **conf}, log_level="FATAL")

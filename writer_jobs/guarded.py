@@ -43,7 +43,6 @@ GUARD_OFF = "off"
 _OBSERVE = "observe"
 # A check is answered within 0.4 of the session time-out, or refused; the rest is for a busy interpreter.
 _ANSWER_SECONDS = 60
-_DEFINITE = frozenset({"committed", "taken", "rejected"})
 
 GUARD = CommitGuard()
 _attaching = threading.Lock()
@@ -84,12 +83,17 @@ def attach(spark: SparkSession) -> None:
     _check_log_store(context)
     with _attaching:
         gateway: Any = context._gateway  # noqa: SLF001
-        if getattr(gateway, "__dict__", {}).get("_sluice_guard") is None:
+        if not _is_attached(context):
             ensure_callback_server_started(gateway)
             guard = _JavaGuard()
             jvm.io.deltasluice.storage.Guard.install(guard, _ANSWER_SECONDS * 1000)
             gateway._sluice_guard = guard  # noqa: SLF001 (lives as long as the gateway)
     raise_refusals_as_python_errors(GUARD)
+
+
+def _is_attached(context: SparkContext) -> bool:
+    # What a gateway does not have it takes for a name in the JVM.
+    return "_sluice_guard" in vars(context._gateway)  # noqa: SLF001
 
 
 def guard_mode(spark: SparkSession) -> str:
@@ -134,6 +138,9 @@ def locked(
     location = locate_table(spark, table, new=True)
     table_log = DeltaTableLog(spark, location)
     table_log.refuse_foreign_folder()
+    if guard_mode(spark) != GUARD_OFF:
+        # Before anybody waits for the lock, or behind it.
+        attach(spark)
     giver = manager or _default_manager(spark)
     with (
         giver.acquire(canonical_table_uri(location), timeout_seconds=timeout_seconds) as hold,
@@ -179,7 +186,8 @@ def guarded(
     if mode == GUARD_OFF:
         yield None
         return
-    attach(spark)
+    if not _is_attached(spark.sparkContext):
+        attach(spark)
     try:
         if not any_ensemble:
             # Before anything is read or occupied: under this lock another writer may be at work.
@@ -222,8 +230,7 @@ def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
 
 def _all_ended(spark: SparkSession, bound: GuardedHold) -> bool:
     """Tell whether it is known what became of every attempt that was let pass; if so, have the log store forget."""
-    ended = {attempt["attempt"] for attempt in attempts(spark, bound) if attempt["outcome"] in _DEFINITE}
-    if not ended >= bound.passed.keys():
+    if not bound.has_ended(attempts(spark, bound)):
         log.warning("what became of a commit to %s is not known: the next holder will see", bound.hold.resource)
         return False
     jvm: Any = spark._jvm  # noqa: SLF001

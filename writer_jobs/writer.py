@@ -21,7 +21,7 @@ from lock_manager import (
     ZookeeperLockManager,
     canonical_table_uri,
 )
-from lock_manager.guard import GuardedHold
+from lock_manager.guard import GuardedHold, is_definite
 from writer_jobs.delta_log import NO_VERSION, STAMP, Commit, DeltaTableLog, locate_table
 from writer_jobs.delta_write import CANCEL_AGAIN_SECONDS, DeltaWrite
 from writer_jobs.ensembles import refuse_other_ensemble
@@ -300,7 +300,7 @@ class LockedDeltaWriter:
         if bound is None:
             return isinstance(failure, CommitUnknownError)
         try:
-            return any(attempt["outcome"] in ("unknown", "pending") for attempt in attempts(self._spark, bound))
+            return not all(map(is_definite, attempts(self._spark, bound)))
         except JVM_ERRORS:
             return True
 

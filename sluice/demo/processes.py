@@ -19,12 +19,10 @@ from typing import Any
 import lock_manager
 from lock_manager import SluiceError
 from sluice.jars import jar_paths
+from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 
 _GRACE_SECONDS = 5.0
 _LAST_WORDS = 12
-#: For drivers that live for a minute: they would spend it on the second compiler, on a collector's threads, and on
-#: verifying again the classes of jars that were verified by their SHA-256.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 _NOTHING = 0  # as a signal: asks whether somebody is there
 _SUPERVISOR = Path(lock_manager.__file__).with_name("_supervise.py")
 
@@ -56,9 +54,7 @@ def submit_command(
 ) -> list[str]:
     """Return the command that runs a job on this machine, in a driver with the pinned jars."""
     settings = {
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        **LOCAL_DRIVER,
         "spark.sql.shuffle.partitions": "1",
         "spark.driver.extraJavaOptions": QUICK_JVM,
         **conf,

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lock_manager import LockLostError
-from lock_manager.guard import GuardedHold
+from lock_manager.guard import GuardedHold, is_definite
 from sluice.soak.controls import Protection, stamped
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreError, VersionTakenError, WriteError
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from sluice.soak.worker import StoreWorker
 
 NO_VERSION = -1
-_DEFINITE = frozenset({"committed", "taken", "rejected"})
 _MOST_VERSIONS = 50
 _WAIT_SECONDS = 60
 _ENGINE = "sluice-soak"
@@ -132,7 +131,7 @@ class Cycle:
 
     def _failed(self, bound: GuardedHold, error: WriteError) -> None:
         attempts = self._attempts(bound)
-        definite = all(attempt["outcome"] in _DEFINITE for attempt in attempts)
+        definite = all(map(is_definite, attempts))
         committed = any(attempt["outcome"] == "committed" for attempt in attempts)
         kind = "refused" if error.kind != "unknown" and definite and not committed else "unknown"
         self._say(kind, error=error.reason, message=str(error), token=bound.hold.token, txn=self._txn)
@@ -167,8 +166,7 @@ class Cycle:
         hold, token = bound.hold, bound.hold.token
         # A JVM that is gone cannot say what became of its puts: then the intent stays.
         with suppress(JvmGoneError):
-            ended = {attempt["attempt"] for attempt in self._attempts(bound) if attempt["outcome"] in _DEFINITE}
-            if ended >= bound.passed.keys():
+            if bound.has_ended(self._attempts(bound)):
                 self._worker.jvm.forget(hold.hold_id)
                 hold.intents.settle()
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.soak.s3_faults import FaultGate, S3Fault
-from sluice.soak.stage import OUTCOMES, PUT, Incident, Stage, Waiting, of, stopped, takeover, until
+from sluice.soak.stage import OUTCOMES, PUT, Finding, Incident, Stage, Waiting, of, stopped, takeover, until
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,22 @@ _PATIENCE_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 
 
+def _struck(stage: Stage, name: str, writer: str, point: str) -> Finding:
+    """Have a writer stop at a point, and say that a fault strikes there; return what ``stopped`` returns."""
+    found = yield from stopped(stage, writer, point)
+    if found is not None:
+        held, _ = found
+        stage.say("fault", kind=name, worker=writer, point=point, token=held["token"], table=held["table"])
+    return found
+
+
 def _process_fault(name: str, number: signal.Signals, *, python: bool, jvm: bool) -> Callable[..., Incident]:
     def strike(stage: Stage, writer: str, point: str) -> Incident:
-        found = yield from stopped(stage, writer, point)
-        if found is None:
+        struck = yield from _struck(stage, name, writer, point)
+        if struck is None:
             return
-        held, put = found
+        held, put = struck
         process = stage.writers[writer]
-        stage.say("fault", kind=name, worker=writer, point=point, token=held["token"], table=held["table"])
         if number is signal.SIGKILL:
             stage.say("killed", worker=writer, incarnation=process.options.incarnation)
         process.signal(number, python=python, jvm=jvm)
@@ -101,11 +109,10 @@ def _cut_zookeeper(stage: Stage, writer: str, point: str) -> Incident:
 
 
 def _break_lock(stage: Stage, writer: str, point: str) -> Incident:
-    found = yield from stopped(stage, writer, point)
-    if found is None:
+    struck = yield from _struck(stage, "break-lock", writer, point)
+    if struck is None:
         return
-    held, put = found
-    stage.say("fault", kind="break-lock", worker=writer, point=point, token=held["token"], table=held["table"])
+    held, put = struck
     stage.delete_contender(held["table"], held["token"])
     yield from until(
         stage.session_seconds + 5 + stage.slack_seconds, takeover(held, stage.random.choice(("read", "acknowledged")))
@@ -117,12 +124,11 @@ def _break_lock(stage: Stage, writer: str, point: str) -> Incident:
 
 
 def _second_hold(stage: Stage, writer: str, point: str) -> Incident:
-    found = yield from stopped(stage, writer, point)
-    if found is None:
+    struck = yield from _struck(stage, "second-hold", writer, point)
+    if struck is None:
         return
-    held, _ = found
+    held, _ = struck
     process = stage.writers[writer]
-    stage.say("fault", kind="second-hold", worker=writer, point=point, token=held["token"], table=held["table"])
     stage.delete_contender(held["table"], held["token"])
     process.tell("second")
     yield from until(60, lambda event: of(writer, "stored", "gave-up")(event) and "thread" in event)

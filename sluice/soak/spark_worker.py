@@ -18,8 +18,8 @@ from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 import writer_jobs.guarded
-from sluice.demo.processes import QUICK_JVM
 from sluice.jars import jar_paths
+from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.controls import Protection
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.spark_cycle import SparkCycle
@@ -27,12 +27,10 @@ from sluice.soak.worker import Worker, WorkerOptions, quiet
 from writer_jobs import DeltaTableLog, build_session
 
 _SETTINGS = {
+    **LOCAL_DRIVER,
     "spark.master": "local[1]",
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": QUICK_JVM,
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
     "spark.databricks.delta.snapshotPartitions": "1",
     # The verdict reads every version file.

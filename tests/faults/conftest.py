@@ -12,6 +12,7 @@ import pytest
 
 from sluice.soak.options import SoakOptions
 from sluice.soak.run import Soak
+from sluice.soak.s3_faults import FaultyS3
 
 
 class First(random.Random):
@@ -22,6 +23,16 @@ class First(random.Random):
 
     def random(self) -> float:
         return 0.0
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[FaultyS3]:
+    """An S3 with faults and the bucket ``lake``, whose credentials are in the environment."""
+    with FaultyS3() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        running.create_bucket("lake")
+        yield running
 
 
 @pytest.fixture(scope="module")

@@ -38,15 +38,6 @@ class Asked:
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[FaultyS3]:
-    with FaultyS3() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        running.create_bucket("lake")
-        yield running
-
-
-@pytest.fixture(scope="module")
 def guard() -> Asked:
     return Asked()
 

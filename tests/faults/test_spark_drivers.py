@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lock_manager.local import EmbeddedZooKeeper
-from sluice.demo.processes import QUICK_JVM
+from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.s3_faults import FaultyS3, S3Fault
 from sluice.soak.tcp_proxy import Link
 
@@ -37,9 +37,7 @@ class Driver:
             "spark.master": "local[1]",
             "spark.driver.memory": "1g",
             "spark.driver.extraJavaOptions": QUICK_JVM,
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.ui.enabled": "false",
+            **LOCAL_DRIVER,
             "spark.sql.shuffle.partitions": "1",
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.hadoop.fs.s3a.user.agent.prefix": name,
@@ -84,18 +82,9 @@ class Driver:
 
 
 @pytest.fixture(scope="module")
-def store() -> Iterator[FaultyS3]:
-    with FaultyS3() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        running.create_bucket("lake")
-        yield running
-
-
-@pytest.fixture(scope="module")
-def both(store: FaultyS3) -> Iterator[tuple[Driver, Driver]]:
+def both(s3: FaultyS3) -> Iterator[tuple[Driver, Driver]]:
     with EmbeddedZooKeeper() as ensemble:
-        drivers = [Driver(f"writer-{number}", ensemble.hosts, store) for number in (1, 2)]
+        drivers = [Driver(f"writer-{number}", ensemble.hosts, s3) for number in (1, 2)]
         try:
             for driver in drivers:
                 assert driver.answer() == {"done": "ready"}
@@ -130,11 +119,11 @@ def rows(table: str) -> list[int]:
     return ids
 
 
-def stored(store: FaultyS3, table: str) -> dict[int, int]:
+def stored(s3: FaultyS3, table: str) -> dict[int, int]:
     """Count the stored PUTs of each version."""
     folder = table.removeprefix("s3a://") + "/"
     counts: dict[int, int] = {}
-    for put in store.gate.puts:
+    for put in s3.gate.puts:
         if put.key.startswith(folder) and put.status == 200:
             counts[put.version] = counts.get(put.version, 0) + 1
     return counts
@@ -142,14 +131,14 @@ def stored(store: FaultyS3, table: str) -> dict[int, int]:
 
 def while_the_put_is_held_back(
     drivers: tuple[Driver, Driver],
-    store: FaultyS3,
+    s3: FaultyS3,
     table: str,
     paused: str,
     operation: str,
 ) -> tuple[dict[str, Any], list[int]]:
     """Pause a writer whose PUT is on its way, for so long that a rival has the lock, and let both go on then."""
     first, second = drivers
-    fault = store.gate.arm(first.name, S3Fault(held=True))
+    fault = s3.gate.arm(first.name, S3Fault(held=True))
     first.begin(operation, table=table, first=10, end=12)
     assert fault.arrived.wait(WAIT)
     first.signal(signal.SIGSTOP, paused)
@@ -168,25 +157,25 @@ def while_the_put_is_held_back(
 
 @pytest.mark.parametrize(("paused", "operation"), [("python", "append"), ("jvm", "append"), ("both", "merge")])
 def test_a_writer_that_is_paused_with_its_put_on_the_way_commits_nothing_after_the_next_has_read(
-    drivers: tuple[Driver, Driver], store: FaultyS3, table: str, paused: str, operation: str
+    drivers: tuple[Driver, Driver], s3: FaultyS3, table: str, paused: str, operation: str
 ) -> None:
-    answer, read = while_the_put_is_held_back(drivers, store, table, paused, operation)
+    answer, read = while_the_put_is_held_back(drivers, s3, table, paused, operation)
     assert answer["error"] == "LockLostError", answer
     assert read == [0, 1, 2]
     assert rows(table) == [0, 1, 2, 1003]
-    assert stored(store, table) == {0: 1, 1: 1, 2: 1}
+    assert stored(s3, table) == {0: 1, 1: 1, 2: 1}
 
 
 def test_negative_control_without_intents_the_late_put_lands_behind_the_next_one_s_read(
-    drivers: tuple[Driver, Driver], store: FaultyS3, table: str
+    drivers: tuple[Driver, Driver], s3: FaultyS3, table: str
 ) -> None:
     drivers[1].do("ignore_intents")
     first, second = drivers
-    fault = store.gate.arm(first.name, S3Fault(held=True))
+    fault = s3.gate.arm(first.name, S3Fault(held=True))
     first.begin("append", table=table, first=10, end=12)
     assert fault.arrived.wait(WAIT)
     first.signal(signal.SIGSTOP, "both")
-    own = store.gate.arm(second.name, S3Fault(held=True))
+    own = s3.gate.arm(second.name, S3Fault(held=True))
     try:
         second.begin("read_then_append", table=table)
         assert own.arrived.wait(WAIT)
@@ -249,18 +238,18 @@ def test_a_holder_that_is_cut_off_from_zookeeper_is_refused_at_its_commit(
 )
 def test_what_s3_answers_never_makes_two_commits_of_one_nor_none_of_an_acknowledged_one(
     drivers: tuple[Driver, Driver],
-    store: FaultyS3,
+    s3: FaultyS3,
     table: str,
     fault: S3Fault,
     committed: bool,  # noqa: FBT001 (pytest gives it by name)
     error: str | None,
 ) -> None:
     first, second = drivers
-    store.gate.arm(first.name, fault)
+    s3.gate.arm(first.name, fault)
     first.begin("append", table=table, first=10, end=12)
     answer = first.answer()
     assert fault.arrived.is_set()
     assert answer.get("error") == error, answer
     second.do("append", table=table, first=20, end=21)
     assert rows(table) == ([0, 1, 2, 10, 11, 20] if committed else [0, 1, 2, 20])
-    assert set(stored(store, table).values()) == {1}
+    assert set(stored(s3, table).values()) == {1}

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lock_manager import ZookeeperLockManager
-from sluice.demo.processes import QUICK_JVM
 from sluice.jars import resolve_jars
 from sluice.local_s3 import LocalS3
+from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,9 +49,7 @@ def spark(jars: list[Path], s3: LocalS3, tmp_path_factory: pytest.TempPathFactor
             "spark.master": "local[2]",
             "spark.driver.memory": "1g",
             "spark.driver.extraJavaOptions": QUICK_JVM,
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.ui.enabled": "false",
+            **LOCAL_DRIVER,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             **s3.spark_conf,

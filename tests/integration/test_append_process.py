@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from lock_manager import ZookeeperLockManager
-from sluice.demo.processes import QUICK_JVM
 from sluice.distribution import build_zip
+from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 from writer_jobs import append as append_module
 
 pytestmark = pytest.mark.spark
@@ -86,9 +86,7 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
 
     def start(program: Path, *arguments: object, conf: dict[str, str] | None = None, delta: bool = True) -> Job:
         settings = {
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
-            "spark.ui.enabled": "false",
+            **LOCAL_DRIVER,
             "spark.driver.extraJavaOptions": QUICK_JVM,
             **(conf or {}),
         }

@@ -17,8 +17,8 @@ import py4j
 import pyspark
 import pytest
 
-from sluice.demo.processes import QUICK_JVM
 from sluice.distribution import submit_arguments
+from sluice.local_spark import QUICK_JVM
 from writer_jobs import append as append_module
 
 pytestmark = pytest.mark.spark

@@ -20,6 +20,16 @@ public final class CommitRefusedException extends IOException {
     this.attempt = attempt;
   }
 
+  /**
+   * A refusal of the log store's own, of which Python was not asked.
+   *
+   * @param reason name of the error that Python raises for it
+   * @param message one sentence
+   */
+  CommitRefusedException(String reason, String message) {
+    this(reason, "", message);
+  }
+
   /** The attempt under which Python remembers the error; empty if it was not asked. */
   public String attempt() {
     return attempt;

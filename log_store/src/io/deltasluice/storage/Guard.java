@@ -99,7 +99,7 @@ public final class Guard {
   private static Verdict required(VersionFile file, CommitBody body) throws CommitRefusedException {
     CommitGuard asked = guard;
     if (asked == null) {
-      throw new CommitRefusedException("GuardMissingError", "",
+      throw new CommitRefusedException("GuardMissingError",
           "this driver has no commit guard to ask whether the lock on " + file.table() + " is held: attach(spark) in "
               + "PySpark installs one; a driver without Python cannot write a guarded table (" + MODE + "=required)");
     }
@@ -115,7 +115,7 @@ public final class Guard {
       throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
     }
     if (!answer.hasNonNull("hold") || !answer.path("stamp").isObject()) {
-      throw new CommitRefusedException("GuardMissingError", "", "the commit guard gave an answer that means nothing");
+      throw new CommitRefusedException("GuardMissingError", "the commit guard gave an answer that means nothing");
     }
     return new Verdict(answer.get("hold").asText(), (ObjectNode) answer.get("stamp"));
   }
@@ -135,7 +135,7 @@ public final class Guard {
       Thread.currentThread().interrupt();
       problem = "was interrupted";
     }
-    throw new CommitRefusedException("GuardMissingError", "",
+    throw new CommitRefusedException("GuardMissingError",
         "the commit guard of version " + file.version() + " of " + file.table() + " " + problem);
   }
 
@@ -150,7 +150,7 @@ public final class Guard {
     try {
       return Mode.valueOf(name.trim().toUpperCase(Locale.ROOT));
     } catch (IllegalArgumentException e) {
-      throw new CommitRefusedException("GuardMissingError", "", MODE + " is '" + name + "': choose required, observe or off");
+      throw new CommitRefusedException("GuardMissingError", MODE + " is '" + name + "': choose required, observe or off");
     }
   }
 

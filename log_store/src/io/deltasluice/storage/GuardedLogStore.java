@@ -71,7 +71,7 @@ public class GuardedLogStore extends LogStore {
   public void write(Path path, Iterator<String> actions, Boolean overwrite, Configuration conf) throws IOException {
     Storage storage = storage(path, conf);
     if (VersionFile.isStagedCommit(path)) {
-      throw new CommitRefusedException("TableError", "",
+      throw new CommitRefusedException("TableError",
           path + ": this table's commits are decided by a catalog or a coordinator, and a lock would order nothing");
     }
     VersionFile file = VersionFile.of(path);
@@ -80,10 +80,10 @@ public class GuardedLogStore extends LogStore {
       return;
     }
     if (overwrite) {
-      throw new CommitRefusedException("TableError", "", path + ": a version is never overwritten");
+      throw new CommitRefusedException("TableError", path + ": a version is never overwritten");
     }
     if (storage.put == null) {
-      throw new CommitRefusedException("TableError", "",
+      throw new CommitRefusedException("TableError",
           path + ": for this scheme no way is known to create a file only if there is none");
     }
     if (path.getFileSystem(conf).exists(path)) {
@@ -100,7 +100,8 @@ public class GuardedLogStore extends LogStore {
       Storage storage, VersionFile file, CommitBody body, byte[] content, Attempts.Attempt attempt, Configuration conf)
       throws IOException {
     IOException problem = null;
-    for (int number = 1; number <= PUTS; number++) {
+    boolean again = true;
+    for (int number = 1; again; number++) {
       try {
         storage.put.put(file.path(), content, conf);
         attempt.ended(Attempts.Outcome.COMMITTED);
@@ -130,11 +131,7 @@ public class GuardedLogStore extends LogStore {
           attempt.ended(Attempts.Outcome.TAKEN);
           throw new FileAlreadyExistsException(file.path().toString());
         }
-        default -> {
-          if (!pause(number)) {
-            number = PUTS;
-          }
-        }
+        default -> again = number < PUTS && pause(number);
       }
     }
     attempt.ended(Attempts.Outcome.UNKNOWN);

@@ -1,0 +1,22 @@
+"""What both benchmarks do with their figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def percentile(values: list[float], fraction: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(fraction * len(values)))]
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    names = list(rows[0])
+    cells = [names] + [
+        [f"{row[name]:.2f}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    for number, line in enumerate(cells):
+        print("| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |")
+        if number == 0:
+            print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    print()

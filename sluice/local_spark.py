@@ -1,0 +1,16 @@
+"""Spark drivers on this machine, for demos, soaks and small commands: what they are all given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+#: For drivers that live for a minute: they would spend it on the second compiler, on a collector's threads, and on
+#: verifying again the classes of jars that were verified by their SHA-256.
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+
+#: Loopback only, and nothing to look at.
+LOCAL_DRIVER: Mapping[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
