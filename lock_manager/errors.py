@@ -182,15 +182,13 @@ class LockLostError(LockError, ConnectionError):
     Attributes:
         hold_id: of the hold that was lost.
         reason: how the loss showed.
-        versions: table versions committed by the block and verified while the lock was still held. They are durable.
+        versions: table versions that the block committed while the lock was still held. They are durable.
 
     """
 
     def __init__(self, *, resource: str, hold_id: str, reason: str, versions: tuple[int, ...] = ()) -> None:
         if versions:
-            durable = (
-                f"committed and verified before: version {', '.join(map(str, versions))}; anything else is unknown"
-            )
+            durable = f"committed before: version {', '.join(map(str, versions))}; anything else is unknown"
         else:
             durable = "look into the table before writing again"
         super().__init__(f"lock on {resource} was lost ({reason}); {durable}", resource=resource)

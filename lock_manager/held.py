@@ -238,11 +238,17 @@ class HeldLock:
         self._tell(callback)
 
     def record_commit(self, version: int) -> None:
-        """Note that ``version`` of the table was committed, found in its log, and :meth:`check` passed after that.
+        """Note that ``version`` of the table was committed under a check that this hold passed.
 
         If the hold is lost later, the error names these versions: they are durable whatever happened since.
         """
-        self._versions.append(version)
+        if version not in self._versions:
+            self._versions.append(version)
+
+    @property
+    def commits(self) -> tuple[int, ...]:
+        """Versions that were recorded by :meth:`record_commit`."""
+        return tuple(self._versions)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -433,5 +439,5 @@ class HeldLock:
             resource=self.resource,
             hold_id=self.hold_id,
             reason=self._loss or "",
-            versions=tuple(self._versions),
+            versions=self.commits,
         )

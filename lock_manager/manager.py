@@ -93,6 +93,11 @@ class ZookeeperLockManager:
         """What is known of the ZooKeeper session."""
         return self._session.state
 
+    @property
+    def session_timeout_seconds(self) -> float:
+        """Session time-out in force: what the server granted, which may be less than was asked for, or more."""
+        return self._session.granted_seconds
+
     def connect(self, timeout_seconds: float = CONNECT_SECONDS) -> None:
         """Connect now, to find out early whether the ensemble is there; ``acquire`` does it by itself.
 

@@ -347,7 +347,12 @@ def soak(
         typer.Option(metavar="URI", help="s3a://BUCKET/PREFIX, with AWS_* variables.  [dim]default: an embedded S3[/]"),
     ] = None,
     session: Annotated[float, typer.Option(min=1.0, metavar="SECONDS", help="ZooKeeper session time-out.")] = 3.0,
-    gap: Annotated[int, typer.Option(min=1, metavar="COMMITS", help="Between two faults.")] = 5,
+    gap: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="COMMITS", help="Between two faults; if not given, a hundredth of all, at least 5."
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option(help="Folder for history, verdict and picture.")] = Path("build/soak"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdict as JSON.")] = False,
     verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
@@ -374,7 +379,7 @@ def soak(
 
     if list_faults:
         for each in CLASSES.values():
-            print(f"{each.name:<24} {each.what}")
+            print(f"{each.name:<26} {each.what}")
         return
     if commits is not None and minutes is not None:
         raise typer.BadParameter("give either --commits or --minutes", param_hint="--minutes")

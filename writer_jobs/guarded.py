@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from lock_manager import (
     EnsembleMismatchError,
     HeldLock,
+    LockLostError,
     LockSettings,
     SettingsError,
     ZookeeperLockManager,
@@ -205,15 +206,44 @@ def guarded(
     try:
         context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, hold.hold_id])))
         _occupy_intended_versions(table_log, bound)
-        yield bound
+        with _recorded(spark, bound):
+            yield bound
     finally:
         GUARD.remove(bound)
-        try:
+        with _only_logged(hold):
             context.setLocalProperty(HOLDS_PROPERTY, before)
             if _all_ended(spark, bound):
                 hold.intents.settle()
-        except Exception as error:  # noqa: BLE001 (the JVM is gone, or Spark was stopped: second to the body's)
-            log.warning("what became of the commits to %s is not known: %s", hold.resource, error)
+
+
+@contextmanager
+def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
+    """Have the hold, and the error that says that it was lost, know what the block committed."""
+    hold, before = bound.hold, set(bound.passed)
+    try:
+        try:
+            yield
+        finally:
+            with _only_logged(hold):
+                for each in attempts(spark, bound):
+                    if each["outcome"] == "committed" and each["attempt"] not in before:
+                        hold.record_commit(each["version"])
+    except LockLostError as error:
+        if type(error) is LockLostError and error.versions != hold.commits:
+            # The check that found it out did not know yet what had been committed before.
+            raise LockLostError(
+                resource=error.resource, hold_id=error.hold_id, reason=error.reason, versions=hold.commits
+            ) from error
+        raise
+
+
+@contextmanager
+def _only_logged(hold: HeldLock) -> Iterator[None]:
+    """Log what goes wrong where the JVM may be gone, or Spark was stopped: the body's own error says so."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 (whatever it is)
+        log.warning("what became of the commits to %s is not known: %s", hold.resource, error)
 
 
 def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
@@ -223,6 +253,8 @@ def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
     transaction's), ``rejected`` (nothing was stored), ``unknown`` (no answer, and the version is still free) or
     ``pending``.
     """
+    if not bound.passed:
+        return []
     jvm: Any = spark._jvm  # noqa: SLF001
     found: list[dict[str, Any]] = json.loads(jvm.io.deltasluice.storage.Attempts.of(bound.hold.hold_id))
     return found

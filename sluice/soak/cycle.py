@@ -53,6 +53,9 @@ class Cycle:
 
         """
         worker = self._worker
+        if not self._second:
+            worker.held = {"table": self._table}
+        self._point("asking")
         self._say("waiting")
         hold = worker.manager.acquire(self._table)
         self._say("holding", token=hold.token, waited=hold.waited_seconds, unclean=len(hold.intents.unclean))
@@ -169,6 +172,7 @@ class Cycle:
             if bound.has_ended(self._attempts(bound)):
                 self._worker.jvm.forget(hold.hold_id)
                 hold.intents.settle()
+        self._point("releasing")
         try:
             hold.release()
         except LockLostError as error:

@@ -13,7 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from sluice.soak.s3_faults import FaultGate, S3Fault
-from sluice.soak.stage import OUTCOMES, PUT, Finding, Incident, Stage, Waiting, of, stopped, takeover, until
+from sluice.soak.stage import (
+    OUTCOMES,
+    PUT,
+    Event,
+    Finding,
+    Incident,
+    Stage,
+    Waiting,
+    of,
+    stopped,
+    takeover,
+    until,
+    until_true,
+)
 
 
 @dataclass(frozen=True)
@@ -49,9 +62,13 @@ def _struck(stage: Stage, name: str, writer: str, point: str) -> Finding:
     """Have a writer stop at a point, and say that a fault strikes there; return what ``stopped`` returns."""
     found = yield from stopped(stage, writer, point)
     if found is not None:
-        held, _ = found
-        stage.say("fault", kind=name, worker=writer, point=point, token=held["token"], table=held["table"])
+        stage.say("fault", kind=name, worker=writer, point=point, **_place(found[0]))
     return found
+
+
+def _place(event: Event) -> dict[str, Any]:
+    """Return the table and the hold that an event is about, as far as it has them."""
+    return {name: event[name] for name in ("token", "table") if name in event}
 
 
 def _process_fault(name: str, number: signal.Signals, *, python: bool, jvm: bool) -> Callable[..., Incident]:
@@ -95,7 +112,7 @@ def _cut_zookeeper(stage: Stage, writer: str, point: str) -> Incident:
     held, put = found
     process = stage.writers[writer]
     process.link.cut()
-    stage.say("fault", kind="cut-zookeeper", worker=writer, point=point, token=held["token"], table=held["table"])
+    stage.say("fault", kind="cut-zookeeper", worker=writer, point=point, **_place(held))
     stage.say("holder-gone", worker=writer, token=held["token"], table=held["table"])
     if put is None:
         yield from until(3 * stage.session_seconds + 5 + stage.slack_seconds, takeover(held, "read"))
@@ -108,12 +125,47 @@ def _cut_zookeeper(stage: Stage, writer: str, point: str) -> Incident:
     yield from until(2 * stage.session_seconds + 10 + stage.slack_seconds, of(writer, *OUTCOMES))
 
 
+def _lost_reply(stage: Stage, writer: str, point: str) -> Incident:
+    found = yield from stopped(stage, writer, point)
+    if found is None:
+        return
+    process = stage.writers[writer]
+    link = process.link
+    link.deafened.clear()
+    link.deaf = True
+    process.tell("go")
+    yield from until_true(_PATIENCE_SECONDS, link.deafened.is_set)
+    link.drop()
+    link.deaf = False
+    if link.deafened.is_set():
+        stage.say("fault", kind="lost-zookeeper-reply", worker=writer, point=point, **_place(found[0]))
+    yield from until(60, of(writer, *OUTCOMES))
+
+
+def _expire_queued(stage: Stage, writer: str, point: str) -> Incident:
+    found = yield from stopped(stage, writer, point)
+    if found is None:
+        return
+    table, process = found[0]["table"], stage.writers[writer]
+    ahead = stage.random.choice([name for name in stage.writers if name != writer])
+    holder = yield from stopped(stage, ahead, "acquired")
+    process.tell("go")
+    if holder is not None and holder[0]["table"] == table:
+        yield from until_true(_PATIENCE_SECONDS, lambda: writer in stage.queues.jobs(table))
+        stage.say("fault", kind="expire-queued", worker=writer, point=point, table=table)
+        process.link.cut()
+        yield from until_true(2 * stage.session_seconds + 5, lambda: writer not in stage.queues.jobs(table))
+        process.link.mend()
+    stage.writers[ahead].tell("go")
+    yield from until(60, of(writer, *OUTCOMES))
+
+
 def _break_lock(stage: Stage, writer: str, point: str) -> Incident:
     struck = yield from _struck(stage, "break-lock", writer, point)
     if struck is None:
         return
     held, put = struck
-    stage.delete_contender(held["table"], held["token"])
+    stage.queues.delete(held["table"], held["token"])
     yield from until(
         stage.session_seconds + 5 + stage.slack_seconds, takeover(held, stage.random.choice(("read", "acknowledged")))
     )
@@ -129,7 +181,7 @@ def _second_hold(stage: Stage, writer: str, point: str) -> Incident:
         return
     held, _ = struck
     process = stage.writers[writer]
-    stage.delete_contender(held["table"], held["token"])
+    stage.queues.delete(held["table"], held["token"])
     process.tell("second")
     yield from until(60, lambda event: of(writer, "stored", "gave-up")(event) and "thread" in event)
     process.tell("go")
@@ -152,7 +204,7 @@ def _s3_fault(name: str, **how: Any) -> Callable[..., Incident]:
         stage.writers[writer].tell("go")
         arrived = yield from until(30, of(writer, "put-arrived", *OUTCOMES))
         if arrived is not None and arrived["event"] == "put-arrived":
-            stage.say("fault", kind=name, worker=writer, point=point, token=held["token"], table=held["table"], **more)
+            stage.say("fault", kind=name, worker=writer, point=point, **_place(held), **more)
         if fault.held:
             yield from until(3 * stage.session_seconds + stage.slack_seconds, takeover(held, "acknowledged"))
             fault.release.set()
@@ -205,8 +257,7 @@ def _zookeeper_fault(name: str) -> Callable[..., Incident]:
         victims = [leader]
         if name == "zookeeper-quorum":
             victims = [server for server in stage.zookeeper.servers if server is not leader]
-        where = {"token": found[0]["token"], "table": found[0]["table"]} if found else {}
-        stage.say("fault", kind=name, worker=writer, point=point, **where)
+        stage.say("fault", kind=name, worker=writer, point=point, **(_place(found[0]) if found else {}))
         for server in victims:
             if name == "zookeeper-leader-pause":
                 server.pause()
@@ -228,7 +279,21 @@ def _zookeeper_fault(name: str) -> Callable[..., Incident]:
     return strike
 
 
-_IN_HAND = ("acquired", "read", "data", "checked", "stored")
+def _rolling_restart(stage: Stage, writer: str, point: str) -> Incident:
+    assert stage.zookeeper is not None  # noqa: S101 (the class needs it)
+    yield from _struck(stage, "zookeeper-rolling-restart", writer, point)
+    stage.writers[writer].tell("go")
+    for server in stage.zookeeper.servers:
+        server.stop()
+        server.start()
+        yield from _serving(stage)
+    stage.say("repaired", kind="zookeeper-rolling-restart")
+    yield from until(
+        3 * stage.session_seconds + 10 + stage.slack_seconds, lambda event: event["event"] == "acknowledged"
+    )
+
+
+_IN_HAND = ("acquired", "read", "data", "checked", "stored", "releasing")
 _AT_PUT = (*_IN_HAND, PUT)
 _STOP, _KILL = signal.SIGSTOP, signal.SIGKILL
 
@@ -247,6 +312,9 @@ _ALL = (
                _process_fault("kill-both", _KILL, python=True, jvm=True)),
     FaultClass("cut-zookeeper", "its network to ZooKeeper swallows everything past the session, S3 does not",
                _AT_PUT, _cut_zookeeper),
+    FaultClass("expire-queued", "its session ends while it waits in the queue", ("asking",), _expire_queued),
+    FaultClass("lost-zookeeper-reply", "ZooKeeper does what it asked, and the answer is lost with the connection",
+               ("asking", "data", "releasing"), _lost_reply),
     FaultClass("break-lock", "its contender is deleted by somebody else", _AT_PUT, _break_lock),
     FaultClass("second-hold", "its hold is lost, and another of its threads gets the lock and commits",
                ("acquired", "read", "data"), _second_hold),
@@ -270,6 +338,8 @@ _ALL = (
                _zookeeper_fault("zookeeper-leader-pause"), "zookeeper"),
     FaultClass("zookeeper-quorum", "two of three servers are killed, and started again", ("read", "data"),
                _zookeeper_fault("zookeeper-quorum"), "zookeeper"),
+    FaultClass("zookeeper-rolling-restart", "its servers are restarted one after the other", ("read", "data"),
+               _rolling_restart, "zookeeper"),
 )  # fmt: skip
 
 CLASSES: Mapping[str, FaultClass] = {each.name: each for each in _ALL}

@@ -26,7 +26,7 @@ class SoakOptions:
         zookeeper: connection string of an ensemble; None for an embedded one.
         table: ``s3a://…`` below which it makes its tables, in the S3 of the AWS variables; None for an embedded S3.
         session_seconds: session time-out that writers ask for.
-        gap: acknowledged commits between two faults.
+        gap: acknowledged commits between two faults; None for a hundredth of all, and at least 5.
         rows: per commit.
         output: folder for the history, the verdict and the picture.
 
@@ -46,7 +46,7 @@ class SoakOptions:
     zookeeper: str | None = None
     table: str | None = None
     session_seconds: float = 3.0
-    gap: int = 5
+    gap: int | None = None
     rows: int = 3
     output: Path = Path("build/soak")
 
@@ -65,6 +65,11 @@ class SoakOptions:
             raise SettingsError("--writers 1: faults need at least two, one to take over from the other")
         if (self.commits is None) == (self.minutes is None):
             raise SettingsError("give either --commits or --minutes")
+
+    @property
+    def commits_between_faults(self) -> int:
+        """What ``gap`` means."""
+        return self.gap or max(5, (self.commits or 0) // 100)
 
     def available_faults(self) -> tuple[str, ...]:
         """Return the classes that can be had with these services."""

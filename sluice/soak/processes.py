@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,8 @@ from sluice.soak.tcp_proxy import Link
 from sluice.soak.worker import WorkerOptions
 
 _KEEPER = Path(__file__).with_name("_keeper.py")
+_STOP_SECONDS = 10.0
+_LOOK_SECONDS = 0.001
 _GRACE_SECONDS = 5.0
 
 Events = SimpleQueue[dict[str, Any]]
@@ -73,11 +76,10 @@ class WriterProcess:
             self._process.stdin.flush()
 
     def signal(self, number: signal.Signals, *, python: bool, jvm: bool) -> None:
-        """Send a signal to its Python, to its JVM or to both."""
+        """Send a signal to its Python, to its JVM or to both; see :func:`send_signal`."""
         for pid in (self.python if python else None, self.jvm if jvm else None):
             if pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, number)
+                send_signal(pid, number)
 
     def join(self, timeout_seconds: float) -> bool:
         """Wait until its Python has ended; tell whether it has."""
@@ -107,3 +109,24 @@ class WriterProcess:
                     self.python, self.jvm = said["python"], said["jvm"]
                 self._events.put({**said, **origin})
         self._events.put({"event": "ended", **origin})
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal, if the process is there; with SIGSTOP, return when all of its threads stand still.
+
+    One thread takes the signal, when it gets a processor, and stops the others: until then they may act.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while number is signal.SIGSTOP and not _stands_still(pid) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+
+
+def _stands_still(pid: int) -> bool:
+    # The state follows the name, which is in parentheses: stopped, or over already.
+    states = []
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(ProcessLookupError, FileNotFoundError):
+            states.append(task.read_text().rpartition(")")[2].split()[0])
+    return all(state in "TtZX" for state in states)

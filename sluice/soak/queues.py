@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
@@ -42,6 +43,15 @@ class LockQueues:
             names = self._client.retry(self._client.get_children, self._node(table))
             return sorted(name for name in names if "lock__" in name)
         return []
+
+    def jobs(self, table: str) -> list[str]:
+        """Return the jobs whose contenders are in the queue of a table."""
+        found = []
+        for name in self.contenders(table):
+            with suppress(NoNodeError):
+                data, _ = self._client.retry(self._client.get, f"{self._node(table)}/{name}")
+                found.append(str(json.loads(data or b"{}").get("job")))
+        return found
 
     def delete(self, table: str, token: int) -> None:
         """Delete the contender with this token, if it is there."""

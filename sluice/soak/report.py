@@ -47,6 +47,7 @@ def summary(
         "takeovers": len(took),
         "slowest_takeover_seconds": round(max(took, default=0.0), 2),
         "faults": dict(sorted(progress.faults.items())),
+        "did_not_strike": sorted(set(options.faults) - progress.faults.keys()),
         "violations": len(violations),
         "violations_by_invariant": dict(sorted(Counter(each.invariant for each in violations).items())),
         "shown": [each.to_json() for each in violations[:_SHOWN]],
@@ -63,6 +64,8 @@ def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], con
     for name, count in found["faults"].items():
         table.add_row(f"  fault {name}", f"{count:,}")
     console.print(table)
+    if found["did_not_strike"]:
+        console.print(f"did not strike in so short a run: {', '.join(found['did_not_strike'])}", soft_wrap=True)
     for invariant, function in INVARIANTS.items():
         broken = [each for each in violations if each.invariant == invariant]
         if not broken:

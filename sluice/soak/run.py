@@ -33,6 +33,7 @@ from sluice.soak.worker import WorkerOptions
 _BUCKET = "lake"
 _POLL_SECONDS = 0.05
 _TICK_SECONDS = 0.5
+_USUAL_TICK_SECONDS = 2.0
 _MOST_COMMITS_PER_TABLE = 250
 
 
@@ -124,7 +125,7 @@ class Soak:
             enough = time.monotonic() > end if self.options.minutes else done >= (self.options.commits or 0)
             if enough:
                 break
-            if self.options.faults and done - acknowledged_then >= self.options.gap:
+            if self.options.faults and done - acknowledged_then >= self.options.commits_between_faults:
                 fault, writer, point = next(plan)
                 self.progress.now = f"{fault.name} at {point} of {writer}"
                 incident = advance(fault.strike(self.stage, writer, point), None)
@@ -180,8 +181,8 @@ class Soak:
             history=self.history,
             tables=states,
             puts=tuple(self._s3.gate.puts) if self._s3 else (),
-            session_seconds=self.options.session_seconds,
-            tick_seconds=_TICK_SECONDS,
+            session_seconds=self.stage.session_seconds,
+            tick_seconds=_TICK_SECONDS if self.stage.zookeeper else _USUAL_TICK_SECONDS,
             # Spark's own name of a transaction is known when the guard is asked; without it, when all is over.
             engine="" if unasked and self._engine is SPARK else self._engine.signs,
         )
@@ -219,7 +220,7 @@ class Soak:
             session_seconds=options.session_seconds,
             gate=self._s3.gate if self._s3 else None,
             zookeeper=zookeeper,
-            delete_contender=self._queues.delete,
+            queues=self._queues,
             say=self._say,
             history=self.history,
             slack_seconds=self._engine.slack_seconds,
@@ -267,7 +268,7 @@ class Soak:
         self.writers.clear()
 
     def _wait_for_empty_queues(self) -> None:
-        deadline = time.monotonic() + self.options.session_seconds + 10
+        deadline = time.monotonic() + self.stage.session_seconds + 10
         while time.monotonic() < deadline and any(self._queues.contenders(table) for table in self.tables):
             time.sleep(_POLL_SECONDS)
 
@@ -284,6 +285,8 @@ class Soak:
             self._file.flush()
         kind = event["event"]
         self.progress.counts[kind] += 1
+        if kind == "ready":
+            self.stage.session_seconds = event["session_seconds"]
         if kind == "fault":
             self.progress.faults[event["kind"]] += 1
         if kind == "acknowledged":

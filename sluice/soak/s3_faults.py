@@ -26,8 +26,9 @@ _VERSION_FILE = re.compile(r"/(?P<key>[^/]+/.*_delta_log/(?P<version>\d{20})\.js
 _TRANSACTION = re.compile(rb'"txnId":"([^"]+)"')
 _WRITER = re.compile(r"(writer-\d+)")
 _OK = 200
+_FORBIDDEN = 403
 _ERRORS = {
-    403: ("403 Forbidden", "AccessDenied"),
+    _FORBIDDEN: ("403 Forbidden", "AccessDenied"),
     409: ("409 Conflict", "ConditionalRequestConflict"),
     500: ("500 Internal Server Error", "InternalError"),
     503: ("503 Slow Down", "SlowDown"),
@@ -94,6 +95,8 @@ class FaultGate:
     Attributes:
         puts: every PUT of a version file that reached the store, in order.
         injected: how many PUTs each kind of fault happened to.
+        denies_unconditional: whether a PUT of a version file that says no ``If-None-Match`` is denied, as by a bucket
+            policy.
 
     """
 
@@ -103,6 +106,7 @@ class FaultGate:
         self._armed: dict[str, deque[S3Fault]] = {}
         self._on_arrival: Callable[[str, int, S3Fault], None] = lambda *_: None
         self._rivals = 0
+        self.denies_unconditional = False
         self.puts: list[Put] = []
         self.injected: Counter[str] = Counter()
 
@@ -141,8 +145,9 @@ class FaultGate:
         try:
             if fault.rival:
                 self._put_as_rival(environ, match["key"], version)
-            if fault.status and not fault.stored:
-                return _refuse(fault.status, start_response)
+            refused = self._refused(environ, fault)
+            if refused:
+                return _refuse(refused, start_response)
             if fault.lost and not fault.stored:
                 return _hang_up(environ)
             answer = _Answer()
@@ -156,6 +161,11 @@ class FaultGate:
             return content
         finally:
             fault.ended.set()
+
+    def _refused(self, environ: Mapping[str, Any], fault: S3Fault) -> int:
+        if self.denies_unconditional and "HTTP_IF_NONE_MATCH" not in environ:
+            return _FORBIDDEN
+        return 0 if fault.stored else fault.status
 
     def _next_fault(self, writer: str) -> S3Fault | None:
         with self._lock:

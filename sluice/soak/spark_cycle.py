@@ -74,6 +74,9 @@ class SparkCycle:
 
         """
         worker = self._worker
+        if not self._second:
+            worker.held = {"table": self._table}
+        self._point("asking")
         self._say("waiting")
         hold = self._hold = worker.manager.acquire(self._table)
         self._say("holding", waited=hold.waited_seconds, unclean=len(hold.intents.unclean))
@@ -205,6 +208,7 @@ class SparkCycle:
 
     def _end(self) -> None:
         lost = False
+        self._point("releasing")
         try:
             self._hold.release()
         except LockLostError:

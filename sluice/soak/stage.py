@@ -11,6 +11,7 @@ from typing import Any
 
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.processes import WriterProcess
+from sluice.soak.queues import LockQueues
 from sluice.soak.s3_faults import FaultGate, S3Fault
 
 Event = Mapping[str, Any]
@@ -28,10 +29,10 @@ class Stage:
 
     Attributes:
         writers: by name; a killed one is replaced by another of its name.
-        session_seconds: session time-out of the writers.
+        session_seconds: session time-out of the writers, as granted.
         gate: in front of an S3 of ours, None with another one.
         zookeeper: an ensemble of ours, None with another one.
-        delete_contender: removes the contender with this token from the queue of this table.
+        queues: of the tables' locks.
         say: writes an event into the history.
         random: seeded.
         history: every event so far.
@@ -43,7 +44,7 @@ class Stage:
     session_seconds: float
     gate: FaultGate | None
     zookeeper: EmbeddedZooKeeper | None
-    delete_contender: Callable[[str, int], None]
+    queues: LockQueues
     say: Callable[..., None]
     random: random.Random
     history: Sequence[Event]
@@ -66,6 +67,14 @@ def until(seconds: float, wanted: Callable[[Event], bool]) -> Waiting:
             return event
         if time.monotonic() > deadline:
             return None
+
+
+def until_true(seconds: float, condition: Callable[[], bool]) -> Waiting:
+    """Wait for what no event tells, at most that long."""
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        yield
+    return None
 
 
 def of(writer: str, *kinds: str) -> Callable[[Event], bool]:

@@ -1,4 +1,4 @@
-"""A writer's way to ZooKeeper, which can be cut: a TCP proxy on 127.0.0.1 for each server."""
+"""A client's way to ZooKeeper, with faults on request: a TCP proxy on 127.0.0.1 for each server."""
 
 from __future__ import annotations
 
@@ -10,24 +10,31 @@ from typing import Self
 
 _HOST = "127.0.0.1"
 _CONNECT_SECONDS = 5.0
+_HEADER = 8
 
 
 class Link:
     """Forwards to each of the servers of a connection string, through ports of its own.
-
-    While it is cut nothing passes in either direction and connections stay open: a network that swallows. What was sent
-    meanwhile arrives late.
 
     Args:
         hosts: ``host:port,host:port[/chroot]``.
 
     Attributes:
         hosts: the connection string through this link.
+        replies: cleared to keep back what the servers answer; set to let it through, late.
+        deaf: while set, what the servers answer is thrown away.
+        deafened: set when the answer to a request was thrown away; that to a heartbeat does not count.
+        refused: while set, new connections are closed at once.
 
     """
 
     def __init__(self, hosts: str) -> None:
         servers, slash, chroot = hosts.partition("/")
+        self.replies = threading.Event()
+        self.replies.set()
+        self.deaf = False
+        self.deafened = threading.Event()
+        self.refused = False
         self._open = threading.Event()
         self._open.set()
         self._closed = False
@@ -43,21 +50,26 @@ class Link:
         self.hosts = ",".join(own) + slash + chroot
 
     def cut(self) -> None:
-        """Let nothing pass."""
+        """Let nothing pass in either direction; connections stay open: a network that swallows."""
         self._open.clear()
 
     def mend(self) -> None:
         """Let everything pass, what was sent meanwhile too."""
         self._open.set()
 
+    def drop(self) -> None:
+        """Close all connections; new ones are accepted again."""
+        pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            _close(*pair)
+
     def close(self) -> None:
-        """Close all connections."""
+        """Close everything."""
         self._closed = True
+        _close(*self._listeners)
         self._open.set()
-        for each in (*self._listeners, *(end for pair in self._pairs for end in pair)):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
+        self.replies.set()
+        self.drop()
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +85,9 @@ class Link:
                 client, _ = listener.accept()
             except OSError:
                 return
+            if self.refused:
+                client.close()
+                continue
             try:
                 server = socket.create_connection(target, timeout=_CONNECT_SECONDS)
             except OSError:
@@ -80,13 +95,37 @@ class Link:
                 continue
             server.settimeout(None)
             self._pairs.append((client, server))
-            for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+            threading.Thread(target=self._ask, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _ask(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
-            while data := source.recv(65536):
+            while data := client.recv(65536):
                 self._open.wait()
-                sink.sendall(data)
+                server.sendall(data)
         with suppress(OSError):
-            sink.shutdown(socket.SHUT_RDWR)
+            server.shutdown(socket.SHUT_RDWR)
+
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError):
+            while data := server.recv(65536):
+                self._open.wait()
+                self.replies.wait()
+                if not self.deaf:
+                    client.sendall(data)
+                elif _is_of_a_request(data):
+                    self.deafened.set()
+        with suppress(OSError):
+            client.shutdown(socket.SHUT_RDWR)
+
+
+def _is_of_a_request(data: bytes) -> bool:
+    # Length and xid, four bytes each; a heartbeat's xid is -2, a watch's -1.
+    return len(data) >= _HEADER and int.from_bytes(data[4:_HEADER], signed=True) > 0
+
+
+def _close(*sockets: socket.socket) -> None:
+    for each in sockets:
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+        each.close()

@@ -27,9 +27,10 @@ from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreJvm
 
 _PAUSE_SECONDS = 0.1
-POINTS = ("acquired", "read", "data", "checked", "stored")
-"""Where a writer can be stopped: it has the lock; it has read; its data files are there; the guard has said yes and the
-log store does not know it yet; the version is stored and nobody was told."""
+POINTS = ("asking", "acquired", "read", "data", "checked", "stored", "releasing")
+"""Where a writer can be stopped: it is about to ask for the lock; it has it; it has read; its data files are there; the
+guard has said yes and the log store does not know it yet; the version is stored and nobody was told; it is about to
+give the lock back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class Worker(ABC):
         self._go = threading.Event()
         self.first_is_through = threading.Event()
         self._second: threading.Thread | None = None
-        #: Table and token of the first thread's hold.
+        #: Table of the first thread, and token of its hold if it has one.
         self.held: dict[str, Any] = {}
         self._say = threading.Lock()
         self.guard = make_guard(self.without, lambda: self.point("checked"), self.asked)
@@ -140,7 +141,8 @@ class Worker(ABC):
         """Commit until told to end."""
         self.warm_up()
         self.manager.connect(60)
-        self.say("ready", python=os.getpid(), jvm=self.jvm_pid)
+        granted = self.manager.session_timeout_seconds
+        self.say("ready", python=os.getpid(), jvm=self.jvm_pid, session_seconds=granted)
         while not self.finished:
             self.first_is_through.clear()
             try:

@@ -1,4 +1,4 @@
-"""The ensemble of three fails and comes back: its leader is killed, or stands still, or its quorum is gone.
+"""The ensemble of three fails and comes back: its leader is killed or stands still, its quorum is gone, all restart.
 
 Seed 1; 2 writers; one fault of each class. The same verdict finds what goes wrong in test_controls.py.
 """
@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from sluice.soak.faults import CLASSES
 from sluice.soak.run import Soak
-from sluice.soak.verdict import judge
+from sluice.soak.verdict import judge, takeovers
 
-NAMES = ("zookeeper-leader-kill", "zookeeper-leader-pause", "zookeeper-quorum")
+NAMES = ("zookeeper-leader-kill", "zookeeper-leader-pause", "zookeeper-quorum", "zookeeper-rolling-restart")
 
 
 def test_writers_go_on_and_every_promise_holds(make_soak: Callable[..., Soak]) -> None:
@@ -23,3 +23,17 @@ def test_writers_go_on_and_every_promise_holds(make_soak: Callable[..., Soak]) -
     assert soak.progress.faults == dict.fromkeys(NAMES, 1)
     soak.finish()
     assert [f"{each.invariant}: {each.sentence}" for each in judge(soak.evidence())] == []
+
+
+def test_the_session_time_out_that_the_server_grants_is_the_one_that_counts(make_soak: Callable[..., Soak]) -> None:
+    soak = make_soak(session_seconds=60.0)
+    granted = soak.stage.session_seconds
+    assert granted < 20
+    soak.play(CLASSES["pause-both"].strike(soak.stage, "writer-1", "data"))
+    soak.finish()
+    evidence = soak.evidence()
+    ((_, taken),) = takeovers(evidence)
+    assert taken is not None
+    assert soak.progress.counts["refused"] == 1
+    assert evidence.session_seconds == granted
+    assert [f"{each.invariant}: {each.sentence}" for each in judge(evidence)] == []

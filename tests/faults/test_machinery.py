@@ -92,6 +92,21 @@ def test_what_java_throws_comes_by_its_kind(jvm: StoreJvm, s3: FaultyS3) -> None
     assert jvm.versions(f"{TABLE}-nowhere", 0) == []
 
 
+def test_an_s3a_that_was_told_to_make_no_conditional_puts_makes_none_instead_of_unconditional_ones(
+    s3: FaultyS3, guard: Asked, tmp_path: Path
+) -> None:
+    settings = {**hadoop_settings("writer-2", s3), "fs.s3a.create.conditional.enabled": "false"}
+    jvm = StoreJvm(hadoop=settings, guard=guard, mode="required", conditional=True, errors=tmp_path / "jvm.log")
+    before = len(s3.gate.puts)
+    try:
+        with pytest.raises(WriteError, match="Conditional Writes Unavailable"):
+            jvm.write(f"{TABLE}-unconditional", 0, COMMIT, holds="hold")
+        assert [attempt["outcome"] for attempt in jvm.attempts("hold")] == ["rejected"]
+    finally:
+        jvm.close()
+    assert len(s3.gate.puts) == before
+
+
 def test_a_writer_ends_with_its_parent_even_if_it_is_stopped(tmp_path: Path, eventually: Callable[..., None]) -> None:
     note = tmp_path / "pids"
     child = f"import os,time; open({str(note)!r},'w').write(str(os.getpid())+chr(10)); time.sleep(600)"

@@ -34,12 +34,12 @@ def strike(soak: Soak, name: str, point: str) -> list[dict[str, Any]]:
 
 def outcome(history: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what the writer said at last of the transaction that was struck."""
-    (fault,) = [event for event in history if event["event"] == "fault"]
+    (struck,) = [number for number, event in enumerate(history) if event["event"] == "fault"]
+    token = history[struck].get("token")
     kinds = ("acknowledged", "refused", "unknown", "gave-up")
     return next(
-        event for event in history
-        if event["event"] in kinds and event.get("worker") == WRITER
-        and event.get("token", fault["token"]) == fault["token"]
+        event for event in history[struck:]
+        if event["event"] in kinds and event.get("worker") == WRITER and token in (None, event.get("token", token))
     )  # fmt: skip
 
 
@@ -79,6 +79,19 @@ def test_a_writer_that_is_killed_is_followed_by_the_next_one(soak: Soak, name: s
 def test_a_writer_that_is_cut_off_from_zookeeper_is_refused(soak: Soak) -> None:
     said = outcome(strike(soak, "cut-zookeeper", "data"))
     assert (said["event"], said["error"]) == ("refused", "LockLostError")
+
+
+@pytest.mark.parametrize("point", ["asking", "data", "releasing"])
+def test_an_answer_of_zookeeper_that_is_lost_changes_nothing(soak: Soak, point: str) -> None:
+    assert outcome(strike(soak, "lost-zookeeper-reply", point))["event"] == "acknowledged"
+
+
+def test_a_session_that_ends_in_the_queue_is_followed_by_another(soak: Soak) -> None:
+    assert outcome(strike(soak, "expire-queued", "asking"))["event"] == "acknowledged"
+
+
+def test_a_hold_that_is_lost_while_it_is_given_back_leaves_what_was_committed(soak: Soak) -> None:
+    assert outcome(strike(soak, "pause-both", "releasing"))["event"] == "acknowledged"
 
 
 def test_a_broken_lock_refuses_the_commit(soak: Soak) -> None:

@@ -9,76 +9,26 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lock_manager.local import EmbeddedZooKeeper
-from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.s3_faults import FaultyS3, S3Fault
-from sluice.soak.tcp_proxy import Link
+from tests.support.driver_process import ROOT, WAIT, Driver
 
 pytestmark = pytest.mark.spark
 
-ROOT = Path(__file__).parents[2]
-DRIVER = ROOT / "tests" / "support" / "spark_driver.py"
 READER = ROOT / "tests" / "support" / "read_table.py"
-SESSION_SECONDS = 4
-WAIT = 120
-
-
-class Driver:
-    """A Spark driver as a process of its own, with a way of its own to ZooKeeper."""
-
-    def __init__(self, name: str, hosts: str, s3: FaultyS3) -> None:
-        self.link = Link(hosts)
-        conf = {
-            "spark.master": "local[1]",
-            "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": QUICK_JVM,
-            **LOCAL_DRIVER,
-            "spark.sql.shuffle.partitions": "1",
-            "spark.databricks.delta.snapshotPartitions": "1",
-            "spark.hadoop.fs.s3a.user.agent.prefix": name,
-            **s3.spark_conf,
-        }
-        command = [sys.executable, str(DRIVER), self.link.hosts, str(SESSION_SECONDS), json.dumps(conf)]
-        environment = {**os.environ, **s3.environment, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            env=environment, start_new_session=True,
-        )  # fmt: skip
-        self.name = name
-
-    def begin(self, do: str, **arguments: Any) -> None:
-        self.tell(json.dumps({"do": do, **arguments}))
-
-    def tell(self, words: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(words + "\n")
-        self.process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        found: dict[str, Any] = json.loads(self.process.stdout.readline())
-        return found
-
-    def do(self, do: str, **arguments: Any) -> Any:
-        self.begin(do, **arguments)
-        answer = self.answer()
-        assert "done" in answer, answer
-        return answer["done"]
-
-    def signal(self, number: signal.Signals, which: str) -> None:
-        python, jvm = self.pids
-        for pid in {"python": [python], "jvm": [jvm], "both": [python, jvm]}[which]:
-            os.kill(pid, number)
-
-    def close(self) -> None:
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.communicate()
-        self.link.close()
+STOCK_STORE = {"spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore"}
+ANOTHER_ENGINE = """
+import sys
+from arro3.core import Array, DataType, Table
+from deltalake import write_deltalake
+table, *ids = sys.argv[1:]
+rows = Table.from_pydict({"id": Array([int(each) for each in ids], type=DataType.int64())})
+write_deltalake(table.replace("s3a:", "s3:"), rows, mode="append")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +45,17 @@ def both(s3: FaultyS3) -> Iterator[tuple[Driver, Driver]]:
                 driver.close()
 
 
+@pytest.fixture(scope="module")
+def stock(s3: FaultyS3) -> Iterator[Driver]:
+    """A Spark driver with Delta's own log store, which asks nobody."""
+    driver = Driver("writer-3", "127.0.0.1:1", s3, STOCK_STORE)
+    try:
+        assert driver.answer() == {"done": "ready"}
+        yield driver
+    finally:
+        driver.close()
+
+
 @pytest.fixture
 def drivers(both: tuple[Driver, Driver]) -> Iterator[tuple[Driver, Driver]]:
     yield both
@@ -109,11 +70,18 @@ def table(drivers: tuple[Driver, Driver]) -> str:
     return name
 
 
-def rows(table: str) -> list[int]:
-    """Read the table, and make sure that nothing is wrong with it."""
+def read(table: str) -> dict[str, Any]:
+    """Read the table in another process: ids, and what ``sluice verify`` finds."""
     command = [sys.executable, str(READER), table]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = json.loads(subprocess.run(command, env=environment, capture_output=True, check=True, timeout=WAIT).stdout)
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=WAIT)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def rows(table: str) -> list[int]:
+    """Read the table, and make sure that nothing is wrong with it."""
+    found = read(table)
     assert found["problems"] == []
     ids: list[int] = found["ids"]
     return ids
@@ -253,3 +221,61 @@ def test_what_s3_answers_never_makes_two_commits_of_one_nor_none_of_an_acknowled
     second.do("append", table=table, first=20, end=21)
     assert rows(table) == ([0, 1, 2, 10, 11, 20] if committed else [0, 1, 2, 20])
     assert set(stored(s3, table).values()) == {1}
+
+
+def test_writers_without_the_lock_that_are_faster_lose_nothing_and_are_named(
+    drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str
+) -> None:
+    first, _ = drivers
+    for number, rival in ((10, "stock"), (20, "deltalake")):
+        fault = s3.gate.arm(first.name, S3Fault(held=True))
+        first.begin("append", table=table, first=number, end=number + 2)
+        assert fault.arrived.wait(WAIT)
+        try:
+            if rival == "stock":
+                stock.do("append_without_the_lock", table=table, first=number + 5, end=number + 6)
+            else:
+                command = [sys.executable, "-c", ANOTHER_ENGINE, table, str(number + 5)]
+                subprocess.run(command, check=True, timeout=WAIT)
+        finally:
+            fault.release.set()
+        assert first.answer() == {"done": None}
+    assert rows(table) == [0, 1, 2, 10, 11, 15, 20, 21, 25]
+    assert stored(s3, table) == dict.fromkeys(range(5), 1)
+    named = read(table)["unlocked_writers"]
+    assert {engine.partition("/")[0].partition(":")[0]: versions for engine, versions in named.items()} == {
+        "Apache-Spark": [1],
+        "delta-rs": [3],
+    }
+
+
+def while_a_stock_writer_s_put_is_late(
+    drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str
+) -> dict[str, Any]:
+    """Have a locked writer commit the version that a stock writer has found free; return what the latter says."""
+    fault = s3.gate.arm(stock.name, S3Fault(held=True))
+    stock.begin("append_without_the_lock", table=table, first=20, end=22)
+    assert fault.arrived.wait(WAIT)
+    try:
+        drivers[0].do("append", table=table, first=10, end=12)
+    finally:
+        fault.release.set()
+    return stock.answer()
+
+
+def test_a_bucket_that_denies_unconditional_puts_keeps_a_stock_writer_from_overwriting(
+    drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3.gate, "denies_unconditional", True)
+    said = while_a_stock_writer_s_put_is_late(drivers, stock, s3, table)
+    assert "AccessDenied" in said["message"]
+    assert rows(table) == [0, 1, 2, 10, 11]
+    assert stored(s3, table) == {0: 1, 1: 1}
+
+
+def test_negative_control_without_that_policy_it_overwrites_what_was_acknowledged(
+    drivers: tuple[Driver, Driver], stock: Driver, s3: FaultyS3, table: str
+) -> None:
+    assert "done" in while_a_stock_writer_s_put_is_late(drivers, stock, s3, table)
+    assert read(table)["ids"] == [0, 1, 2, 20, 21]
+    assert stored(s3, table) == {0: 1, 1: 2}

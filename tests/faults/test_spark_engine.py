@@ -21,8 +21,8 @@ MOST_SECONDS = 420
 
 def test_spark_drivers_keep_every_promise_through_a_pause_and_a_lost_reply(tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "sluice", "soak", "--engine", "spark", "--writers", "2", "--commits", "6",
-        "--faults", ",".join(CLASSES), "--gap", "2", "--seed", "1", "--output", str(tmp_path), "--json",
+        sys.executable, "-m", "sluice", "soak", "--engine", "spark", "--writers", "2", "--commits", "8",
+        "--faults", ",".join(CLASSES), "--gap", "1", "--seed", "1", "--output", str(tmp_path), "--json",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -165,6 +165,26 @@ def test_a_lost_hold_refuses_the_commit_and_a_new_hold_of_the_same_process_does_
     assert ids(spark, disk_table) == [0, 1]
 
 
+def test_a_hold_that_is_lost_names_what_was_committed_under_it(
+    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str, ensemble_client: KazooClient
+) -> None:
+    def lose() -> None:
+        (contender,) = contenders(ensemble_client, disk_table)
+        ensemble_client.delete(contender)
+
+    with pytest.raises(LockLostError) as at_the_end, locked(spark, disk_table, manager=manager):
+        append(spark.range(1), disk_table)
+        append(spark.range(1, 2), disk_table)
+        lose()
+    assert at_the_end.value.versions == (0, 1)
+    with pytest.raises(LockLostError) as at_a_commit, locked(spark, disk_table, manager=manager):
+        append(spark.range(2, 3), disk_table)
+        lose()
+        append(spark.range(3, 4), disk_table)
+    assert at_a_commit.value.versions == (2,)
+    assert ids(spark, disk_table) == [0, 1, 2]
+
+
 def test_a_shared_hold_commits_nothing(spark: SparkSession, manager: ZookeeperLockManager, disk_table: str) -> None:
     from writer_jobs.delta_log import DeltaTableLog
     from writer_jobs.guarded import guarded

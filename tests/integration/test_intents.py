@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 from lock_manager import LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.intents import Intent, intents_node
-from tests.support.tcp_proxy import TcpProxy
+from sluice.soak.tcp_proxy import Link
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def node(table: str) -> str:
 
 
 @pytest.fixture
-def proxy(zookeeper) -> Iterator[TcpProxy]:
-    with TcpProxy(zookeeper.hosts) as between:
+def proxy(zookeeper) -> Iterator[Link]:
+    with Link(zookeeper.hosts) as between:
         yield between
 
 
@@ -123,13 +123,13 @@ def test_an_intent_that_somebody_cleared_away_is_noted_again_and_does_not_stop_t
 
 
 def test_a_lost_reply_is_asked_again_and_makes_one_intent(zookeeper, proxy, table, node, ensemble_client, eventually):
-    with ZookeeperLockManager(proxy.address, 30) as through, through.acquire(table) as hold:
+    with ZookeeperLockManager(proxy.hosts, 30) as through, through.acquire(table) as hold:
         proxy.deaf = True
         asking = threading.Thread(target=lambda: hold.intend(5, txn=None, attempt="a"))
         asking.start()
         eventually(lambda: ensemble_client.exists(f"{intents_node(node)}/{hold.hold_id}"))
         proxy.deaf = False
-        proxy.cut()
+        proxy.drop()
         asking.join(30)
         assert not asking.is_alive()
         assert intents(ensemble_client, node)[hold.hold_id].version == 5

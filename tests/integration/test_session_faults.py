@@ -23,7 +23,7 @@ from lock_manager import (
     ZookeeperLockManager,
 )
 from lock_manager.local import EmbeddedZooKeeper
-from tests.support.tcp_proxy import TcpProxy
+from sluice.soak.tcp_proxy import Link
 
 TABLE = "s3://lake/faults"
 NODE = TableResource.of(TABLE).znode("/locks/delta_tables")
@@ -44,14 +44,14 @@ def direct(server) -> Iterator[ZookeeperLockManager]:
 
 
 @pytest.fixture
-def proxy(server) -> Iterator[TcpProxy]:
-    with TcpProxy(server.hosts) as between:
+def proxy(server) -> Iterator[Link]:
+    with Link(server.hosts) as between:
         yield between
 
 
 @pytest.fixture
 def through_proxy(proxy) -> Iterator[ZookeeperLockManager]:
-    with ZookeeperLockManager(proxy.address, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS) as manager:
+    with ZookeeperLockManager(proxy.hosts, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS) as manager:
         manager.connect()
         yield manager
 
@@ -84,17 +84,17 @@ def expire(manager: ZookeeperLockManager, hosts: str) -> None:
 
 def test_the_granted_timeout_counts_not_the_one_asked_for(server, eventually):
     with (
-        TcpProxy(server.hosts) as proxy,
-        ZookeeperLockManager(proxy.address, session_timeout_seconds=30) as manager,
+        Link(server.hosts) as proxy,
+        ZookeeperLockManager(proxy.hosts, session_timeout_seconds=30) as manager,
     ):
         hold = manager.acquire(TABLE)
         assert manager._session.granted_seconds == SESSION_SECONDS
-        proxy.freeze()
+        proxy.cut()
         frozen_at = time.monotonic()
         eventually(lambda: not hold.is_valid(), within=10)
         # By the 30 s that were asked for it would stay valid for 12 s.
         assert time.monotonic() - frozen_at < 10
-        proxy.thaw()
+        proxy.mend()
 
 
 def test_partitioned_holder_knows_before_the_next_one_holds(through_proxy, proxy, direct, eventually):
@@ -113,7 +113,7 @@ def test_partitioned_holder_knows_before_the_next_one_holds(through_proxy, proxy
 
     observer = threading.Thread(target=observe, daemon=True)
     observer.start()
-    proxy.freeze()
+    proxy.cut()
     with direct.acquire(TABLE):
         acquired_at = time.monotonic()
         stop.set()
@@ -122,7 +122,7 @@ def test_partitioned_holder_knows_before_the_next_one_holds(through_proxy, proxy
         with pytest.raises((LockLostError, EnsembleUnavailableError)):
             hold.check(timeout_seconds=0.2)
         eventually(lambda: lost == [hold])
-    proxy.thaw()
+    proxy.mend()
     with pytest.raises(LockLostError):
         hold.release()
 
@@ -165,7 +165,7 @@ def test_short_loss_of_the_connection_does_not_lose_the_lock(through_proxy, prox
     hold = through_proxy.acquire(TABLE)
     seen: list[SessionState] = []
     through_proxy.add_listener(seen.append)
-    proxy.cut()
+    proxy.drop()
     eventually(lambda: SessionState.SUSPENDED in seen)
     eventually(lambda: through_proxy.state is SessionState.CONNECTED)
     hold.check()
@@ -176,7 +176,7 @@ def test_short_loss_of_the_connection_does_not_lose_the_lock(through_proxy, prox
 def test_suspended_hold_is_not_valid(through_proxy, proxy, eventually):
     hold = through_proxy.acquire(TABLE)
     proxy.refused = True
-    proxy.cut()
+    proxy.drop()
     eventually(lambda: through_proxy.state is SessionState.SUSPENDED)
     assert not hold.is_valid()
     proxy.refused = False
@@ -230,7 +230,7 @@ def test_lost_reply_to_create_leaves_one_contender_that_is_ours(through_proxy, p
     foreign = f"{NODE}/{created[0][:-10]}0000000000"
     look.create(foreign, ephemeral=True)
     proxy.deaf = False
-    proxy.cut()
+    proxy.drop()
     eventually(lambda: through_proxy.state is SessionState.CONNECTED)
     look.delete(foreign)
     acquiring.join()
@@ -256,18 +256,18 @@ def test_lost_reply_to_delete_is_a_release(through_proxy, proxy, look, eventuall
     releasing.start()
     eventually(lambda: contenders(look) == [])
     proxy.deaf = False
-    proxy.cut()
+    proxy.drop()
     releasing.join()
     assert outcome == [None]
 
 
 def test_release_in_an_outage_is_bounded_and_leaves_nothing(through_proxy, proxy, direct, look, eventually):
     hold = through_proxy.acquire(TABLE)
-    proxy.freeze()
+    proxy.cut()
     started = time.monotonic()
     hold.release()  # it stood when the release was asked for
     assert time.monotonic() - started < SESSION_SECONDS + 2
-    proxy.thaw()
+    proxy.mend()
     eventually(lambda: contenders(look) == [])
 
 
@@ -284,29 +284,29 @@ def test_acquire_that_fails_in_an_outage_is_cleared_up_after_it(through_proxy, p
         waiting = threading.Thread(target=wait)
         waiting.start()
         eventually(lambda: len(contenders(look)) == 2)
-        proxy.freeze()
+        proxy.cut()
         waiting.join()
         assert isinstance(waiting_failed[0], LockTimeoutError | EnsembleUnavailableError)
-        proxy.thaw()
+        proxy.mend()
         eventually(lambda: len(contenders(look)) == 1)
         hold.check()
 
 
 def test_close_in_an_outage_is_bounded(proxy, look, eventually):
-    manager = ZookeeperLockManager(proxy.address, session_timeout_seconds=SESSION_SECONDS)
+    manager = ZookeeperLockManager(proxy.hosts, session_timeout_seconds=SESSION_SECONDS)
     manager.acquire(TABLE)
-    proxy.freeze()
+    proxy.cut()
     started = time.monotonic()
     manager.close()
     assert time.monotonic() - started < 10
-    proxy.thaw()
+    proxy.mend()
     eventually(lambda: contenders(look) == [])
 
 
 def test_cancel_reaches_an_acquire_that_has_no_connection(through_proxy, proxy, eventually):
     through_proxy.acquire(TABLE).release()
     proxy.refused = True
-    proxy.cut()
+    proxy.drop()
     eventually(lambda: through_proxy.state is SessionState.SUSPENDED)
     outcome: list[BaseException] = []
 
@@ -326,11 +326,11 @@ def test_cancel_reaches_an_acquire_that_has_no_connection(through_proxy, proxy, 
 def test_two_interrupts_in_an_outage_leave_no_lock_behind(proxy, look, eventually):
     """The second one comes while the first one's clearing up waits for the network."""
     program = subprocess.Popen(
-        [sys.executable, "-c", TWICE, proxy.address, TABLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", TWICE, proxy.hosts, TABLE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert program.stdout.readline().strip() == "connected"
     proxy.refused = True
-    proxy.cut()
+    proxy.drop()
     program.stdin.write("go\n")
     program.stdin.flush()
     assert program.stdout.readline().strip() == "waiting"
@@ -396,8 +396,8 @@ def test_hold_that_outlives_an_outage_of_the_server_leaves_nothing(eventually):
 def test_proof_counts_from_before_the_request_was_sent(eventually):
     with (
         EmbeddedZooKeeper() as own,
-        TcpProxy(own.hosts) as proxy,
-        ZookeeperLockManager(proxy.address, session_timeout_seconds=30) as manager,
+        Link(own.hosts) as proxy,
+        ZookeeperLockManager(proxy.hosts, session_timeout_seconds=30) as manager,
     ):
         hold = manager.acquire(TABLE)
         # Nothing else is asked for the next 5 s than what this test asks.

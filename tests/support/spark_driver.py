@@ -44,6 +44,9 @@ class Driver:
         with locked(self.spark, table, manager=self.manager):
             self.spark.range(first, end).write.format("delta").mode("append").save(table)
 
+    def append_without_the_lock(self, table: str, first: int, end: int) -> None:
+        self.spark.range(first, end).write.format("delta").mode("append").save(table)
+
     def append_when_told(self, table: str, first: int, end: int) -> None:
         with locked(self.spark, table, manager=self.manager):
             say({"done": "holding"})

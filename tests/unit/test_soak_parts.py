@@ -51,6 +51,11 @@ def test_there_are_more_than_eight_classes_and_each_says_what_it_is() -> None:
     assert all(each.what and each.points for each in CLASSES.values())
 
 
+@pytest.mark.parametrize(("given", "gap"), [({}, 5), ({"commits": 5000}, 50), ({"commits": 5000, "gap": 3}, 3)])
+def test_faults_are_a_hundredth_of_the_commits_apart(given: dict[str, int], gap: int) -> None:
+    assert options(**given).commits_between_faults == gap
+
+
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

@@ -3,6 +3,7 @@ package io.deltasluice.storage;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
+import java.io.InterruptedIOException;
 import java.util.Locale;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
@@ -75,8 +76,9 @@ public final class Guard {
    * Returns what the guard says of a commit.
    *
    * @throws CommitRefusedException it refuses, or cannot be asked, and the mode is {@code required}
+   * @throws InterruptedIOException the thread was interrupted: a stream that is stopped, for one
    */
-  static Verdict ask(VersionFile file, CommitBody body) throws CommitRefusedException {
+  static Verdict ask(VersionFile file, CommitBody body) throws CommitRefusedException, InterruptedIOException {
     Mode mode = mode();
     if (mode == Mode.OFF) {
       return new Verdict(null, CommitBody.JSON.createObjectNode());
@@ -96,7 +98,8 @@ public final class Guard {
     }
   }
 
-  private static Verdict required(VersionFile file, CommitBody body) throws CommitRefusedException {
+  private static Verdict required(VersionFile file, CommitBody body)
+      throws CommitRefusedException, InterruptedIOException {
     CommitGuard asked = guard;
     if (asked == null) {
       throw new CommitRefusedException("GuardMissingError",
@@ -120,7 +123,8 @@ public final class Guard {
     return new Verdict(answer.get("hold").asText(), (ObjectNode) answer.get("stamp"));
   }
 
-  private static JsonNode answerOf(CommitGuard asked, String request, VersionFile file) throws CommitRefusedException {
+  private static JsonNode answerOf(CommitGuard asked, String request, VersionFile file)
+      throws CommitRefusedException, InterruptedIOException {
     Future<String> call = CALLS.submit(() -> asked.check(request));
     String problem;
     try {
@@ -133,7 +137,8 @@ public final class Guard {
       problem = "gave an answer that is no JSON";
     } catch (InterruptedException e) {
       Thread.currentThread().interrupt();
-      problem = "was interrupted";
+      throw new InterruptedIOException("interrupted before version " + file.version() + " of " + file.table()
+          + " was put: nothing is committed");
     }
     throw new CommitRefusedException("GuardMissingError",
         "the commit guard of version " + file.version() + " of " + file.table() + " " + problem);

@@ -142,12 +142,18 @@ public class GuardedLogStore extends LogStore {
   private enum Owner { OURS, ANOTHER, NOBODY_YET, UNKNOWN }
 
   private static Owner owner(Storage storage, VersionFile file, CommitBody body, Configuration conf) {
+    // With that flag set nothing can be read. Nothing is put after this look, either.
+    boolean interrupted = Thread.interrupted();
     try (CloseableIterator<String> lines = storage.reader.read(file.path(), conf)) {
       return lines.hasNext() && body.wrote(lines.next()) ? Owner.OURS : Owner.ANOTHER;
     } catch (FileNotFoundException e) {
       return Owner.NOBODY_YET;
     } catch (IOException | RuntimeException e) {
       return Owner.UNKNOWN;
+    } finally {
+      if (interrupted) {
+        Thread.currentThread().interrupt();
+      }
     }
   }
 

@@ -1,0 +1,86 @@
+"""A Spark driver that does what a test tells it (``spark_driver.py``), seen from the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.soak.processes import send_signal
+from sluice.soak.s3_faults import FaultyS3
+from sluice.soak.tcp_proxy import Link
+
+ROOT = Path(__file__).parents[2]
+WAIT = 120
+"""Seconds after which what a driver was told to do counts as failed."""
+
+_PROGRAM = ROOT / "tests" / "support" / "spark_driver.py"
+_SESSION_SECONDS = 4
+
+
+class Driver:
+    """A Spark driver as a process of its own, with a way of its own to ZooKeeper.
+
+    Args:
+        name: ``writer-1`` and so on; S3 learns it.
+        hosts: of ZooKeeper.
+        s3: where it writes.
+        conf: more settings.
+
+    """
+
+    def __init__(self, name: str, hosts: str, s3: FaultyS3, conf: Mapping[str, str] | None = None) -> None:
+        self.link = Link(hosts)
+        settings = {
+            "spark.master": "local[1]",
+            "spark.driver.memory": "1g",
+            "spark.driver.extraJavaOptions": QUICK_JVM,
+            **LOCAL_DRIVER,
+            "spark.sql.shuffle.partitions": "1",
+            "spark.databricks.delta.snapshotPartitions": "1",
+            "spark.hadoop.fs.s3a.user.agent.prefix": name,
+            **s3.spark_conf,
+            **(conf or {}),
+        }
+        command = [sys.executable, str(_PROGRAM), self.link.hosts, str(_SESSION_SECONDS), json.dumps(settings)]
+        environment = {**os.environ, **s3.environment, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            env=environment, start_new_session=True,
+        )  # fmt: skip
+        self.name = name
+
+    def begin(self, do: str, **arguments: Any) -> None:
+        self.tell(json.dumps({"do": do, **arguments}))
+
+    def tell(self, words: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(words + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        found: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return found
+
+    def do(self, do: str, **arguments: Any) -> Any:
+        self.begin(do, **arguments)
+        answer = self.answer()
+        assert "done" in answer, answer
+        return answer["done"]
+
+    def signal(self, number: signal.Signals, which: str) -> None:
+        python, jvm = self.pids
+        for pid in {"python": [python], "jvm": [jvm], "both": [python, jvm]}[which]:
+            send_signal(pid, number)
+
+    def close(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+        self.link.close()
