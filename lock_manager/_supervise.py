@@ -1,8 +1,11 @@
-"""Run a command for as long as the parent lives. A script, started by file name: ``python _supervise.py COMMAND…``.
+"""Run a command for as long as the parent lives. A script: ``python _supervise.py [--output-to-stderr] COMMAND…``.
 
 The parent holds the other end of this process's standard input. When that closes (the parent closed it, exited or was
 killed), the command is ended: SIGTERM, and SIGKILL after ``GRACE_SECONDS``. The command's pid is printed first. On
 Linux the command is ended also when this process itself is killed.
+
+``--output-to-stderr`` is for a parent that reads nothing but the pid: a command that writes into a pipe which nobody
+reads stands still when it is full.
 """
 
 import ctypes
@@ -14,6 +17,7 @@ import threading
 
 GRACE_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
+_OUTPUT_TO_STDERR = "--output-to-stderr"
 
 
 def _end_with_supervisor() -> None:
@@ -23,7 +27,10 @@ def _end_with_supervisor() -> None:
 
 def main(command: list[str]) -> None:
     """Run ``command`` until it ends or standard input does."""
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_supervisor)  # noqa: PLW1509 (no threads yet)
+    output = None
+    if command[0] == _OUTPUT_TO_STDERR:
+        output, command = sys.stderr, command[1:]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, preexec_fn=_end_with_supervisor)  # noqa: PLW1509
     os.write(sys.stdout.fileno(), b"%d\n" % child.pid)
     threading.Thread(target=lambda: os._exit(child.wait() & 0xFF), daemon=True).start()
     while os.read(sys.stdin.fileno(), 4096):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -31,6 +32,8 @@ _SERVER_JARS = (
 )  # fmt: skip
 _ENSEMBLE = 3
 _START_ATTEMPTS = 3
+# Below what Linux (32768) and others (49152) give to connections.
+_PORTS = range(10_240, 32_768)
 
 
 def find_java() -> str:
@@ -109,6 +112,7 @@ class EmbeddedServer:
                     "-I",
                     "-S",
                     str(_SUPERVISOR),
+                    "--output-to-stderr",
                     find_java(),
                     "-Xmx256m",
                     "-XX:+UseSerialGC",
@@ -184,9 +188,16 @@ class EmbeddedServer:
         os.kill(self.pid, number)
 
     def _last_words(self) -> str:
-        lines = (self.folder / "server.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        lines = self._log().strip().splitlines()
         told = [line for line in lines if "Exception" in line or "ERROR" in line] or lines
         return told[-1] if told else "it said nothing"
+
+    def port_was_taken(self) -> bool:
+        """Tell whether it has met somebody else at one of its ports."""
+        return "BindException" in self._log()
+
+    def _log(self) -> str:
+        return (self.folder / "server.log").read_text(encoding="utf-8", errors="replace")
 
 
 class EmbeddedZooKeeper:
@@ -240,9 +251,9 @@ class EmbeddedZooKeeper:
             try:
                 self._start_once(deadline)
             except BaseException as error:
-                self.stop()
                 # A port that was free a moment ago may be taken by now.
-                taken = isinstance(error, LocalServerError) and "BindException" in str(error)
+                taken = isinstance(error, LocalServerError) and any(each.port_was_taken() for each in self.servers)
+                self.stop()
                 if not taken or self._port is not None or attempt == _START_ATTEMPTS:
                     raise
             else:
@@ -293,14 +304,15 @@ class EmbeddedZooKeeper:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+    """Return ports that nobody listens on, outside of those from which connections get theirs at any moment."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise LocalServerError(f"no {count} ports between {_PORTS.start} and {_PORTS.stop} are free")
 
 
 def _close(pipe: IO[bytes] | None) -> None:

@@ -223,30 +223,19 @@ def _leader(stage: Stage) -> Any:
 
 
 def _serving(stage: Stage) -> Waiting:
-    """Wait until all servers serve.
-
-    A leader that has lost its quorum was seen to hang for good (ZooKeeper 3.9.5): one that does not come back by itself
-    is killed and started, as an operator would do.
-    """
+    """Wait until all servers serve."""
     assert stage.zookeeper is not None  # noqa: S101 (the class needs it)
-    patience = time.monotonic() + _PATIENCE_SECONDS
-    deadline = time.monotonic() + _START_SECONDS
+    servers = stage.zookeeper.servers
     look_at = 0.0
-    while time.monotonic() < deadline:
-        yield
+
+    def serve() -> bool:
+        nonlocal look_at
         if time.monotonic() < look_at:
-            continue
-        silent = [server for server in stage.zookeeper.servers if b"Mode: " not in server.command(b"srvr")]
-        if not silent:
-            return None
-        if time.monotonic() > patience:
-            patience = deadline
-            for server in silent:
-                stage.say("zookeeper-restarted", server=server.server_id)
-                server.kill()
-                server.start()
+            return False
         look_at = time.monotonic() + _LOOK_SECONDS
-    return None
+        return all(b"Mode: " in server.command(b"srvr") for server in servers)
+
+    return (yield from until_true(_START_SECONDS, serve))
 
 
 def _zookeeper_fault(name: str) -> Callable[..., Incident]:

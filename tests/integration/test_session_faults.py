@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
@@ -21,6 +23,7 @@ from lock_manager import (
     SessionState,
     TableResource,
     ZookeeperLockManager,
+    local,
 )
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.tcp_proxy import Link
@@ -478,6 +481,27 @@ def alive(pid: int) -> bool:
             return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_a_server_that_says_much_does_not_stand_still():
+    talker = [sys.executable, "-c", "print('x' * 1_000_000)"]
+    script = Path(local.__file__).with_name("_supervise.py")
+    command = [sys.executable, str(script), "--output-to-stderr", *talker]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        try:
+            # Nobody reads its output.
+            assert running.wait(60) == 0
+        finally:
+            running.kill()
+
+
+def test_a_port_that_is_taken_meanwhile_is_exchanged_for_another(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        taken, free = somebody.getsockname()[1], local._free_ports
+        offered = iter([[taken, *free(2)]])
+        monkeypatch.setattr(local, "_free_ports", lambda count: next(offered, None) or free(count))
+        with EmbeddedZooKeeper() as zookeeper:
+            assert not zookeeper.hosts.endswith(f":{taken}")
 
 
 def test_data_in_a_given_folder_outlives_the_server(tmp_path):
