@@ -53,14 +53,27 @@ log = logging.getLogger(__name__)
 
 EXCLUSIVE_MARK = "__lock__"
 SHARED_MARK = "__rlock__"
+PART_MARK = "-part"
 _WRAP = 2**32
-_NAME = re.compile(rf"({EXCLUSIVE_MARK}|{SHARED_MARK})(-?\d+)$")
+_NAME = re.compile(rf"({PART_MARK})?({EXCLUSIVE_MARK}|{SHARED_MARK})(-?\d+)$")
+_ID_DIGITS = 32
 
 TRY_SECONDS = 15.0
 """How long a try-lock (time-out 0) may take to connect and to ask; it never waits in the queue."""
 
 EXPLAIN_SECONDS = 1.0
 """How long a time-out may take beyond its deadline to find out who is ahead, for its message."""
+
+
+class Mode(Enum):
+    """How a contender asks for a node."""
+
+    #: With nobody else.
+    EXCLUSIVE = EXCLUSIVE_MARK
+    #: With others that only read.
+    SHARED = SHARED_MARK
+    #: With others that, like this one, lock something below it. To kazoo's own locks a shared one.
+    PART = PART_MARK + SHARED_MARK
 
 
 @dataclass(frozen=True)
@@ -70,17 +83,27 @@ class Contender:
     Attributes:
         sequence: place in the order, see :func:`parse_queue`.
         name: of its znode.
-        shared: whether it conflicts with exclusive contenders only.
+        mode: how it asks.
 
     """
 
     sequence: int
     name: str
-    shared: bool
+    mode: Mode
+
+    @property
+    def shared(self) -> bool:
+        """Whether others may hold at the same time."""
+        return self.mode is not Mode.EXCLUSIVE
+
+    @property
+    def hold_id(self) -> str:
+        """Name of the hold that it is, or may become, a part of."""
+        return self.name[:_ID_DIGITS]
 
     def conflicts_with(self, other: Contender) -> bool:
         """Tell whether the two may not hold at the same time."""
-        return not (self.shared and other.shared)
+        return self.mode is not other.mode or not self.shared
 
 
 def parse_queue(children: list[str]) -> list[Contender]:
@@ -90,7 +113,11 @@ def parse_queue(children: list[str]) -> list[Contender]:
     the earlier, so that a newcomer behind 2147483647 is not taken for the oldest.
     """
     matches = ((name, _NAME.search(name)) for name in children)
-    contenders = [Contender(int(match[2]), name, match[1] == SHARED_MARK) for name, match in matches if match]
+    contenders = [
+        Contender(int(match[3]), name, Mode((match[1] or "") + match[2] if match[2] == SHARED_MARK else match[2]))
+        for name, match in matches
+        if match
+    ]
     return sorted(contenders, key=functools.cmp_to_key(_steps_after))
 
 
@@ -104,23 +131,59 @@ def conflicting_ahead(queue: list[Contender], own: Contender) -> list[Contender]
 
 
 @dataclass(frozen=True)
-class Place:
-    """A contender of ours that exists, or existed.
+class Node:
+    """A queue that a request stands in.
 
     Attributes:
-        path: of its znode.
-        contender: its place in the queue.
-        token: its czxid, a number that only rises: the fencing token.
-        session_id: of the session that it lives with.
-        unclean: names of the intents that were found when it came to the head: of holds that ended uncleanly.
+        key: of what is locked there; for its fencing token.
+        path: of the znode.
+        mode: how it is asked for.
+        table: canonical URI of the table to which it belongs.
+        about: what the znode says of itself, for people; JSON values.
 
     """
 
+    key: str
+    path: str
+    mode: Mode
+    table: str
+    about: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A contender of ours that exists, or existed.
+
+    Attributes:
+        node: whose queue it stands in.
+        path: of its znode.
+        contender: its place in the queue.
+        token: its czxid, a number that only rises: the fencing token.
+
+    """
+
+    node: Node
     path: str
     contender: Contender
     token: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """What an acquire ends with: a contender at the head of each queue.
+
+    Attributes:
+        hold_id: with which the names of all contenders begin.
+        spots: one for each node, in the order of the request.
+        session_id: of the session that they live with.
+        unclean: by table, names of the intents that were found at the end: of holds that ended uncleanly.
+
+    """
+
+    hold_id: str
+    spots: tuple[Spot, ...]
     session_id: int
-    unclean: tuple[str, ...] = ()
+    unclean: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -128,17 +191,17 @@ class Request:
     """What is asked for.
 
     Attributes:
-        uri: canonical URI of the table.
-        node: znode of the queue.
-        shared: shared or exclusive.
+        resource: what it is, for messages.
+        tables: znode of each table's queue, by canonical URI.
+        nodes: queues to stand in, in the one order in which everybody asks.
         identity: who asks, for people: host, pid, job and so on. JSON values.
         cancelled: set to stop waiting; see :meth:`Attempt.cancel`.
 
     """
 
-    uri: str
-    node: str
-    shared: bool
+    resource: str
+    tables: Mapping[str, str]
+    nodes: tuple[Node, ...]
     identity: dict[str, Any]
     cancelled: threading.Event
 
