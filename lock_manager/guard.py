@@ -31,6 +31,7 @@ from lock_manager.resources import canonical_table_uri
 log = logging.getLogger(__name__)
 
 _REMEMBERED_REFUSALS = 256
+_UNPINS = "UNSET TBLPROPERTIES"
 _DEFINITE = frozenset({"committed", "taken", "rejected"})
 
 
@@ -46,6 +47,9 @@ class GuardedHold:
         hold: the hold.
         metadata: what every commit under it notes beside the hold itself (JSON values).
         passed: attempts that were let pass, by id, with the version that they may put.
+        refusal: what each of its commits is refused with, whatever the ensemble says; None for most.
+        new_metadata: whether a commit was let pass that says anew what the table is, its properties included, and was
+            not told to drop one of them.
 
     """
 
@@ -53,6 +57,8 @@ class GuardedHold:
         self.hold = hold
         self.metadata = dict(metadata)
         self.passed: dict[str, int] = {}
+        self.refusal: SluiceError | None = None
+        self.new_metadata = False
 
     def has_ended(self, attempts: Iterable[Mapping[str, Any]]) -> bool:
         """Tell whether it is known of every attempt that was let pass that it was stored, or never will be.
@@ -77,12 +83,18 @@ class GuardedHold:
 
 
 class CommitGuard:
-    """Decides on commits by the holds that it knows; one for a process."""
+    """Decides on commits by the holds that it knows; one for a process.
+
+    Attributes:
+        observed: how many commits it would have refused, had the driver not been told to observe only.
+
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holds: dict[str, GuardedHold] = {}
         self._refusals: OrderedDict[str, SluiceError] = OrderedDict()
+        self.observed = 0
 
     def add(self, guarded: GuardedHold) -> None:
         """Let commits pass that belong to this hold, as long as the ensemble confirms it."""
@@ -108,10 +120,10 @@ class CommitGuard:
 
     def check(self, request: str) -> str:
         """Decide on one attempt; never raises. See ``CommitGuard.java`` for both objects."""
-        attempt = ""
+        attempt, observe = "", False
         try:
             asked = json.loads(request)
-            attempt = asked["attempt"]
+            attempt, observe = asked["attempt"], bool(asked.get("observe"))
             return json.dumps(self._check(asked))
         except SluiceError as error:
             refusal = error
@@ -123,16 +135,24 @@ class CommitGuard:
                 self._refusals[attempt] = refusal
             while len(self._refusals) > _REMEMBERED_REFUSALS:
                 self._refusals.popitem(last=False)
+            self.observed += observe
+        if observe:
+            log.warning("required mode would refuse (the %d. time in this driver): %s", self.observed, refusal)
         return json.dumps({"refused": type(refusal).__name__, "message": str(refusal)})
 
     def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         version, attempt = int(asked["version"]), str(asked["attempt"])
         with self._lock:
-            guarded = self._covering(asked)
+            *others, guarded = self._covering(asked)
+            if guarded.refusal is not None:
+                raise guarded.refusal
             # Before the question: an answer that comes too late for the log store must leave its trace here. Under the
             # lock: nobody who has removed the hold may miss it.
             guarded.passed[attempt] = version
         try:
+            for other in others:
+                # While a table is moved it has two gates, and a commit needs both.
+                other.hold.check()
             guarded.hold.intend(version, txn=asked.get("txn"), attempt=attempt)
         except (EnsembleUnavailableError, EnsembleRefusedError) as error:
             del guarded.passed[attempt]
@@ -143,9 +163,11 @@ class CommitGuard:
         except SluiceError:
             del guarded.passed[attempt]
             raise
+        if asked.get("metadata") and asked.get("operation") != _UNPINS:
+            guarded.new_metadata = True
         return {"hold": guarded.hold.hold_id, "stamp": guarded.stamp()}
 
-    def _covering(self, asked: Mapping[str, Any]) -> GuardedHold:
+    def _covering(self, asked: Mapping[str, Any]) -> list[GuardedHold]:
         try:
             uri = canonical_table_uri(asked["table"])
         except ResourceError as error:
@@ -169,4 +191,4 @@ class CommitGuard:
             raise LockNotHeldError(
                 f"{what} was not committed: the lock is shared, and shared locks are for readers", resource=uri
             )
-        return exclusive[-1]
+        return exclusive

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from lock_manager.shield import Shield
 
 INTENTS = "intents"
+UNREADABLE = 2**63 - 1
+"""The version of an intent that cannot be read: of another release, say. It may be any."""
 
 
 def intents_node(node: str) -> str:
@@ -74,6 +77,20 @@ class Intent:
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"no intent: {data[:100]!r}") from error
+
+
+def version_to_occupy(intents: Iterable[Intent], newest: int) -> int | None:
+    """Return the version that a new holder has to see occupied before it reads, None if there is none.
+
+    Any intent of a version that is not there yet asks for the next one: also if another does not fit, because it cannot
+    be read, or because the table was dropped and made again under that hold. An empty commit costs little.
+
+    Args:
+        intents: that holds before left behind.
+        newest: version of the table, which must exist: an empty commit would make none.
+
+    """
+    return newest + 1 if any(intent.version > newest for intent in intents) else None
 
 
 class _Noted(Enum):
@@ -148,7 +165,7 @@ class HoldIntents:
             self._noted = _Noted.SETTLED
 
     def read(self) -> list[Intent]:
-        """Return what the holds before this one were about to put when they ended, as far as it is readable.
+        """Return what the holds before this one were about to put when they ended.
 
         Raises:
             EnsembleUnavailableError: no answer in time.
@@ -204,8 +221,10 @@ class HoldIntents:
             try:
                 data, _ = self._session.wait(self._session.client.get_async(f"{self._node}/{name}"), deadline)
                 return Intent.parse(data)
-            except (NoNodeError, ValueError):
+            except NoNodeError:
                 return None
+            except ValueError:
+                return Intent(hold_id=name, version=UNREADABLE, txn=None, attempt="", token=-1)
             except NO_ANSWER + SESSION_GONE:
                 self._session.wait_again(deadline, "reading an intent")
 

@@ -32,6 +32,8 @@ _SERVER_JARS = (
 )  # fmt: skip
 _ENSEMBLE = 3
 _START_ATTEMPTS = 3
+_STOP_SECONDS = 10.0
+_LOOK_SECONDS = 0.001
 # Below what Linux (32768) and others (49152) give to connections.
 _PORTS = range(10_240, 32_768)
 
@@ -162,7 +164,7 @@ class EmbeddedServer:
         return b""
 
     def pause(self) -> None:
-        """Stop the process where it stands (SIGSTOP)."""
+        """Stop the process where it stands (SIGSTOP); returns when all of its threads do."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -185,7 +187,7 @@ class EmbeddedServer:
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is None:
             raise LocalServerError(f"server {self.server_id} does not run")
-        os.kill(self.pid, number)
+        send_signal(self.pid, number)
 
     def _last_words(self) -> str:
         lines = self._log().strip().splitlines()
@@ -301,6 +303,28 @@ class EmbeddedZooKeeper:
             server.start()
         for server in self.servers:
             server.wait_until_serving(deadline)
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal, if the process is there; with SIGSTOP, return when all of its threads stand still.
+
+    One thread takes the signal, when it gets a processor, and stops the others: until then they may act. (Where there
+    is no ``/proc`` it returns at once.)
+    """
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while number is signal.SIGSTOP and not _stands_still(pid) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+
+
+def _stands_still(pid: int) -> bool:
+    # The state follows the name, which is in parentheses: stopped, or over already.
+    states = []
+    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(ProcessLookupError, FileNotFoundError):
+            states.append(task.read_text().rpartition(")")[2].split()[0])
+    return all(state in "TtZX" for state in states)
 
 
 def _free_ports(count: int) -> list[int]:

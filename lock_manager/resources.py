@@ -2,7 +2,8 @@
 
 Two spellings of one table must be one lock, so every spelling goes through :func:`canonical_table_uri`:
 
-* ``s3://``, ``s3a://`` and ``s3n://`` are one scheme (``s3``): they are three clients of one store.
+* ``s3://``, ``s3a://`` and ``s3n://`` are one scheme (``s3``): they are three clients of one store. ``abfss`` is
+  ``abfs``, and ``wasbs`` is ``wasb``.
 * Scheme and host are lower-case; ``hdfs``' default port is dropped.
 * No duplicate or trailing slashes; ``.`` and ``..`` are resolved, as Hadoop's ``Path`` does.
 * A local path is an absolute ``file:`` URI with symbolic links resolved.
@@ -21,7 +22,8 @@ from lock_manager.errors import ResourceError
 
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<host>[^/]*))?(?P<path>/.*)?", re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_S3_SCHEMES = frozenset({"s3", "s3a", "s3n"})
+#: Clients, or ways to connect, of one store.
+_ONE_SCHEME = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
 _DEFAULT_PORTS = {"hdfs": ":8020"}
 
 
@@ -51,8 +53,7 @@ def canonical_table_uri(table: str | os.PathLike[str]) -> str:
         if not path:
             raise ResourceError(f"{name!r} has no path: write file:/path")
         return _canonical_file(path)
-    if scheme in _S3_SCHEMES:
-        scheme = "s3"
+    scheme = _ONE_SCHEME.get(scheme, scheme)
     if not host:
         raise ResourceError(f"{name!r} has no bucket or host: write {scheme}://BUCKET/path")
     host = host.removesuffix(_DEFAULT_PORTS.get(scheme, ":"))

@@ -14,6 +14,7 @@ from itertools import pairwise
 from sluice.delta_log import CHECKSUM_FILE, Checksum, DataFile, LogCommit, version_files
 
 _SHOWN = 5
+_UNPINS = "UNSET TBLPROPERTIES"
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..+")
 
 
@@ -137,8 +138,9 @@ def check_tokens(commits: Iterable[LogCommit]) -> list[str]:
 def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[str]:
     """Look for commits under the lock of an ensemble that was not the table's: it had two gates.
 
-    That is one to which the table is not pinned (see ``sluice adopt``), or one to which it comes back after commits
-    under another one, unless it was pinned to it again.
+    That is one to which the table is not pinned (see ``sluice adopt``), or was not until something else than a word to
+    that end dropped the pin (a table that was replaced or restored); or one to which it comes back after commits under
+    another one, unless it was pinned to it again.
 
     Args:
         commits: in the order of their versions.
@@ -147,8 +149,11 @@ def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[s
     """
     problems = []
     current, last_under = "", dict[str, int]()
+    dropped: tuple[str, int] | None = None
     for commit in commits:
         if commit.pin is not None and commit.pin != pinned:
+            silent = commit.pin == "" and commit.operation != _UNPINS
+            dropped = (pinned, commit.version) if silent else None
             pinned = commit.pin
             last_under.pop(pinned, None)
         if commit.stamp is None:
@@ -158,6 +163,11 @@ def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[s
             problems.append(
                 f"version {commit.version} was made under ensemble {ensemble}, but the table is pinned to {pinned}: "
                 "it had two gates"
+            )
+        elif dropped is not None and ensemble != dropped[0]:
+            problems.append(
+                f"version {commit.version} was made under ensemble {ensemble}, though the table was pinned to "
+                f"{dropped[0]} until version {dropped[1]} dropped that by the way: it had two gates"
             )
         elif ensemble != current and ensemble in last_under:
             problems.append(

@@ -201,6 +201,8 @@ def _run_as_program() -> int:
         warnings.simplefilter("ignore")
         for name in _PYSPARK_LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+        # What a driver that only observes would refuse is worth a line whatever is asked for.
+        logging.getLogger("lock_manager.guard").setLevel(logging.WARNING)
     return main()
 
 

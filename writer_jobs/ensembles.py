@@ -17,8 +17,8 @@ from writer_jobs.errors import TableError
 from writer_jobs.failures import JVM_ERRORS, one_sentence
 
 
-def refuse_other_ensemble(hold: HeldLock, table_log: DeltaTableLog) -> None:
-    """Make sure that a hold is of the ensemble to which its table is pinned, if it is to one.
+def refuse_other_ensemble(hold: HeldLock, table_log: DeltaTableLog) -> str | None:
+    """Make sure that a hold is of the ensemble to which its table is pinned, if it is to one; return that one.
 
     Raises:
         EnsembleMismatchError: it is of another one.
@@ -28,6 +28,14 @@ def refuse_other_ensemble(hold: HeldLock, table_log: DeltaTableLog) -> None:
     state = table_log.state()
     if state is not None and state.ensemble is not None and state.ensemble != hold.ensemble_id:
         raise EnsembleMismatchError(resource=hold.resource, ensemble=hold.ensemble_id, pinned_to=state.ensemble)
+    return None if state is None else state.ensemble
+
+
+def pin_again(spark: SparkSession, table_log: DeltaTableLog, ensemble: str) -> None:
+    """Pin a table that was replaced or restored under its lock, which drops its properties; as :func:`pin_table`."""
+    state = table_log.state()
+    if state is not None and state.ensemble is None:
+        pin_table(spark, table_log, ensemble)
 
 
 def pin_table(spark: SparkSession, table_log: DeltaTableLog, ensemble: str) -> int:

@@ -70,18 +70,20 @@ class SchemaMismatchError(WriteFailedError, ValueError):
 
 
 class CommitUnknownError(WriteFailedError):
-    """The append ended in a way that does not tell whether it was committed.
+    """A write ended in a way that does not tell whether it was committed.
 
     Attributes:
-        commit_id: what to look for in the table's log (``userMetadata``, ``sluice.commit_id``).
+        commit_id: what to look for in the table's log: of an append of the writer's the ``sluice.commit_id`` in its
+            ``userMetadata``, of any other commit ``sluice.attempt`` in its ``commitInfo``. ``sluice log --json`` has
+            both.
 
     """
 
     def __init__(self, *, table: str, reason: str, commit_id: str) -> None:
         super().__init__(table=table, reason=reason)
         message = (
-            f"whether the append to {table} was committed is not known: {reason}; "
-            f"look for commit id {commit_id} in the table's history before appending again"
+            f"whether the write to {table} was committed is not known: {reason}; "
+            f"look for {commit_id} in `sluice log {table} --json` before writing again"
         )
         self.args = (message,)
         self.commit_id = commit_id

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from py4j.clientserver import ClientServer
 from py4j.java_gateway import JavaPackage
 from pyspark import SparkContext
 from pyspark.java_gateway import ensure_callback_server_started
@@ -29,8 +30,9 @@ from lock_manager import (
     canonical_table_uri,
 )
 from lock_manager.guard import CommitGuard, GuardedHold
+from lock_manager.intents import version_to_occupy
 from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
-from writer_jobs.ensembles import refuse_other_ensemble
+from writer_jobs.ensembles import pin_again, refuse_other_ensemble
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError
 from writer_jobs.failures import is_conflict
 from writer_jobs.refusals import raise_refusals_as_python_errors
@@ -42,6 +44,7 @@ HOLDS_PROPERTY = "spark.sluice.hold"
 ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
 GUARD_OFF = "off"
 _OBSERVE = "observe"
+_AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
 # A check is answered within 0.4 of the session time-out, or refused; the rest is for a busy interpreter.
 _ANSWER_SECONDS = 60
 
@@ -76,6 +79,11 @@ def attach(spark: SparkSession) -> None:
     """
     context = classic_session(spark).sparkContext
     jvm: Any = spark._jvm  # noqa: SLF001
+    if not isinstance(context._gateway, ClientServer):  # noqa: SLF001
+        raise GuardMissingError(
+            "a lock is bound to the thread that has it, and with PYSPARK_PIN_THREAD=false Java does not know Python's "
+            "threads: leave that variable out"
+        )
     if isinstance(jvm.io.deltasluice.storage.Guard, JavaPackage):
         raise GuardMissingError(
             "the guarded log store is not on the driver's class path: give spark-submit the --jars that "
@@ -90,6 +98,9 @@ def attach(spark: SparkSession) -> None:
             jvm.io.deltasluice.storage.Guard.install(guard, _ANSWER_SECONDS * 1000)
             gateway._sluice_guard = guard  # noqa: SLF001 (lives as long as the gateway)
     raise_refusals_as_python_errors(GUARD)
+    if spark.conf.get(_AUTO_COMPACT, None) is None:
+        # A table's own property would turn it on: it commits again inside the first commit, and hides its errors.
+        spark.conf.set(_AUTO_COMPACT, "false")
 
 
 def _is_attached(context: SparkContext) -> bool:
@@ -189,25 +200,29 @@ def guarded(
         return
     if not _is_attached(spark.sparkContext):
         attach(spark)
+    bound = GuardedHold(hold, metadata)
+    pinned = None
     try:
         if not any_ensemble:
             # Before anything is read or occupied: under this lock another writer may be at work.
-            refuse_other_ensemble(hold, table_log)
+            pinned = refuse_other_ensemble(hold, table_log)
     except EnsembleMismatchError as error:
         if mode != _OBSERVE:
             raise
-        log.warning("required mode would refuse: %s", error)
-        yield None
-        return
+        bound.refusal = error
     context = spark.sparkContext
-    bound = GuardedHold(hold, metadata)
     GUARD.add(bound)
     before = context.getLocalProperty(HOLDS_PROPERTY)
     try:
         context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, hold.hold_id])))
+        if bound.refusal is not None:
+            yield None
+            return
         _occupy_intended_versions(table_log, bound)
         with _recorded(spark, bound):
             yield bound
+        if pinned is not None and bound.new_metadata:
+            pin_again(spark, table_log, pinned)
     finally:
         GUARD.remove(bound)
         with _only_logged(hold):
@@ -234,6 +249,10 @@ def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
             raise LockLostError(
                 resource=error.resource, hold_id=error.hold_id, reason=error.reason, versions=hold.commits
             ) from error
+        raise
+    except Exception as error:
+        if hold.commits:
+            error.add_note(f"committed before, under this lock: version {', '.join(map(str, hold.commits))}")
         raise
 
 
@@ -274,33 +293,33 @@ def _occupy_intended_versions(table_log: DeltaTableLog, bound: GuardedHold) -> N
     """Make sure that no put of a hold before this one can still succeed: see :mod:`lock_manager.intents`."""
     if not bound.hold.intents.unclean:
         return
+    if bound.hold.shared:
+        log.warning("what is read of %s may be overtaken: a writer ended uncleanly", bound.hold.resource)
+        return
     intents = bound.hold.intents.read()
-    newest = max((intent.version for intent in intents), default=NO_VERSION)
     head = table_log.head().version
-    if head == NO_VERSION and newest > NO_VERSION:
+    free = version_to_occupy(intents, head)
+    if head == NO_VERSION and free is not None:
         # An empty commit would be no table. Whatever is written first is version 0, so the late put and it exclude
         # each other; the intent stays for the holder that finds a table.
         return
-    if newest == head + 1:
-        bound.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version == newest]
+    if free is not None:
+        bound.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version > head]
         try:
             version = table_log.commit_nothing()
         except (StorageError, CommitUnknownError) as error:
-            if table_log.head().version < newest:
+            if table_log.head().version < free:
                 raise StorageError(
-                    f"nothing was written: version {newest}, which the writer before had not finished, could not be "
+                    f"nothing was written: version {free}, which the writer before had not finished, could not be "
                     f"occupied: {error}"
                 ) from error
-            version = newest  # the late commit was faster, and changed what an empty one conflicts with
+            version = free  # the late commit was faster, and changed what an empty one conflicts with
         finally:
             del bound.metadata["occupies"]
         log.warning(
             "the writer before had not finished version %d of %s: it is occupied now (%d)",
-            newest, bound.hold.resource, version,
+            free, bound.hold.resource, version,
         )  # fmt: skip
-    elif newest > head:
-        # No writer can have been about to put a version that does not follow the last one of this table.
-        log.error("an intent of version %d of %s is of an earlier table at this place", newest, bound.hold.resource)
     bound.hold.intents.clear()
 
 

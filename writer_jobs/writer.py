@@ -238,11 +238,14 @@ class LockedDeltaWriter:
         self, hold: HeldLock, write: DeltaWrite, bound: GuardedHold | None
     ) -> tuple[BaseException | None, BaseException | None]:
         """Write, again after a conflict with somebody who did not ask for the lock, as long as this hold stands."""
+        before = set(bound.passed) if bound is not None else set()
         for attempt in range(1, _ATTEMPTS + 1):
             failure, interrupt = write.save(
                 self.location, self._stamp(write), is_pointless=lambda: hold.lost is not None
             )
             if attempt == _ATTEMPTS or interrupt is not None or hold.lost is not None or not is_conflict(failure):
+                break
+            if failure is None or self._may_be_stored(failure, bound, before):
                 break
             log.warning("a writer without the lock was faster on %s: writing again", self.table)
             if bound is not None:
@@ -303,6 +306,13 @@ class LockedDeltaWriter:
             return not all(map(is_definite, attempts(self._spark, bound)))
         except JVM_ERRORS:
             return True
+
+    def _may_be_stored(self, failure: BaseException, bound: GuardedHold | None, before: set[str]) -> bool:
+        """Tell whether a failed write is in the table, or may be later: Delta does more after a commit."""
+        if bound is None or self._may_still_be_put(failure, bound):
+            return self._may_still_be_put(failure, bound)
+        known = [each for each in attempts(self._spark, bound) if each["attempt"] not in before]
+        return any(each["outcome"] == "committed" for each in known)
 
     def _failed(self, write: DeltaWrite, failure: BaseException) -> WriteFailedError:
         with suppress(TableError, StorageError):

@@ -55,19 +55,19 @@ class SoakGuard(CommitGuard):
 class UnboundGuard(SoakGuard):
     """A guard that asks which hold this process has on the table *now*."""
 
-    def _covering(self, asked: Mapping[str, Any]) -> GuardedHold:
+    def _covering(self, asked: Mapping[str, Any]) -> list[GuardedHold]:
         uri = canonical_table_uri(asked["table"])
         held = [each for each in list(self._holds.values()) if each.hold.resource == uri and each.hold.lost is None]
         if not held:
             raise LockNotHeldError(f"this process has no lock on {uri}", resource=uri)
-        return held[-1]
+        return held[-1:]
 
 
 class ForgetfulGuard(SoakGuard):
     """A guard that asks whether the hold stands, and notes no intent."""
 
     def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        guarded = self._covering(asked)
+        guarded = self._covering(asked)[-1]
         guarded.passed[str(asked["attempt"])] = int(asked["version"])
         try:
             guarded.hold.check()

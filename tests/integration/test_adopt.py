@@ -203,7 +203,7 @@ def test_an_ensemble_that_was_wiped_and_built_again_is_another_one(
             LockedDeltaWriter(spark, manager, table).append(spark.range(1))
 
 
-def test_the_pin_survives_what_changes_the_table_and_not_what_replaces_it(
+def test_the_pin_survives_what_changes_the_table(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
 ) -> None:
     log = DeltaTableLog(spark, f"file:{table}")
@@ -221,9 +221,31 @@ def test_the_pin_survives_what_changes_the_table_and_not_what_replaces_it(
     state = log.state()
     assert state is not None
     assert state.ensemble == pinned
-    # A version from before has the properties of before. It is the one way to lose the pin without meaning to.
+
+
+def test_what_replaces_a_table_or_restores_it_is_followed_by_the_pin(
+    spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
+) -> None:
+    log = DeltaTableLog(spark, f"file:{table}")
+    pinned = adopt(spark, table, ensemble_a).ensemble
+    name = "delta.`{}`".format(table.replace("`", "``"))
+    replacing = f"CREATE OR REPLACE TABLE {name} USING delta AS SELECT id FROM range(3)"
+    for statement in (replacing, f"RESTORE TABLE {name} TO VERSION AS OF 0"):
+        with locked(spark, table, manager=manager_a) as hold:
+            spark.sql(statement)
+        state = log.state()
+        assert state is not None
+        assert state.ensemble == pinned, statement
+        _, (newest, dropping, *_) = read_table_log(table, limit=2)
+        assert not isinstance(newest, str)
+        assert not isinstance(dropping, str)
+        assert (dropping.pin, newest.pin) == ("", pinned)
+        assert newest.stamp is not None
+        assert newest.stamp.hold == hold.hold_id
+    assert verify_table(table).problems == ()
+    # Whoever says so may.
     with locked(spark, table, manager=manager_a):
-        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF 0")
+        spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}')")
     state = log.state()
     assert state is not None
     assert state.ensemble is None
@@ -290,8 +312,8 @@ def test_a_driver_that_only_observes_goes_on_under_the_wrong_ensemble_and_says_s
         conf.set("spark.sluice.guard", "required")
     assert "required mode would refuse" in caplog.text
     found = verify_table(table)
-    assert found.observed == {"LockNotHeldError": (2,)}
+    assert found.observed == {"EnsembleMismatchError": (2,)}
     assert found.problems == ()
     _, (newest, *_) = read_table_log(table, limit=1)
     assert not isinstance(newest, str)
-    assert (newest.stamp, newest.observed) == (None, "LockNotHeldError")
+    assert (newest.stamp, newest.observed) == (None, "EnsembleMismatchError")

@@ -15,6 +15,7 @@ from deltalake import DeltaTable as OtherTable
 from deltalake import Field
 from deltalake.schema import PrimitiveType
 from kazoo.client import KazooClient
+from py4j.java_gateway import JavaGateway
 from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
@@ -282,22 +283,61 @@ def test_a_version_that_was_about_to_be_put_is_occupied_before_anything_is_read(
     assert newest(spark, disk_table) == 2
 
 
-@pytest.mark.parametrize("version", [0, 7])
-def test_a_version_that_exists_or_never_can_is_not_occupied(
+def test_a_version_that_exists_is_not_occupied(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
     disk_table: str,
     unclean: Callable[[int], None],
-    version: int,
 ) -> None:
     with locked(spark, disk_table, manager=manager):
         append(spark.range(2), disk_table)
-    unclean(version)
+    unclean(0)
     with locked(spark, disk_table, manager=manager):
         pass
     assert newest(spark, disk_table) == 0
     assert intents(ensemble_client, disk_table) == []
+
+
+@pytest.mark.parametrize("garbled", [False, True], ids=["a version far ahead", "unreadable"])
+def test_an_intent_that_does_not_fit_has_the_next_version_occupied(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    ensemble_client: KazooClient,
+    disk_table: str,
+    unclean: Callable[[int], None],
+    garbled: bool,  # noqa: FBT001 (pytest gives it by name)
+) -> None:
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(2), disk_table)
+    unclean(7)  # a table that was dropped and made again under that hold had it
+    if garbled:
+        ensemble_client.set(f"{intents_node(node_of(disk_table))}/{'0' * 32}", b"of another release")
+    with locked(spark, disk_table, manager=manager):
+        assert newest(spark, disk_table) == 1
+    assert commit_info(disk_table, 1)["sluice"]["occupies"] == ["0" * 32]
+    assert intents(ensemble_client, disk_table) == []
+
+
+def test_a_shared_hold_behind_an_unclean_end_reads_and_says_that_it_is_not_fenced(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    ensemble_client: KazooClient,
+    disk_table: str,
+    unclean: Callable[[int], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from writer_jobs.delta_log import DeltaTableLog
+    from writer_jobs.guarded import guarded
+
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(2), disk_table)
+    unclean(1)
+    log = DeltaTableLog(spark, f"file:{disk_table}")
+    with manager.acquire(disk_table, shared=True) as hold, guarded(spark, hold, log, {}):
+        assert ids(spark, disk_table) == [0, 1]
+    assert "may be overtaken" in caplog.text
+    assert intents(ensemble_client, disk_table) == ["0" * 32]
 
 
 def test_an_intent_of_the_first_version_stays_until_there_is_a_table(
@@ -349,6 +389,15 @@ def test_a_catalog_s_staged_commit_is_refused(spark: SparkSession, disk_table: s
             store.write(path, lines.iterator(), False, conf)
 
 
+def test_a_driver_whose_java_threads_are_not_python_s_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What PySpark makes of PYSPARK_PIN_THREAD=false.
+    monkeypatch.setattr(spark.sparkContext, "_gateway", JavaGateway())
+    with pytest.raises(GuardMissingError, match="PYSPARK_PIN_THREAD"):
+        attach(spark)
+
+
 @pytest.fixture
 def mode(spark: SparkSession) -> Iterator[Callable[[str], None]]:
     conf = spark.sparkContext._jsc.sc().conf()
@@ -357,16 +406,20 @@ def mode(spark: SparkSession) -> Iterator[Callable[[str], None]]:
 
 
 def test_observe_commits_counts_and_notes_what_would_be_refused(
-    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str, mode: Callable[[str], None]
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    disk_table: str,
+    mode: Callable[[str], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    guard: Any = spark._jvm.io.deltasluice.storage.Guard
     attach(spark)
-    before = guard.observed()
+    before = GUARD.observed
     mode("observe")
     append(spark.range(1), disk_table)
     with locked(spark, disk_table, manager=manager) as hold:
         append(spark.range(1), disk_table)
-    assert guard.observed() == before + 1
+    assert GUARD.observed == before + 1
+    assert f"required mode would refuse (the {before + 1}. time in this driver): version 0 of" in caplog.text
     assert commit_info(disk_table, 0)["sluice"]["observed"] == "LockNotHeldError"
     assert commit_info(disk_table, 1)["sluice"]["hold"] == hold.hold_id
 

@@ -121,8 +121,8 @@ class Driver:
     def bind_to_any_hold(self) -> None:
         before = guard.CommitGuard._covering
 
-        def covering(self: guard.CommitGuard, asked: Any) -> guard.GuardedHold:
-            return list(self._holds.values())[-1]
+        def covering(self: guard.CommitGuard, asked: Any) -> list[guard.GuardedHold]:
+            return list(self._holds.values())[-1:]
 
         guard.CommitGuard._covering = covering  # type: ignore[method-assign]
         self.undo.callback(setattr, guard.CommitGuard, "_covering", before)

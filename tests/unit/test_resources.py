@@ -26,7 +26,7 @@ from lock_manager import ResourceError, TableResource, canonical_table_uri
         ("s3a://lake/a b#c?d=ü", "s3://lake/a b#c?d=ü"),
         ("hdfs://NN:8020/t", "hdfs://nn/t"),
         ("hdfs://nn:9000/t", "hdfs://nn:9000/t"),
-        ("abfss://Data@Account.dfs.core.windows.net/t/", "abfss://data@account.dfs.core.windows.net/t"),
+        ("abfss://Data@Account.dfs.core.windows.net/t/", "abfs://data@account.dfs.core.windows.net/t"),
         ("file:/no/such/t", "file:/no/such/t"),
         ("file:///no/such/t/", "file:/no/such/t"),
         ("file://localhost/no/such/t", "file:/no/such/t"),

@@ -7,6 +7,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -402,6 +403,29 @@ def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
     assert check_ensembles([*moved, locked_commit(6, "g", ensemble="B")]) == [
         "version 6 was made under ensemble B, but the table is pinned to A: it had two gates"
     ]
+
+
+@pytest.mark.parametrize(
+    ("operation", "after", "problems"),
+    [
+        ("CREATE OR REPLACE TABLE AS SELECT", "B", 1),
+        ("CREATE OR REPLACE TABLE AS SELECT", "A", 0),
+        ("UNSET TBLPROPERTIES", "B", 0),
+    ],
+)
+def test_another_ensemble_after_a_pin_that_was_dropped_by_the_way_is_found(
+    operation: str, after: str, problems: int
+) -> None:
+    log = [
+        locked_commit(0, "a", ensemble="A", pin="A"),
+        replace(locked_commit(1, "b", ensemble="A", pin=""), operation=operation),
+        locked_commit(2, "c", ensemble=after),
+    ]
+    found = check_ensembles(log)
+    assert len(found) == problems
+    assert all("until version 1 dropped that by the way" in problem for problem in found)
+    # Once it is pinned again, that is over.
+    assert check_ensembles([*log[:2], locked_commit(2, "c", ensemble="A", pin="A")]) == []
 
 
 def test_a_pin_whose_commit_was_cleaned_up_still_counts(table: Path) -> None:

@@ -15,6 +15,7 @@ final class CommitBody {
   static final ObjectMapper JSON = new ObjectMapper();
 
   private static final String INFO = "{\"commitInfo\":{";
+  private static final String METADATA = "{\"metaData\":";
   private static final String STAMP = "sluice";
 
   private final List<String> lines = new ArrayList<>();
@@ -29,18 +30,24 @@ final class CommitBody {
   /** {@code commitInfo.operation}, or null. */
   final String operation;
 
+  /** Whether it says anew what the table is. */
+  final boolean hasMetadata;
+
   CommitBody(Iterator<String> actions, String attempt) {
     this.attempt = attempt;
     String found = null;
+    boolean metadata = false;
     while (actions.hasNext()) {
       String line = actions.next();
       if (found == null && line.startsWith(INFO)) {
         found = line;
       } else {
         lines.add(line);
+        metadata |= line.startsWith(METADATA);
       }
     }
     info = found;
+    hasMetadata = metadata;
     JsonNode node = commitInfo(found);
     txn = node.path("txnId").asText(null);
     operation = node.path("operation").asText(null);

@@ -12,7 +12,6 @@ import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
-import java.util.concurrent.atomic.AtomicLong;
 import org.apache.spark.SparkContext;
 import org.apache.spark.SparkContext$;
 import org.slf4j.Logger;
@@ -31,7 +30,6 @@ public final class Guard {
   private static final InheritableThreadLocal<String> BOUND = new InheritableThreadLocal<>();
 
   private static final Logger LOG = LoggerFactory.getLogger(Guard.class);
-  private static final AtomicLong OBSERVED = new AtomicLong();
   // Not the committing thread: a callback of py4j's would come out of the very connection on which Python waits.
   // The threads stay: py4j keeps a connection for each one that ever called, and closes none of them.
   private static final ExecutorService CALLS = new ThreadPoolExecutor(
@@ -67,11 +65,6 @@ public final class Guard {
     BOUND.set(holds);
   }
 
-  /** Returns how many commits were written in {@code observe} mode that {@code required} would have refused. */
-  public static long observed() {
-    return OBSERVED.get();
-  }
-
   /**
    * Returns what the guard says of a commit.
    *
@@ -84,12 +77,11 @@ public final class Guard {
       return new Verdict(null, CommitBody.JSON.createObjectNode());
     }
     try {
-      return required(file, body);
+      return required(file, body, mode);
     } catch (CommitRefusedException refusal) {
       if (mode == Mode.REQUIRED) {
         throw refusal;
       }
-      OBSERVED.incrementAndGet();
       LOG.warn("version {} of {} is committed, but would be refused in required mode: {}",
           file.version(), file.table(), refusal.getMessage());
       ObjectNode stamp = CommitBody.JSON.createObjectNode();
@@ -98,7 +90,7 @@ public final class Guard {
     }
   }
 
-  private static Verdict required(VersionFile file, CommitBody body)
+  private static Verdict required(VersionFile file, CommitBody body, Mode mode)
       throws CommitRefusedException, InterruptedIOException {
     CommitGuard asked = guard;
     if (asked == null) {
@@ -112,7 +104,9 @@ public final class Guard {
     request.put("attempt", body.attempt);
     request.put("txn", body.txn);
     request.put("operation", body.operation);
+    request.put("metadata", body.hasMetadata);
     request.put("holds", holds());
+    request.put("observe", mode == Mode.OBSERVE);
     JsonNode answer = answerOf(asked, request.toString(), file);
     if (answer.hasNonNull("refused")) {
       throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
