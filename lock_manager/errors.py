@@ -152,6 +152,17 @@ class LockOrderError(LockError, RuntimeError):
     """A nested acquire that could deadlock, with another job or with this thread itself."""
 
 
+class UnguardedError(LockError, RuntimeError):
+    """Partitions were asked for where no commit guard is: holders of different ones would race for one version."""
+
+    def __init__(self, *, resource: str) -> None:
+        super().__init__(
+            f"{resource}: partitions can be locked only where the commit guard sees what is committed: "
+            "attach(spark) with spark.sluice.guard=required, or lock the table",
+            resource=resource,
+        )
+
+
 class LockNotHeldError(LockError, RuntimeError):
     """A lock was released or used that is not held."""
 

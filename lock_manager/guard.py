@@ -26,6 +26,7 @@ from lock_manager.errors import (
     SluiceError,
 )
 from lock_manager.held import HeldLock
+from lock_manager.queue_lock import Mode
 from lock_manager.resources import canonical_table_uri
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,19 @@ _DEFINITE = frozenset({"committed", "taken", "rejected"})
 def is_definite(attempt: Mapping[str, Any]) -> bool:
     """Tell whether it is known what became of an attempt, as the log store saw it (``Attempts.java``)."""
     return attempt["outcome"] in _DEFINITE
+
+
+_installed = threading.Event()
+
+
+def declare_installed() -> None:
+    """Say that every commit of this process passes the commit guard, so that partitions can be locked."""
+    _installed.set()
+
+
+def guard_is_installed() -> bool:
+    """Tell whether every commit of this process passes the commit guard."""
+    return _installed.is_set()
 
 
 class GuardedHold:
@@ -71,8 +85,8 @@ class GuardedHold:
 
     def stamp(self) -> dict[str, Any]:
         """Return what a commit under this hold notes of it (``commitInfo.sluice``)."""
-        mode = "shared" if self.hold.shared else "exclusive"
-        nodes = [{"key": key, "mode": mode, "token": token} for key, token in self.hold.tokens.items()]
+        modes = {key: "exclusive" if mode is Mode.EXCLUSIVE else "shared" for key, mode in self.hold.modes.items()}
+        nodes = [{"key": key, "mode": modes[key], "token": token} for key, token in self.hold.tokens.items()]
         return {
             **self.metadata,
             "hold": self.hold.hold_id,

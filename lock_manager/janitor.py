@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 from kazoo.exceptions import NoNodeError
@@ -30,18 +31,18 @@ class Janitor:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._wanted: dict[str, tuple[str, threading.Event]] = {}
+        self._wanted: dict[str, tuple[Sequence[str], threading.Event]] = {}
         self._changed = threading.Condition()
         self._fresh = False
         self._thread: threading.Thread | None = None
 
-    def discard(self, node: str, prefix: str, wait_seconds: float) -> bool:
-        """Remove every child of ``node`` whose name starts with ``prefix``; tell whether it was done in time."""
+    def discard(self, nodes: Sequence[str], prefix: str, wait_seconds: float) -> bool:
+        """Remove every child of these nodes whose name starts with ``prefix``; tell whether it was done in time."""
         if self._session.closed:
             return True
         done = threading.Event()
         with self._changed:
-            self._wanted[prefix] = (node, done)
+            self._wanted[prefix] = (nodes, done)
             self._fresh = True
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="sluice-janitor", daemon=True)
@@ -60,11 +61,12 @@ class Janitor:
         while not self._session.closed:
             with self._changed:
                 wanted, self._fresh = dict(self._wanted), False
-            for prefix, (node, done) in wanted.items():
+            for prefix, (nodes, done) in wanted.items():
                 try:
-                    gone = self._remove(node, prefix)
+                    # The last one first: nobody is to wait in one queue while he stands in a later one.
+                    gone = all(self._remove(node, prefix) for node in reversed(nodes))
                 except Exception:  # whatever it was, the others' contenders must still go
-                    log.exception("could not remove the contender %s of %s", prefix, node)
+                    log.exception("could not remove the contender %s of %s", prefix, ", ".join(nodes))
                     gone = False
                 if gone:
                     with self._changed:

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -16,13 +16,17 @@ from lock_manager.errors import (
     LockCancelledError,
     LockNotHeldError,
     LockOrderError,
+    UnguardedError,
 )
+from lock_manager.guard import guard_is_installed
 from lock_manager.held import Crew, HeldLock
 from lock_manager.inspect import QueueEntry, read_queue
 from lock_manager.janitor import Janitor
 from lock_manager.keeper import Keeper
+from lock_manager.partitions import Partition
 from lock_manager.queue_lock import Attempt, Request
 from lock_manager.resources import TableResource
+from lock_manager.scope import TableScope
 from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 from lock_manager.settings import LockSettings, check_seconds
 from lock_manager.shield import Shield
@@ -148,14 +152,20 @@ class ZookeeperLockManager:
         self,
         resource: str | os.PathLike[str] | TableResource,
         *,
+        partitions: Collection[Partition] | None = None,
         shared: bool = False,
         timeout_seconds: float | None = None,
     ) -> HeldLock:
-        """Lock a table; wait for everybody who asked before.
+        """Lock a table, or partitions of it; wait for everybody who asked before.
+
+        Whoever has the lock already, or one that covers it, gets the same hold again and gives it back as often.
 
         Args:
             resource: location of the table, in any spelling that :func:`canonical_table_uri` takes.
-            shared: share it with other shared holders; by default it is held alone.
+            partitions: made by :meth:`PartitionSchema.partition`; all of the table by default. A partition conflicts
+                with what it is a part of, and with what is a part of it. Of more than 64 the table is locked.
+            shared: share it with other shared holders; by default it is held alone. Readers of a whole table exclude
+                writers of its partitions, too.
             timeout_seconds: total, connecting included; 0 means: only if it is free now. By default the manager's.
                 The error may come up to three seconds later: to say who is ahead, and to leave the queue.
 
@@ -164,6 +174,7 @@ class ZookeeperLockManager:
 
         Raises:
             ResourceError: no usable location.
+            UnguardedError: partitions, in a process without the commit guard.
             LockTimeoutError: others were still ahead at the deadline.
             LockCancelledError: :meth:`cancel` or :meth:`close` was called meanwhile.
             LockOrderError: this thread holds a lock that makes this one a possible deadlock.
@@ -173,29 +184,60 @@ class ZookeeperLockManager:
             ClosedError: closed, or carried over by a fork.
 
         """
-        table = TableResource.of(resource)
+        return self.acquire_all(
+            [TableScope.of(TableResource.of(resource), partitions, shared=shared)], timeout_seconds=timeout_seconds
+        )
+
+    def acquire_all(self, scopes: Sequence[TableScope], *, timeout_seconds: float | None = None) -> HeldLock:
+        """Lock several tables, or partitions of them, under one hold: all or nothing, and without a deadlock.
+
+        Args:
+            scopes: at most one for each table; the order does not matter.
+            timeout_seconds: total over all of them; as for :meth:`acquire`.
+
+        Returns:
+            One hold for all.
+
+        Raises:
+            ValueError: no scope, or two for one table.
+            LockError and so on: see :meth:`acquire`.
+
+        """
+        wanted = {scope.table.uri: scope for scope in sorted(scopes, key=lambda scope: scope.table)}
+        if not wanted or len(wanted) != len(scopes):
+            raise ValueError("give at least one scope, and at most one for each table")
         self._session.check_usable()
-        self._check_order(table)
+        if held := self._held_already(wanted):
+            held.enter_again()
+            return held
+        if any(scope.partitions is not None for scope in wanted.values()) and not guard_is_installed():
+            raise UnguardedError(resource=", ".join(map(str, wanted.values())))
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         check_seconds("timeout_seconds", seconds)
         deadline = Deadline(seconds)
+        root = self.settings.lock_root
         request = Request(
-            uri=table.uri,
-            node=table.znode(self.settings.lock_root),
-            shared=shared,
+            resource=", ".join(map(str, wanted.values())),
+            tables={uri: scope.table.znode(root) for uri, scope in wanted.items()},
+            nodes=tuple(node for scope in wanted.values() for node in scope.nodes(root)),
             identity=self._identity(),
             cancelled=threading.Event(),
         )
         attempt = Attempt(self._session, request, deadline)
         thread = threading.current_thread()
         return self._shield.run(
-            lambda: self._attempt(request, attempt, table.key, deadline, thread),
+            lambda: self._attempt(request, attempt, wanted, deadline, thread),
             interrupted=attempt.cancel,
             undo=HeldLock.release,
         )
 
     def _attempt(
-        self, request: Request, attempt: Attempt, key: str, deadline: Deadline, thread: threading.Thread
+        self,
+        request: Request,
+        attempt: Attempt,
+        scope: Mapping[str, TableScope],
+        deadline: Deadline,
+        thread: threading.Thread,
     ) -> HeldLock:
         with self._lock:
             self._attempts.append(attempt)
@@ -205,7 +247,7 @@ class ZookeeperLockManager:
                 self._session,
                 request,
                 place,
-                key=key,
+                scope=scope,
                 waited_seconds=deadline.elapsed(),
                 thread=thread,
                 crew=Crew(self._keeper, self._janitor, self._shield, self._forget),
@@ -215,7 +257,7 @@ class ZookeeperLockManager:
         except BaseException as error:
             attempt.abandon(self._janitor)
             if isinstance(error, ClosedError) and request.cancelled.is_set():
-                raise LockCancelledError(resource=request.uri) from None
+                raise LockCancelledError(resource=request.resource) from None
             raise
         finally:
             with self._lock:
@@ -234,7 +276,7 @@ class ZookeeperLockManager:
         table = TableResource.of(resource)
         self._session.check_usable()
         with self._lock:
-            holds = [hold for hold in self._holds if hold.resource == table.uri]
+            holds = [hold for hold in self._holds if table.uri in hold.scope]
         own = [hold for hold in holds if hold.thread is threading.current_thread()]
         if own:
             own[-1].release()
@@ -252,7 +294,7 @@ class ZookeeperLockManager:
 
     def _cancel(self, uri: str) -> int:
         with self._lock:
-            waiting = [attempt for attempt in self._attempts if attempt.uri == uri]
+            waiting = [attempt for attempt in self._attempts if uri in attempt.tables]
         for attempt in waiting:
             attempt.cancel()
         return len(waiting)
@@ -285,23 +327,42 @@ class ZookeeperLockManager:
         }
         return {name: value for name, value in known.items() if value is not None} | {"requested_at": time.time()}
 
-    def _check_order(self, table: TableResource) -> None:
+    def _held_already(self, wanted: Mapping[str, TableScope]) -> HeldLock | None:
+        """Return a hold of this thread that covers what is asked for, None if it has nothing to do with it.
+
+        Raises:
+            LockOrderError: it has something that makes the request a possible deadlock.
+
+        """
         thread = threading.current_thread()
         with self._lock:
             held = [hold for hold in self._holds if hold.thread is thread and hold.lost is None]
         for hold in held:
-            if hold.resource == table.uri:
-                raise LockOrderError(
-                    f"this thread holds the lock on {table.uri} already and would wait for itself: "
-                    "do the work under the hold that it has, or release that first",
-                    resource=table.uri,
-                )
-            if hold.resource > table.uri:
-                raise LockOrderError(
-                    f"this thread holds {hold.resource} and asks for {table.uri}, while another may hold them the "
-                    f"other way round: acquire {table.uri} first (tables in the order of their URIs)",
-                    resource=table.uri,
-                )
+            if hold.covers(wanted):
+                return hold
+        for hold in held:
+            for uri in wanted:
+                if uri in hold.scope:
+                    raise LockOrderError(self._sentence_on(hold.scope[uri], wanted[uri]), resource=uri)
+                if max(hold.scope) > uri:
+                    raise LockOrderError(
+                        f"this thread holds {max(hold.scope)} and asks for {uri}, while another may hold them the "
+                        f"other way round: ask for both at once (acquire_all), or for {uri} first",
+                        resource=uri,
+                    )
+        return None
+
+    @staticmethod
+    def _sentence_on(has: TableScope, wanted: TableScope) -> str:
+        if has.shared and not wanted.shared:
+            return (
+                f"this thread shares {has} and asks to have {wanted} alone: two that did so would wait for each other; "
+                "ask for it alone from the start, or release first"
+            )
+        return (
+            f"this thread holds {has} and asks for {wanted}: two that did so may wait for each other; ask for all of "
+            "it at once, or release first"
+        )
 
     def _read_queue(self, node: str, deadline: Deadline) -> list[QueueEntry]:
         while True:

@@ -1,8 +1,8 @@
 """What a partition is called: the values of a table's first partition columns, as one spelling each.
 
 Two spellings of one partition must be one lock, and the guard compares what a commit touches with what is locked. So
-values are brought into one form by the type of their column. That form is how Delta writes them into ``partitionValues``
-where it has one way to do so; timestamps, of which it has several, are UTC with microseconds.
+values are brought into one form by the type of their column: as Delta writes them into ``partitionValues``, where it
+has one way to do so; timestamps, of which it has several, in UTC with microseconds.
 
 Source of the forms: Delta's protocol, "Partition Value Serialization".
 """
@@ -27,7 +27,6 @@ PARTITIONS = "partitions"
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _RANGES = {"byte": 7, "short": 15, "integer": 31, "long": 63}
-_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 _KNOWN = re.compile(
     r"byte|short|integer|long|string|varchar\(\d+\)|char\(\d+\)|boolean|date|timestamp|timestamp_ntz|decimal\(\d+,\s*\d+\)"
 )
@@ -139,9 +138,8 @@ class PartitionSchema:
         """
         given = {name.lower(): value for name, value in values.items()}
         if unknown := [name for name in values if name.lower() not in self._by_name]:
-            raise ResourceError(
-                f"{unknown[0]!r} is not a partition column; those are {', '.join(c.name for c in self.columns) or 'none'}"
-            )
+            names = ", ".join(column.name for column in self.columns)
+            raise ResourceError(f"{unknown[0]!r} is not a partition column; those are {names or 'none'}")
         if not given:
             raise ResourceError("a partition without values is the whole table: leave partitions out")
         first = self.columns[: len(given)]
@@ -195,27 +193,33 @@ def smallest_cover(partitions: Iterable[Partition]) -> tuple[Partition, ...]:
 
 
 def _normal(type_name: str, value: object, zone: tzinfo) -> str:
-    if type_name in _RANGES:
-        return _whole(value, _RANGES[type_name])
-    if type_name == "string" or type_name.startswith(("varchar", "char")):
-        if not isinstance(value, str):
-            raise TypeError
-        return value
-    if type_name == "boolean":
-        return str(value).lower() if isinstance(value, bool) else _TRUTH[str(value).strip().lower()]
-    if type_name == "date":
-        return _date(value)
-    if type_name == "timestamp":
+    kind = type_name.partition("(")[0]
+    if kind in _RANGES:
+        return _whole(value, _RANGES[kind])
+    if kind == "decimal":
+        scale = type_name.rpartition(",")[2].rstrip(")")
+        return _decimal(value, int(scale))
+    if kind == "timestamp":
         moment = _moment(value)
         return _written((moment if moment.tzinfo else moment.replace(tzinfo=zone)).astimezone(UTC)) + "Z"
-    if type_name == "timestamp_ntz":
-        moment = _moment(value)
-        if moment.tzinfo:
-            raise ValueError
-        return _written(moment)
-    match = _DECIMAL.fullmatch(type_name)
-    assert match is not None  # noqa: S101 (the schema refuses other types)
-    return _decimal(value, int(match[2]))
+    return _NORMAL[kind](value)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _truth(value: object) -> str:
+    return _TRUTH[str(value).strip().lower()]
+
+
+def _local_moment(value: object) -> str:
+    moment = _moment(value)
+    if moment.tzinfo:
+        raise ValueError
+    return _written(moment)
 
 
 def _whole(value: object, bits: int) -> str:
@@ -254,12 +258,24 @@ def _decimal(value: object, scale: int) -> str:
     return f"{rounded:f}"
 
 
+_NORMAL = {
+    "string": _text,
+    "varchar": _text,
+    "char": _text,
+    "boolean": _truth,
+    "date": _date,
+    "timestamp_ntz": _local_moment,
+}
+
+
 def _escaped_value(value: Value) -> str:
     return HIVE_NULL if value is None else _escaped(value)
 
 
 def _escaped(text: str) -> str:
-    return _ESCAPED.sub(lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass")), text)
+    return _ESCAPED.sub(
+        lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode("utf-8", "surrogatepass")), text
+    )
 
 
 def names_of(partitions: Sequence[Partition], most: int = 5) -> str:

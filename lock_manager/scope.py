@@ -1,0 +1,81 @@
+"""What is asked for, or held, of one table: all of it, or partitions; and the queues to stand in for that."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
+from lock_manager.queue_lock import Mode, Node
+from lock_manager.resources import TableResource
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TableScope:
+    """What is asked for, or held, of one table.
+
+    Attributes:
+        table: the table.
+        partitions: in the one order, none part of another; None for the whole table.
+        shared: together with other shared holders.
+
+    """
+
+    table: TableResource
+    partitions: tuple[Partition, ...] | None = None
+    shared: bool = False
+
+    @classmethod
+    def of(
+        cls, table: TableResource, partitions: Collection[Partition] | None = None, *, shared: bool = False
+    ) -> TableScope:
+        """Make the scope; of more than 64 partitions it is the table.
+
+        Raises:
+            ValueError: no partition.
+
+        """
+        if partitions is None:
+            return cls(table, None, shared)
+        if not partitions:
+            raise ValueError("partitions=[] asks for nothing: leave it out for the whole table")
+        cover = smallest_cover(partitions)
+        if len(cover) > MOST_PARTITIONS:
+            log.warning("%d partitions of %s are asked for: locking the whole table", len(cover), table.uri)
+            return cls(table, None, shared)
+        return cls(table, cover, shared)
+
+    def __str__(self) -> str:
+        if self.partitions is None:
+            return self.table.uri
+        names = ", ".join(str(each) for each in self.partitions[:3])
+        more = f" and {len(self.partitions) - 3} more" if len(self.partitions) > 3 else ""  # noqa: PLR2004
+        return f"{self.table.uri} [{names}{more}]"
+
+    def covers(self, other: TableScope) -> bool:
+        """Tell whether whoever has this need not ask for ``other``."""
+        if self.table != other.table or (self.shared and not other.shared):
+            return False
+        return self.partitions is None or (other.partitions is not None and self.contains(other.partitions))
+
+    def contains(self, partitions: Collection[Partition]) -> bool:
+        """Tell whether every one of these partitions lies in it."""
+        return self.partitions is None or all(any(own.contains(each) for own in self.partitions) for each in partitions)
+
+    def nodes(self, lock_root: str) -> list[Node]:
+        """Return the queues to stand in: the table's, then those of partitions, each after what it is a part of."""
+        table = self.table
+        path = table.znode(lock_root)
+        own = Mode.SHARED if self.shared else Mode.EXCLUSIVE
+        if self.partitions is None:
+            return [Node(table.key, path, own, table.uri, {"uri": table.uri})]
+        modes = {ancestor: Mode.PART for each in self.partitions for ancestor in each.ancestors()}
+        modes |= dict.fromkeys(self.partitions, own)
+        found = [Node(table.key, path, Mode.PART, table.uri, {"uri": table.uri})]
+        for each in sorted(modes, key=lambda partition: partition.sort_key):
+            about = {"partition": dict(each.values)}
+            found.append(Node(f"{table.key}/{each}", each.znode(path), modes[each], table.uri, about))
+        return found
