@@ -159,12 +159,9 @@ class PartitionSchema:
             ResourceError: they are not those of this schema's columns.
 
         """
-        found = {column.name: partition_values.get(column.physical_name) for column in self.columns}
-        if len(partition_values) != len(self.columns) or any(
-            column.physical_name not in partition_values for column in self.columns
-        ):
+        if not partition_values.keys() <= {column.physical_name for column in self.columns}:
             raise ResourceError(f"a file has the partition values {dict(partition_values)}, which do not fit the table")
-        return self.partition(found)
+        return self.partition({column.name: partition_values.get(column.physical_name) for column in self.columns})
 
     def _normal(self, column: PartitionColumn, value: object) -> Value:
         if value is None or value == "":

@@ -17,7 +17,9 @@ from writer_jobs.errors import (
     UnsupportedSessionError,
     WriteFailedError,
 )
-from writer_jobs.guarded import attach, locked
+from writer_jobs.guarded import attach
+from writer_jobs.locking import locked, locked_all
+from writer_jobs.partitioning import partition_schema
 from writer_jobs.session import build_session
 from writer_jobs.writer import CommitResult, LockedDeltaWriter
 
@@ -42,4 +44,6 @@ __all__ = [
     "build_session",
     "locate_table",
     "locked",
+    "locked_all",
+    "partition_schema",
 ]

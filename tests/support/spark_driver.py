@@ -89,7 +89,7 @@ class Driver:
 
                 with self.manager._lock:
                     (lost,) = self.manager._holds
-                self.manager._session.client.delete(lost._place.path)
+                self.manager._session.client.delete(lost._place.spots[0].path)
                 thread = threading.Thread(target=again)
                 thread.start()
                 taken.wait(60)
@@ -122,7 +122,7 @@ class Driver:
         before = guard.CommitGuard._covering
 
         def covering(self: guard.CommitGuard, asked: Any) -> list[guard.GuardedHold]:
-            return list(self._holds.values())[-1:]
+            return list(self._holds.values())[-1]
 
         guard.CommitGuard._covering = covering  # type: ignore[method-assign]
         self.undo.callback(setattr, guard.CommitGuard, "_covering", before)
