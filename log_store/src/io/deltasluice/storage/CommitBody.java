@@ -82,9 +82,7 @@ final class CommitBody {
     Set<String> actions = new TreeSet<>();
     boolean unplaced = false;
     for (String line : lines) {
-      Iterator<Map.Entry<String, JsonNode>> fields = tree(line).fields();
-      while (fields.hasNext()) {
-        Map.Entry<String, JsonNode> action = fields.next();
+      for (Map.Entry<String, JsonNode> action : tree(line).properties()) {
         String name = action.getKey();
         if (FILES.contains(name)) {
           JsonNode values = action.getValue().path("partitionValues");
