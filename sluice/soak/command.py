@@ -36,8 +36,15 @@ def choose_faults(given: str, options: SoakOptions) -> tuple[str, ...]:
     return names
 
 
-def run_soak(options: SoakOptions, *, as_json: bool) -> bool:
-    """Soak, print the verdict, and tell whether all invariants hold."""
+def run_soak(options: SoakOptions, *, as_json: bool, must_strike: bool = False) -> bool:
+    """Soak, print the verdict, and tell whether all invariants hold.
+
+    Args:
+        options: what to do.
+        as_json: print the verdict as JSON.
+        must_strike: whether it is a failure if a class of faults did not come up.
+
+    """
     console = Console(highlight=False)
     notes = Console(highlight=False, stderr=True)
     with notes.status("starting …") as status, Soak(options) as soak:
@@ -53,7 +60,15 @@ def run_soak(options: SoakOptions, *, as_json: bool) -> bool:
     else:
         print_verdict(found, violations, console)
         console.print(f"history, verdict and picture: {options.output}", soft_wrap=True)
-    return not violations
+    missed = found["did_not_strike"] if must_strike else []
+    if missed:
+        notes.print(
+            f"{', '.join(missed)} never struck, and so nothing is known about it: ask for more --commits or a "
+            "smaller --gap",
+            style="bold red",
+            soft_wrap=True,
+        )
+    return not violations and not missed
 
 
 def _shower(options: SoakOptions, update: Callable[[str], None] | None) -> Callable[[Progress], None]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lock_manager import LockLostError
 from lock_manager.guard import GuardedHold, is_definite
+from lock_manager.intents import version_to_occupy
 from sluice.soak.controls import Protection, stamped
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreError, VersionTakenError, WriteError
@@ -72,7 +73,7 @@ class Cycle:
                 # The first thread is to write while this one holds.
                 worker.first_is_through.wait(_WAIT_SECONDS)
         except StoreError as error:
-            self._say("gave-up", error=error.reason, message=str(error))
+            self._say("gave-up", error=error.reason, message=str(error), token=hold.token)
         finally:
             worker.guard.remove(bound)
             self._end(bound)
@@ -147,12 +148,12 @@ class Cycle:
         if not hold.intents.unclean:
             return
         intents = hold.intents.read()
-        intended = max((intent.version for intent in intents), default=NO_VERSION)
         newest = self._newest()
-        if newest == NO_VERSION and intended > NO_VERSION:
+        intended = version_to_occupy(intents, newest)
+        if newest == NO_VERSION and intended is not None:
             return
-        if intended == newest + 1:
-            bound.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version == intended]
+        if intended is not None:
+            bound.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version > newest]
             own, self._txn = self._txn, uuid.uuid4().hex
             try:
                 version = self._put(bound, intended, [_commit_info(self._txn, "OCCUPY", newest)], ids=[])

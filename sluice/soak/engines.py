@@ -16,6 +16,7 @@ class Engine:
         signs: how ``engineInfo`` begins in its commits.
         ready_seconds: within which all writers are to be there.
         finish_seconds: within which they are to be through with what they do.
+        stall_seconds: without anything acknowledged, and some session time-outs more, after which a run is stuck.
         slack_seconds: how much longer than a bare JVM such a writer may take for a step.
 
     """
@@ -25,6 +26,7 @@ class Engine:
     signs: str
     ready_seconds: float
     finish_seconds: float
+    stall_seconds: float
     slack_seconds: float
 
 
@@ -34,6 +36,7 @@ STORE = Engine(
     signs="sluice-soak",
     ready_seconds=120,
     finish_seconds=60,
+    stall_seconds=60,
     slack_seconds=0,
 )
 SPARK = Engine(
@@ -42,6 +45,7 @@ SPARK = Engine(
     signs="Apache-Spark/",
     ready_seconds=360,
     finish_seconds=180,
+    stall_seconds=180,
     slack_seconds=20,
 )
 ENGINES: Mapping[str, Engine] = {each.name: each for each in (STORE, SPARK)}

@@ -31,7 +31,6 @@ class TableState:
         rows: the column ``id``, as the ``deltalake`` package reads it.
         unread: why ``deltalake`` could not read the table; empty if it could.
         history_versions: versions in ``deltalake``'s own history of it.
-        contenders: names in the queue of its lock.
 
     """
 
@@ -41,7 +40,6 @@ class TableState:
     rows: Sequence[int]
     unread: str = ""
     history_versions: Sequence[int] = ()
-    contenders: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +65,12 @@ class Evidence:
     engine: str = "sluice-soak"
 
 
-def read_table(table: str, storage_options: Mapping[str, str], contenders: Sequence[str]) -> TableState:
+def read_table(table: str, storage_options: Mapping[str, str]) -> TableState:
     """Read a table, with readers that are not the writers' own.
 
     Args:
         table: URI.
         storage_options: as ``deltalake`` takes them.
-        contenders: left in the queue of its lock.
 
     """
     uri = table.replace("s3a://", "s3://", 1)
@@ -98,5 +95,4 @@ def read_table(table: str, storage_options: Mapping[str, str], contenders: Seque
         rows=found["rows"],
         unread=unread,
         history_versions=found["versions"],
-        contenders=contenders,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from sluice.local_s3 import LocalS3
+from sluice.soak.tcp_proxy import Link
 
 _PREFIX = "spark.hadoop."
 _IMPATIENT = {
@@ -20,16 +21,19 @@ _IMPATIENT = {
 }
 
 
-def hadoop_settings(writer: str, s3: LocalS3 | None) -> dict[str, str]:
+def hadoop_settings(writer: str, s3: LocalS3 | None, link: Link | None = None) -> dict[str, str]:
     """Return the settings of a writer, which S3 learns the name of.
 
     Args:
         writer: its name.
         s3: an embedded one; None for the one that the AWS variables name.
+        link: the writer's own way to the embedded one, if there is one.
 
     """
     if s3 is not None:
         found = {key.removeprefix(_PREFIX): value for key, value in s3.spark_conf.items()}
+        if link is not None:
+            found["fs.s3a.endpoint"] = f"http://{link.hosts}"
     else:
         found = {}
         if endpoint := os.environ.get("AWS_ENDPOINT_URL"):

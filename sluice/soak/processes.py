@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -16,13 +15,12 @@ from queue import SimpleQueue
 from typing import Any
 
 import lock_manager
+from lock_manager.local import send_signal
 from sluice.soak.engines import ENGINES
 from sluice.soak.tcp_proxy import Link
 from sluice.soak.worker import WorkerOptions
 
 _KEEPER = Path(__file__).with_name("_keeper.py")
-_STOP_SECONDS = 10.0
-_LOOK_SECONDS = 0.001
 _GRACE_SECONDS = 5.0
 
 Events = SimpleQueue[dict[str, Any]]
@@ -36,21 +34,26 @@ class WriterProcess:
         options: for it.
         environment: variables for it, beside those of this process.
         link: its way to ZooKeeper.
+        s3_link: its way to an S3 of ours.
         events: gets what it says.
 
     Attributes:
         name: of the writer.
         options: as given.
         link: as given; closed with it.
+        s3_link: likewise.
         python: process id, None before it is ready.
         jvm: likewise of its JVM.
 
     """
 
-    def __init__(self, options: WorkerOptions, environment: Mapping[str, str], link: Link, events: Events) -> None:
+    def __init__(
+        self, options: WorkerOptions, environment: Mapping[str, str], link: Link, s3_link: Link | None, events: Events
+    ) -> None:
         self.name = options.name
         self.options = options
         self.link = link
+        self.s3_link = s3_link
         self.python: int | None = None
         self.jvm: int | None = None
         self._events = events
@@ -76,7 +79,7 @@ class WriterProcess:
             self._process.stdin.flush()
 
     def signal(self, number: signal.Signals, *, python: bool, jvm: bool) -> None:
-        """Send a signal to its Python, to its JVM or to both; see :func:`send_signal`."""
+        """Send a signal to its Python, to its JVM or to both; see :func:`lock_manager.local.send_signal`."""
         for pid in (self.python if python else None, self.jvm if jvm else None):
             if pid is not None:
                 send_signal(pid, number)
@@ -97,6 +100,8 @@ class WriterProcess:
                 with suppress(OSError):
                     pipe.close()
         self.link.close()
+        if self.s3_link is not None:
+            self.s3_link.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # noqa: S101 (a pipe was asked for)
@@ -109,24 +114,3 @@ class WriterProcess:
                     self.python, self.jvm = said["python"], said["jvm"]
                 self._events.put({**said, **origin})
         self._events.put({"event": "ended", **origin})
-
-
-def send_signal(pid: int, number: signal.Signals) -> None:
-    """Send a signal, if the process is there; with SIGSTOP, return when all of its threads stand still.
-
-    One thread takes the signal, when it gets a processor, and stops the others: until then they may act.
-    """
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-        deadline = time.monotonic() + _STOP_SECONDS
-        while number is signal.SIGSTOP and not _stands_still(pid) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
-
-
-def _stands_still(pid: int) -> bool:
-    # The state follows the name, which is in parentheses: stopped, or over already.
-    states = []
-    for task in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with suppress(ProcessLookupError, FileNotFoundError):
-            states.append(task.read_text().rpartition(")")[2].split()[0])
-    return all(state in "TtZX" for state in states)

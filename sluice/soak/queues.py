@@ -37,21 +37,13 @@ class LockQueues:
         self._client.stop()
         self._client.close()
 
-    def contenders(self, table: str) -> list[str]:
-        """Return the names in the queue of a table."""
+    def contenders(self, table: str, job: str | None = None) -> list[str]:
+        """Return the names in the queue of a table, or those of one job's contenders in it."""
+        names: list[str] = []
         with suppress(NoNodeError):
             names = self._client.retry(self._client.get_children, self._node(table))
-            return sorted(name for name in names if "lock__" in name)
-        return []
-
-    def jobs(self, table: str) -> list[str]:
-        """Return the jobs whose contenders are in the queue of a table."""
-        found = []
-        for name in self.contenders(table):
-            with suppress(NoNodeError):
-                data, _ = self._client.retry(self._client.get, f"{self._node(table)}/{name}")
-                found.append(str(json.loads(data or b"{}").get("job")))
-        return found
+        contenders = [name for name in sorted(names) if "lock__" in name]
+        return [name for name in contenders if job is None or self._job(table, name) == job]
 
     def delete(self, table: str, token: int) -> None:
         """Delete the contender with this token, if it is there."""
@@ -61,6 +53,12 @@ class LockQueues:
                 _, stat = self._client.retry(self._client.get, path)
                 if stat.czxid == token:
                     self._client.retry(self._client.delete, path)
+
+    def _job(self, table: str, name: str) -> str | None:
+        with suppress(NoNodeError):
+            data, _ = self._client.retry(self._client.get, f"{self._node(table)}/{name}")
+            return str(json.loads(data or b"{}").get("job"))
+        return None
 
     def _node(self, table: str) -> str:
         return TableResource.of(table).znode(self._root)

@@ -15,9 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.soak.evidence import Evidence
+from sluice.soak.liveness import takeovers
 from sluice.soak.options import SoakOptions
 from sluice.soak.run import Progress
-from sluice.soak.verdict import INVARIANTS, Violation, takeovers
+from sluice.soak.verdict import INVARIANTS
+from sluice.soak.violation import Violation
 
 _SHOWN = 5
 _HIDDEN = frozenset({"wall", "ids", "message", "table", "incarnation"})

@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from queue import Empty
@@ -32,7 +32,12 @@ from sluice.soak.worker import WorkerOptions
 
 _BUCKET = "lake"
 _POLL_SECONDS = 0.05
+_STALL_SESSIONS = 5
+_EXPIRY_SECONDS = 10.0
+_CLOSE_SECONDS = 60.0
 _TICK_SECONDS = 0.5
+# ZooKeeper's own default, of 20 ticks.
+_LONGEST_SESSION_MS = 10_000
 _USUAL_TICK_SECONDS = 2.0
 _MOST_COMMITS_PER_TABLE = 250
 
@@ -64,6 +69,8 @@ class Soak:
         writers: running, by name.
         stage: where faults act.
         progress: for people.
+        hosts: of ZooKeeper.
+        tables: that were written to so far, by URI.
 
     """
 
@@ -79,7 +86,8 @@ class Soak:
         self._stack = ExitStack()
         self._file: IO[str] | None = None
         self._per_table: Counter[str] = Counter()
-        self._finishing = False
+        self._resting = False
+        self._idle: set[str] = set()
         self._started = int(time.time())
         self.tables: list[str] = []
 
@@ -112,9 +120,13 @@ class Soak:
         plan = plan_of(self.options, self.stage.gate)
         incident: Incident | None = None
         acknowledged_then = 0
+        stall_seconds = self._engine.stall_seconds + _STALL_SESSIONS * self.stage.session_seconds
+        moved_at = time.monotonic()
         while True:
             event = self.next_event()
             show(self.progress)
+            if incident is not None or (event is not None and event["event"] == "acknowledged"):
+                moved_at = time.monotonic()
             if incident is not None:
                 incident = advance(incident, event)
                 acknowledged_then = self.progress.counts["acknowledged"]
@@ -124,6 +136,9 @@ class Soak:
             done = self.progress.counts["acknowledged"]
             enough = time.monotonic() > end if self.options.minutes else done >= (self.options.commits or 0)
             if enough:
+                break
+            if time.monotonic() - moved_at > stall_seconds:
+                self._say("stalled", seconds=stall_seconds)
                 break
             if self.options.faults and done - acknowledged_then >= self.options.commits_between_faults:
                 fault, writer, point = next(plan)
@@ -147,35 +162,33 @@ class Soak:
         except Empty:
             return None
         self._note(event)
-        if event["event"] == "ended" and not self._finishing:
+        if event["event"] == "ended":
             self._replace(str(event["worker"]), int(event["incarnation"]))
         return event
 
-    def finish(self) -> None:
-        """Have all writers end what they do, and end."""
-        self._finishing = True
+    def rest(self) -> None:
+        """Have all writers end what they do, and stand idle with their sessions open."""
+        self._resting = True
         for writer in self.writers.values():
             writer.tell("finish")
             writer.tell("go")
-        deadline = time.monotonic() + self._engine.finish_seconds
-        left = set(self.writers)
-        while left and time.monotonic() < deadline:
-            event = self.next_event()
-            if event is not None and event["event"] == "ended":
-                left.discard(event["worker"])
-        for name in left:
-            self.stage.say("killed", worker=name, incarnation=self.writers[name].options.incarnation, late=True)
+        self._await_writers(self._engine.finish_seconds, lambda: self.writers.keys() - self._idle)
+
+    def finish(self) -> None:
+        """Have all writers rest, look what is in the queues then, and have the writers end."""
+        if not self._resting:
+            self.rest()
+        self._look_at_queues()
+        for writer in self.writers.values():
+            writer.tell("close")
+        self._await_writers(_CLOSE_SECONDS, self.writers.keys)
         self._end_writers()
         while self.next_event() is not None:
             pass
 
     def evidence(self) -> Evidence:
         """Gather what the run left behind."""
-        self._wait_for_empty_queues()
-        states = {
-            table: read_table(table, self._s3.environment if self._s3 else {}, self._queues.contenders(table))
-            for table in self.tables
-        }
+        states = {table: read_table(table, self._s3.environment if self._s3 else {}) for table in self.tables}
         unasked = self.options.without == Protection.GUARD
         return Evidence(
             history=self.history,
@@ -202,9 +215,11 @@ class Soak:
         three = any(CLASSES[name].needs == "zookeeper" for name in options.faults)
         zookeeper = None
         if options.zookeeper is None:
-            zookeeper = EmbeddedZooKeeper(3 if three else 1, tick_ms=int(_TICK_SECONDS * 1000))
+            zookeeper = EmbeddedZooKeeper(
+                3 if three else 1, tick_ms=int(_TICK_SECONDS * 1000), max_session_timeout_ms=_LONGEST_SESSION_MS
+            )
             self._stack.enter_context(zookeeper)
-        self._hosts = options.zookeeper or (zookeeper.hosts if zookeeper else "")
+        self.hosts = options.zookeeper or (zookeeper.hosts if zookeeper else "")
         self._s3 = self._stack.enter_context(FaultyS3()) if options.table is None else None
         if self._s3 is not None:
             self._s3.create_bucket(_BUCKET)
@@ -213,7 +228,7 @@ class Soak:
                     {"event": "put-arrived", "worker": writer, "version": version, "monotonic": time.monotonic()}
                 )
             )
-        self._queues = self._stack.enter_context(LockQueues(self._hosts))
+        self._queues = self._stack.enter_context(LockQueues(self.hosts))
         self._next_table()
         self.stage = Stage(
             writers=self.writers,
@@ -236,14 +251,15 @@ class Soak:
             writer.tell(f"table {self.tables[-1]}")
 
     def _start_writer(self, name: str) -> None:
-        link = Link(self._hosts)
+        link = Link(self.hosts)
+        s3_link = Link(self._s3.endpoint.removeprefix("http://")) if self._s3 else None
         options = WorkerOptions(
             name=name,
             incarnation=self._incarnations,
             table=self.tables[-1],
             hosts=link.hosts,
             session_timeout_seconds=self.options.session_seconds,
-            hadoop=hadoop_settings(name, self._s3),
+            hadoop=hadoop_settings(name, self._s3, s3_link),
             without=self.options.without,
             rows=self.options.rows,
             engine=self.options.engine,
@@ -251,15 +267,16 @@ class Soak:
         )
         self._incarnations += 1
         environment = self._s3.environment if self._s3 else {}
-        self.writers[name] = WriterProcess(options, environment, link, self._events)
+        self.writers[name] = WriterProcess(options, environment, link, s3_link, self._events)
 
     def _replace(self, name: str, incarnation: int) -> None:
-        writer = self.writers[name]
-        if writer.options.incarnation != incarnation:
+        writer = self.writers.get(name)
+        if writer is None or writer.options.incarnation != incarnation:
             return
         # Its JVM may be putting still: it is ended at the end of the run, or by itself.
-        self._gone.append(writer)
-        self._start_writer(name)
+        self._gone.append(self.writers.pop(name))
+        if not self._resting:
+            self._start_writer(name)
 
     def _end_writers(self) -> None:
         for writer in (*self.writers.values(), *self._gone):
@@ -267,10 +284,23 @@ class Soak:
         self._gone.clear()
         self.writers.clear()
 
-    def _wait_for_empty_queues(self) -> None:
-        deadline = time.monotonic() + self.stage.session_seconds + 10
-        while time.monotonic() < deadline and any(self._queues.contenders(table) for table in self.tables):
-            time.sleep(_POLL_SECONDS)
+    def _await_writers(self, seconds: float, busy: Callable[[], Collection[str]]) -> None:
+        """Wait until no writer is busy any more; end those that are late."""
+        deadline = time.monotonic() + seconds
+        while busy() and time.monotonic() < deadline:
+            self.next_event()
+        for name in list(busy()):
+            writer = self.writers.pop(name)
+            self._say("killed", worker=name, incarnation=writer.options.incarnation, late=True)
+            writer.end()
+
+    def _look_at_queues(self) -> None:
+        """Note what is left in the queues, when those whose writers were killed have had the time to go."""
+        deadline = time.monotonic() + self.stage.session_seconds + _EXPIRY_SECONDS
+        for table in self.tables:
+            while (left := self._queues.contenders(table)) and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+            self._say("queue", table=table, left=left)
 
     # -- history and plan ----------------------------------------------------------------------------------------
 
@@ -285,6 +315,8 @@ class Soak:
             self._file.flush()
         kind = event["event"]
         self.progress.counts[kind] += 1
+        if kind == "idle":
+            self._idle.add(event["worker"])
         if kind == "ready":
             self.stage.session_seconds = event["session_seconds"]
         if kind == "fault":

@@ -82,6 +82,12 @@ def of(writer: str, *kinds: str) -> Callable[[Event], bool]:
     return lambda event: event.get("worker") == writer and event["event"] in kinds
 
 
+def of_hold(held: Event, *kinds: str) -> Callable[[Event], bool]:
+    """Return the test for an event of a writer under this hold, or one that says no hold."""
+    test = of(str(held.get("worker")), *kinds)
+    return lambda event: test(event) and event.get("token", held.get("token")) == held.get("token")
+
+
 def takeover(held: Event, kind: str) -> Callable[[Event], bool]:
     """Return the test for this event of a later holder of the same table."""
     return lambda event: (
@@ -117,6 +123,19 @@ def stopped(stage: Stage, writer: str, point: str) -> Finding:
     stage.gate.disarm(writer)
     fault.release.set()
     return None
+
+
+def struck(stage: Stage, name: str, writer: str, point: str) -> Finding:
+    """Have a writer stop at a point, and say that a fault strikes there; return what ``stopped`` returns."""
+    found = yield from stopped(stage, writer, point)
+    if found is not None:
+        stage.say("fault", kind=name, worker=writer, point=point, **place_of(found[0]))
+    return found
+
+
+def place_of(event: Event) -> dict[str, Any]:
+    """Return the table and the hold that an event is about, as far as it has them."""
+    return {name: event[name] for name in ("token", "table") if name in event}
 
 
 def advance(incident: Incident, event: Mapping[str, Any] | None) -> Incident | None:

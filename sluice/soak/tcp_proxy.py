@@ -1,4 +1,4 @@
-"""A client's way to ZooKeeper, with faults on request: a TCP proxy on 127.0.0.1 for each server."""
+"""A client's way to ZooKeeper or to S3, with faults on request: a TCP proxy on 127.0.0.1 for each server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Link:
         self._open = threading.Event()
         self._open.set()
         self._closed = False
-        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._listeners: list[socket.socket] = []
         own = []
         for server in servers.split(","):
@@ -59,7 +59,7 @@ class Link:
 
     def drop(self) -> None:
         """Close all connections; new ones are accepted again."""
-        pairs, self._pairs = self._pairs, []
+        pairs, self._pairs = self._pairs, set()
         for pair in pairs:
             _close(*pair)
 
@@ -94,9 +94,17 @@ class Link:
                 client.close()
                 continue
             server.settimeout(None)
-            self._pairs.append((client, server))
-            threading.Thread(target=self._ask, args=(client, server), daemon=True).start()
-            threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
+            self._pairs.add((client, server))
+            threading.Thread(target=self._serve, args=(client, server), daemon=True).start()
+
+    def _serve(self, client: socket.socket, server: socket.socket) -> None:
+        answers = threading.Thread(target=self._answer, args=(server, client), daemon=True)
+        answers.start()
+        self._ask(client, server)
+        answers.join()
+        # An HTTP client may open one for each request.
+        self._pairs.discard((client, server))
+        _close(client, server)
 
     def _ask(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""The verdict on a soak: eight invariants, each a pure function over what the soak left behind.
+"""The verdict on a soak: nine invariants, each a pure function over what the soak left behind.
 
 A writer's word is in its history, what is so is in the log. Time is ``time.monotonic`` of one machine.
 """
@@ -6,38 +6,14 @@ A writer's word is in its history, what is so is in the log. Time is ``time.mono
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
 from sluice.checks import check_tokens
 from sluice.soak.evidence import Event, Evidence, TableState
-
-_PIECE = 14
-_SCHEDULING_SECONDS = 2.0
-_STRIKES = frozenset({"holder-gone", "killed", "fault"})
-_OUTCOMES = frozenset({"stored", "occupied", "refused", "unknown", "taken"})
-
-
-@dataclass(frozen=True)
-class Violation:
-    """An invariant that does not hold.
-
-    Attributes:
-        invariant: ``I1`` to ``I8``.
-        sentence: what is wrong.
-        piece: the part of the history that shows it, in order.
-
-    """
-
-    invariant: str
-    sentence: str
-    piece: Sequence[Event] = field(default_factory=tuple)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it for ``verdict.json``."""
-        return {"invariant": self.invariant, "sentence": self.sentence, "piece": list(self.piece)}
+from sluice.soak.liveness import no_contender_left, nobody_skips_in_silence, waiters_get_in, work_goes_on
+from sluice.soak.violation import Violation, piece_of, who
 
 
 def judge(evidence: Evidence) -> list[Violation]:
@@ -57,10 +33,10 @@ def acknowledged_exactly_once(evidence: Evidence) -> Iterator[Violation]:
             if wrong:
                 row, count = next(iter(wrong.items()))
                 sentence = (
-                    f"{_who(event)} was told that version {event['version']} is committed, and "
+                    f"{who(event)} was told that version {event['version']} is committed, and "
                     f"{len(wrong)} of its {len(event['ids'])} rows are not there once (row {row}: {count} times)"
                 )
-                yield Violation("I1", sentence, _piece(evidence, table, {event["txn"]}, event["version"]))
+                yield Violation("I1", sentence, piece_of(evidence, table, {event["txn"]}, event["version"]))
 
 
 def unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
@@ -70,14 +46,14 @@ def unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
         for txn, found in versions.items():
             if len(found) > 1:
                 sentence = f"transaction {txn} is in {table} {len(found)} times: versions {found}"
-                yield Violation("I2", sentence, _piece(evidence, table, {txn}))
+                yield Violation("I2", sentence, piece_of(evidence, table, {txn}))
         for event in _of(evidence, "refused", table):
             if event["txn"] in versions:
                 sentence = (
-                    f"{_who(event)} was told that its transaction was not committed ({event['error']}), "
+                    f"{who(event)} was told that its transaction was not committed ({event['error']}), "
                     f"and it is version {versions[event['txn']][0]}"
                 )
-                yield Violation("I2", sentence, _piece(evidence, table, {event["txn"]}))
+                yield Violation("I2", sentence, piece_of(evidence, table, {event["txn"]}))
         known = {event["txn"] for event in _of(evidence, "attempting", table)}
         for row, count in Counter(state.rows).items():
             if count > 1:
@@ -96,12 +72,12 @@ def versions_never_change(evidence: Evidence) -> Iterator[Violation]:
             by_key[put.key, put.version].append(put)
     for (key, version), puts in by_key.items():
         if len(puts) > 1:
-            who = ", then ".join(f"{put.writer or 'somebody'} ({put.txn})" for put in puts)
+            by = ", then ".join(f"{put.writer or 'somebody'} ({put.txn})" for put in puts)
             changed = "its content changed" if len({put.digest for put in puts}) > 1 else "with the same content"
             table = next((name for name in evidence.tables if f"/{name.rpartition('/')[2]}/_delta_log" in key), "")
             txns = {put.txn for put in puts}
-            sentence = f"version {version} was stored {len(puts)} times, {changed}: by {who}"
-            yield Violation("I3", sentence, _piece(evidence, table, txns, version))
+            sentence = f"version {version} was stored {len(puts)} times, {changed}: by {by}"
+            yield Violation("I3", sentence, piece_of(evidence, table, txns, version))
     for table, state in evidence.tables.items():
         gaps = [(one, other) for one, other in pairwise(state.versions) if other != one + 1]
         if gaps or (state.versions and state.versions[0] != 0):
@@ -124,7 +100,7 @@ def tokens_in_order(evidence: Evidence) -> Iterator[Violation]:
                     f"version {version} of {table} is of the hold with token {token}, after version {before} "
                     f"of the later hold {highest}"
                 )
-                yield Violation("I4", sentence, _piece(evidence, table, {txn}, tokens={token, highest}))
+                yield Violation("I4", sentence, piece_of(evidence, table, {txn}, tokens={token, highest}))
             else:
                 highest, before = token, version
 
@@ -141,65 +117,8 @@ def nothing_after_a_later_read(evidence: Evidence) -> Iterator[Violation]:
                     f"version {version} of {table} was committed by the hold with token {token}, though the later "
                     f"hold {first['token']} had read the table at version {first['version']}"
                 )
-                piece = _piece(evidence, table, {txn}, tokens={token, first["token"]})
+                piece = piece_of(evidence, table, {txn}, tokens={token, first["token"]})
                 yield Violation("I5", sentence, piece)
-
-
-def nobody_skips_in_silence(evidence: Evidence) -> Iterator[Violation]:
-    """I6: whoever attempts a version hears what became of it, unless it dies."""
-    open_attempts: dict[tuple[str, int], Event] = {}
-    ended: set[int] = set()
-    for event in evidence.history:
-        kind, place = event["event"], (str(event.get("txn")), int(event.get("incarnation", -1)))
-        if kind == "attempting":
-            open_attempts[place] = event
-        elif kind in _OUTCOMES:
-            open_attempts.pop(place, None)
-        elif kind in ("killed", "jvm-gone"):
-            ended.add(int(event["incarnation"]))
-    for (txn, incarnation), event in open_attempts.items():
-        if incarnation not in ended:
-            sentence = f"{_who(event)} attempted version {event['version']}, and was never told what became of it"
-            yield Violation("I6", sentence, _piece(evidence, event["table"], {txn}))
-
-
-def waiters_get_in(evidence: Evidence) -> Iterator[Violation]:
-    """I7: after a holder is gone a waiter has the lock within the session time-out, one tick and 2 s."""
-    bound = _longest_takeover(evidence)
-    for death, taken in takeovers(evidence):
-        if taken is None:
-            yield Violation("I7", f"nobody got the lock after {_who(death)} was gone, though others waited", [death])
-        elif taken["monotonic"] > death["monotonic"] + bound:
-            took = taken["monotonic"] - death["monotonic"]
-            sentence = f"{_who(taken)} got the lock {took:.1f} s after {_who(death)} was gone; bound: {bound:.1f} s"
-            yield Violation("I7", sentence, [death, taken])
-
-
-def takeovers(evidence: Evidence) -> Iterator[tuple[Event, Event | None]]:
-    """Yield each end of a holder that somebody waited behind, and who had the lock next.
-
-    Left out where another fault struck too, or the history ends before the time is over.
-    """
-    bound = _longest_takeover(evidence)
-    history = evidence.history
-    for index, death in enumerate(history):
-        if death["event"] != "holder-gone" or not _waiting_at(history[: index + 1], death):
-            continue
-        end, rest = death["monotonic"] + bound, history[index + 1 :]
-        others = (event for event in rest if event["event"] in _STRIKES and event.get("worker") != death.get("worker"))
-        taken = next((event for event in rest if _takes_over(event, death)), None)
-        until = end if taken is None else min(end, taken["monotonic"])
-        if any(event["monotonic"] < until for event in others):
-            continue
-        if taken is not None or history[-1]["monotonic"] > end:
-            yield death, taken
-
-
-def no_contender_left(evidence: Evidence) -> Iterator[Violation]:
-    """I8: when all writers are gone, the queues are empty."""
-    for table, state in evidence.tables.items():
-        if state.contenders:
-            yield Violation("I8", f"contenders are left in the queue of {table}: {list(state.contenders)}")
 
 
 INVARIANTS: Mapping[str, Callable[[Evidence], Iterator[Violation]]] = {
@@ -211,15 +130,12 @@ INVARIANTS: Mapping[str, Callable[[Evidence], Iterator[Violation]]] = {
     "I6": nobody_skips_in_silence,
     "I7": waiters_get_in,
     "I8": no_contender_left,
+    "I9": work_goes_on,
 }
 
 
 def _of(evidence: Evidence, kind: str, table: str) -> list[Event]:
     return [event for event in evidence.history if event["event"] == kind and event.get("table") == table]
-
-
-def _who(event: Event) -> str:
-    return f"{event.get('worker', 'somebody')} (hold {event.get('token', '?')})"
 
 
 def _versions_by_txn(state: TableState) -> dict[str, list[int]]:
@@ -235,40 +151,3 @@ def _tokens(evidence: Evidence, table: str, state: TableState) -> list[tuple[int
     by_txn = {event["txn"]: event["token"] for event in _of(evidence, "attempting", table)}
     known = ((each.version, each.txn_id or "") for each in state.commits)
     return [(version, by_txn[txn], txn) for version, txn in known if txn in by_txn]
-
-
-def _longest_takeover(evidence: Evidence) -> float:
-    return evidence.session_seconds + evidence.tick_seconds + _SCHEDULING_SECONDS
-
-
-def _takes_over(event: Event, death: Event) -> bool:
-    same = event["event"] == "holding" and event.get("table") == death["table"]
-    return same and bool(event["token"] > death["token"])
-
-
-def _waiting_at(history: Sequence[Event], death: Event) -> list[str]:
-    """Return the other writers that stood in the queue at the end of this history."""
-    last: dict[str, str] = {}
-    for event in history:
-        worker = str(event.get("worker"))
-        if event["event"] in ("waiting", "holding", "gave-up", "ended", "killed"):
-            same = event["event"] == "waiting" and event.get("table") == death["table"]
-            last[worker] = "waiting" if same else event["event"]
-    return [worker for worker, state in last.items() if state == "waiting" and worker != death.get("worker")]
-
-
-def _piece(
-    evidence: Evidence, table: str, txns: Collection[str], version: int | None = None, tokens: Collection[int] = ()
-) -> list[Event]:
-    """Return the shortest part of the history that shows what happened to these transactions, holds or version."""
-    found = [
-        event
-        for event in evidence.history
-        if event.get("table") == table
-        and (
-            event.get("txn") in txns
-            or (event.get("token") in tokens and event["event"] in ("holding", "read", "lost", "holder-gone", "stored"))
-            or (version is not None and event.get("version") == version and event["event"] in ("stored", "taken"))
-        )
-    ]
-    return found if len(found) <= _PIECE else [*found[: _PIECE // 2], *found[-_PIECE // 2 :]]

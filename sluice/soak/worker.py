@@ -2,7 +2,8 @@
 
 ``python -m sluice.soak.worker OPTIONS`` (with Spark ``sluice.soak.spark_worker``), started by
 :mod:`sluice.soak.processes`. On standard input it is told where to stop for a fault (``stop-at POINT``), to go on
-(``go``), to have a second thread commit (``second``), which table to write (``table URI``) and to end (``finish``).
+(``go``), to cancel its wait for the lock (``cancel``), to have a second thread commit (``second``), which table to
+write (``table URI``), to commit no more (``finish``), and then to end its session and itself (``close``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +87,7 @@ class Worker(ABC):
         self.ids = itertools.count((options.incarnation + 1) * 10**12)
         self._stop_at: str | None = None
         self._go = threading.Event()
+        self._close = threading.Event()
         self.first_is_through = threading.Event()
         self._second: threading.Thread | None = None
         #: Table of the first thread, and token of its hold if it has one.
@@ -138,7 +141,7 @@ class Worker(ABC):
             self._go.wait()
 
     def run(self) -> None:
-        """Commit until told to end."""
+        """Commit until told to finish, and end when told to close."""
         self.warm_up()
         self.manager.connect(60)
         granted = self.manager.session_timeout_seconds
@@ -155,6 +158,9 @@ class Worker(ABC):
                 self.say("gave-up", error=type(error).__name__, message=str(error))
                 time.sleep(_PAUSE_SECONDS)
             self._join_second()
+        # With the session open: what is in a queue now was left there.
+        self.say("idle")
+        self._close.wait()
         self.manager.close()
         self.end_jvm()
         self.say("finished")
@@ -178,6 +184,10 @@ class Worker(ABC):
             self._second.join()
             self._second = None
 
+    def _cancel(self) -> None:
+        with suppress(SluiceError):
+            self.manager.cancel(self.held["table"])
+
     def _listen(self) -> None:
         for line in sys.stdin:
             word, _, rest = line.strip().partition(" ")
@@ -185,6 +195,8 @@ class Worker(ABC):
                 self._stop_at = rest
             elif word == "go":
                 self._go.set()
+            elif word == "cancel":
+                self._cancel()
             elif word == "second":
                 self._start_second()
             elif word == "table":
@@ -192,6 +204,8 @@ class Worker(ABC):
             elif word == "finish":
                 self.finished = True
                 self._stop_at = None
+            elif word == "close":
+                self._close.set()
 
 
 class StoreWorker(Worker):

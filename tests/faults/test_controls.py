@@ -1,14 +1,18 @@
 """Negative controls: with one protection left out, the same faults break a promise, and the verdict says which.
 
-Seed 1; 2 writers; one fault each.
+Seed 1; 2 writers; one fault each. Likewise what no fault does: a contender that stays, a writer that hangs.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from lock_manager import ZookeeperLockManager
+from sluice.soak.engines import STORE
 from sluice.soak.faults import CLASSES
 from sluice.soak.run import Soak
 from sluice.soak.verdict import judge
@@ -36,3 +40,33 @@ def test_without_a_protection_a_promise_is_broken(
     violations = judge(soak.evidence())
     assert broken in {each.invariant for each in violations}
     assert all(each.sentence for each in violations)
+
+
+def test_a_contender_that_stays_in_the_queue_is_found(make_soak: Callable[..., Soak]) -> None:
+    soak = make_soak()
+    while not soak.progress.counts["acknowledged"]:
+        soak.next_event()
+    soak.rest()
+    with (
+        ZookeeperLockManager(soak.hosts, timeout_seconds=30, job="foreign") as manager,
+        manager.acquire(soak.tables[0]),
+    ):
+        soak.finish()
+    (violation,) = judge(soak.evidence())
+    assert violation.invariant == "I8"
+    assert "left in the queue" in violation.sentence
+
+
+def test_a_run_in_which_everybody_hangs_comes_to_its_end_and_says_so(
+    make_soak: Callable[..., Soak], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soak = make_soak(commits=10_000)
+    monkeypatch.setattr(soak, "_engine", replace(STORE, stall_seconds=1, finish_seconds=1))
+    while not soak.progress.counts["acknowledged"]:
+        soak.next_event()
+    for writer in soak.writers.values():
+        writer.signal(signal.SIGSTOP, python=True, jvm=False)
+    soak.run()
+    broken = [each for each in judge(soak.evidence()) if each.invariant == "I9"]
+    assert "nothing was acknowledged for" in broken[0].sentence
+    assert ["had to be killed" in each.sentence for each in broken[1:]] == [True, True]

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sluice.soak.faults import CLASSES
+from sluice.soak.liveness import takeovers
 from sluice.soak.run import Soak
-from sluice.soak.verdict import judge, takeovers
+from sluice.soak.verdict import judge
 
 NAMES = ("zookeeper-leader-kill", "zookeeper-leader-pause", "zookeeper-quorum", "zookeeper-rolling-restart")
 

@@ -1,6 +1,8 @@
-"""A long soak against the ZooKeeper of the tests, a container where Docker answers; only with ``-m soak``.
+"""What takes long, only with ``-m soak``: a soak against the ZooKeeper of the tests, and all that befalls a process.
 
-Seed 1; 4 writers; 300 commits; all faults that need no ensemble of the soak's own. Negative controls: test_controls.py.
+The first is against a container where Docker answers: seed 1; 4 writers; 300 commits; all faults that need no ensemble
+of the soak's own. The second is every process fault at every point, one after the other: seed 1; 2 writers; 42 faults.
+Negative controls: test_controls.py.
 """
 
 from __future__ import annotations
@@ -8,15 +10,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sluice.soak.faults import CLASSES
+from sluice.soak.run import Soak
+from sluice.soak.verdict import judge
+
 pytestmark = pytest.mark.soak
 
 ROOT = Path(__file__).parents[2]
 MOST_SECONDS = 3600
+PROCESS_FAULTS = [f"{what}-{which}" for what in ("pause", "kill") for which in ("python", "jvm", "both")]
 
 
 def test_a_soak_finds_no_violation(zookeeper: Any, tmp_path: Path) -> None:
@@ -30,3 +38,13 @@ def test_a_soak_finds_no_violation(zookeeper: Any, tmp_path: Path) -> None:
     assert found["violations"] == 0
     assert found["acknowledged"] >= 300
     assert len(found["faults"]) >= 8
+
+
+def test_every_process_fault_at_every_point_breaks_no_promise(make_soak: Callable[..., Soak]) -> None:
+    soak = make_soak()
+    for name in PROCESS_FAULTS:
+        for point in CLASSES[name].points:
+            soak.play(CLASSES[name].strike(soak.stage, "writer-1", point), MOST_SECONDS)
+    assert soak.progress.faults == {name: len(CLASSES[name].points) for name in PROCESS_FAULTS}
+    soak.finish()
+    assert [f"{each.invariant}: {each.sentence}" for each in judge(soak.evidence())] == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from sluice.soak.faults import CLASSES
 from sluice.soak.options import SoakOptions
 from sluice.soak.plan import plan_of
 from sluice.soak.s3_faults import FaultGate
-from sluice.soak.stage import PUT, advance, of, takeover, until
+from sluice.soak.stage import PUT, advance, of, of_hold, takeover, until
+from sluice.soak.tcp_proxy import Link
 
 
 def options(**changes: Any) -> SoakOptions:
@@ -109,9 +112,35 @@ def test_a_takeover_is_by_a_later_hold_of_the_same_table() -> None:
         assert not test({**later, **other})
 
 
+def test_what_is_said_of_a_hold_is_told_from_what_is_said_of_another() -> None:
+    test = of_hold({"event": "stopped", "worker": "writer-1", "token": 5}, "unknown", "ended")
+    assert test({"event": "unknown", "worker": "writer-1", "token": 5})
+    assert test({"event": "ended", "worker": "writer-1"})
+    for other in ({"token": 6}, {"worker": "writer-2"}, {"event": "refused"}):
+        assert not test({"event": "unknown", "worker": "writer-1", "token": 5, **other})
+
+
 def test_the_stamp_of_the_control_without_condition_is_where_the_store_puts_it() -> None:
     line = stamped('{"commitInfo":{"txnId":"a"}}', '{"hold":"h","stamp":{"hold":"h"}}', "x")
     assert line == '{"commitInfo":{"sluice":{"hold":"h","attempt":"x"},"txnId":"a"}}'
+
+
+def test_a_link_swallows_while_it_is_cut_and_keeps_no_connection_that_is_over(eventually: Callable[..., None]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, Link(f"127.0.0.1:{server.getsockname()[1]}") as link:
+        host, _, port = link.hosts.partition(":")
+        with socket.create_connection((host, int(port)), timeout=10) as client:
+            accepted, _ = server.accept()
+            link.cut()
+            client.sendall(b"late")
+            accepted.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                accepted.recv(10)
+            link.mend()
+            accepted.settimeout(10)
+            assert accepted.recv(10) == b"late"
+        assert accepted.recv(10) == b""
+        accepted.close()
+        eventually(lambda: not link._pairs)
 
 
 @pytest.mark.parametrize(

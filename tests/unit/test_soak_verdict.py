@@ -7,57 +7,10 @@ from typing import Any
 
 import pytest
 
-from sluice.delta_log import LockStamp, LogCommit
-from sluice.soak.evidence import Evidence, TableState
-from sluice.soak.s3_faults import Put
-from sluice.soak.verdict import INVARIANTS, Violation, judge
-
-TABLE = "s3a://lake/soak-0"
-
-
-def event(kind: str, at: float, **more: Any) -> dict[str, Any]:
-    return {"event": kind, "monotonic": at, "wall": at, "table": TABLE, **more}
-
-
-def transaction(version: int, token: int, at: float, worker: str) -> list[dict[str, Any]]:
-    """Return what a writer says of one commit, three rows in it."""
-    who: dict[str, Any] = {"worker": worker, "incarnation": int(worker[-1]), "token": token}
-    named = {**who, "version": version, "txn": f"t{version}", "ids": [10 * version, 10 * version + 1]}
-    return [
-        event("waiting", at, worker=worker, incarnation=int(worker[-1])),
-        event("holding", at + 0.1, **who),
-        event("read", at + 0.2, **{**who, "version": version - 1}),
-        event("attempting", at + 0.3, **named),
-        event("stored", at + 0.4, **named),
-        event("released", at + 0.5, **who),
-        event("acknowledged", at + 0.5, **named),
-    ]
-
-
-def commit(version: int, token: int, txn: str | None = None) -> LogCommit:
-    stamp = LockStamp(f"c{version}", f"hold-{token}", "one", {"t": token}, {}, 0.0)
-    return LogCommit(version=version, engine="sluice-soak", txn_id=txn or f"t{version}", stamp=stamp)
-
-
-def put(version: int, digest: str, txn: str) -> Put:
-    return Put(f"lake/soak-0/_delta_log/{version:020}.json", version, "writer-1", txn, 200, digest, 1.0)
-
-
-def sound() -> Evidence:
-    history = [
-        *transaction(0, 5, 0.0, "writer-1"),
-        *transaction(1, 7, 1.0, "writer-2"),
-        *transaction(2, 9, 2.0, "writer-1"),
-        event("ended", 60.0, worker="writer-1", incarnation=1),
-    ]
-    state = TableState(
-        commits=[commit(0, 5), commit(1, 7), commit(2, 9)],
-        versions=[0, 1, 2],
-        rows=[0, 1, 10, 11, 20, 21],
-        history_versions=[0, 1, 2],
-    )
-    puts = [put(version, f"d{version}", f"t{version}") for version in range(3)]
-    return Evidence(history=history, tables={TABLE: state}, puts=puts, session_seconds=3.0, tick_seconds=0.5)
+from sluice.soak.evidence import Evidence
+from sluice.soak.verdict import INVARIANTS, judge
+from sluice.soak.violation import Violation
+from tests.support.soak_history import TABLE, commit, event, put, sound
 
 
 def with_table(**changes: Any) -> Evidence:
@@ -148,9 +101,28 @@ def test_i6_finds_a_writer_that_was_never_told() -> None:
     assert "never told" in violation.sentence
     killed = event("killed", 3.1, worker="writer-3", incarnation=3)
     assert found(with_history(attempting, killed), "I6") == []
-    for outcome in ("refused", "unknown", "taken", "stored", "occupied"):
+    assert found(with_history(attempting, {**killed, "late": True}), "I6")
+    for outcome in ("refused", "unknown", "stored", "occupied"):
         told = event(outcome, 3.1, worker="writer-3", incarnation=3, token=11, txn="t3", version=3, error="E")
         assert found(with_history(attempting, told), "I6") == [], outcome
+    gave_up = event("gave-up", 3.1, worker="writer-3", incarnation=3, token=11)
+    assert found(with_history(attempting, gave_up), "I6")
+
+
+def test_i6_does_not_take_the_success_of_another_for_an_answer() -> None:
+    who: dict[str, Any] = {"worker": "writer-3", "incarnation": 3, "token": 11}
+    outrun = [event("attempting", 3.0, **who, txn="t3", version=3), event("taken", 3.1, **who, txn="t3", version=3)]
+    (violation,) = found(with_history(*outrun), "I6")
+    assert "attempted version 3, and was never told" in violation.sentence
+    assert [each["event"] for each in violation.piece] == ["attempting", "taken"]
+    again = event("attempting", 3.2, **who, txn="t4", version=4)
+    (violation,) = found(with_history(*outrun, again), "I6")
+    assert "attempted version 4" in violation.sentence
+    for outcome in ("refused", "unknown", "stored", "occupied", "gave-up"):
+        told = event(outcome, 3.2, **who, txn="t3", version=4, error="E")
+        assert found(with_history(*outrun, told), "I6") == [], outcome
+        other = {**told, "token": 13, "txn": "t5"}
+        assert found(with_history(*outrun, other), "I6"), outcome
 
 
 @pytest.mark.parametrize(("after", "late"), [(5.0, False), (5.9, True), (None, True)])
@@ -170,9 +142,43 @@ def test_i7_finds_a_waiter_that_waited_too_long(after: float | None, late: bool)
 
 
 def test_i8_finds_a_contender_that_was_left() -> None:
-    assert "left in the queue" in found(with_table(contenders=["abc__lock__0000000001"]), "I8")[0].sentence
+    (violation,) = found(with_history(event("queue", 60.0, left=["abc__lock__0000000001"])), "I8")
+    assert "contenders are left in the queue" in violation.sentence
+    (violation,) = found(with_history(event("queue", 60.0, worker="writer-2", left=["abc__lock__0000000001"])), "I8")
+    assert "contenders of writer-2 are left in the queue" in violation.sentence
+
+
+def test_i8_finds_a_queue_that_nobody_looked_at() -> None:
+    evidence = sound()
+    unseen = [each for each in evidence.history if each["event"] != "queue"]
+    (violation,) = found(replace(evidence, history=unseen), "I8")
+    assert "nobody looked" in violation.sentence
+    after_a_cancelled_wait = event("queue", 60.0, worker="writer-2", left=[])
+    assert found(replace(evidence, history=[*unseen, after_a_cancelled_wait]), "I8")
+
+
+def test_i9_finds_a_run_that_stood_still_and_one_in_which_nothing_happened() -> None:
+    waiting = event("waiting", 50.0, worker="writer-2", incarnation=2)
+    (violation,) = found(with_history(waiting, event("stalled", 90.0, seconds=75.0)), "I9")
+    assert "nothing was acknowledged for 75 s" in violation.sentence
+    assert waiting in violation.piece
+    evidence = sound()
+    nothing = [each for each in evidence.history if each["event"] != "acknowledged"]
+    assert [each.sentence for each in found(replace(evidence, history=nothing), "I9")] == ["nothing was acknowledged"]
+
+
+def test_i9_finds_a_writer_that_did_not_end_and_one_that_ended_of_itself() -> None:
+    who: dict[str, Any] = {"worker": "writer-2", "incarnation": 2}
+    holding, ended = event("holding", 61.0, **who, token=11), event("ended", 63.0, **who)
+    (violation,) = found(with_history(holding, event("killed", 62.0, **who, late=True), ended), "I9")
+    assert "writer-2 was told to finish, and had to be killed" in violation.sentence
+    assert violation.piece[0] == holding
+    (violation,) = found(with_history(holding, ended), "I9")
+    assert "writer-2 ended of itself" in violation.sentence
+    for reason in ("killed", "jvm-gone", "finished"):
+        assert found(with_history(holding, event(reason, 62.0, **who), ended), "I9") == [], reason
 
 
 def test_every_invariant_has_its_function() -> None:
-    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 9)]
+    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 10)]
     assert all(function.__doc__ and function.__doc__.startswith(name) for name, function in INVARIANTS.items())

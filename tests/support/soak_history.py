@@ -1,0 +1,58 @@
+"""What a soak leaves behind when every promise holds, for tests to spoil."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sluice.delta_log import LockStamp, LogCommit
+from sluice.soak.evidence import Evidence, TableState
+from sluice.soak.s3_faults import Put
+
+TABLE = "s3a://lake/soak-0"
+
+
+def event(kind: str, at: float, **more: Any) -> dict[str, Any]:
+    return {"event": kind, "monotonic": at, "wall": at, "table": TABLE, **more}
+
+
+def transaction(version: int, token: int, at: float, worker: str) -> list[dict[str, Any]]:
+    """Return what a writer says of one commit, three rows in it."""
+    who: dict[str, Any] = {"worker": worker, "incarnation": int(worker[-1]), "token": token}
+    named = {**who, "version": version, "txn": f"t{version}", "ids": [10 * version, 10 * version + 1]}
+    return [
+        event("waiting", at, worker=worker, incarnation=int(worker[-1])),
+        event("holding", at + 0.1, **who),
+        event("read", at + 0.2, **{**who, "version": version - 1}),
+        event("attempting", at + 0.3, **named),
+        event("stored", at + 0.4, **named),
+        event("released", at + 0.5, **who),
+        event("acknowledged", at + 0.5, **named),
+    ]
+
+
+def commit(version: int, token: int, txn: str | None = None) -> LogCommit:
+    stamp = LockStamp(f"c{version}", f"hold-{token}", "one", {"t": token}, {}, 0.0)
+    return LogCommit(version=version, engine="sluice-soak", txn_id=txn or f"t{version}", stamp=stamp)
+
+
+def put(version: int, digest: str, txn: str) -> Put:
+    return Put(f"lake/soak-0/_delta_log/{version:020}.json", version, "writer-1", txn, 200, digest, 1.0)
+
+
+def sound() -> Evidence:
+    history = [
+        *transaction(0, 5, 0.0, "writer-1"),
+        *transaction(1, 7, 1.0, "writer-2"),
+        *transaction(2, 9, 2.0, "writer-1"),
+        event("queue", 59.0, left=[]),
+        event("finished", 59.9, worker="writer-1", incarnation=1),
+        event("ended", 60.0, worker="writer-1", incarnation=1),
+    ]
+    state = TableState(
+        commits=[commit(0, 5), commit(1, 7), commit(2, 9)],
+        versions=[0, 1, 2],
+        rows=[0, 1, 10, 11, 20, 21],
+        history_versions=[0, 1, 2],
+    )
+    puts = [put(version, f"d{version}", f"t{version}") for version in range(3)]
+    return Evidence(history=history, tables={TABLE: state}, puts=puts, session_seconds=3.0, tick_seconds=0.5)
