@@ -57,8 +57,9 @@ log = logging.getLogger(__name__)
 EXCLUSIVE_MARK = "__lock__"
 SHARED_MARK = "__rlock__"
 PART_MARK = "-part"
+PART_SHARED_MARK = "-look"
 _WRAP = 2**32
-_NAME = re.compile(rf"({PART_MARK})?({EXCLUSIVE_MARK}|{SHARED_MARK})(-?\d+)$")
+_NAME = re.compile(rf"({EXCLUSIVE_MARK}|(?:{PART_MARK}|{PART_SHARED_MARK})?{SHARED_MARK})(-?\d+)$")
 _ID_DIGITS = 32
 
 TRY_SECONDS = 15.0
@@ -75,8 +76,10 @@ class Mode(Enum):
     EXCLUSIVE = EXCLUSIVE_MARK
     #: With others that only read.
     SHARED = SHARED_MARK
-    #: With others that, like this one, lock something below it. To kazoo's own locks a shared one.
+    #: With others that lock something below it, too, but with none that read all of it. To kazoo a shared one.
     PART = PART_MARK + SHARED_MARK
+    #: With all but one that has it alone: something below it is locked, and shared. Likewise.
+    PART_SHARED = PART_SHARED_MARK + SHARED_MARK
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ class Contender:
 
     def conflicts_with(self, other: Contender) -> bool:
         """Tell whether the two may not hold at the same time."""
-        return self.mode is not other.mode or not self.shared
+        return not (self.shared and other.shared) or {self.mode, other.mode} == {Mode.SHARED, Mode.PART}
 
 
 def parse_queue(children: list[str]) -> list[Contender]:
@@ -116,11 +119,7 @@ def parse_queue(children: list[str]) -> list[Contender]:
     the earlier, so that a newcomer behind 2147483647 is not taken for the oldest.
     """
     matches = ((name, _NAME.search(name)) for name in children)
-    contenders = [
-        Contender(int(match[3]), name, Mode((match[1] or "") + match[2] if match[2] == SHARED_MARK else match[2]))
-        for name, match in matches
-        if match
-    ]
+    contenders = [Contender(int(match[2]), name, Mode(match[1])) for name, match in matches if match]
     return sorted(contenders, key=functools.cmp_to_key(_steps_after))
 
 

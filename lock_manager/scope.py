@@ -70,11 +70,12 @@ class TableScope:
         table = self.table
         path = table.znode(lock_root)
         own = Mode.SHARED if self.shared else Mode.EXCLUSIVE
+        above = Mode.PART_SHARED if self.shared else Mode.PART
         if self.partitions is None:
             return [Node(table.key, path, own, table.uri, {"uri": table.uri})]
-        modes = {ancestor: Mode.PART for each in self.partitions for ancestor in each.ancestors()}
+        modes = {ancestor: above for each in self.partitions for ancestor in each.ancestors()}
         modes |= dict.fromkeys(self.partitions, own)
-        found = [Node(table.key, path, Mode.PART, table.uri, {"uri": table.uri})]
+        found = [Node(table.key, path, above, table.uri, {"uri": table.uri})]
         for each in sorted(modes, key=lambda partition: partition.sort_key):
             about = {"partition": dict(each.values)}
             found.append(Node(f"{table.key}/{each}", each.znode(path), modes[each], table.uri, about))

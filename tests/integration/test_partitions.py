@@ -114,6 +114,9 @@ def test_a_partition_excludes_what_it_is_part_of_and_what_is_part_of_it(
         ({"partitions": [part(2013)], "shared": True}, {"partitions": [part(2013)], "shared": True}, False),
         ({"partitions": [part(2013)], "shared": True}, {"partitions": [part(2013, 1)]}, True),
         ({"partitions": [part(2013)], "shared": True}, {"partitions": [part(2014)]}, False),
+        ({"partitions": [part(2013)], "shared": True}, {"partitions": [part(2013, 1)], "shared": True}, False),
+        ({"partitions": [part(2013)], "shared": True}, {"shared": True}, False),
+        ({"partitions": [part(2013)], "shared": True}, {}, True),
     ],
 )
 def test_readers_exclude_writers_of_what_they_read(make_manager, table, held, asked, conflict):
