@@ -24,6 +24,7 @@ from lock_manager.held import HeldLock
 from lock_manager.inspect import QueueEntry
 from lock_manager.manager import ZookeeperLockManager
 from lock_manager.resources import TableResource, canonical_table_uri
+from lock_manager.security import Security
 from lock_manager.session import SessionState
 from lock_manager.settings import LockSettings
 
@@ -44,6 +45,7 @@ __all__ = [
     "LockTimeoutError",
     "QueueEntry",
     "ResourceError",
+    "Security",
     "SessionState",
     "SettingsError",
     "SluiceError",
