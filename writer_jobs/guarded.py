@@ -324,6 +324,8 @@ def _default_manager(spark: SparkSession) -> ZookeeperLockManager:
     try:
         settings = LockSettings.from_env(**overrides, app_id=context.applicationId)
     except SettingsError as error:
+        if hosts:
+            raise
         raise SettingsError(f"{error}, or start the session with --conf {ZOOKEEPER_SETTING}=host:port,…") from error
     with _attaching:
         if settings not in _managers:
