@@ -327,21 +327,26 @@ def test_one_server_with_a_bad_certificate_does_not_keep_us_from_the_others(tls_
         gets_a_lock(f"localhost:{port},127.0.0.1:{port}", authority.client("job"))
 
 
-def test_a_session_survives_a_while_of_bad_certificates(tls_server, authority, eventually):
+def test_files_are_read_again_and_a_session_survives_a_while_of_bad_ones(
+    tls_server, authority, stranger, tmp_path, eventually
+):
     """What is final before the first session is an outage after it: the hold may still stand."""
-    with Link(tls_server.hosts) as proxy:
-        security = authority.client("job")
-        with managed(proxy.hosts, security, session_timeout_seconds=20) as manager:
-            hold = manager.acquire(TABLE)
-            client = manager._session.client
-            handler, good = client.handler, client.handler._security
-            handler._security = replace(security, tls_ca=str(authority.file), tls_certificate=None, tls_key=None)
+    trusted = tmp_path / "authority.pem"
+    trusted.write_bytes(authority.file.read_bytes())
+    security = replace(authority.client("job"), tls_ca=str(trusted))
+    with Link(tls_server.hosts) as proxy, managed(proxy.hosts, security, session_timeout_seconds=30) as manager:
+        hold = manager.acquire(TABLE)
+        client = manager._session.client
+        for bad in (stranger.file.read_bytes(), b""):
+            trusted.write_bytes(bad)
             proxy.drop()
-            eventually(lambda: (client.problem or "").startswith("TLS: "))
+            eventually(lambda: client.problem is not None)
+            eventually(lambda bad=bad: client.problem.startswith("TLS: ") == bool(bad))
             assert client.refusal is None
-            handler._security = good
-            hold.check(timeout_seconds=15)
-            hold.release()
+            trusted.write_bytes(authority.file.read_bytes())
+            hold.check(timeout_seconds=20)
+            assert client.problem is None
+        hold.release()
 
 
 def test_sasl_within_tls(authority):
@@ -497,3 +502,10 @@ def test_no_secret_is_logged_or_shown(sasl_server, open_server, caplog, auth):
     assert logging.getLogger("kazoo.client").isEnabledFor(1)
     for secret in (PASSWORD, WRONG, session_password.hex(), repr(session_password)):
         assert secret not in logged
+
+
+def test_kazoo_by_itself_does_log_the_password(open_server, caplog):
+    """The control of the test above."""
+    caplog.set_level(logging.DEBUG)
+    stop(look(open_server, auth_data=[("digest", f"etl:{PASSWORD}")]))
+    assert PASSWORD in caplog.text

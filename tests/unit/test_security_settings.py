@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import json
 import logging
 import pickle
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from kazoo.security import ACL, Id, Permissions
 from moto import mock_aws
 
@@ -98,6 +104,49 @@ def test_a_file_in_the_wrong_format(tmp_path):
     binary = tmp_path / "ca.der"
     binary.write_bytes(b"\xff\xfe\x00")
     assert "no text" in refused(Security, tls_ca=str(binary))
+
+
+def key_pair(password: str | None = None) -> tuple[str, str]:
+    """Return a certificate and its private key in PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "job")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now)
+        .not_valid_after(now + dt.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    lock = serialization.BestAvailableEncryption(password.encode()) if password else serialization.NoEncryption()
+    pem = serialization.Encoding.PEM
+    return (
+        certificate.public_bytes(pem).decode(),
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, lock).decode(),
+    )
+
+
+def test_a_key_that_does_not_open_or_is_of_another_certificate(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    certificate, key = key_pair(SECRET)
+    assert Security(tls_certificate=certificate, tls_key=key, tls_key_password=SECRET).tls
+    # OpenSSL would ask for it at the terminal, and wait.
+    assert "tls_key_password is missing" in refused(Security, tls_certificate=certificate, tls_key=key)
+    assert "wrong" in refused(Security, tls_certificate=certificate, tls_key=key, tls_key_password=SECRET[1:])
+    _, another = key_pair()
+    assert "no pair" in refused(Security, tls_certificate=certificate, tls_key=another)
+    # Where OpenSSL read it.
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_private_key_is_in_no_repr():
+    certificate, key = key_pair()
+    shown = repr(Security(tls_certificate=certificate, tls_key=key))
+    assert "PRIVATE" not in shown
+    assert key.splitlines()[1] not in shown
 
 
 def test_sasl_without_its_package(monkeypatch):
