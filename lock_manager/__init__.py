@@ -27,6 +27,7 @@ from lock_manager.manager import ZookeeperLockManager
 from lock_manager.partitions import Partition, PartitionColumn, PartitionSchema
 from lock_manager.resources import TableResource, canonical_table_uri
 from lock_manager.scope import TableScope
+from lock_manager.security import Security
 from lock_manager.session import SessionState
 from lock_manager.settings import LockSettings
 
@@ -50,6 +51,7 @@ __all__ = [
     "PartitionSchema",
     "QueueEntry",
     "ResourceError",
+    "Security",
     "SessionState",
     "SettingsError",
     "SluiceError",

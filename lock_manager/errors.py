@@ -6,7 +6,7 @@
     ├── ResourceError (ValueError)                 a table's name that is no usable URI or path
     ├── SettingsError (ValueError)                 a setting outside its range, a malformed host list
     ├── EnsembleUnavailableError (ConnectionError) no answer from ZooKeeper in time
-    ├── EnsembleRefusedError (PermissionError)     ZooKeeper answered, and said no
+    ├── EnsembleRefusedError (PermissionError)     ZooKeeper answered, and said no, or is not trusted
     ├── EnsembleFormatError (RuntimeError)         the lock root was written by an unknown release
     ├── LocalServerError (RuntimeError)            the embedded ZooKeeper could not be started
     ├── ClosedError (RuntimeError)                 the manager was closed, or belongs to the parent of a fork
@@ -59,32 +59,57 @@ class EnsembleUnavailableError(SluiceError, ConnectionError):
     Attributes:
         hosts: the connection string that was tried.
         waited_seconds: how long.
+        problem: what the last attempt to connect met, if that is known.
 
     """
 
-    def __init__(self, hosts: str, waited_seconds: float, doing: str = "connect") -> None:
+    def __init__(
+        self, hosts: str, waited_seconds: float, doing: str = "connect", *, problem: str | None = None
+    ) -> None:
+        last = f"; the last attempt met: {problem}" if problem else ""
         super().__init__(
-            f"ZooKeeper at {hosts} did not answer within {waited_seconds:.1f} s ({doing}): "
+            f"ZooKeeper at {hosts} did not answer within {waited_seconds:.1f} s ({doing}{last}): "
             "check the host list, the network path to the client port, and that a quorum is up"
         )
         self.hosts = hosts
         self.waited_seconds = waited_seconds
+        self.problem = problem
+
+
+_NO_PERMISSION = (
+    "a lock needs READ, CREATE, DELETE and WRITE below the lock root; look at its ACL and at this client's credentials"
+)
+_NOT_ACCEPTED = (
+    "it demands credentials that this client did not give, or that are wrong; look at SLUICE_ZK_AUTH and its "
+    "neighbours (docs/security.md)"
+)
+_ADVICE = {
+    "AuthFailedError": _NOT_ACCEPTED,
+    "SessionClosedRequireSaslError": _NOT_ACCEPTED,
+    "SASLException": "its SASL exchange comes to no end, most likely for it has no users (a JAAS file) to compare with",
+    "InvalidACLError": (
+        "the ACL for new znodes is malformed, or is for whom the server knows this client as, and it knows nobody; "
+        "look at SLUICE_ZK_ACL, and whether the server verifies credentials or client certificates at all"
+    ),
+    "TLS": (
+        "look at tls_ca, at tls_certificate, and whether the host list has the names that are in the servers' "
+        "certificates (docs/security.md)"
+    ),
+}
 
 
 class EnsembleRefusedError(SluiceError, PermissionError):
-    """ZooKeeper answered, and refused: most often an ACL that does not let this client read, create or delete.
+    """ZooKeeper answered, and one of us refused: for want of permission or credentials, or of trust in a certificate.
 
     Attributes:
         hosts: the connection string.
-        refusal: name of ZooKeeper's error.
+        refusal: name of ZooKeeper's error, or ``TLS: `` and what the handshake failed on.
 
     """
 
     def __init__(self, hosts: str, refusal: str) -> None:
-        super().__init__(
-            f"ZooKeeper at {hosts} refused a request ({refusal}): a lock needs READ, CREATE, DELETE and WRITE below "
-            "the lock root; look at its ACL and at this client's credentials"
-        )
+        advice = _ADVICE.get(refusal.partition(":")[0], _NO_PERMISSION)
+        super().__init__(f"ZooKeeper at {hosts} refused a request ({refusal}): {advice}")
         self.hosts = hosts
         self.refusal = refusal
 

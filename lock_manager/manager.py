@@ -107,6 +107,7 @@ class ZookeeperLockManager:
 
         Raises:
             EnsembleUnavailableError: no answer in time.
+            EnsembleRefusedError: it refused us, or its certificate is not to be trusted.
             EnsembleFormatError: the lock root was written by an unknown release.
             ClosedError: closed, or carried over by a fork.
 

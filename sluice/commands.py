@@ -292,7 +292,7 @@ def dist(
     output: Annotated[Path, typer.Option(help="Where to write it.")] = Path("build/sluice-py.zip"),
     verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
 ) -> None:
-    """Build the zip for spark-submit's --py-files: lock_manager, writer_jobs and kazoo.
+    """Build the zip for spark-submit's --py-files: lock_manager, writer_jobs, kazoo and pure-sasl.
 
     [bold]sluice dist --output sluice.zip[/]
     [bold]spark-submit $(sluice submit-args --zip sluice.zip) …/append.py --zookeeper …[/]

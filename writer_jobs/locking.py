@@ -138,6 +138,8 @@ def _default_manager(spark: SparkSession) -> ZookeeperLockManager:
     try:
         settings = LockSettings.from_env(**overrides, app_id=context.applicationId)
     except SettingsError as error:
+        if hosts:
+            raise
         raise SettingsError(f"{error}, or start the session with --conf {ZOOKEEPER_SETTING}=host:port,…") from error
     with _making:
         if settings not in _managers:

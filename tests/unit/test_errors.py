@@ -54,6 +54,6 @@ def test_public_surface_is_what_it_was():
         "ClosedError", "EnsembleFormatError", "EnsembleMismatchError", "EnsembleRefusedError",
         "EnsembleUnavailableError", "HeldLock", "LocalServerError",
         "LockCancelledError", "LockError", "LockLostError", "LockNotHeldError", "LockOrderError", "LockSettings",
-        "LockTimeoutError", "QueueEntry", "ResourceError", "SessionState", "SettingsError", "SluiceError",
-        "TableResource", "ZookeeperLockManager", "canonical_table_uri",
+        "LockTimeoutError", "QueueEntry", "ResourceError", "Security", "SessionState", "SettingsError",
+        "SluiceError", "TableResource", "ZookeeperLockManager", "canonical_table_uri",
     ]  # fmt: skip
