@@ -14,6 +14,7 @@ from typing import Any, Self
 from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError
 
 from lock_manager.errors import EnsembleRefusedError, LockLostError, LockNotHeldError
+from lock_manager.events import Event, tell
 from lock_manager.intents import HoldIntents, Intent, intents_node
 from lock_manager.janitor import Janitor
 from lock_manager.keeper import ANNOUNCE_SECONDS, Keeper
@@ -109,6 +110,7 @@ class HeldLock:
         self.intents = HoldIntents(self, session, crew.shield, intents_node(request.node), place.unclean)
         self._checked_at = time.monotonic()
         self._announce_at = self._checked_at + ANNOUNCE_SECONDS
+        tell(Event.ACQUIRED, self.resource, seconds=waited_seconds)
         crew.keeper.add(self)
 
     @property
@@ -244,6 +246,7 @@ class HeldLock:
         """
         if version not in self._versions:
             self._versions.append(version)
+            tell(Event.COMMITTED, self.resource)
 
     @property
     def commits(self) -> tuple[int, ...]:
@@ -276,10 +279,12 @@ class HeldLock:
             lost = self._loss or self._delete(stood=stood)
         except BaseException:
             self._give_up()
+            self._tell_end(Event.RELEASED)
             raise
         if lost:
             self._lose(lost, releasing=True)
             raise self._lost_error()
+        self._tell_end(Event.RELEASED)
 
     def __enter__(self) -> Self:
         return self
@@ -401,9 +406,10 @@ class HeldLock:
     def close(self) -> None:
         """Note that the manager was closed, which releases every hold of it."""
         with self._lock:
-            if self.released_at is None:
-                self.released_at = time.time()
+            ends, self.released_at = self.released_at is None, self.released_at or time.time()
         self._crew.keeper.remove(self)
+        if ends and self._loss is None:
+            self._tell_end(Event.RELEASED)
 
     def _lose(self, reason: str, *, releasing: bool = False) -> None:
         with self._lock:
@@ -416,8 +422,12 @@ class HeldLock:
         # The session may live on, and the contender with it: it would block the table for nothing.
         self._give_up()
         log.error("lock on %s was lost: %s", self.resource, reason)
+        self._tell_end(Event.LOST)
         for callback in callbacks:
             self._tell(callback)
+
+    def _tell_end(self, event: Event) -> None:
+        tell(event, self.resource, seconds=max(0.0, time.time() - self.acquired_at))
 
     def _tell(self, callback: Callable[[HeldLock], None]) -> None:
         def tell() -> None:

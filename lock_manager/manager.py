@@ -17,6 +17,7 @@ from lock_manager.errors import (
     LockNotHeldError,
     LockOrderError,
 )
+from lock_manager.events import Event, tell
 from lock_manager.held import Crew, HeldLock
 from lock_manager.inspect import QueueEntry, read_queue
 from lock_manager.janitor import Janitor
@@ -199,6 +200,7 @@ class ZookeeperLockManager:
     ) -> HeldLock:
         with self._lock:
             self._attempts.append(attempt)
+        tell(Event.QUEUED, request.uri)
         try:
             place = attempt.run()
             hold = HeldLock(
@@ -213,6 +215,7 @@ class ZookeeperLockManager:
             with self._lock:
                 self._holds.append(hold)
         except BaseException as error:
+            tell(Event.GAVE_UP, request.uri, seconds=deadline.elapsed())
             attempt.abandon(self._janitor)
             if isinstance(error, ClosedError) and request.cancelled.is_set():
                 raise LockCancelledError(resource=request.uri) from None
