@@ -26,6 +26,7 @@ from lock_manager.manager import ZookeeperLockManager
 from lock_manager.resources import TableResource, canonical_table_uri
 from lock_manager.session import SessionState
 from lock_manager.settings import LockSettings
+from lock_manager.stamp import commit_metadata
 
 __all__ = [
     "ClosedError",
@@ -50,4 +51,5 @@ __all__ = [
     "TableResource",
     "ZookeeperLockManager",
     "canonical_table_uri",
+    "commit_metadata",
 ]

@@ -438,6 +438,11 @@ def _print_verification(found: Verification, console: Console) -> None:
         ("versions", f"{found.first_version:,} to {found.version:,}"),
         ("commits in the log", f"{found.commits:,}"),
         ("under the lock", f"{found.locked_commits:,}"),
+        *(
+            [("  by the writer's own word, not fenced", f"{found.unfenced_commits:,}")]
+            if found.unfenced_commits
+            else ()
+        ),
         ("without it", f"{found.unlocked_commits:,}"),
         *((f"  by {engine}: {version_ranges(made)}", f"{len(made):,}") for engine, made in writers),
         *((f"  only observed, {error}: {version_ranges(made)}", f"{len(made):,}") for error, made in observed),
