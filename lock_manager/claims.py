@@ -120,7 +120,7 @@ def claims_of(queues: Mapping[str, list[str]], found: Mapping[str, Found], node_
 
     Args:
         queues: names of the children of each queue's znode, by partition (``""`` for the table).
-        found: contenders as they were read, by path. A claim of which one is missing has ended meanwhile.
+        found: contenders as they were read, by path. A claim of which one is missing came or went meanwhile.
         node_of: the queue's znode, by partition.
 
     """

@@ -31,7 +31,6 @@ ANSWER_SECONDS = 15.0
 """How long one question may take, connecting included."""
 
 _TABLE = re.compile(r"[0-9a-f]{64}")
-_LOOKS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,23 +189,25 @@ class LockInspector:
 
     def _table(self, key: str, deadline: Deadline, *, uri: str | None) -> TableLocks:
         node = f"{self.settings.lock_root}/{key}"
-        for _ in range(_LOOKS):
-            before = self._child_changes(node, deadline)
-            node_of, queues = self._queues(node, deadline)
-            # Every claim changes the table's children. If they did not change, the queues are of one moment.
-            if len(queues) <= 1 or self._child_changes(node, deadline) == before:
-                break
+        seen = self._newest_change(node, deadline)
+        node_of, queues = self._queues(node, deadline)
         paths = [f"{node_of[partition]}/{name}" for partition, names in queues.items() for name in names]
-        got = self._got(paths, deadline)
-        found = {path: Found(data, stat.czxid, stat.ctime / 1000) for path, (data, stat) in got.items()}
+        # The queues are listed one after the other. Who came meanwhile may be missing from the first ones, and who left
+        # from the last ones: neither is told.
+        found = {
+            path: Found(data, stat.czxid, stat.ctime / 1000)
+            for path, (data, stat) in self._got(paths, deadline).items()
+            if stat.czxid <= seen
+        }
         return TableLocks(uri=uri, key=key, claims=tuple(claims_of(queues, found, node_of)))
 
-    def _child_changes(self, node: str, deadline: Deadline) -> int:
+    def _newest_change(self, node: str, deadline: Deadline) -> int:
+        """Return the zxid of a change after which everything is listed that was made before it."""
         client = self._session.client
-        # Another server may have answered those who hold.
+        # Another server than ours may have answered those who hold.
         self._session.wait(client.sync_async(node), deadline)
-        stat = self._session.wait(client.exists_async(node), deadline)
-        return -1 if stat is None else int(stat.cversion)
+        self._session.wait(client.exists_async(node), deadline)
+        return int(client.last_zxid)
 
     def _queues(self, node: str, deadline: Deadline) -> tuple[dict[str, str], dict[str, list[str]]]:
         """Return the znodes and the contenders of the queues of a table and of its partitions, both by partition."""

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +21,12 @@ from kazoo.client import KazooClient
 from typer.testing import CliRunner, Result
 
 from lock_manager import LockLostError, LockSettings, TableResource, ZookeeperLockManager
+from lock_manager.claims import Claim
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.inspector import LockInspector
 from sluice.commands import app
 
+ROOT = Path(__file__).parents[2]
 TABLE = "s3a://lake/flights"
 
 
@@ -169,6 +179,56 @@ def test_partition_holds_are_grouped_and_told_by_partition(
     assert [len(waiter["waits_for"]) for waiter in found["waiters"]] == [1, 3]
 
 
+@contextmanager
+def busy_partitions(client: KazooClient, root: str) -> Iterator[None]:
+    """One partition hold that stays, and three threads whose partition holds come and go."""
+    ended = threading.Event()
+
+    def come_and_go(level: str) -> None:
+        while not ended.is_set():
+            made = partition_hold(client, root, TABLE, level, "day=1")
+            ended.wait(0.02)
+            transaction = client.transaction()
+            for path in made:
+                transaction.delete(path)
+            transaction.commit()
+
+    partition_hold(client, root, TABLE, "month=0", "day=1")
+    threads = [threading.Thread(target=come_and_go, args=(f"month={number % 2}",)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_holds_that_come_and_go_are_told_whole_or_not_at_all(
+    settings: LockSettings,
+    ensemble_client: KazooClient,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+) -> None:
+    with LockInspector(settings) as inspector:
+
+        def look() -> tuple[Claim, ...]:
+            return inspector.table(TableResource.of(TABLE)).claims
+
+        def is_told_in_part() -> bool:
+            return any(len(claim.nodes) != 3 for claim in look())
+
+        with busy_partitions(ensemble_client, settings.lock_root):
+            eventually(lambda: len(look()) > 1)
+            seen = [look() for _ in range(100)]
+            assert {len(claim.nodes) for claims in seen for claim in claims} == {3}
+            assert all(any(claim.holds for claim in claims) for claims in seen), "one never goes"
+            # The control: without regard to what came while it looked, some are told in part.
+            monkeypatch.setattr(inspector, "_newest_change", lambda *_: 2**63)
+            eventually(is_told_in_part)
+
+
 def test_locks_of_kazoo_are_told_too(tables: Callable[..., Any], ensemble_client: KazooClient, root: str) -> None:
     node = TableResource.of(TABLE).znode(root)
     with ensemble_client.WriteLock(node, "a program with kazoo"):
@@ -199,6 +259,35 @@ def test_who_waits_too_long_is_exit_code_3_and_named(
         assert answer.exit_code == 3
         assert all(json.loads(line)["tables"] for line in answer.stdout.splitlines())
     thread.join()
+
+
+def test_a_watch_on_a_terminal_is_shown_in_place_and_ends_with_ctrl_c(
+    zookeeper: Any, root: str, manager: ZookeeperLockManager, heed_ctrl_c: None
+) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "sluice", "status", "--watch", "--interval", "0.1"]
+    line = [*command, "--zookeeper", zookeeper.hosts, "--lock-root", root]
+    environment = {**os.environ, "COLUMNS": "150", "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+    shown = b""
+    with (
+        manager.acquire(TABLE),
+        subprocess.Popen(line, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, env=environment) as process,
+    ):
+        os.close(theirs)
+        while shown.count(b"nightly") < 3:
+            shown += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        while select.select([ours], [], [], 0.1)[0] or process.poll() is None:
+            try:
+                os.read(ours, 65536)
+            except OSError:  # the other end is closed
+                break
+        said = process.stderr.read().decode()
+    os.close(ours)
+    assert process.returncode == 130
+    assert said == "sluice: stopped by SIGINT; everything that was started has been ended\n"
+    assert b"\x1b[" in shown, "the cursor goes back to the first line"
 
 
 def test_break_fences_the_holder_that_was_shown_and_the_next_one_gets_the_lock(
