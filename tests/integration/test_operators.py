@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -20,7 +22,7 @@ import pytest
 from kazoo.client import KazooClient
 from typer.testing import CliRunner, Result
 
-from lock_manager import LockLostError, LockSettings, TableResource, ZookeeperLockManager
+from lock_manager import LockLostError, LockSettings, LockTimeoutError, TableResource, ZookeeperLockManager
 from lock_manager.claims import Claim
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.inspector import LockInspector
@@ -288,6 +290,29 @@ def test_a_watch_on_a_terminal_is_shown_in_place_and_ends_with_ctrl_c(
     assert process.returncode == 130
     assert said == "sluice: stopped by SIGINT; everything that was started has been ended\n"
     assert b"\x1b[" in shown, "the cursor goes back to the first line"
+
+
+def test_who_waits_logs_now_and_then_for_whom(
+    manager: ZookeeperLockManager,
+    rival: ZookeeperLockManager,
+    eventually: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "lock_manager.queue_lock")
+    outcome: list[Any] = []
+    with manager.acquire(TABLE):
+        # The control: who waits for less than the interval says nothing.
+        with pytest.raises(LockTimeoutError, match=r"1 ahead; first in the queue is .* pid \d+, job nightly"):
+            rival.acquire(TABLE, timeout_seconds=0.3)
+        assert caplog.messages == []
+        monkeypatch.setattr("lock_manager.queue_lock.REPORT_SECONDS", 0.1)
+        thread = waiting(rival, TABLE, outcome)
+        eventually(lambda: len(caplog.messages) >= 2)
+    thread.join()
+    said = rf"waiting for the lock on s3://lake/flights for \d+ s: 1 ahead; first .* pid {os.getpid()}, job nightly"
+    assert all(re.fullmatch(said, message) for message in caplog.messages)
+    assert len(outcome) == 1
 
 
 def test_break_fences_the_holder_that_was_shown_and_the_next_one_gets_the_lock(
