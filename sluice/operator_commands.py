@@ -140,7 +140,8 @@ def break_lock(
     writes without the guard, such as deltalake, is NOT stopped: end it first.
 
     Only the very holder that was shown is removed, by its fencing token: who
-    has got the lock in the meantime keeps it.
+    has got the lock in the meantime keeps it. Where several hold, partitions
+    for example, all are shown and removed, unless an option says which.
 
     [bold]sluice break s3a://lake/flights[/]
     [bold]sluice break s3a://lake/flights --partition year=2013/month=1[/]

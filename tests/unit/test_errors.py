@@ -55,5 +55,5 @@ def test_public_surface_is_what_it_was():
         "EnsembleUnavailableError", "HeldLock", "LocalServerError",
         "LockCancelledError", "LockError", "LockLostError", "LockNotHeldError", "LockOrderError", "LockSettings",
         "LockTimeoutError", "QueueEntry", "ResourceError", "SessionState", "SettingsError", "SluiceError",
-        "TableResource", "ZookeeperLockManager", "canonical_table_uri",
+        "TableResource", "ZookeeperLockManager", "canonical_table_uri", "commit_metadata",
     ]  # fmt: skip
