@@ -7,6 +7,7 @@ block, and must not use a lock manager. What it raises is logged and changes not
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Protocol
@@ -41,16 +42,19 @@ class Observer(Protocol):
 
 
 _observers: tuple[Observer, ...] = ()
+_changing = threading.Lock()
 
 
 def observe(observer: Observer) -> Callable[[], None]:
     """Have ``observer`` told from now on; return what ends that."""
     global _observers  # noqa: PLW0603 (an assignment, so that telling needs no lock)
-    _observers = (*_observers, observer)
+    with _changing:
+        _observers = (*_observers, observer)
 
     def end() -> None:
         global _observers  # noqa: PLW0603
-        _observers = tuple(each for each in _observers if each is not observer)
+        with _changing:
+            _observers = tuple(each for each in _observers if each is not observer)
 
     return end
 
