@@ -30,6 +30,7 @@ from lock_manager.scope import TableScope
 from lock_manager.security import Security
 from lock_manager.session import SessionState
 from lock_manager.settings import LockSettings
+from lock_manager.stamp import commit_metadata
 
 __all__ = [
     "ClosedError",
@@ -60,4 +61,5 @@ __all__ = [
     "UnguardedError",
     "ZookeeperLockManager",
     "canonical_table_uri",
+    "commit_metadata",
 ]

@@ -139,6 +139,15 @@ class LockError(SluiceError):
         self.resource = resource
 
 
+def describe_ahead(ahead: int, holder: dict[str, Any] | None) -> str:
+    """Say how many contenders are ahead, and who is the first of them, by what it says of itself."""
+    if holder is None:
+        return f"{ahead} ahead"
+    who = f"{holder.get('host', 'an unknown host')} pid {holder.get('pid', '?')}"
+    job = f", job {holder['job']}" if holder.get("job") else ""
+    return f"{ahead} ahead; first in the queue is {who}{job}"
+
+
 class LockTimeoutError(LockError, TimeoutError):
     """The lock was not acquired before the deadline; nothing of the attempt is left in the queue.
 
@@ -152,10 +161,7 @@ class LockTimeoutError(LockError, TimeoutError):
     def __init__(
         self, *, resource: str, timeout_seconds: float, ahead: int | None, holder: dict[str, Any] | None
     ) -> None:
-        who = "" if ahead is None else f": {ahead} ahead"
-        if holder is not None:
-            job = f", job {holder['job']}" if holder.get("job") else ""
-            who += f"; first in the queue is {holder.get('host', 'an unknown host')} pid {holder.get('pid', '?')}{job}"
+        who = "" if ahead is None else f": {describe_ahead(ahead, holder)}"
         super().__init__(
             f"lock on {resource} not acquired within {timeout_seconds:g} s{who}. "
             "Wait longer (timeout_seconds) or look at that job",

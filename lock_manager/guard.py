@@ -20,11 +20,13 @@ from typing import Any
 from lock_manager.errors import (
     EnsembleRefusedError,
     EnsembleUnavailableError,
+    LockError,
     LockLostError,
     LockNotHeldError,
     ResourceError,
     SluiceError,
 )
+from lock_manager.events import Event, tell
 from lock_manager.held import HeldLock
 from lock_manager.partitions import PartitionSchema, names_of, smallest_cover
 from lock_manager.queue_lock import Mode
@@ -204,6 +206,8 @@ class CommitGuard:
         except Exception as error:  # whatever it is, the commit must not be written for it
             log.exception("the commit guard failed")
             refusal = SluiceError(f"the commit guard failed: {type(error).__name__}: {error}")
+        table = refusal.resource if isinstance(refusal, LockError) else "unknown"
+        tell(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:
                 self._refusals[attempt] = refusal

@@ -13,6 +13,7 @@ from typing import Any, Self
 from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
 
 from lock_manager.errors import EnsembleRefusedError, LockLostError, LockNotHeldError
+from lock_manager.events import Event, tell
 from lock_manager.intents import HoldIntents, Intent, intents_node
 from lock_manager.janitor import Janitor
 from lock_manager.keeper import ANNOUNCE_SECONDS, Keeper
@@ -112,7 +113,7 @@ class HeldLock:
         self._lock = threading.Lock()
         self._loss: str | None = None
         self._callbacks: list[Callable[[HeldLock], None]] = []
-        self._versions: list[int] = []
+        self._commits: list[tuple[str, int]] = []
         self._entries = 1
         self._intents = {
             table: HoldIntents(self, session, crew.shield, intents_node(node), place.unclean[table])
@@ -120,6 +121,8 @@ class HeldLock:
         }
         self._checked_at = time.monotonic()
         self._announce_at = self._checked_at + ANNOUNCE_SECONDS
+        for table in self.scope:
+            tell(Event.ACQUIRED, table, seconds=waited_seconds)
         crew.keeper.add(self)
 
     @property
@@ -267,18 +270,20 @@ class HeldLock:
                 return
         self._tell(callback)
 
-    def record_commit(self, version: int) -> None:
+    def record_commit(self, version: int, table: str | None = None) -> None:
         """Note that ``version`` of the table was committed under a check that this hold passed.
 
         If the hold is lost later, the error names these versions: they are durable whatever happened since.
         """
-        if version not in self._versions:
-            self._versions.append(version)
+        commit = (table or next(iter(self.scope)), version)
+        if commit not in self._commits:
+            self._commits.append(commit)
+            tell(Event.COMMITTED, commit[0])
 
     @property
     def commits(self) -> tuple[int, ...]:
         """Versions that were recorded by :meth:`record_commit`."""
-        return tuple(self._versions)
+        return tuple(version for _, version in self._commits)
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -314,10 +319,12 @@ class HeldLock:
             lost = self._loss or self._delete(stood=stood)
         except BaseException:
             self._give_up()
+            self._tell_end(Event.RELEASED)
             raise
         if lost:
             self._lose(lost, releasing=True)
             raise self._lost_error()
+        self._tell_end(Event.RELEASED)
 
     def __enter__(self) -> Self:
         return self
@@ -454,9 +461,10 @@ class HeldLock:
     def close(self) -> None:
         """Note that the manager was closed, which releases every hold of it."""
         with self._lock:
-            if self.released_at is None:
-                self.released_at = time.time()
+            ends, self.released_at = self.released_at is None, self.released_at or time.time()
         self._crew.keeper.remove(self)
+        if ends and self._loss is None:
+            self._tell_end(Event.RELEASED)
 
     def _lose(self, reason: str, *, releasing: bool = False) -> None:
         with self._lock:
@@ -469,8 +477,13 @@ class HeldLock:
         # The session may live on, and the contender with it: it would block the table for nothing.
         self._give_up()
         log.error("lock on %s was lost: %s", self.resource, reason)
+        self._tell_end(Event.LOST)
         for callback in callbacks:
             self._tell(callback)
+
+    def _tell_end(self, event: Event) -> None:
+        for table in self.scope:
+            tell(event, table, seconds=max(0.0, time.time() - self.acquired_at))
 
     def _tell(self, callback: Callable[[HeldLock], None]) -> None:
         def tell() -> None:

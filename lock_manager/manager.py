@@ -18,6 +18,7 @@ from lock_manager.errors import (
     LockOrderError,
     UnguardedError,
 )
+from lock_manager.events import Event, tell
 from lock_manager.guard import guard_is_installed
 from lock_manager.held import Crew, HeldLock
 from lock_manager.inspect import QueueEntry, read_queue
@@ -242,6 +243,8 @@ class ZookeeperLockManager:
     ) -> HeldLock:
         with self._lock:
             self._attempts.append(attempt)
+        for table in request.tables:
+            tell(Event.QUEUED, table)
         try:
             place = attempt.run()
             hold = HeldLock(
@@ -256,6 +259,8 @@ class ZookeeperLockManager:
             with self._lock:
                 self._holds.append(hold)
         except BaseException as error:
+            for table in request.tables:
+                tell(Event.GAVE_UP, table, seconds=deadline.elapsed())
             attempt.abandon(self._janitor)
             if isinstance(error, ClosedError) and request.cancelled.is_set():
                 raise LockCancelledError(resource=request.resource) from None

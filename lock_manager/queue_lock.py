@@ -39,6 +39,7 @@ from lock_manager.errors import (
     EnsembleUnavailableError,
     LockCancelledError,
     LockTimeoutError,
+    describe_ahead,
 )
 from lock_manager.intents import intents_node
 from lock_manager.janitor import ABANDON_SECONDS, Janitor
@@ -67,6 +68,10 @@ TRY_SECONDS = 15.0
 
 EXPLAIN_SECONDS = 1.0
 """How long a time-out may take beyond its deadline to find out who is ahead, for its message."""
+
+
+REPORT_SECONDS = 10.0
+"""How often a contender that waits logs whom it waits for."""
 
 
 class Mode(Enum):
@@ -512,11 +517,24 @@ class Attempt:
             self._raise_if_cancelled()
             if self._session.state is not SessionState.CONNECTED or self._session.session_id != self._session_id:
                 return True
-            return self._wake.wait(self._deadline.remaining())
+            return self._wait_for_turn(spot)
         except NoNodeError:
             return True
         finally:
             self._session.unwatch(path, self.wake)
+
+    def _wait_for_turn(self, spot: Spot) -> bool:
+        """Wait until woken, and say now and then for whom; False when the deadline came first."""
+        while not self._wake.wait(min(REPORT_SECONDS, self._deadline.remaining())):
+            if self._deadline.remaining() == 0:
+                return False
+            ahead, holder = self._who_is_ahead(spot)
+            if ahead is not None:
+                log.info(
+                    "waiting for the lock on %s for %.0f s: %s",
+                    self._request.resource, self._deadline.elapsed(), describe_ahead(ahead, holder),
+                )  # fmt: skip
+        return True
 
     def _raise_if_cancelled(self) -> None:
         if self._request.cancelled.is_set():
@@ -531,10 +549,17 @@ class Attempt:
         return EnsembleUnavailableError(self._session.settings.zk_hosts, self._answer_by.elapsed(), "queueing")
 
     def _timeout(self, spot: Spot) -> LockTimeoutError:
+        # Worth a moment beyond the deadline: it is what the person who reads the message wants to know.
+        ahead, holder = self._who_is_ahead(spot)
+        return LockTimeoutError(
+            resource=self._request.resource, timeout_seconds=self._deadline.seconds, ahead=ahead, holder=holder
+        )
+
+    def _who_is_ahead(self, spot: Spot) -> tuple[int | None, dict[str, Any] | None]:
+        """Return how many are ahead and what the first of them says of itself, each None if it cannot be read soon."""
         ahead: list[Contender] | None = None
         holder: dict[str, Any] | None = None
         with suppress(*EXPECTED, EnsembleRefusedError, ValueError, IndexError):
-            # Worth a moment beyond the deadline: it is what the person who reads the message wants to know.
             deadline = Deadline(EXPLAIN_SECONDS)
             node, client = spot.node.path, self._session.client
             queue = parse_queue(self._session.wait(client.get_children_async(node), deadline))
@@ -542,12 +567,7 @@ class Attempt:
             data, _ = self._session.wait(client.get_async(f"{node}/{ahead[0].name}"), deadline)
             described = json.loads(data)
             holder = described if isinstance(described, dict) else None
-        return LockTimeoutError(
-            resource=self._request.resource,
-            timeout_seconds=self._deadline.seconds,
-            ahead=None if ahead is None else len(ahead),
-            holder=holder,
-        )
+        return None if ahead is None else len(ahead), holder
 
 
 def _results(answers: list[Any]) -> list[Any]:

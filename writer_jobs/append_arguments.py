@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lock_manager import LockSettings, SettingsError, canonical_table_uri
+from lock_manager.metrics import Destination
 from writer_jobs.runs import check_run_id
 from writer_jobs.sources import FORMATS
 
@@ -95,6 +96,7 @@ class Arguments:
     lock_timeout: float | None
     run_id: str | None
     report: str | None
+    metrics: str | None
     verbose: bool
 
     def lock_settings(self) -> LockSettings:
@@ -115,6 +117,8 @@ class Arguments:
 
         """
         self.lock_settings()
+        if self.metrics is not None:
+            Destination.parse(self.metrics)
         if _NAME_WITH_SCHEME.match(self.table):
             canonical_table_uri(self.table)
         if self.run_id is not None:
@@ -161,6 +165,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start again")
     add("--report", type=_text, metavar="URI", help="JSON file to write the outcome to, also when the job fails")
     add(
+        "--metrics", metavar="WHERE",
+        help="Prometheus metrics: PORT or HOST:PORT to serve them at (127.0.0.1), or FILE.prom to write; needs "
+        "prometheus-client on the driver",
+    )  # fmt: skip
+    add(
         "--option", action="append", default=[], type=_pair, metavar="KEY=VALUE",
         help="option of Spark's reader, such as sep=; or timestampFormat=yyyyMMdd; may be repeated",
     )  # fmt: skip
@@ -181,6 +190,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         lock_timeout=found.lock_timeout,
         run_id=found.run_id,
         report=found.report,
+        metrics=found.metrics,
         verbose=found.verbose,
     )
 

@@ -189,8 +189,8 @@ def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
         finally:
             with _only_logged(hold):
                 for each in attempts(spark, bound):
-                    if each["outcome"] == "committed" and each["attempt"] not in before:
-                        hold.record_commit(each["version"])
+                    if each["outcome"] == "committed" and each["attempt"] in bound.passed.keys() - before:
+                        hold.record_commit(each["version"], bound.table)
     except LockLostError as error:
         if type(error) is LockLostError and error.versions != hold.commits:
             # The check that found it out did not know yet what had been committed before.

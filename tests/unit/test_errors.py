@@ -54,6 +54,7 @@ def test_public_surface_is_what_it_was():
         "ClosedError", "EnsembleFormatError", "EnsembleMismatchError", "EnsembleRefusedError",
         "EnsembleUnavailableError", "HeldLock", "LocalServerError",
         "LockCancelledError", "LockError", "LockLostError", "LockNotHeldError", "LockOrderError", "LockSettings",
-        "LockTimeoutError", "QueueEntry", "ResourceError", "Security", "SessionState", "SettingsError",
-        "SluiceError", "TableResource", "ZookeeperLockManager", "canonical_table_uri",
+        "LockTimeoutError", "Partition", "PartitionColumn", "PartitionSchema", "QueueEntry", "ResourceError",
+        "Security", "SessionState", "SettingsError", "SluiceError", "TableResource", "TableScope", "UnguardedError",
+        "ZookeeperLockManager", "canonical_table_uri", "commit_metadata",
     ]  # fmt: skip
