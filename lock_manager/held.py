@@ -121,6 +121,8 @@ class HeldLock:
         }
         self._checked_at = time.monotonic()
         self._announce_at = self._checked_at + ANNOUNCE_SECONDS
+        most = session.settings.max_hold_seconds
+        self._ends_at = float("inf") if most is None else self._checked_at + most
         for table in self.scope:
             tell(Event.ACQUIRED, table, seconds=waited_seconds)
         crew.keeper.add(self)
@@ -171,7 +173,7 @@ class HeldLock:
             and self._loss is None
             and self.released_at is None
             and self._session.state is SessionState.CONNECTED
-            and time.monotonic() < self._session.valid_until(self._place.session_id)
+            and time.monotonic() < min(self._ends_at, self._session.valid_until(self._place.session_id))
         )
 
     def check(self, timeout_seconds: float | None = None) -> None:
@@ -405,7 +407,8 @@ class HeldLock:
 
     def due_at(self) -> float:
         """Monotonic time at which the ensemble is to be asked next."""
-        return min(self._announce_at, self._checked_at + KEEPALIVE_FRACTION * self._session.granted_seconds)
+        asked_at = self._checked_at + KEEPALIVE_FRACTION * self._session.granted_seconds
+        return min(self._announce_at, asked_at, self._ends_at)
 
     def ask(self) -> Any:
         """Send the question whether the contender is there, as a quorum request; return kazoo's AsyncResult.
@@ -451,12 +454,18 @@ class HeldLock:
     def look_at_clock(self) -> None:
         """Count the hold as lost when its session is another by now, or was not vouched for over its whole time-out."""
         session = self._session
+        self._look_at_bound()
         if session.session_id != self._place.session_id or session.state is SessionState.LOST:
             self._lose("its session had ended")
             return
         silent = time.monotonic() - session.proven_at
         if silent > session.granted_seconds:
             self._lose(f"the ensemble did not answer for {silent:.0f} s")
+
+    def _look_at_bound(self) -> None:
+        if time.monotonic() >= self._ends_at:
+            most = self._session.settings.max_hold_seconds
+            self._lose(f"it was held for more than max_hold_seconds={most:g}")
 
     def close(self) -> None:
         """Note that the manager was closed, which releases every hold of it."""
@@ -495,6 +504,7 @@ class HeldLock:
         threading.Thread(target=tell, name="sluice-on-loss", daemon=True).start()
 
     def _raise_if_over(self) -> None:
+        self._look_at_bound()
         if self._loss is not None:
             raise self._lost_error()
         if self.released_at is not None:

@@ -54,6 +54,7 @@ class ZookeeperLockManager:
         zk_hosts: ``host:port,host:port[/chroot]``, or a :class:`LockSettings` with everything.
         timeout_seconds: total deadline of an ``acquire`` that gives none of its own.
         session_timeout_seconds: asked of the server; a dead holder's lock is free after it.
+        max_hold_seconds: a hold longer than this is given up, and what it still wants to commit is refused.
         lock_root: znode below which tables are locked.
         job: name of this job, for those who wait behind it.
         app_id: Spark application id, likewise.
@@ -69,6 +70,7 @@ class ZookeeperLockManager:
         timeout_seconds: float | None = None,
         *,
         session_timeout_seconds: float | None = None,
+        max_hold_seconds: float | None = None,
         lock_root: str | None = None,
         job: str | None = None,
         app_id: str | None = None,
@@ -76,6 +78,7 @@ class ZookeeperLockManager:
         given = {
             "timeout_seconds": timeout_seconds,
             "session_timeout_seconds": session_timeout_seconds,
+            "max_hold_seconds": max_hold_seconds,
             "lock_root": lock_root,
             "job": job,
             "app_id": app_id,

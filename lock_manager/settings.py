@@ -28,6 +28,8 @@ class LockSettings:
         timeout_seconds: total deadline of an ``acquire`` that gives none of its own, connecting included.
             0 means: only if it is free now.
         session_timeout_seconds: asked of the server, which may grant less. A dead holder's lock is free after it.
+        max_hold_seconds: a hold longer than this is given up, and the commit guard refuses what it still wants to
+            commit: against a job that hangs and keeps its session alive. None for no bound.
         lock_root: znode below which tables are locked.
         job: name of this job, shown to those who wait behind it.
         app_id: Spark application id, likewise.
@@ -41,6 +43,7 @@ class LockSettings:
     zk_hosts: str
     timeout_seconds: float = 300.0
     session_timeout_seconds: float = 30.0
+    max_hold_seconds: float | None = None
     lock_root: str = "/locks/delta_tables"
     job: str | None = None
     app_id: str | None = None
@@ -51,6 +54,8 @@ class LockSettings:
         _check_hosts(self.zk_hosts)
         check_seconds("timeout_seconds", self.timeout_seconds)
         check_seconds("session_timeout_seconds", self.session_timeout_seconds, 1, 3600)
+        if self.max_hold_seconds is not None:
+            check_seconds("max_hold_seconds", self.max_hold_seconds, 1)
         if not re.fullmatch(r"(/[^/\x00-\x1f]+)+", self.lock_root) or any(
             part in (".", "..") for part in self.lock_root.split("/")
         ):
@@ -132,7 +137,7 @@ def _refuse_credentials(hosts: str) -> None:
 
 def _typed(values: Mapping[str, str], where: str) -> dict[str, Any]:
     typed: dict[str, Any] = dict(values)
-    for name in ("timeout_seconds", "session_timeout_seconds"):
+    for name in ("timeout_seconds", "session_timeout_seconds", "max_hold_seconds"):
         if name in values:
             try:
                 typed[name] = float(values[name])

@@ -186,6 +186,27 @@ def test_a_hold_that_is_lost_names_what_was_committed_under_it(
     assert ids(spark, disk_table) == [0, 1, 2]
 
 
+def test_a_hold_beyond_its_bound_is_given_up_and_its_commit_refused(
+    spark: SparkSession, zookeeper: Any, manager: ZookeeperLockManager, disk_table: str
+) -> None:
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(1), disk_table)
+    hangs = threading.Event()
+    with ZookeeperLockManager(zookeeper.hosts, 30, max_hold_seconds=1) as bounded:
+        with pytest.raises(LockLostError, match="max_hold_seconds=1"):
+            with locked(spark, disk_table, manager=bounded) as hold:
+                hold.on_loss(lambda _: hangs.set())
+                assert hangs.wait(30)
+                # The next one is in already.
+                with manager.acquire(f"{disk_table}/", timeout_seconds=30):
+                    assert not hold.is_valid()
+                append(spark.range(1, 2), disk_table)
+        # The control: without the bound the same is committed.
+        with locked(spark, disk_table, manager=manager):
+            append(spark.range(2, 3), disk_table)
+    assert ids(spark, disk_table) == [0, 2]
+
+
 def test_a_shared_hold_commits_nothing(spark: SparkSession, manager: ZookeeperLockManager, disk_table: str) -> None:
     from writer_jobs.delta_log import DeltaTableLog
     from writer_jobs.guarded import guarded
