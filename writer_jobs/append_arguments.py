@@ -93,6 +93,7 @@ class Arguments:
     options: Mapping[str, str]
     partition_by: tuple[str, ...]
     commits: int
+    lock: str
     lock_timeout: float | None
     run_id: str | None
     report: str | None
@@ -161,6 +162,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         help="partition columns of a new table, separated by commas; an existing table's own, or nothing",
     )  # fmt: skip
     add("--commits", default=1, type=_count, metavar="N", help="number of commits to divide the rows into (1)")
+    add(
+        "--lock", choices=("table", "partitions"), default="table",
+        help="what to lock: all of the table (the default), or the partitions that each commit's rows are in, which "
+        "takes one more pass over them",
+    )  # fmt: skip
     add("--lock-timeout", type=float, metavar="S", help="seconds to wait for the lock, each time (300); 0: do not wait")
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start again")
     add("--report", type=_text, metavar="URI", help="JSON file to write the outcome to, also when the job fails")
@@ -187,6 +193,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         options=options,
         partition_by=found.partition_by,
         commits=found.commits,
+        lock=found.lock,
         lock_timeout=found.lock_timeout,
         run_id=found.run_id,
         report=found.report,

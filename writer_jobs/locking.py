@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
@@ -13,16 +12,12 @@ from lock_manager import (
     HeldLock,
     LockSettings,
     SettingsError,
-    TableResource,
-    TableScope,
     ZookeeperLockManager,
 )
-from lock_manager.partitions import PartitionSchema
 from writer_jobs.delta_log import DeltaTableLog, locate_table
-from writer_jobs.errors import TableError
 from writer_jobs.failures import is_conflict
-from writer_jobs.guarded import GUARD_OFF, attach, guard_mode, guarded
-from writer_jobs.partitioning import partition_schema
+from writer_jobs.guarded import GUARD_OFF, attach, guard_mode
+from writer_jobs.partitioning import Part
 
 ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
 
@@ -93,15 +88,13 @@ def locked_all(
     if guard_mode(spark) != GUARD_OFF:
         # Before anybody waits for the lock, or behind it.
         attach(spark)
-    parts = [_Part.of(spark, table, partitions) for table, partitions in tables.items()]
+    parts = [_part(spark, table, partitions) for table, partitions in tables.items()]
     giver = manager or _default_manager(spark)
     about = {"job": giver.settings.job or spark.sparkContext.appName}
     with ExitStack() as stack:
         hold = stack.enter_context(giver.acquire_all([part.scope for part in parts], timeout_seconds=timeout_seconds))
         for part in parts:
-            if part.schema is not None and partition_schema(spark, part.log) != part.schema:
-                raise TableError(f"{part.log.location} was partitioned anew while its lock was waited for: try again")
-            stack.enter_context(guarded(spark, hold, part.log, about, schema=part.schema))
+            stack.enter_context(part.guarded(spark, hold, about))
         try:
             yield hold
         except Exception as error:
@@ -112,23 +105,10 @@ def locked_all(
             raise
 
 
-@dataclass(frozen=True)
-class _Part:
-    log: DeltaTableLog
-    scope: TableScope
-    schema: PartitionSchema | None
-
-    @classmethod
-    def of(cls, spark: SparkSession, table: str, partitions: Collection[Mapping[str, object]] | None) -> _Part:
-        location = locate_table(spark, table, new=True)
-        log = DeltaTableLog(spark, location)
-        log.refuse_foreign_folder()
-        resource = TableResource.of(location)
-        if partitions is None:
-            return cls(log, TableScope.of(resource), None)
-        schema = partition_schema(spark, log)
-        found = [schema.partition(values) for values in partitions]
-        return cls(log, TableScope.of(resource, found), schema)
+def _part(spark: SparkSession, table: str, partitions: Collection[Mapping[str, object]] | None) -> Part:
+    log = DeltaTableLog(spark, locate_table(spark, table, new=True))
+    log.refuse_foreign_folder()
+    return Part.of(spark, log, partitions)
 
 
 def _default_manager(spark: SparkSession) -> ZookeeperLockManager:

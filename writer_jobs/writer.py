@@ -34,7 +34,8 @@ from writer_jobs.errors import (
     WriteFailedError,
 )
 from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, is_conflict, one_sentence
-from writer_jobs.guarded import GUARD_OFF, attach, attempts, guard_mode, guarded
+from writer_jobs.guarded import GUARD_OFF, attach, attempts, guard_mode
+from writer_jobs.partitioning import Lock, part_of
 from writer_jobs.session import classic_session
 
 log = logging.getLogger(__name__)
@@ -135,6 +136,7 @@ class LockedDeltaWriter:
         partition_by: Sequence[str] = (),
         options: Mapping[str, str] | None = None,
         txn: tuple[str, int] | None = None,
+        lock: Lock = "table",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[HeldLock], None] | None = None,
@@ -147,6 +149,9 @@ class LockedDeltaWriter:
             options: of Delta's writer, such as ``mergeSchema``. The caller's ``userMetadata`` is kept, under ``user``.
             txn: ``(txnAppId, txnVersion)``: an append whose version is not above the last one of that application is
                 not done again, and reported as ``already_committed``.
+            lock: ``"table"``; ``"partitions"`` for those that the rows are in, which are found out before by one more
+                pass over the rows (cache them if they are expensive); or a list of partitions by column, which the rows
+                must not leave. A table that is not partitioned, or not there yet, is locked as a whole.
             lock_timeout_seconds: total, 0 means: only if it is free now. By default the manager's.
             metadata: more to note in the commit, beside its id, its hold and its token (JSON values).
             before_write: called under the lock, before anything is written; what it raises ends the append.
@@ -159,6 +164,7 @@ class LockedDeltaWriter:
             CommitUnknownError: a WriteFailedError: it could not be found out whether it was committed.
             TableError: the table's log is damaged, or not what decides its commits; nothing written.
             StorageError: the table's log cannot be read; nothing written.
+            ResourceError: ``lock`` names no partition of the table.
             ValueError: ``options`` has what is an argument of its own.
 
         An interrupt (Ctrl-C) cancels the Spark jobs and is raised after the write has ended in the JVM: the lock is
@@ -167,11 +173,12 @@ class LockedDeltaWriter:
         """
         write = DeltaWrite(df, tuple(partition_by), dict(options or {}), txn, dict(metadata or {}), self._spark)
         result: CommitResult | None = None
+        part = part_of(self._spark, self.log, df, lock)
         with self._running(write):
             try:
                 with (
-                    self._manager.acquire(self.table, timeout_seconds=lock_timeout_seconds) as hold,
-                    guarded(self._spark, hold, self.log, {"job": self._manager.settings.job}) as bound,
+                    self._manager.acquire_all([part.scope], timeout_seconds=lock_timeout_seconds) as hold,
+                    part.guarded(self._spark, hold, {"job": self._manager.settings.job}) as bound,
                 ):
                     if before_write is not None:
                         before_write(hold)

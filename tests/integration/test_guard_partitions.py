@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import LockNotHeldError, LockOrderError, ResourceError, TableResource, ZookeeperLockManager
 from sluice.verify import verify_table
-from writer_jobs import TableError, locked, locked_all
+from writer_jobs import LockedDeltaWriter, TableError, locked, locked_all
 
 pytestmark = pytest.mark.spark
 
@@ -176,6 +176,32 @@ def test_identity_columns_need_the_table(spark: SparkSession, manager: Zookeeper
             spark.sql(f"INSERT INTO {sql(table)} (y) VALUES (1)")
     with locked(spark, table, manager=manager):
         spark.sql(f"INSERT INTO {sql(table)} (y) VALUES (1)")
+
+
+def test_the_writer_locks_the_partitions_that_its_rows_are_in(
+    spark: SparkSession, manager: ZookeeperLockManager, name: str
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, name)
+    rows = spark.createDataFrame([(5, "2013", 1), (6, "2014", None)], "id int, y string, m int")
+    writer.append(rows.selectExpr("id", "CAST(y AS INT) AS y", "m"), lock="partitions")
+    key = TableResource.of(name).key
+    exclusive = {node["key"] for node in newest(name)["sluice"]["nodes"] if node["mode"] == "exclusive"}
+    assert exclusive == {f"{key}/y=2013/m=1", f"{key}/y=2014/m=__HIVE_DEFAULT_PARTITION__"}
+    with pytest.raises(LockNotHeldError, match="y=2014"):
+        writer.append(rows.selectExpr("id", "CAST(y AS INT) AS y", "m"), lock=[{"y": 2013}])
+    assert ids(name) == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(ValueError, match="choose 'table'"):
+        writer.append(rows, lock="rows")  # type: ignore[arg-type]
+
+
+def test_a_table_without_partitions_is_locked_as_a_whole(
+    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "plain")
+    writer = LockedDeltaWriter(spark, manager, table)
+    for _ in range(2):
+        writer.append(spark.range(1), lock="partitions")
+        assert [node["mode"] for node in newest(table)["sluice"]["nodes"]] == ["exclusive"]
 
 
 def test_what_cannot_be_locked_is_said(
