@@ -316,6 +316,9 @@ class Session:
             raise
         except KazooException as error:
             raise EnsembleRefusedError(self.settings.zk_hosts, type(error).__name__) from error
+        except RuntimeError as error:
+            # An answer in front of this one is missing; kazoo gives the connection up.
+            raise ConnectionLoss(str(error)) from error
 
     # -- state changes -------------------------------------------------------------------------------------------
 

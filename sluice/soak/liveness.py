@@ -122,10 +122,10 @@ def _takes_over(event: Event, death: Event) -> bool:
 
 def _waiting_at(history: Sequence[Event], death: Event) -> list[str]:
     """Return the other writers that stood in the queue at the end of this history."""
-    last: dict[str, str] = {}
+    last: dict[str, bool] = {}
     for event in history:
         worker = str(event.get("worker"))
         if event["event"] in ("waiting", "holding", "gave-up", "ended", "killed"):
             same = event["event"] == "waiting" and event.get("table") == death["table"]
-            last[worker] = "waiting" if same else event["event"]
-    return [worker for worker, state in last.items() if state == "waiting" and worker != death.get("worker")]
+            last[worker] = same
+    return [worker for worker, waits in last.items() if waits and worker != death.get("worker")]

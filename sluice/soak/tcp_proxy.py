@@ -115,13 +115,16 @@ class Link:
             server.shutdown(socket.SHUT_RDWR)
 
     def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        deafened = False
         with suppress(OSError):
             while data := server.recv(65536):
                 self._open.wait()
                 self.replies.wait()
-                if not self.deaf:
+                if not self.deaf and not deafened:
                     client.sendall(data)
                 elif _is_of_a_request(data):
+                    # No network loses an answer and brings the next one on the same connection.
+                    deafened = True
                     self.deafened.set()
         with suppress(OSError):
             client.shutdown(socket.SHUT_RDWR)

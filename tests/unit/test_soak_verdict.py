@@ -139,6 +139,8 @@ def test_i7_finds_a_waiter_that_waited_too_long(after: float | None, late: bool)
     assert bool(found(evidence, "I7")) is late
     nobody = [each for each in history if each["event"] != "waiting"]
     assert found(replace(evidence, history=nobody), "I7") == []
+    elsewhere = [{**each, "table": "another"} if each["event"] == "waiting" else each for each in history]
+    assert found(replace(evidence, history=elsewhere), "I7") == []
 
 
 def test_i8_finds_a_contender_that_was_left() -> None:
