@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lock_manager.errors import (
+    UNPINNING,
     EnsembleRefusedError,
     EnsembleUnavailableError,
     LockLostError,
@@ -31,7 +32,6 @@ from lock_manager.resources import canonical_table_uri
 log = logging.getLogger(__name__)
 
 _REMEMBERED_REFUSALS = 256
-_UNPINS = "UNSET TBLPROPERTIES"
 _DEFINITE = frozenset({"committed", "taken", "rejected"})
 
 
@@ -163,7 +163,7 @@ class CommitGuard:
         except SluiceError:
             del guarded.passed[attempt]
             raise
-        if asked.get("metadata") and asked.get("operation") != _UNPINS:
+        if asked.get("metadata") and asked.get("operation") != UNPINNING:
             guarded.new_metadata = True
         return {"hold": guarded.hold.hold_id, "stamp": guarded.stamp()}
 
