@@ -29,6 +29,9 @@ from typing import Any
 #: Table property with the UUID of the one ensemble whose lock on the table counts; `sluice adopt` sets it.
 ENSEMBLE_PROPERTY = "sluice.ensemble"
 
+#: The operation, in Delta's words, that may drop that property on purpose; others drop it by the way.
+UNPINNING = "UNSET TBLPROPERTIES"
+
 
 class SluiceError(Exception):
     """Base of every error raised on purpose by this project."""

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lock_manager.errors import (
+    UNPINNING,
     EnsembleRefusedError,
     EnsembleUnavailableError,
     LockError,
@@ -39,7 +40,6 @@ _REMEMBERED_REFUSALS = 256
 OF_PARTITIONS = "*"
 # Where rows get their ids: Delta gives them out again after a conflict.
 _OF_ANY_PARTITION = frozenset({"domainMetadata delta.rowTracking"})
-_UNPINS = "UNSET TBLPROPERTIES"
 _DEFINITE = frozenset({"committed", "taken", "rejected"})
 
 
@@ -245,7 +245,7 @@ class CommitGuard:
         except SluiceError:
             del guarded.passed[attempt]
             raise
-        if asked.get("metadata") and asked.get("operation") != _UNPINS:
+        if asked.get("metadata") and asked.get("operation") != UNPINNING:
             guarded.new_metadata = True
         return {"hold": guarded.hold.hold_id, "stamp": guarded.stamp()}
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from lock_manager.errors import UNPINNING
 from sluice.delta_log import CHECKSUM_FILE, Checksum, DataFile, LogCommit, version_files
 
 _SHOWN = 5
-_UNPINS = "UNSET TBLPROPERTIES"
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..+")
 
 
@@ -163,7 +163,7 @@ def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[s
     dropped: tuple[str, int] | None = None
     for commit in commits:
         if commit.pin is not None and commit.pin != pinned:
-            silent = commit.pin == "" and commit.operation != _UNPINS
+            silent = commit.pin == "" and commit.operation != UNPINNING
             dropped = (pinned, commit.version) if silent else None
             pinned = commit.pin
             last_under.pop(pinned, None)

@@ -316,10 +316,10 @@ class LockedDeltaWriter:
 
     def _may_be_stored(self, failure: BaseException, bound: GuardedHold | None, before: set[str]) -> bool:
         """Tell whether a failed write is in the table, or may be later: Delta does more after a commit."""
-        if bound is None or self._may_still_be_put(failure, bound):
-            return self._may_still_be_put(failure, bound)
-        known = [each for each in attempts(self._spark, bound) if each["attempt"] not in before]
-        return any(each["outcome"] == "committed" for each in known)
+        if self._may_still_be_put(failure, bound):
+            return True
+        known = attempts(self._spark, bound) if bound is not None else []
+        return any(each["outcome"] == "committed" and each["attempt"] not in before for each in known)
 
     def _failed(self, write: DeltaWrite, failure: BaseException) -> WriteFailedError:
         with suppress(TableError, StorageError):

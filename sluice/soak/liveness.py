@@ -126,6 +126,5 @@ def _waiting_at(history: Sequence[Event], death: Event) -> list[str]:
     for event in history:
         worker = str(event.get("worker"))
         if event["event"] in ("waiting", "holding", "gave-up", "ended", "killed"):
-            same = event["event"] == "waiting" and event.get("table") == death["table"]
-            last[worker] = same
+            last[worker] = event["event"] == "waiting" and event.get("table") == death["table"]
     return [worker for worker, waits in last.items() if waits and worker != death.get("worker")]

@@ -9,6 +9,7 @@ from sluice.soak.stage import (
     OUTCOMES,
     Incident,
     Stage,
+    heard,
     of,
     of_hold,
     place_of,
@@ -50,7 +51,7 @@ def process_fault(name: str, number: signal.Signals, *, python: bool, jvm: bool)
         if number is signal.SIGSTOP:
             process.signal(signal.SIGCONT, python=python, jvm=jvm)
             stage.say("resumed", worker=writer, table=held["table"], token=held["token"])
-            yield from until(2 * stage.session_seconds + 10 + stage.slack_seconds, of(writer, *OUTCOMES))
+            yield from heard(stage, writer)
         else:
             yield from until(
                 _START_SECONDS + 2 * stage.slack_seconds,
@@ -70,15 +71,14 @@ def cut_zookeeper(stage: Stage, writer: str, point: str) -> Incident:
     process.link.cut()
     stage.say("fault", kind="cut-zookeeper", worker=writer, point=point, **place_of(held))
     stage.say("holder-gone", worker=writer, token=held["token"], table=held["table"])
+    yield from until(3 * stage.session_seconds + 5 + stage.slack_seconds, takeover(held, "read"))
     if put is None:
-        yield from until(3 * stage.session_seconds + 5 + stage.slack_seconds, takeover(held, "read"))
         process.tell("go")
     else:
-        yield from until(3 * stage.session_seconds + 5 + stage.slack_seconds, takeover(held, "read"))
         put.release.set()
     yield from until(stage.session_seconds, of(writer, *OUTCOMES))
     process.link.mend()
-    yield from until(2 * stage.session_seconds + 10 + stage.slack_seconds, of(writer, *OUTCOMES))
+    yield from heard(stage, writer)
 
 
 def lost_reply(stage: Stage, writer: str, point: str) -> Incident:

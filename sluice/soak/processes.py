@@ -84,11 +84,6 @@ class WriterProcess:
             if pid is not None:
                 send_signal(pid, number)
 
-    def join(self, timeout_seconds: float) -> bool:
-        """Wait until its Python has ended; tell whether it has."""
-        self._reader.join(timeout_seconds)
-        return not self._reader.is_alive()
-
     def end(self) -> None:
         """End it and its JVM, whatever state they are in."""
         with suppress(ProcessLookupError, PermissionError):

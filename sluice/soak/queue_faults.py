@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from sluice.soak.stage import OUTCOMES, Event, Incident, Stage, of, stopped, struck, takeover, until, until_true
+from sluice.soak.stage import OUTCOMES, Event, Incident, Stage, heard, of, stopped, struck, takeover, until, until_true
 
 _PATIENCE_SECONDS = 10.0
 _OUTCOME_SECONDS = 60.0
@@ -79,7 +79,7 @@ def break_lock(stage: Stage, writer: str, point: str) -> Incident:
     if put is not None:
         put.release.set()
     stage.writers[writer].tell("go")
-    yield from until(2 * stage.session_seconds + 10 + stage.slack_seconds, of(writer, *OUTCOMES))
+    yield from heard(stage, writer)
 
 
 def second_hold(stage: Stage, writer: str, point: str) -> Incident:

@@ -76,6 +76,14 @@ def _serving(stage: Stage) -> Waiting:
     return (yield from until_true(_START_SECONDS, serve))
 
 
+def _repaired(stage: Stage, name: str) -> Incident:
+    """Say that all servers serve again, and wait until somebody has committed."""
+    stage.say("repaired", kind=name)
+    yield from until(
+        3 * stage.session_seconds + 10 + stage.slack_seconds, lambda event: event["event"] == "acknowledged"
+    )
+
+
 def zookeeper_fault(name: str) -> Callable[..., Incident]:
     """Return the fault that kills or pauses the leader, or kills the others."""
 
@@ -100,10 +108,7 @@ def zookeeper_fault(name: str) -> Callable[..., Incident]:
             else:
                 server.start()
         yield from _serving(stage)
-        stage.say("repaired", kind=name)
-        yield from until(
-            3 * stage.session_seconds + 10 + stage.slack_seconds, lambda event: event["event"] == "acknowledged"
-        )
+        yield from _repaired(stage, name)
 
     return strike
 
@@ -117,7 +122,4 @@ def rolling_restart(stage: Stage, writer: str, point: str) -> Incident:
         server.stop()
         server.start()
         yield from _serving(stage)
-    stage.say("repaired", kind="zookeeper-rolling-restart")
-    yield from until(
-        3 * stage.session_seconds + 10 + stage.slack_seconds, lambda event: event["event"] == "acknowledged"
-    )
+    yield from _repaired(stage, "zookeeper-rolling-restart")

@@ -82,6 +82,11 @@ def of(writer: str, *kinds: str) -> Callable[[Event], bool]:
     return lambda event: event.get("worker") == writer and event["event"] in kinds
 
 
+def heard(stage: Stage, writer: str) -> Waiting:
+    """Wait until a writer that was left alone again says what became of its transaction."""
+    return until(2 * stage.session_seconds + 10 + stage.slack_seconds, of(writer, *OUTCOMES))
+
+
 def of_hold(held: Event, *kinds: str) -> Callable[[Event], bool]:
     """Return the test for an event of a writer under this hold, or one that says no hold."""
     test = of(str(held.get("worker")), *kinds)

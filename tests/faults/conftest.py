@@ -13,6 +13,7 @@ import pytest
 from sluice.soak.options import SoakOptions
 from sluice.soak.run import Soak
 from sluice.soak.s3_faults import FaultyS3
+from tests.support.lake import lake
 
 
 class First(random.Random):
@@ -28,10 +29,7 @@ class First(random.Random):
 @pytest.fixture(scope="module")
 def s3() -> Iterator[FaultyS3]:
     """An S3 with faults and the bucket ``lake``, whose credentials are in the environment."""
-    with FaultyS3() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        running.create_bucket("lake")
+    with lake(FaultyS3()) as running:
         yield running
 
 

@@ -216,6 +216,7 @@ def test_what_s3_answers_never_makes_two_commits_of_one_nor_none_of_an_acknowled
     s3.gate.arm(first.name, fault)
     first.begin("append", table=table, first=10, end=12)
     answer = first.answer()
+    s3.gate.disarm(first.name)
     assert fault.arrived.is_set()
     assert answer.get("error") == error, answer
     second.do("append", table=table, first=20, end=21)

@@ -17,6 +17,7 @@ from lock_manager import ZookeeperLockManager
 from sluice.jars import resolve_jars
 from sluice.local_s3 import LocalS3
 from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from tests.support.lake import lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,10 +32,7 @@ def jars() -> list[Path]:
 @pytest.fixture(scope="session")
 def s3() -> Iterator[LocalS3]:
     """An S3 with the bucket ``lake``, whose credentials are in the environment."""
-    with LocalS3() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        running.create_bucket("lake")
+    with lake(LocalS3()) as running:
         yield running
 
 
