@@ -190,7 +190,7 @@ def parse_stamp(info: Mapping[str, Any]) -> LockStamp | None:
         said = said if fenced else json.loads(said)
         nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in said["nodes"]]
         return LockStamp(
-            commit_id=_write_id(info) or str(said["attempt"]),
+            commit_id=_write_id(info) or str(said.get("commit_id") or said["attempt"]),
             hold=str(said["hold"]),
             ensemble=str(said["ensemble"]),
             tokens={key: token for key, mode, token in nodes if mode == "exclusive"},

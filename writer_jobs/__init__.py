@@ -18,10 +18,11 @@ from writer_jobs.errors import (
     WriteFailedError,
 )
 from writer_jobs.guarded import attach
+from writer_jobs.locked_write import CommitResult
 from writer_jobs.locking import locked, locked_all
 from writer_jobs.partitioning import partition_schema
 from writer_jobs.session import build_session
-from writer_jobs.writer import CommitResult, LockedDeltaWriter
+from writer_jobs.writer import LockedDeltaWriter
 
 __all__ = [
     "Commit",

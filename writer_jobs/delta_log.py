@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.errors import ParseException
@@ -80,11 +81,13 @@ class Commit:
     Attributes:
         version: its number.
         rows: how many it added, None if Delta was told not to count (``history.metricsEnabled``).
+        metrics: all that Delta counted (``operationMetrics``).
 
     """
 
     version: int
     rows: int | None
+    metrics: Mapping[str, str] = field(default_factory=dict)
 
 
 class DeltaTableLog:
@@ -152,7 +155,7 @@ class DeltaTableLog:
         end; in an undisturbed table that costs two reads. Delta writes ``commitInfo`` into the first line.
 
         Args:
-            commit_id: what the commit carries in its ``userMetadata``.
+            commit_id: what the commit carries in its ``userMetadata`` or in the guard's note.
             after: version before the commit, -1 for a new table.
 
         Returns:
@@ -165,9 +168,10 @@ class DeltaTableLog:
         version = after + 1
         while (line := self._files.read_first_line(f"{self.location}/{LOG_FOLDER}/{version:020d}.json")) is not None:
             info = _commit_info(line)
-            if stamp_of(info).get("commit_id") == commit_id:
-                rows = info.get("operationMetrics", {}).get("numOutputRows")
-                return Commit(version, None if rows is None else int(rows)), version
+            if commit_id in (stamp_of(info).get("commit_id"), noted_by_guard(info).get("commit_id")):
+                metrics = info.get("operationMetrics", {})
+                rows = metrics.get("numOutputRows")
+                return Commit(version, None if rows is None else int(rows), metrics), version
             version += 1
         return None, version - 1
 
@@ -241,6 +245,12 @@ def stamp_of(commit_info: dict[str, Any]) -> dict[str, Any]:
         return {}
     stamp = metadata.get(STAMP) if isinstance(metadata, dict) else None
     return stamp if isinstance(stamp, dict) else {}
+
+
+def noted_by_guard(commit_info: dict[str, Any]) -> dict[str, Any]:
+    """Return what the commit guard has noted of the hold, and of the write, in a commit; empty for anybody else's."""
+    note = commit_info.get(STAMP)
+    return note if isinstance(note, dict) else {}
 
 
 def locate_table(spark: SparkSession, table: str, *, new: bool = False) -> str:

@@ -24,8 +24,6 @@ from lock_manager import (
     EnsembleMismatchError,
     HeldLock,
     LockLostError,
-    LockSettings,
-    ZookeeperLockManager,
     canonical_table_uri,
 )
 from lock_manager.guard import CommitGuard, GuardedHold, declare_installed
@@ -40,7 +38,6 @@ from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classi
 log = logging.getLogger(__name__)
 
 HOLDS_PROPERTY = "spark.sluice.hold"
-ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
 GUARD_OFF = "off"
 _OBSERVE = "observe"
 _REQUIRED = "required"
@@ -50,7 +47,6 @@ _ANSWER_SECONDS = 60
 
 GUARD = CommitGuard()
 _attaching = threading.Lock()
-_managers: dict[LockSettings, ZookeeperLockManager] = {}
 
 
 class _JavaGuard:

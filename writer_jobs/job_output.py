@@ -14,8 +14,8 @@ from pyspark import SparkContext
 
 from writer_jobs.failures import JVM_ERRORS
 from writer_jobs.hadoop_files import HadoopFiles
+from writer_jobs.locked_write import CommitResult
 from writer_jobs.session import driver_conf, running_session
-from writer_jobs.writer import CommitResult
 
 
 def under_spark_submit() -> bool:

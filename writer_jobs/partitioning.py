@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import col
 
 from lock_manager import HeldLock, PartitionColumn, PartitionSchema, TableResource, TableScope
 from lock_manager.guard import GuardedHold
-from lock_manager.partitions import MOST_PARTITIONS
-from writer_jobs.delta_log import DeltaTableLog
+from lock_manager.partitions import MOST_PARTITIONS, Partition
+from writer_jobs.delta_log import DeltaTableLog, TableState
 from writer_jobs.errors import TableError
 from writer_jobs.guarded import guarded
 
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _TIME_ZONE = "spark.sql.session.timeZone"
 
+# As SQL names what Delta's schema names otherwise.
+_SQL_NAMES = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
+_WHOLE = re.compile(r"-?\d+")
+_NEEDS_ESCAPE = re.compile(r"['\\\x00-\x1f]")
+
 Lock = Literal["table", "partitions"] | Collection[Mapping[str, object]]
-"""What a write locks: all of the table, the partitions that its rows are in, or these."""
+"""What a write locks: all of the table, the partitions that it touches, or these."""
+
+Partitions = Collection[Mapping[str, object]]
+"""Partitions by column."""
+
+Finder = Callable[[TableState], Partitions]
+"""Finds out which partitions a write touches, at most one more than can be locked one by one; none: any."""
+
+
+def quoted(name: str) -> str:
+    """Quote a name for SQL."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def partition_schema(spark: SparkSession, log: DeltaTableLog) -> PartitionSchema:
@@ -60,6 +77,40 @@ class Part:
     scope: TableScope
     schema: PartitionSchema | None = None
 
+    @property
+    def partitions(self) -> tuple[Partition, ...] | None:
+        """The partitions, None for the whole table."""
+        return self.scope.partitions
+
+    def predicate(self, alias: str | None = None) -> str | None:
+        """Return the SQL predicate of the rows in these partitions, None for the whole table.
+
+        Made of literals only, so that Delta knows of a commit to other partitions that it is no conflict.
+
+        Args:
+            alias: of the table in the statement.
+
+        """
+        if self.partitions is None or self.schema is None:
+            return None
+        columns = {column.physical_name: column for column in self.schema.columns}
+        prefix = f"{quoted(alias)}." if alias else ""
+        choices = []
+        for partition in self.partitions:
+            terms = [
+                f"{prefix}{quoted(columns[name].name)} "
+                + ("IS NULL" if value is None else f"= {sql_literal(columns[name].type, value)}")
+                for name, value in partition.values
+            ]
+            choices.append(" AND ".join(terms))
+        return "(" + " OR ".join(f"({choice})" for choice in choices) + ")"
+
+    def holds(self, found: Partitions) -> bool:
+        """Tell whether these partitions are among those that are to be locked."""
+        if self.partitions is None or self.schema is None:
+            return True
+        return self.scope.contains([self.schema.partition(values) for values in found])
+
     @classmethod
     def of(cls, spark: SparkSession, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None) -> Part:
         """Make it of partitions by column, or of the whole table.
@@ -88,8 +139,14 @@ class Part:
             yield bound
 
 
-def part_of(spark: SparkSession, log: DeltaTableLog, df: DataFrame, lock: Lock) -> Part:
-    """Return what to lock for writing these rows.
+def part_of(spark: SparkSession, log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
+    """Return what to lock for a write.
+
+    Args:
+        spark: the session.
+        log: of the table.
+        lock: what the caller asked for.
+        find: how to find out which partitions the write touches, for ``"partitions"``.
 
     Raises:
         TableError, ResourceError: there are no such partitions.
@@ -103,12 +160,39 @@ def part_of(spark: SparkSession, log: DeltaTableLog, df: DataFrame, lock: Lock) 
     state = log.state() if lock == "partitions" else None
     if state is None or not state.partition_columns:
         return Part.of(spark, log, None)
-    # As Delta will write them: cast to the column's type, moments in the session's time zone.
+    found = find(state)
+    if not found or len(found) > MOST_PARTITIONS:
+        return Part.of(spark, log, None)
+    return Part.of(spark, log, found)
+
+
+def partitions_of_rows(df: DataFrame, state: TableState, names: Mapping[str, Column] | None = None) -> Partitions:
+    """Return the distinct partitions that rows are in, at most one more than can be locked one by one.
+
+    As Delta will write them: cast to the column's type, moments in the session's time zone.
+
+    Args:
+        df: the rows.
+        state: of the table that they are for.
+        names: what the rows say of each partition column; by default what they have under its name.
+
+    """
+    given = names or {name: col(quoted(name)) for name in state.partition_columns}
     columns = [
-        col(f"`{name}`").cast(state.schema[name].dataType).cast("string").alias(name)
+        given[name].cast(state.schema[name].dataType).cast("string").alias(name)
         for name in state.partition_columns
+        if name in given
     ]
     rows = df.select(*columns).distinct().limit(MOST_PARTITIONS + 1).collect()
-    if not rows or len(rows) > MOST_PARTITIONS:
-        return Part.of(spark, log, None)
-    return Part.of(spark, log, [row.asDict() for row in rows])
+    return [row.asDict() for row in rows]
+
+
+def sql_literal(type_name: str, value: str | None) -> str:
+    """Write a partition's value as SQL, of a type as Delta names it."""
+    if value is None:
+        return "NULL"
+    if type_name in _SQL_NAMES and _WHOLE.fullmatch(value):
+        return value if type_name == "integer" else f"CAST({value} AS {_SQL_NAMES[type_name]})"
+    # Hexadecimal where a quote or a backslash would need to be escaped, which depends on the session.
+    text = f"CAST(X'{value.encode().hex()}' AS STRING)" if _NEEDS_ESCAPE.search(value) else f"'{value}'"
+    return text if type_name.startswith(("string", "varchar", "char")) else f"CAST({text} AS {type_name.upper()})"
