@@ -23,7 +23,7 @@ from typing import Any
 
 from figures import print_table
 
-from lock_manager import PartitionColumn, PartitionSchema, TableResource, TableScope, ZookeeperLockManager, guard
+from lock_manager import PartitionColumn, PartitionSchema, TableResource, TableScope, ZookeeperLockManager, installed
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.local_s3 import LocalS3
@@ -99,7 +99,7 @@ def main() -> None:
     options = parser.parse_args()
     numbers = [int(each) for each in options.writers.split(",")]
     # Each JVM's log store asks the guard here.
-    guard.declare_installed()
+    installed.declare_installed(lambda _: SCHEMA)
     rows = []
     with ExitStack() as stack:
         zookeeper = stack.enter_context(EmbeddedZooKeeper())

@@ -24,6 +24,7 @@ says what to do next.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 #: Table property with the UUID of the one ensemble whose lock on the table counts; `sluice adopt` sets it.
@@ -221,22 +222,33 @@ class EnsembleMismatchError(LockError, RuntimeError):
         self.pinned_to = pinned_to
 
 
+def versions_of(commits: Mapping[str, tuple[int, ...]]) -> str:
+    """Name versions by table, for a sentence about what is durable; the table only if there are several."""
+    each = [
+        f"version {', '.join(map(str, versions))}" + (f" of {table}" if len(commits) > 1 else "")
+        for table, versions in commits.items()
+    ]
+    return " and ".join(each)
+
+
 class LockLostError(LockError, ConnectionError):
     """A lock that was held has been lost; whatever was not committed before is not covered by it.
 
     Attributes:
         hold_id: of the hold that was lost.
         reason: how the loss showed.
-        versions: table versions that the block committed while the lock was still held. They are durable.
+        commits: by table, the versions that the block committed while the lock was still held. They are durable.
 
     """
 
-    def __init__(self, *, resource: str, hold_id: str, reason: str, versions: tuple[int, ...] = ()) -> None:
-        if versions:
-            durable = f"committed before: version {', '.join(map(str, versions))}; anything else is unknown"
+    def __init__(
+        self, *, resource: str, hold_id: str, reason: str, commits: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        if commits:
+            durable = f"committed before: {versions_of(commits)}; anything else is unknown"
         else:
             durable = "look into the table before writing again"
         super().__init__(f"lock on {resource} was lost ({reason}); {durable}", resource=resource)
         self.hold_id = hold_id
         self.reason = reason
-        self.versions = versions
+        self.commits = dict(commits or {})

@@ -15,13 +15,13 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from lock_manager.errors import (
     UNPINNING,
     EnsembleRefusedError,
     EnsembleUnavailableError,
-    LockError,
     LockLostError,
     LockNotHeldError,
     ResourceError,
@@ -29,7 +29,7 @@ from lock_manager.errors import (
 )
 from lock_manager.events import Event, tell
 from lock_manager.held import HeldLock
-from lock_manager.partitions import PartitionSchema, names_of, smallest_cover
+from lock_manager.partitions import PartitionSchema, names_of
 from lock_manager.queue_lock import Mode
 from lock_manager.resources import canonical_table_uri
 
@@ -46,19 +46,6 @@ _DEFINITE = frozenset({"committed", "taken", "rejected"})
 def is_definite(attempt: Mapping[str, Any]) -> bool:
     """Tell whether it is known what became of an attempt, as the log store saw it (``Attempts.java``)."""
     return attempt["outcome"] in _DEFINITE
-
-
-_installed = threading.Event()
-
-
-def declare_installed() -> None:
-    """Say that every commit of this process passes the commit guard, so that partitions can be locked."""
-    _installed.set()
-
-
-def guard_is_installed() -> bool:
-    """Tell whether every commit of this process passes the commit guard."""
-    return _installed.is_set()
 
 
 class GuardedHold:
@@ -118,10 +105,10 @@ class GuardedHold:
                 f"{what} of {table} needs the lock on the whole table, and {scope} is held", resource=table
             )
         try:
-            touched = smallest_cover(map(self.schema.touched, footprint["partitions"]))
+            touched = map(self.schema.touched, footprint["partitions"])
+            outside = sorted({each for each in touched if not scope.contains([each])}, key=lambda each: each.sort_key)
         except ResourceError as error:
             raise LockNotHeldError(f"{scope} is held, and {error}", resource=table) from error
-        outside = [each for each in touched if not scope.contains([each])]
         if outside:
             raise LockNotHeldError(
                 f"the commit to {table} touches {names_of(outside)}, and {scope} is held", resource=table
@@ -196,7 +183,7 @@ class CommitGuard:
 
     def check(self, request: str) -> str:
         """Decide on one attempt; never raises. See ``CommitGuard.java`` for both objects."""
-        attempt, observe = "", False
+        attempt, observe, table = "", False, "unknown"
         try:
             asked = json.loads(request)
             attempt, observe = asked["attempt"], bool(asked.get("observe"))
@@ -206,7 +193,8 @@ class CommitGuard:
         except Exception as error:  # whatever it is, the commit must not be written for it
             log.exception("the commit guard failed")
             refusal = SluiceError(f"the commit guard failed: {type(error).__name__}: {error}")
-        table = refusal.resource if isinstance(refusal, LockError) else "unknown"
+        with suppress(Exception):
+            table = canonical_table_uri(asked["table"])
         tell(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:

@@ -113,8 +113,10 @@ class HeldLock:
         self._lock = threading.Lock()
         self._loss: str | None = None
         self._callbacks: list[Callable[[HeldLock], None]] = []
-        self._commits: list[tuple[str, int]] = []
+        self._commits: dict[str, list[int]] = {}
         self._entries = 1
+        self._blocks: list[int] = []
+        self._closed_inside = False
         self._intents = {
             table: HoldIntents(self, session, crew.shield, intents_node(node), place.unclean[table])
             for table, node in request.tables.items()
@@ -134,9 +136,13 @@ class HeldLock:
 
     @property
     def intents(self) -> HoldIntents:
-        """What is about to be put into the log of the one table; see :meth:`intents_of`."""
-        (intents,) = self._intents.values()
-        return intents
+        """What is about to be put into the log of the one table; see :meth:`intents_of`.
+
+        Raises:
+            ValueError: there are several.
+
+        """
+        return self._intents[self._only(None)]
 
     def intents_of(self, table: str) -> HoldIntents:
         """Return what is about to be put into a table's log, and what holds before this one left behind.
@@ -164,6 +170,7 @@ class HeldLock:
     def is_valid(self) -> bool:
         """Tell, without asking anybody, whether the ensemble cannot have given the lock to somebody else yet.
 
+        Takes for granted that nobody removes the contender (``sluice break``), which shows at the next request.
         Conservative: False as soon as the connection is suspended, and from 0.4 of the *granted* session time-out
         after the last quorum request that was answered was sent; see ``session.VALID_FRACTION``. Monotonic time: a
         suspended machine's clock may stand still, so where it matters ask :meth:`check`.
@@ -214,7 +221,7 @@ class HeldLock:
         """
         self._raise_if_over()
         self._session.check_usable()
-        intents = self.intents if table is None else self.intents_of(table)
+        intents = self.intents_of(self._only(table))
         intent = Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token)
         self._crew.shield.run(lambda: intents.note(intent))
 
@@ -277,15 +284,26 @@ class HeldLock:
 
         If the hold is lost later, the error names these versions: they are durable whatever happened since.
         """
-        commit = (table or next(iter(self.scope)), version)
-        if commit not in self._commits:
-            self._commits.append(commit)
-            tell(Event.COMMITTED, commit[0])
+        versions = self._commits.setdefault(self._only(table), [])
+        if version not in versions:
+            versions.append(version)
+            tell(Event.COMMITTED, self._only(table))
 
     @property
-    def commits(self) -> tuple[int, ...]:
-        """Versions that were recorded by :meth:`record_commit`."""
-        return tuple(version for _, version in self._commits)
+    def commits(self) -> dict[str, tuple[int, ...]]:
+        """Versions that were recorded by :meth:`record_commit`, by table."""
+        return {table: tuple(versions) for table, versions in self._commits.items()}
+
+    def _only(self, table: str | None) -> str:
+        """Return the table that is meant.
+
+        Raises:
+            ValueError: none was named, and there are several.
+
+        """
+        if table is None and len(self.scope) > 1:
+            raise ValueError(f"the hold is of several tables; say which: {', '.join(self.scope)}")
+        return table or next(iter(self.scope))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -301,10 +319,17 @@ class HeldLock:
         self._session.check_usable()
         self._crew.shield.run(self._release)
 
-    def enter_again(self) -> None:
-        """Count one more acquire by the thread that has it; each is to be followed by a release."""
+    def enter_again(self) -> bool:
+        """Count one more acquire by the thread that has it; each is to be followed by a release.
+
+        Returns:
+            False if it is over by now: another thread may give it back.
+
+        """
         with self._lock:
-            self._entries += 1
+            over = self.released_at is not None or self._loss is not None
+            self._entries += not over
+        return not over
 
     def _release(self) -> None:
         with self._lock:
@@ -329,21 +354,28 @@ class HeldLock:
         self._tell_end(Event.RELEASED)
 
     def __enter__(self) -> Self:
+        self._blocks.append(self._entries)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.released_at is not None:
-            return
+        depth = self._blocks.pop()
         if error is None:
-            self.release()
+            self._leave(depth)
             return
         # The body's own exception is the one to see; what the release found is a note to it.
         try:
-            self.release()
+            self._leave(depth)
         except Exception as problem:  # noqa: BLE001 (whatever it is, it is second to the body's)
             error.add_note(f"while releasing: {problem}")
+
+    def _leave(self, depth: int) -> None:
+        """Give back what a block has, unless its body did."""
+        if self._closed_inside:
+            raise self._lost_error()
+        if self.released_at is None and self._entries >= depth:
+            self.release()
 
     def _delete(self, *, stood: bool) -> str | None:
         """Delete the contender; return how the hold was lost, if it was."""
@@ -392,7 +424,7 @@ class HeldLock:
         for number, result in enumerate(answer):
             if isinstance(result, Exception) and not isinstance(result, _NOT_IT):
                 if number < len(self._place.spots):
-                    raise result
+                    self._session.raise_known(result)
                 for intents in self._intents.values():
                     if intents.settled:
                         intents.are_gone()
@@ -468,11 +500,14 @@ class HeldLock:
             self._lose(f"it was held for more than max_hold_seconds={most:g}")
 
     def close(self) -> None:
-        """Note that the manager was closed, which releases every hold of it."""
+        """Note that the manager was closed, which ends every hold of it: to a block that goes on, a loss."""
         with self._lock:
             ends, self.released_at = self.released_at is None, self.released_at or time.time()
+            self._closed_inside = ends and self._loss is None and bool(self._blocks)
         self._crew.keeper.remove(self)
-        if ends and self._loss is None:
+        if self._closed_inside:
+            self._lose("its manager was closed", releasing=True)
+        elif ends and self._loss is None:
             self._tell_end(Event.RELEASED)
 
     def _lose(self, reason: str, *, releasing: bool = False) -> None:
@@ -515,5 +550,5 @@ class HeldLock:
             resource=self.resource,
             hold_id=self.hold_id,
             reason=self._loss or "",
-            versions=self.commits,
+            commits=self.commits,
         )

@@ -63,8 +63,9 @@ class Janitor:
                 wanted, self._fresh = dict(self._wanted), False
             for prefix, (nodes, done) in wanted.items():
                 try:
-                    # The last one first: nobody is to wait in one queue while he stands in a later one.
-                    gone = all(self._remove(node, prefix) for node in reversed(nodes))
+                    # In the order of the request, a table before its partitions: whoever gets a partition then finds
+                    # its last holder gone from the table's queue, and takes that one's intent for left behind.
+                    gone = all(self._remove(node, prefix) for node in nodes)
                 except Exception:  # whatever it was, the others' contenders must still go
                     log.exception("could not remove the contender %s of %s", prefix, ", ".join(nodes))
                     gone = False

@@ -19,9 +19,9 @@ from lock_manager.errors import (
     UnguardedError,
 )
 from lock_manager.events import Event, tell
-from lock_manager.guard import guard_is_installed
 from lock_manager.held import Crew, HeldLock
 from lock_manager.inspect import QueueEntry, read_queue
+from lock_manager.installed import guard_is_installed
 from lock_manager.janitor import Janitor
 from lock_manager.keeper import Keeper
 from lock_manager.partitions import Partition
@@ -157,7 +157,7 @@ class ZookeeperLockManager:
         self,
         resource: str | os.PathLike[str] | TableResource,
         *,
-        partitions: Collection[Partition] | None = None,
+        partitions: Collection[Partition | Mapping[str, object]] | None = None,
         shared: bool = False,
         timeout_seconds: float | None = None,
     ) -> HeldLock:
@@ -167,8 +167,9 @@ class ZookeeperLockManager:
 
         Args:
             resource: location of the table, in any spelling that :func:`canonical_table_uri` takes.
-            partitions: made by :meth:`PartitionSchema.partition`; all of the table by default. A partition conflicts
-                with what it is a part of, and with what is a part of it. Of more than 64 the table is locked.
+            partitions: values by column, such as ``{"year": 2013, "month": 1}``, of the table's first partition columns
+                or all; or what :meth:`PartitionSchema.partition` made of them. All of the table by default. A partition
+                conflicts with what it is a part of, and with what is a part of it. Of more than 64 the table is locked.
             shared: share it with other shared holders; by default it is held alone. Readers of a whole table exclude
                 writers of its partitions, too.
             timeout_seconds: total, connecting included; 0 means: only if it is free now. By default the manager's.
@@ -178,7 +179,7 @@ class ZookeeperLockManager:
             The hold, also a context manager.
 
         Raises:
-            ResourceError: no usable location.
+            ResourceError: no usable location, or no such partition.
             UnguardedError: partitions, in a process without the commit guard.
             LockTimeoutError: others were still ahead at the deadline.
             LockCancelledError: :meth:`cancel` or :meth:`close` was called meanwhile.
@@ -189,15 +190,19 @@ class ZookeeperLockManager:
             ClosedError: closed, or carried over by a fork.
 
         """
-        return self.acquire_all(
-            [TableScope.of(TableResource.of(resource), partitions, shared=shared)], timeout_seconds=timeout_seconds
-        )
+        return self.acquire_all([TableScope.of(resource, partitions, shared=shared)], timeout_seconds=timeout_seconds)
 
-    def acquire_all(self, scopes: Sequence[TableScope], *, timeout_seconds: float | None = None) -> HeldLock:
+    def acquire_all(
+        self,
+        scopes: Sequence[TableScope | str | os.PathLike[str] | TableResource],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> HeldLock:
         """Lock several tables, or partitions of them, under one hold: all or nothing, and without a deadlock.
 
         Args:
-            scopes: at most one for each table; the order does not matter.
+            scopes: locations of tables, or :meth:`TableScope.of` for partitions or to share; at most one for each
+                table. The order does not matter.
             timeout_seconds: total over all of them; as for :meth:`acquire`.
 
         Returns:
@@ -208,13 +213,14 @@ class ZookeeperLockManager:
             LockError and so on: see :meth:`acquire`.
 
         """
-        wanted = {scope.table.uri: scope for scope in sorted(scopes, key=lambda scope: scope.table)}
+        each = [scope if isinstance(scope, TableScope) else TableScope.of(scope) for scope in scopes]
+        wanted = {scope.table.uri: scope for scope in sorted(each, key=lambda scope: scope.table)}
         if not wanted or len(wanted) != len(scopes):
             raise ValueError("give at least one scope, and at most one for each table")
         self._session.check_usable()
-        if held := self._held_already(wanted):
-            held.enter_again()
-            return held
+        while held := self._held_already(wanted):
+            if held.enter_again():
+                return held
         if any(scope.partitions is not None for scope in wanted.values()) and not guard_is_installed():
             raise UnguardedError(resource=", ".join(map(str, wanted.values())))
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
@@ -345,12 +351,21 @@ class ZookeeperLockManager:
         """
         thread = threading.current_thread()
         with self._lock:
-            held = [hold for hold in self._holds if hold.thread is thread and hold.lost is None]
+            held = [
+                hold for hold in self._holds
+                if hold.thread is thread and hold.lost is None and hold.released_at is None
+            ]  # fmt: skip
         for hold in held:
             if hold.covers(wanted):
                 return hold
         for hold in held:
             for uri in wanted:
+                if uri in hold.scope and hold.scope[uri].covers(wanted[uri]):
+                    raise LockOrderError(
+                        f"this thread holds {uri} already and asks for it together with others: ask for the others "
+                        "only, or for all of them at once in the beginning",
+                        resource=uri,
+                    )
                 if uri in hold.scope:
                     raise LockOrderError(self._sentence_on(hold.scope[uri], wanted[uri]), resource=uri)
                 if max(hold.scope) > uri:

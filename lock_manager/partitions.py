@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta, timezone, tzinfo
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from functools import cached_property
+from numbers import Integral
 from zoneinfo import ZoneInfo
 
 from lock_manager.errors import ResourceError
@@ -30,10 +31,12 @@ _RANGES = {"byte": 7, "short": 15, "integer": 31, "long": 63}
 _KNOWN = re.compile(
     r"byte|short|integer|long|string|varchar\(\d+\)|char\(\d+\)|boolean|date|timestamp|timestamp_ntz|decimal\(\d+,\s*\d+\)"
 )
+# More than a decimal of Spark has.
+_DIGITS = 80
 _WHOLE = re.compile(r"[+-]?\d+")
 _TRUTH = {"true": "true", "false": "false"}
 # What Hive escapes in a path component, and what ZooKeeper does not take or takes for something else.
-_ESCAPED = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\"#%'*/:=?\\\x7f{}\[\]^]")
+_ESCAPED = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff\U00010000-\U0010ffff\"#%'*/:=?\\\x7f{}\[\]^]")
 
 Value = str | None
 """A value in its one form; None is null."""
@@ -137,6 +140,8 @@ class PartitionSchema:
 
         """
         given = {name.lower(): value for name, value in values.items()}
+        if len(given) < len(values):
+            raise ResourceError(f"a column is named twice: {', '.join(values)}")
         if unknown := [name for name in values if name.lower() not in self._by_name]:
             names = ", ".join(column.name for column in self.columns)
             raise ResourceError(f"{unknown[0]!r} is not a partition column; those are {names or 'none'}")
@@ -164,7 +169,7 @@ class PartitionSchema:
         return self.partition({column.name: partition_values.get(column.physical_name) for column in self.columns})
 
     def _normal(self, column: PartitionColumn, value: object) -> Value:
-        if value is None or value == "":
+        if value is None or value in ("", HIVE_NULL):
             return None
         try:
             return _normal(column.type, value, self._zone)
@@ -177,14 +182,20 @@ class PartitionSchema:
         if match:
             offset = timedelta(hours=int(match[2]), minutes=int(match[3] or 0))
             return timezone(-offset if match[1] == "-" else offset)
-        return ZoneInfo(self.time_zone)
+        try:
+            return ZoneInfo(self.time_zone)
+        except (LookupError, ValueError) as error:
+            raise ResourceError(
+                f"Python does not know the time zone {self.time_zone!r}: name a region, such as Europe/Berlin"
+            ) from error
 
 
 def smallest_cover(partitions: Iterable[Partition]) -> tuple[Partition, ...]:
     """Return the partitions in the one order, without those that are part of others."""
     found: list[Partition] = []
     for each in sorted(set(partitions), key=lambda partition: partition.sort_key):
-        if not any(other.contains(each) for other in found):
+        # In this order a partition is followed by all that are part of it.
+        if not found or not found[-1].contains(each):
             found.append(each)
     return tuple(found)
 
@@ -220,7 +231,7 @@ def _local_moment(value: object) -> str:
 
 
 def _whole(value: object, bits: int) -> str:
-    if isinstance(value, bool) or not isinstance(value, (int, str)):
+    if isinstance(value, bool) or not isinstance(value, (Integral, str)):
         raise TypeError
     if isinstance(value, str) and not _WHOLE.fullmatch(value.strip()):
         raise ValueError
@@ -248,11 +259,12 @@ def _written(moment: datetime) -> str:
 def _decimal(value: object, scale: int) -> str:
     if isinstance(value, bool | float):
         raise TypeError
-    exact = Decimal(str(value))
-    rounded = exact.quantize(Decimal(1).scaleb(-scale))
-    if not exact.is_finite() or rounded != exact:
-        raise ValueError
-    return f"{rounded:f}"
+    with localcontext(prec=_DIGITS):
+        exact = Decimal(str(value))
+        if not exact.is_finite() or (rounded := exact.quantize(Decimal(1).scaleb(-scale))) != exact:
+            raise ValueError
+        # There is no negative zero.
+        return f"{rounded + 0:f}"
 
 
 _NORMAL = {

@@ -368,13 +368,14 @@ class Attempt:
     def _list(self, indices: Iterable[int]) -> tuple[dict[int, Any], dict[str, Any]]:
         """Ask for these queues, and those of the tables, and for the intents; to be given to :meth:`_answer_to`.
 
-        In this order: if the queues say that nobody is ahead, the intents are those that were left behind.
+        Partitions before their table, and the intents last: who has left the queue of a partition has left that of its
+        table, too (see :class:`Janitor`), so that an intent of his is found, and found to be left behind.
         """
         client, nodes = self._session.client, self._request.nodes
         wanted = set(indices) | {
             next(number for number, node in enumerate(nodes) if node.table == table) for table in self._request.tables
         }
-        queues = {index: client.get_children_async(nodes[index].path) for index in sorted(wanted)}
+        queues = {index: client.get_children_async(nodes[index].path) for index in sorted(wanted, reverse=True)}
         intents = {table: client.get_children_async(intents_node(path)) for table, path in self._request.tables.items()}
         return queues, intents
 
@@ -415,7 +416,7 @@ class Attempt:
             entering.create(path, data, ephemeral=True, sequence=True)
         entered = entering.commit_async()
         listing = self._list(range(first, len(self._request.nodes)))
-        made = _results(self._answer(entered))[first:]
+        made = self._results(entered)[first:]
         # All of one transaction have its number.
         stat = self._answer(client.exists_async(made[0]))
         if stat is None:
@@ -424,6 +425,14 @@ class Attempt:
             self._add(node, path, stat.czxid)
         self._session.prove(sent_at, self._session_id)
         return listing
+
+    def _results(self, asked: Any) -> list[Any]:
+        """Wait for a transaction and return its results, or raise what failed in it."""
+        answers: list[Any] = self._answer(asked)
+        for answer in answers:
+            if isinstance(answer, Exception) and not isinstance(answer, (RolledBackError, RuntimeInconsistency)):
+                self._session.raise_known(answer)
+        return answers
 
     def _add(self, node: Node, path: str, token: int) -> None:
         (contender,) = parse_queue([path.rpartition("/")[2]])
@@ -437,7 +446,7 @@ class Attempt:
             proof.check(spot.path, -1)
         proven = proof.commit_async()
         listing = self._list(range(self._clear, len(self._spots)))
-        _results(self._answer(proven))
+        self._results(proven)
         self._session.prove(sent_at, self._session_id)
         return listing
 
@@ -568,11 +577,3 @@ class Attempt:
             described = json.loads(data)
             holder = described if isinstance(described, dict) else None
         return None if ahead is None else len(ahead), holder
-
-
-def _results(answers: list[Any]) -> list[Any]:
-    """Return the results of a transaction, or raise what failed in it."""
-    for answer in answers:
-        if isinstance(answer, Exception) and not isinstance(answer, (RolledBackError, RuntimeInconsistency)):
-            raise answer
-    return answers

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from lock_manager.installed import schema_of
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
 from lock_manager.queue_lock import Mode, Node
 from lock_manager.resources import TableResource
@@ -30,19 +32,33 @@ class TableScope:
 
     @classmethod
     def of(
-        cls, table: TableResource, partitions: Collection[Partition] | None = None, *, shared: bool = False
+        cls,
+        resource: str | os.PathLike[str] | TableResource,
+        partitions: Collection[Partition | Mapping[str, object]] | None = None,
+        *,
+        shared: bool = False,
     ) -> TableScope:
         """Make the scope; of more than 64 partitions it is the table.
 
+        Args:
+            resource: location of the table.
+            partitions: of it, or values by column, for which the commit guard looks up how the table is partitioned.
+            shared: together with other shared holders.
+
         Raises:
             ValueError: no partition.
+            ResourceError: no usable location, or no such partition.
+            UnguardedError: values by column, in a process without the commit guard.
 
         """
+        table = TableResource.of(resource)
         if partitions is None:
             return cls(table, None, shared)
         if not partitions:
             raise ValueError("partitions=[] asks for nothing: leave it out for the whole table")
-        cover = smallest_cover(partitions)
+        location = resource.uri if isinstance(resource, TableResource) else resource
+        made = [each if isinstance(each, Partition) else schema_of(location).partition(each) for each in partitions]
+        cover = smallest_cover(made)
         if len(cover) > MOST_PARTITIONS:
             log.warning("%d partitions of %s are asked for: locking the whole table", len(cover), table.uri)
             return cls(table, None, shared)

@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from kazoo.exceptions import (
     AuthFailedError,
@@ -312,13 +312,23 @@ class Session:
         """
         try:
             return result.get(timeout=deadline.remaining())
-        except EXPECTED:
-            raise
         except KazooException as error:
-            raise EnsembleRefusedError(self.settings.zk_hosts, type(error).__name__) from error
+            self.raise_known(error)
         except RuntimeError as error:
             # An answer in front of this one is missing; kazoo gives the connection up.
             raise ConnectionLoss(str(error)) from error
+
+    def raise_known(self, error: KazooException) -> NoReturn:
+        """Raise what a recipe expects as it is, anything else as a refusal; a transaction returns what went wrong.
+
+        Raises:
+            KazooException: see :meth:`wait`.
+            EnsembleRefusedError: likewise.
+
+        """
+        if isinstance(error, EXPECTED):
+            raise error
+        raise EnsembleRefusedError(self.settings.zk_hosts, type(error).__name__) from error
 
     # -- state changes -------------------------------------------------------------------------------------------
 

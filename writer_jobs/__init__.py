@@ -20,7 +20,6 @@ from writer_jobs.errors import (
 from writer_jobs.guarded import attach
 from writer_jobs.locked_write import CommitResult
 from writer_jobs.locking import locked, locked_all
-from writer_jobs.partitioning import partition_schema
 from writer_jobs.session import build_session
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -46,5 +45,4 @@ __all__ = [
     "locate_table",
     "locked",
     "locked_all",
-    "partition_schema",
 ]

@@ -18,6 +18,7 @@ from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from lock_manager import PartitionColumn, PartitionSchema
 from lock_manager.errors import ENSEMBLE_PROPERTY
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
@@ -29,6 +30,8 @@ NO_VERSION = -1
 #: ``userMetadata`` (what the write notes of itself).
 STAMP = "sluice"
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
+_PHYSICAL_NAME = "delta.columnMapping.physicalName"
+_TIME_ZONE = "spark.sql.session.timeZone"
 _RETENTION = "delta.setTransactionRetentionDuration"
 # To Java an IOException, like some of Delta's own; to us a damaged log.
 _NOT_JSON = "com.fasterxml.jackson.core.JacksonException"
@@ -147,6 +150,28 @@ class DeltaTableLog:
             forgets_transactions=bool(metadata.configuration().contains(_RETENTION)),
             ensemble=str(pin.get()) if pin.isDefined() else None,
         )
+
+    def partition_schema(self) -> PartitionSchema:
+        """Return the partition columns of the newest version.
+
+        Raises:
+            TableError: there is no table, or it is not partitioned.
+            ResourceError: a column's type is one whose values Delta does not write exactly.
+
+        """
+        state = self.state()
+        if state is None:
+            raise TableError(
+                f"there is no Delta table at {self.location}: its first version needs the lock on the table"
+            )
+        if not state.partition_columns:
+            raise TableError(f"{self.location} is not partitioned: lock the table")
+        columns = []
+        for name in state.partition_columns:
+            field_of = state.schema[name]
+            physical = (field_of.metadata or {}).get(_PHYSICAL_NAME, name)
+            columns.append(PartitionColumn(name, str(field_of.dataType.jsonValue()), str(physical)))
+        return PartitionSchema(tuple(columns), str(self._spark.conf.get(_TIME_ZONE)))
 
     def find_commit(self, commit_id: str, *, after: int) -> tuple[Commit | None, int]:
         """Look for a commit of ours among the versions after one that was current before it.

@@ -26,10 +26,12 @@ from lock_manager import (
     LockLostError,
     canonical_table_uri,
 )
-from lock_manager.guard import CommitGuard, GuardedHold, declare_installed
+from lock_manager.errors import versions_of
+from lock_manager.guard import CommitGuard, GuardedHold
+from lock_manager.installed import declare_installed
 from lock_manager.intents import version_to_occupy
 from lock_manager.partitions import PartitionSchema
-from writer_jobs.delta_log import NO_VERSION, DeltaTableLog
+from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
 from writer_jobs.ensembles import pin_again, refuse_other_ensemble
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError
 from writer_jobs.refusals import raise_refusals_as_python_errors
@@ -93,12 +95,36 @@ def attach(spark: SparkSession) -> None:
             guard = _JavaGuard()
             jvm.io.deltasluice.storage.Guard.install(guard, _ANSWER_SECONDS * 1000)
             gateway._sluice_guard = guard  # noqa: SLF001 (lives as long as the gateway)
-            if guard_mode(spark) == _REQUIRED:
-                declare_installed()
     raise_refusals_as_python_errors(GUARD)
-    if spark.conf.get(_AUTO_COMPACT, None) is None:
+    required = guard_mode(spark) == _REQUIRED
+    declare_installed((lambda location: _schema_of(spark, location)) if required else None)
+    auto_compact = spark.conf.get(_AUTO_COMPACT, None)
+    if auto_compact is None:
         # A table's own property would turn it on: it commits again inside the first commit, and hides its errors.
         spark.conf.set(_AUTO_COMPACT, "false")
+    elif auto_compact.strip().lower() != "false":
+        log.warning(
+            "%s=%s: a compaction that the guard refuses is not reported; leave it out, and compact under a lock",
+            _AUTO_COMPACT,
+            auto_compact,
+        )
+
+
+def attach_unless_off(spark: SparkSession) -> None:
+    """Guard the driver's commits as :func:`attach` does; in a session with the guard ``off``, note that they are not.
+
+    Raises:
+        GuardMissingError, UnsupportedSessionError: see :func:`attach`.
+
+    """
+    if guard_mode(spark) == GUARD_OFF:
+        declare_installed(None)
+    else:
+        attach(spark)
+
+
+def _schema_of(spark: SparkSession, location: str) -> PartitionSchema:
+    return DeltaTableLog(spark, locate_table(spark, location)).partition_schema()
 
 
 def _is_attached(context: SparkContext) -> bool:
@@ -188,15 +214,15 @@ def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
                     if each["outcome"] == "committed" and each["attempt"] in bound.passed.keys() - before:
                         hold.record_commit(each["version"], bound.table)
     except LockLostError as error:
-        if type(error) is LockLostError and error.versions != hold.commits:
+        if type(error) is LockLostError and error.commits != hold.commits:
             # The check that found it out did not know yet what had been committed before.
             raise LockLostError(
-                resource=error.resource, hold_id=error.hold_id, reason=error.reason, versions=hold.commits
+                resource=error.resource, hold_id=error.hold_id, reason=error.reason, commits=hold.commits
             ) from error
         raise
     except Exception as error:
         if hold.commits:
-            error.add_note(f"committed before, under this lock: version {', '.join(map(str, hold.commits))}")
+            error.add_note(f"committed before, under this lock: {versions_of(hold.commits)}")
         raise
 
 
@@ -247,7 +273,7 @@ def _occupy_intended_versions(table_log: DeltaTableLog, bound: GuardedHold) -> N
     left_behind = bound.hold.intents_of(bound.table)
     if not left_behind.unclean:
         return
-    if bound.hold.shared:
+    if bound.hold.scope[bound.table].shared:
         log.warning("what is read of %s may be overtaken: a writer ended uncleanly", bound.hold.resource)
         return
     intents = left_behind.read()

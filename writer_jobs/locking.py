@@ -16,7 +16,7 @@ from lock_manager import (
 )
 from writer_jobs.delta_log import DeltaTableLog, locate_table
 from writer_jobs.failures import is_conflict
-from writer_jobs.guarded import GUARD_OFF, attach, guard_mode
+from writer_jobs.guarded import attach_unless_off
 from writer_jobs.partitioning import Part
 
 ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
@@ -85,9 +85,8 @@ def locked_all(
         timeout_seconds: total over all of them.
 
     """
-    if guard_mode(spark) != GUARD_OFF:
-        # Before anybody waits for the lock, or behind it.
-        attach(spark)
+    # Before anybody waits for the lock, or behind it.
+    attach_unless_off(spark)
     parts = [_part(spark, table, partitions) for table, partitions in tables.items()]
     giver = manager or _default_manager(spark)
     about = {"job": giver.settings.job or spark.sparkContext.appName}
@@ -108,7 +107,7 @@ def locked_all(
 def _part(spark: SparkSession, table: str, partitions: Collection[Mapping[str, object]] | None) -> Part:
     log = DeltaTableLog(spark, locate_table(spark, table, new=True))
     log.refuse_foreign_folder()
-    return Part.of(spark, log, partitions)
+    return Part.of(log, partitions)
 
 
 def _default_manager(spark: SparkSession) -> ZookeeperLockManager:

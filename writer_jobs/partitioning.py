@@ -11,15 +11,12 @@ from typing import Any, Literal
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import col
 
-from lock_manager import HeldLock, PartitionColumn, PartitionSchema, TableResource, TableScope
+from lock_manager import HeldLock, PartitionSchema, TableResource, TableScope
 from lock_manager.guard import GuardedHold
 from lock_manager.partitions import MOST_PARTITIONS, Partition
 from writer_jobs.delta_log import DeltaTableLog, TableState
 from writer_jobs.errors import TableError
 from writer_jobs.guarded import guarded
-
-_PHYSICAL_NAME = "delta.columnMapping.physicalName"
-_TIME_ZONE = "spark.sql.session.timeZone"
 
 # As SQL names what Delta's schema names otherwise.
 _SQL_NAMES = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
@@ -39,27 +36,6 @@ Finder = Callable[[TableState], Partitions]
 def quoted(name: str) -> str:
     """Quote a name for SQL."""
     return "`" + name.replace("`", "``") + "`"
-
-
-def partition_schema(spark: SparkSession, log: DeltaTableLog) -> PartitionSchema:
-    """Return the partition columns of a table's newest version.
-
-    Raises:
-        TableError: there is no table, or it is not partitioned.
-        ResourceError: a column's type is one whose values Delta does not write exactly.
-
-    """
-    state = log.state()
-    if state is None:
-        raise TableError(f"there is no Delta table at {log.location}: its first version needs the lock on the table")
-    if not state.partition_columns:
-        raise TableError(f"{log.location} is not partitioned: lock the table")
-    columns = []
-    for name in state.partition_columns:
-        field = state.schema[name]
-        physical = (field.metadata or {}).get(_PHYSICAL_NAME, name)
-        columns.append(PartitionColumn(name, str(field.dataType.jsonValue()), str(physical)))
-    return PartitionSchema(tuple(columns), str(spark.conf.get(_TIME_ZONE)))
 
 
 @dataclass(frozen=True)
@@ -112,7 +88,7 @@ class Part:
         return self.scope.contains([self.schema.partition(values) for values in found])
 
     @classmethod
-    def of(cls, spark: SparkSession, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None) -> Part:
+    def of(cls, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None) -> Part:
         """Make it of partitions by column, or of the whole table.
 
         Raises:
@@ -122,7 +98,7 @@ class Part:
         table = TableResource.of(log.location)
         if partitions is None:
             return cls(log, TableScope.of(table))
-        schema = partition_schema(spark, log)
+        schema = log.partition_schema()
         return cls(log, TableScope.of(table, [schema.partition(values) for values in partitions]), schema)
 
     @contextmanager
@@ -133,17 +109,16 @@ class Part:
             TableError: the table was partitioned anew while the lock was waited for.
 
         """
-        if self.schema is not None and partition_schema(spark, self.log) != self.schema:
+        if self.schema is not None and self.log.partition_schema() != self.schema:
             raise TableError(f"{self.log.location} was partitioned anew while its lock was waited for: try again")
         with guarded(spark, hold, self.log, about, schema=self.schema) as bound:
             yield bound
 
 
-def part_of(spark: SparkSession, log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
+def part_of(log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
     """Return what to lock for a write.
 
     Args:
-        spark: the session.
         log: of the table.
         lock: what the caller asked for.
         find: how to find out which partitions the write touches, for ``"partitions"``.
@@ -154,16 +129,16 @@ def part_of(spark: SparkSession, log: DeltaTableLog, lock: Lock, find: Finder) -
 
     """
     if not isinstance(lock, str):
-        return Part.of(spark, log, lock)
+        return Part.of(log, lock)
     if lock not in ("table", "partitions"):
         raise ValueError(f"lock={lock!r}: choose 'table', 'partitions', or a list of partitions")
     state = log.state() if lock == "partitions" else None
     if state is None or not state.partition_columns:
-        return Part.of(spark, log, None)
+        return Part.of(log, None)
     found = find(state)
     if not found or len(found) > MOST_PARTITIONS:
-        return Part.of(spark, log, None)
-    return Part.of(spark, log, found)
+        return Part.of(log, None)
+    return Part.of(log, found)
 
 
 def partitions_of_rows(df: DataFrame, state: TableState, names: Mapping[str, Column] | None = None) -> Partitions:

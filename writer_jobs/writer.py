@@ -16,7 +16,7 @@ from lock_manager import HeldLock, SluiceError, ZookeeperLockManager, canonical_
 from writer_jobs.delta_log import DeltaTableLog, TableState, locate_table
 from writer_jobs.delta_write import CANCEL_AGAIN_SECONDS, DeltaWrite
 from writer_jobs.errors import TableError
-from writer_jobs.guarded import GUARD_OFF, attach, guard_mode
+from writer_jobs.guarded import attach_unless_off
 from writer_jobs.locked_write import CommitResult, LockedWrite
 from writer_jobs.merging import Assignments, LockedMerge, MergePlan
 from writer_jobs.partitioning import Finder, Lock, Part, Partitions, part_of, partitions_of_rows
@@ -65,8 +65,7 @@ class LockedDeltaWriter:
 
     def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, table: str) -> None:
         self._spark = classic_session(spark)
-        if guard_mode(spark) != GUARD_OFF:
-            attach(spark)
+        attach_unless_off(spark)
         self._manager = manager
         self.log = DeltaTableLog(spark, locate_table(spark, table))
         self.log.refuse_foreign_folder()
@@ -433,7 +432,7 @@ class LockedDeltaWriter:
         seconds = self._manager.settings.timeout_seconds if timeout is None else timeout
         for look in range(_LOOKS):
             last = look == _LOOKS - 1
-            part = part_of(self._spark, self.log, "table" if last and lock == "partitions" else lock, find)
+            part = part_of(self.log, "table" if last and lock == "partitions" else lock, find)
             again = find if of_table and lock == "partitions" else None
             try:
                 return self._write_to(part, work_on(part), again, seconds, metadata, before_write)

@@ -177,12 +177,12 @@ def test_a_hold_that_is_lost_names_what_was_committed_under_it(
         append(spark.range(1), disk_table)
         append(spark.range(1, 2), disk_table)
         lose()
-    assert at_the_end.value.versions == (0, 1)
+    assert at_the_end.value.commits == {TableResource.of(disk_table).uri: (0, 1)}
     with pytest.raises(LockLostError) as at_a_commit, locked(spark, disk_table, manager=manager):
         append(spark.range(2, 3), disk_table)
         lose()
         append(spark.range(3, 4), disk_table)
-    assert at_a_commit.value.versions == (2,)
+    assert at_a_commit.value.commits == {TableResource.of(disk_table).uri: (2,)}
     assert ids(spark, disk_table) == [0, 1, 2]
 
 

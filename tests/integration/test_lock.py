@@ -494,7 +494,7 @@ def test_body_exception_is_never_masked_by_a_lost_hold(make_manager, table, ense
         hold.record_commit(3)
         hold.record_commit(4)
         lose(node)
-    assert lost.value.versions == (3, 4)
+    assert lost.value.commits == {hold.resource: (3, 4)}
     assert lost.value.hold_id == hold.hold_id
 
 

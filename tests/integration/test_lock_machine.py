@@ -31,7 +31,7 @@ from lock_manager import (
     TableResource,
     TableScope,
     ZookeeperLockManager,
-    guard,
+    installed,
 )
 
 ROOT = "/locks/delta_tables"
@@ -250,7 +250,7 @@ class UnorderedMachine(LockMachine):
 
 @pytest.fixture
 def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[LockMachine]]:
-    guard.declare_installed()
+    installed.declare_installed(lambda _: SCHEMA)
     look = KazooClient(zookeeper.hosts)
     look.start()
     look.hosts_text = zookeeper.hosts
@@ -260,7 +260,7 @@ def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Lo
     monkeypatch.setattr(LockMachine, "managers", managers, raising=False)
     monkeypatch.setattr(LockMachine, "look", look, raising=False)
     yield LockMachine
-    guard._installed.clear()
+    installed.declare_installed(None)
     for manager in managers:
         manager.close()
     look.stop()

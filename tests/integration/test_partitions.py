@@ -7,10 +7,13 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 
 import pytest
+from kazoo.security import make_acl
 
 from lock_manager import (
+    EnsembleRefusedError,
     HeldLock,
     LockLostError,
     LockOrderError,
@@ -18,12 +21,14 @@ from lock_manager import (
     Partition,
     PartitionColumn,
     PartitionSchema,
+    ResourceError,
     TableResource,
     TableScope,
     UnguardedError,
     ZookeeperLockManager,
-    guard,
+    installed,
 )
+from lock_manager.inspector import LockInspector
 
 ROOT = "/locks/delta_tables"
 SCHEMA = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("month", "integer")))
@@ -34,11 +39,11 @@ def part(year: int, month: int | None = None) -> Partition:
 
 
 @pytest.fixture(autouse=True)
-def installed() -> Iterator[None]:
+def guarded() -> Iterator[None]:
     """Nothing is committed here: the guard is said to be there."""
-    guard.declare_installed()
+    installed.declare_installed(lambda _: SCHEMA)
     yield
-    guard._installed.clear()
+    installed.declare_installed(None)
 
 
 @pytest.fixture
@@ -217,7 +222,7 @@ def test_more_than_64_partitions_are_the_table_and_that_is_said_once(make_manage
 
 
 def test_partitions_are_not_locked_where_nobody_sees_what_is_committed(make_manager, table):
-    guard._installed.clear()
+    installed.declare_installed(None)
     with pytest.raises(UnguardedError, match="attach"):
         make_manager().acquire(table, partitions=[part(2013)])
 
@@ -265,3 +270,83 @@ def test_a_partition_node_says_which_it_is(make_manager, table, ensemble_client)
     with make_manager().acquire(table, partitions=[SCHEMA.partition(values)]):
         node = f"{TableResource.of(table).znode(ROOT)}/partitions/year=2013/partitions/month=1"
         assert ensemble_client.get(node)[0] == b'{"partition": {"year": "2013", "month": "1"}}'
+
+
+def test_partitions_are_given_by_their_values(make_manager, table):
+    manager = make_manager()
+    with manager.acquire(table, partitions=[{"Year": "2013", "month": "01"}]) as hold:
+        assert hold.covers({table: TableScope.of(table, [part(2013, 1)])})
+        assert excluded(make_manager(), table, partitions=[part(2013, 1)])
+    with pytest.raises(ResourceError, match="is no value"):
+        manager.acquire(table, partitions=[{"year": "last"}])
+    with manager.acquire_all([f"{table}/b", TableScope.of(f"{table}/a", [{"year": 1}])]) as both:
+        assert len(both.tokens) == 3
+
+
+@pytest.mark.parametrize("end", ["session", "broken", "too long", "not settled"])
+def test_the_next_holder_of_a_partition_finds_what_the_last_one_intended(
+    end, make_manager, zookeeper, table, ensemble_client, eventually
+):
+    """The queues of a table and of its partitions are different znodes: a partition must not be free before both."""
+    most = 1 if end == "too long" else None
+    node = f"{TableResource.of(table).znode(ROOT)}/partitions/year=2013"
+    for attempt in range(5):
+        with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=30, max_hold_seconds=most) as first:
+            hold = first.acquire(table, partitions=[part(2013, 1)])
+            hold.intend(attempt, txn=None, attempt="it")
+            with ThreadPoolExecutor(1) as pool:
+                next_one = pool.submit(make_manager().acquire, table, partitions=[part(2013, 1)])
+                eventually(lambda: len(ensemble_client.get_children(node)) == 3)
+                if end == "session":
+                    first.close()
+                elif end == "broken":
+                    with LockInspector(first.settings) as inspector:
+                        locks = inspector.table(TableResource.of(table))
+                        assert inspector.remove(locks, locks.holders[0])
+                elif end == "not settled":
+                    hold.release()
+                with next_one.result(30) as found:
+                    assert found.intents.unclean == (hold.hold_id,)
+                    found.intents.clear()
+
+
+def test_a_block_gives_back_what_it_has_and_no_more(make_manager, table):
+    manager = make_manager()
+    with manager.acquire(table):
+        with manager.acquire(table) as inner:
+            inner.release()
+        assert excluded(make_manager(), table)
+        with manager.acquire(table):
+            pass
+        assert excluded(make_manager(), table)
+    assert not excluded(make_manager(), table)
+
+
+def test_a_manager_that_is_closed_in_a_block_is_a_lost_lock(make_manager, table):
+    manager, told = make_manager(), threading.Event()
+    with pytest.raises(LockLostError, match="its manager was closed"):
+        with manager.acquire(table) as hold:
+            hold.on_loss(lambda _: told.set())
+            manager.close()
+    assert told.wait(10)
+    # Without a block it is a release.
+    manager = make_manager()
+    hold = manager.acquire(table)
+    manager.close()
+    assert hold.lost is None
+
+
+def test_what_the_ensemble_does_not_allow_below_a_table_is_a_refusal(make_manager, table, ensemble_client):
+    node = f"{TableResource.of(table).znode(ROOT)}/partitions"
+    ensemble_client.ensure_path(node)
+    ensemble_client.create(f"{node}/year=2013", b"", acl=[make_acl("world", "anyone", read=True)])
+    with pytest.raises(EnsembleRefusedError, match="NoAuth"):
+        make_manager().acquire(table, partitions=[part(2013)], timeout_seconds=20)
+
+
+def test_values_that_no_path_takes_as_they_are_can_be_locked(make_manager, table):
+    schema = PartitionSchema((PartitionColumn("word", "string"), PartitionColumn("money", "decimal(38,18)")))
+    for word in ("\U0001f600", "a/b", "..", "100 %", "\u202e", "é", "\ue000", "x" * 200):
+        values = {"word": word, "money": Decimal("12345678901.000000000000000000")}
+        with make_manager().acquire(table, partitions=[schema.partition(values)]) as hold:
+            hold.check()

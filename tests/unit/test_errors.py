@@ -27,7 +27,7 @@ EXAMPLES = [
     LockCancelledError(resource="s3://l/t"),
     LockOrderError("order", resource="s3://l/t"),
     EnsembleMismatchError(resource="s3://l/t", ensemble="b", pinned_to="a"),
-    LockLostError(resource="s3://l/t", hold_id="x", reason="gone", versions=(3,)),
+    LockLostError(resource="s3://l/t", hold_id="x", reason="gone", commits={"s3://l/t": (3,)}),
 ]
 
 

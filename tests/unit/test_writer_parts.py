@@ -70,7 +70,6 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "locate_table",
         "locked",
         "locked_all",
-        "partition_schema",
     ]
     for name in writer_jobs.__all__:
         assert getattr(writer_jobs, name).__doc__
