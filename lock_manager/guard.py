@@ -192,7 +192,8 @@ class CommitGuard:
             refusal = error
         except Exception as error:  # whatever it is, the commit must not be written for it
             log.exception("the commit guard failed")
-            refusal = SluiceError(f"the commit guard failed: {type(error).__name__}: {error}")
+            reason = f"the commit guard failed: {type(error).__name__}: {error}"
+            refusal = LockLostError(resource=table, hold_id="", reason=reason)
         with suppress(Exception):
             table = canonical_table_uri(asked["table"])
         tell(Event.REFUSED, table, error=type(refusal).__name__)

@@ -17,6 +17,7 @@ name                                  kind       labels beside ``table``
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 from collections.abc import Callable
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 THIS_MACHINE = "127.0.0.1"
+log = logging.getLogger(__name__)
+
 WRITE_SECONDS = 15.0
 """How often a textfile is written: as often as Prometheus asks by default, or more."""
 
@@ -195,9 +198,16 @@ class MetricsExporter:
         write_to_textfile(str(file), self._registry)
         ended = threading.Event()
 
+        def write_again() -> None:
+            try:
+                write_to_textfile(str(file), self._registry)
+            except OSError as error:
+                # Whatever the job does is worth more than that.
+                log.warning("the metrics were not written to %s: %s", file, error)
+
         def keep_writing() -> None:
             while not ended.wait(WRITE_SECONDS):
-                write_to_textfile(str(file), self._registry)
+                write_again()
 
         thread = threading.Thread(target=keep_writing, name="sluice-metrics", daemon=True)
         thread.start()
@@ -205,7 +215,7 @@ class MetricsExporter:
         def stop() -> None:
             ended.set()
             thread.join()
-            write_to_textfile(str(file), self._registry)
+            write_again()
 
         return stop
 

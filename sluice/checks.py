@@ -187,6 +187,11 @@ def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[s
             )
         current = ensemble
         last_under[ensemble] = commit.version
+    if dropped is not None:
+        problems.append(
+            f"the table was pinned to ensemble {dropped[0]} until version {dropped[1]} dropped that by the way: any "
+            "ensemble's lock counts now; run `sluice adopt` again"
+        )
     return _shown(problems)
 
 

@@ -18,6 +18,7 @@ if __package__ in (None, ""):
 
 try:
     from lock_manager import (
+        ClosedError,
         EnsembleFormatError,
         EnsembleMismatchError,
         EnsembleRefusedError,
@@ -66,6 +67,7 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (EnsembleRefusedError, EXIT_NO_LOCK),
     (EnsembleFormatError, EXIT_NO_LOCK),
     (EnsembleMismatchError, EXIT_NO_LOCK),
+    (ClosedError, EXIT_NO_LOCK),
     (LockLostError, EXIT_LOCK_LOST),
     (LockNotHeldError, EXIT_LOCK_LOST),
     (CommitUnknownError, EXIT_UNKNOWN),
@@ -105,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (Exception, Stopped, KeyboardInterrupt) as error:  # noqa: BLE001 (each becomes an exit code and a sentence)
         if arguments.verbose:
             traceback.print_exception(error)
-        code, sentence = _exit_code(error), _sentence(error)
+        code, sentence = _exit_code(error), _sentence(error) + output.made_before()
         _say(sentence)
     if report is not None and not report.failed:
         try:

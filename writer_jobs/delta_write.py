@@ -6,15 +6,18 @@ import _thread
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from writer_jobs.delta_log import TableState
+from writer_jobs.errors import WriteFailedError
 from writer_jobs.failures import JVM_ERRORS, one_sentence
 from writer_jobs.work import Work
+
+T = TypeVar("T")
 
 CANCEL_AGAIN_SECONDS = 0.2
 # Delta raises these, before it writes anything, for rows that do not fit.
@@ -80,18 +83,19 @@ class DeltaWrite:
     """One operation on a table, and the Spark jobs that do it.
 
     Args:
-        work: what is done.
         metadata: more to note in the commit (JSON values).
         spark: the session.
 
     Attributes:
         commit_id: by which the commit is found in the log.
+        work: what is done; set when it is known what is locked.
 
     """
 
-    def __init__(self, work: Work, metadata: Mapping[str, Any], spark: SparkSession) -> None:
+    work: Work
+
+    def __init__(self, metadata: Mapping[str, Any], spark: SparkSession) -> None:
         self.commit_id = str(uuid.uuid4())
-        self.work = work
         self.metadata = dict(metadata)
         self._context = spark.sparkContext
         self._tag = f"sluice-{self.commit_id}"
@@ -120,6 +124,22 @@ class DeltaWrite:
             except BaseException as error:  # noqa: BLE001 (kept, and raised when the write is over)
                 interrupt = interrupt or error
         return thread.failure, interrupt
+
+    def read(self, look: Callable[[], T], *, table: str) -> T:
+        """Run Spark jobs that look what there is to do, in this thread; :meth:`cancel_jobs` ends them, too.
+
+        Raises:
+            WriteFailedError: Spark failed.
+
+        """
+        self._context.addJobTag(self._tag)
+        try:
+            return look()
+        except JVM_ERRORS as error:
+            raise WriteFailedError(table=table, reason=one_sentence(error)) from error
+        finally:
+            with suppress(*JVM_ERRORS):
+                self._context.removeJobTag(self._tag)
 
     def _save(self, location: str, user_metadata: str) -> None:
         self._context.addJobTag(self._tag)

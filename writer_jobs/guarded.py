@@ -44,7 +44,7 @@ GUARD_OFF = "off"
 _OBSERVE = "observe"
 _REQUIRED = "required"
 _AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
-# A check is answered within 0.4 of the session time-out, or refused; the rest is for a busy interpreter.
+# The ensemble is asked for 45 s at most; the rest is for a busy interpreter.
 _ANSWER_SECONDS = 60
 
 GUARD = CommitGuard()
@@ -190,15 +190,26 @@ def guarded(
             yield None
             return
         _occupy_intended_versions(table_log, bound)
-        with _recorded(spark, bound):
-            yield bound
-        if pinned is not None and bound.new_metadata:
-            pin_again(spark, table_log, pinned)
+        try:
+            with _recorded(spark, bound):
+                yield bound
+        except BaseException as error:
+            try:
+                _restore_pin(spark, table_log, bound, pinned)
+            except Exception as problem:  # noqa: BLE001 (whatever it is, it is second to the body's)
+                error.add_note(f"the table was pinned to ensemble {pinned}, and is not any more: {problem}")
+            raise
+        _restore_pin(spark, table_log, bound, pinned)
     finally:
         GUARD.remove(bound)
         with _only_logged(hold):
             context.setLocalProperty(HOLDS_PROPERTY, before)
             _settle(spark, bound)
+
+
+def _restore_pin(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, pinned: str | None) -> None:
+    if pinned is not None and bound.new_metadata:
+        pin_again(spark, table_log, pinned)
 
 
 @contextmanager

@@ -93,6 +93,14 @@ class JobOutput:
         self.commits.append(line)
         self._line(**line)
 
+    def made_before(self) -> str:
+        """Say which commits were made, for the sentence about the one that was not; empty if none were."""
+        if not self.commits:
+            return ""
+        numbers = [line["commit"] for line in self.commits]
+        several = f"commits 1 to {numbers[-1]} of {self._number} are" if len(numbers) > 1 else "commit 1 is"
+        return f" ({several} in the table)"
+
     def _line(self, **fields: Any) -> None:
         try:
             print(json.dumps(fields), flush=True)

@@ -25,8 +25,9 @@ from writer_jobs.errors import (
     UnprovenCommitError,
     WriteFailedError,
 )
-from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, is_conflict, one_sentence
+from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
 from writer_jobs.guarded import attempts
+from writer_jobs.session import LOG_STORE, LOG_STORE_SETTING
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,10 @@ class LockedWrite:
             if interrupt is None:
                 raise
             raise interrupt from failure
+        except BaseException as error:
+            # A second Ctrl-C, most likely, or one that came when the write was over.
+            error.add_note(f"the write to {self._table} may have been committed: look for {self._write.commit_id}")
+            raise
         if interrupt is not None:
             if commit is not None:
                 interrupt.add_note(f"the write to {self._table} had been committed, as version {commit.version}")
@@ -210,7 +215,9 @@ class LockedWrite:
         if isinstance(failure, LOST_CONTACT):
             return True
         if self._bound is None:
-            return isinstance(failure, CommitUnknownError)
+            # Another log store than ours, if the guard is off, says no more than that.
+            foreign = self._spark.sparkContext.getConf().get(LOG_STORE_SETTING, "") != LOG_STORE
+            return isinstance(failure, CommitUnknownError) or (foreign and is_java(failure, "java.io.IOException"))
         try:
             return not all(map(is_definite, attempts(self._spark, self._bound)))
         except JVM_ERRORS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from lock_manager.partitions import MOST_PARTITIONS, Partition
 from writer_jobs.delta_log import DeltaTableLog, TableState
 from writer_jobs.errors import TableError
 from writer_jobs.guarded import guarded
+
+_log = logging.getLogger(__name__)
 
 # As SQL names what Delta's schema names otherwise.
 _SQL_NAMES = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
@@ -136,13 +139,17 @@ def part_of(log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
     if state is None or not state.partition_columns:
         return Part.of(log, None)
     found = find(state)
+    if len(found) > MOST_PARTITIONS:
+        _log.warning(
+            "the write to %s touches more than %d partitions: locking the whole table", log.location, MOST_PARTITIONS
+        )
     if not found or len(found) > MOST_PARTITIONS:
         return Part.of(log, None)
     return Part.of(log, found)
 
 
 def partitions_of_rows(df: DataFrame, state: TableState, names: Mapping[str, Column] | None = None) -> Partitions:
-    """Return the distinct partitions that rows are in, at most one more than can be locked one by one.
+    """Return the distinct partitions that rows are in, at most one more than can be locked; none if it is unknown.
 
     As Delta will write them: cast to the column's type, moments in the session's time zone.
 
@@ -152,6 +159,10 @@ def partitions_of_rows(df: DataFrame, state: TableState, names: Mapping[str, Col
         names: what the rows say of each partition column; by default what they have under its name.
 
     """
+    has = {name.lower() for name in df.columns}
+    if names is None and any(name.lower() not in has for name in state.partition_columns):
+        # Delta makes them up (generated columns), or refuses the rows.
+        return []
     given = names or {name: col(quoted(name)) for name in state.partition_columns}
     columns = [
         given[name].cast(state.schema[name].dataType).cast("string").alias(name)

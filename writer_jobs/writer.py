@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
-from lock_manager import HeldLock, SluiceError, ZookeeperLockManager, canonical_table_uri
+from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager, canonical_table_uri
 from writer_jobs.delta_log import DeltaTableLog, TableState, locate_table
 from writer_jobs.delta_write import CANCEL_AGAIN_SECONDS, DeltaWrite
 from writer_jobs.errors import TableError
@@ -96,7 +97,8 @@ class LockedDeltaWriter:
         """Take the lock, append the rows, make sure that they are in the table, give the lock back.
 
         Args:
-            df: the rows. A plan that reads the table itself is read under the lock too, so it sees the newest version.
+            df: the rows. A plan that reads the table itself is read under the lock too, so it sees the newest version;
+                with a lock on partitions, of those only.
             partition_by: partition columns of a new table; for an existing one, its own or none.
             options: of Delta's writer, such as ``mergeSchema``. The caller's ``userMetadata`` is kept, under ``user``.
             txn: ``(txnAppId, txnVersion)``: a write whose version is not above the last one of that application is
@@ -430,24 +432,29 @@ class LockedDeltaWriter:
 
         """
         seconds = self._manager.settings.timeout_seconds if timeout is None else timeout
-        for look in range(_LOOKS):
-            last = look == _LOOKS - 1
-            part = part_of(self.log, "table" if last and lock == "partitions" else lock, find)
-            again = find if of_table and lock == "partitions" else None
-            try:
-                return self._write_to(part, work_on(part), again, seconds, metadata, before_write)
-            except _OutgrownError as error:
-                log.info("the write to %s touches other partitions by now: locking again", self.table)
-                seconds = max(0.0, seconds - error.waited_seconds)
-        raise AssertionError("the last look locks the table, which holds everything")
+        again = find if of_table and lock == "partitions" else None
+        write = DeltaWrite(metadata or {}, self._spark)
+        with self._running(write):
+            for look in range(_LOOKS):
+                # The last time the table, which holds everything.
+                wanted = "table" if look == _LOOKS - 1 and lock == "partitions" else lock
+                part = write.read(functools.partial(part_of, self.log, wanted, find), table=self.table)
+                write.work = work_on(part)
+                if self._cancelled.is_set():
+                    raise LockCancelledError(resource=self.table)
+                try:
+                    return self._write_to(part, write, again, seconds, before_write)
+                except _OutgrownError as error:
+                    log.info("the write to %s touches other partitions by now: locking again", self.table)
+                    seconds = max(0.0, seconds - error.waited_seconds)
+            raise AssertionError("the lock on the table holds everything")
 
     def _write_to(
         self,
         part: Part,
-        work: Work,
+        write: DeltaWrite,
         find: Finder | None,
         seconds: float,
-        metadata: Mapping[str, Any] | None,
         before_write: Callable[[HeldLock], None] | None,
     ) -> CommitResult:
         """Lock, and do the work.
@@ -456,26 +463,24 @@ class LockedDeltaWriter:
             _OutgrownError: it touches more than that by the time that the lock is had.
 
         """
-        write = DeltaWrite(work, metadata or {}, self._spark)
         result: CommitResult | None = None
-        with self._running(write):
-            try:
-                with (
-                    self._manager.acquire_all([part.scope], timeout_seconds=seconds) as hold,
-                    part.guarded(self._spark, hold, {"job": self._manager.settings.job}) as bound,
-                ):
-                    if find is not None and part.schema is not None and not part.holds(find(self._state())):
+        try:
+            with (
+                self._manager.acquire_all([part.scope], timeout_seconds=seconds) as hold,
+                part.guarded(self._spark, hold, {"job": self._manager.settings.job}) as bound,
+            ):
+                if find is not None and part.schema is not None:
+                    found = write.read(lambda: find(self._state()), table=self.table)
+                    if not part.holds(found):
                         raise _OutgrownError(hold.waited_seconds)
-                    if before_write is not None:
-                        before_write(hold)
-                    result = LockedWrite(self._spark, self.table, self.log, write, hold, bound).run(
-                        self._cancelled.is_set
-                    )
-            except SluiceError as error:
-                if result is None:
-                    raise
-                # The release came too late, but the commit was confirmed while the hold stood.
-                log.warning("after the write: %s", error)
+                if before_write is not None:
+                    before_write(hold)
+                result = LockedWrite(self._spark, self.table, self.log, write, hold, bound).run(self._cancelled.is_set)
+        except SluiceError as error:
+            if result is None:
+                raise
+            # The release came too late, but the commit was confirmed while the hold stood.
+            log.warning("after the write: %s", error)
         return result
 
     def _partitions_of(self, condition: str | None, state: TableState) -> Partitions:

@@ -1,9 +1,12 @@
 package io.deltasluice.storage;
 
 import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.DeserializationFeature;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.ObjectReader;
 import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.MissingNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.ByteArrayOutputStream;
 import java.nio.charset.StandardCharsets;
@@ -19,6 +22,7 @@ import java.util.TreeSet;
 final class CommitBody {
   static final ObjectMapper JSON = new ObjectMapper();
 
+  private static final ObjectReader STRICT = JSON.reader().with(DeserializationFeature.FAIL_ON_TRAILING_TOKENS);
   private static final String INFO = "{\"commitInfo\":{";
   private static final String METADATA = "{\"metaData\":";
   private static final String STAMP = "sluice";
@@ -75,27 +79,32 @@ final class CommitBody {
    * Returns what the commit touches, for whoever holds partitions only.
    *
    * @return JSON object: {@code partitions} (the distinct {@code partitionValues} of its files), {@code unplaced}
-   *     (whether a file has none), {@code actions} (names of its actions that are of the whole table)
+   *     (whether a file has none, or a line cannot be read), {@code actions} (names of its actions that are of the whole table)
    */
   ObjectNode footprint() {
     Set<JsonNode> partitions = new LinkedHashSet<>();
     Set<String> actions = new TreeSet<>();
     boolean unplaced = false;
     for (String line : lines) {
-      for (Map.Entry<String, JsonNode> action : tree(line).properties()) {
-        String name = action.getKey();
-        if (FILES.contains(name)) {
-          JsonNode values = action.getValue().path("partitionValues");
-          if (values.isEmpty()) {
-            unplaced = true;
-          } else {
-            partitions.add(values);
-          }
-        } else if (name.equals("domainMetadata")) {
-          actions.add(name + " " + action.getValue().path("domain").asText());
-        } else if (!name.equals("txn") && !name.equals("commitInfo")) {
-          actions.add(name);
+      JsonNode tree = whole(line);
+      if (!tree.isObject() || tree.size() != 1) {
+        // What cannot be understood may touch anything.
+        unplaced = true;
+        continue;
+      }
+      Map.Entry<String, JsonNode> action = tree.properties().iterator().next();
+      String name = action.getKey();
+      if (FILES.contains(name)) {
+        JsonNode values = action.getValue().path("partitionValues");
+        if (values.isEmpty()) {
+          unplaced = true;
+        } else {
+          partitions.add(values);
         }
+      } else if (name.equals("domainMetadata")) {
+        actions.add(name + " " + action.getValue().path("domain").asText());
+      } else if (!name.equals("txn") && !name.equals("commitInfo")) {
+        actions.add(name);
       }
     }
     ObjectNode found = JSON.createObjectNode();
@@ -115,6 +124,14 @@ final class CommitBody {
 
   private static JsonNode commitInfo(String line) {
     return tree(line == null ? "{}" : line).path("commitInfo");
+  }
+
+  private static JsonNode whole(String line) {
+    try {
+      return STRICT.readTree(line);
+    } catch (JsonProcessingException e) {
+      return MissingNode.getInstance();
+    }
   }
 
   private static JsonNode tree(String line) {

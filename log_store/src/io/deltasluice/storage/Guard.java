@@ -121,7 +121,7 @@ public final class Guard {
       throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
     }
     if (!answer.hasNonNull("hold") || !answer.path("stamp").isObject()) {
-      throw new CommitRefusedException("GuardMissingError", "the commit guard gave an answer that means nothing");
+      throw new CommitRefusedException("LockLostError", "the commit guard gave an answer that means nothing");
     }
     return new Verdict(answer.get("hold").asText(), (ObjectNode) answer.get("stamp"));
   }
@@ -143,7 +143,7 @@ public final class Guard {
       throw new InterruptedIOException("interrupted before version " + file.version() + " of " + file.table()
           + " was put: nothing is committed");
     }
-    throw new CommitRefusedException("GuardMissingError",
+    throw new CommitRefusedException("LockLostError",
         "the commit guard of version " + file.version() + " of " + file.table() + " " + problem);
   }
 
