@@ -68,7 +68,7 @@ class Security:
     password: str | None = field(default=None, repr=False)
     tls: bool = False
     tls_ca: str | None = None
-    tls_certificate: str | None = None
+    tls_certificate: str | None = field(default=None, repr=False)
     tls_key: str | None = field(default=None, repr=False)
     tls_key_password: str | None = field(default=None, repr=False)
     acl: str | None = None

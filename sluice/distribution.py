@@ -1,7 +1,8 @@
 """What a cluster needs of this project: a zip for ``--py-files``, and the jars.
 
-The zip holds ``lock_manager``, ``writer_jobs``, kazoo and, where it is installed, what kazoo needs for SASL: pure
-Python, so that it runs from the zip in any interpreter that the cluster's PySpark runs in.
+The zip holds ``lock_manager``, ``writer_jobs``, kazoo and, where they are installed, what kazoo needs for SASL and
+Delta's own Python module: pure Python, so that it runs from the zip in any interpreter that the cluster's PySpark runs
+in.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from sluice.jars import jar_paths, jars_folder
 
 ZIP_NAME = "sluice-py-files.zip"
 _PACKAGES = ("lock_manager", "writer_jobs", "kazoo")
-_IF_INSTALLED = ("puresasl",)
-_OF_OTHERS = {"kazoo": "kazoo", "puresasl": "pure-sasl"}
+_IF_INSTALLED = ("puresasl", "delta")
+_OF_OTHERS = {"kazoo": "kazoo", "puresasl": "pure-sasl", "delta": "delta-spark"}
 """Distributions of which a licence has to go along, by package."""
-_LEFT_OUT = frozenset({"__pycache__", "tests", "testing"})
+# Delta for Spark Connect, which cannot write under a lock, needs gRPC.
+_LEFT_OUT = frozenset({"__pycache__", "tests", "testing", "connect"})
 _SUFFIXES = frozenset({".py", ".typed"})
 # The zip format's oldest: no clock may show in it.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from typing import Any, Self
 
-from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.functions import expr
@@ -15,6 +14,7 @@ from writer_jobs.delta_log import TableState
 from writer_jobs.errors import TableError
 from writer_jobs.failures import JVM_ERRORS, one_sentence
 from writer_jobs.partitioning import Partitions, partitions_of_rows
+from writer_jobs.work import delta_table
 
 Assignments = Mapping[str, str | Column]
 """Values by column, as SQL or as columns."""
@@ -45,7 +45,7 @@ class MergePlan:
         condition = expr(self._condition) if isinstance(self._condition, str) else self._condition
         if predicate is not None:
             condition = expr(predicate) & condition
-        builder: Any = DeltaTable.forPath(spark, location).alias(self.alias).merge(self._source, condition)
+        builder: Any = delta_table(spark, location).alias(self.alias).merge(self._source, condition)
         for clause, arguments in self._clauses:
             builder = getattr(builder, clause)(*arguments)
         builder.execute()

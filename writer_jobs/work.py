@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
+
+from writer_jobs.errors import UnsupportedSessionError
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
 
 _SESSION_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _OVERWRITE_MODE = "partitionOverwriteMode"
@@ -38,6 +44,24 @@ class Work:
     txn: tuple[str, int] | None = None
     user_metadata: str | None = None
     takes_metadata: bool = False
+
+
+def delta_table(spark: SparkSession, location: str) -> DeltaTable:
+    """Return Delta's own handle of a table.
+
+    Raises:
+        UnsupportedSessionError: Delta's Python module is not there.
+
+    """
+    try:
+        from delta.tables import DeltaTable  # noqa: PLC0415 (appending does not need it)
+    except ModuleNotFoundError as error:
+        raise UnsupportedSessionError(
+            "merge, delete, update and optimize need Delta's Python module: give spark-submit the --py-files that "
+            "`sluice submit-args` prints, or install delta-spark for the driver"
+        ) from error
+    table: DeltaTable = DeltaTable.forPath(spark, location)
+    return table
 
 
 def write_rows(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
@@ -22,7 +21,7 @@ from writer_jobs.locked_write import CommitResult, LockedWrite
 from writer_jobs.merging import Assignments, LockedMerge, MergePlan
 from writer_jobs.partitioning import Finder, Lock, Part, Partitions, part_of, partitions_of_rows
 from writer_jobs.session import classic_session
-from writer_jobs.work import Work, write_rows
+from writer_jobs.work import Work, delta_table, write_rows
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +226,7 @@ class LockedDeltaWriter:
 
         def work(part: Part) -> Work:
             where = _both(part.predicate(), condition)
-            return Work(lambda location, _: DeltaTable.forPath(self._spark, location).delete(where))
+            return Work(lambda location, _: delta_table(self._spark, location).delete(where))
 
         return self._write(
             work,
@@ -269,7 +268,7 @@ class LockedDeltaWriter:
 
         def work(part: Part) -> Work:
             where = _both(part.predicate(), condition)
-            return Work(lambda location, _: DeltaTable.forPath(self._spark, location).update(where, dict(values)))
+            return Work(lambda location, _: delta_table(self._spark, location).update(where, dict(values)))
 
         return self._write(
             work,
@@ -363,7 +362,7 @@ class LockedDeltaWriter:
             return Work(lambda location, _: optimize(location, _both(part.predicate(), where)))
 
         def optimize(location: str, predicate: str | None) -> None:
-            builder = DeltaTable.forPath(self._spark, location).optimize()
+            builder = delta_table(self._spark, location).optimize()
             builder = builder if predicate is None else builder.where(predicate)
             if zorder_by:
                 builder.executeZOrderBy(*zorder_by)
