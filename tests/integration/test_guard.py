@@ -499,7 +499,7 @@ def test_a_guard_that_does_not_answer_in_time_is_a_refusal(
     slow = Slow()
     jvm.io.deltasluice.storage.Guard.install(slow, 300)
     try:
-        with locked(spark, disk_table, manager=manager), pytest.raises(GuardMissingError, match="did not answer"):
+        with locked(spark, disk_table, manager=manager), pytest.raises(LockLostError, match="did not answer"):
             append(spark.range(1), disk_table)
     finally:
         answered.set()
