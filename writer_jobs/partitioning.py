@@ -138,7 +138,7 @@ def part_of(log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
     state = log.state() if lock == "partitions" else None
     if state is None or not state.partition_columns:
         return Part.of(log, None)
-    found = find(state)
+    found = [dict(values) for values in dict.fromkeys(tuple(each.items()) for each in find(state))]
     if len(found) > MOST_PARTITIONS:
         _log.warning(
             "the write to %s touches more than %d partitions: locking the whole table", log.location, MOST_PARTITIONS
