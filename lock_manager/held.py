@@ -348,6 +348,7 @@ class HeldLock:
             self._give_up()
             self._tell_end(Event.RELEASED)
             raise
+        self._crew.janitor.left([spot.node.path for spot in self._place.spots])
         if lost:
             self._lose(lost, releasing=True)
             raise self._lost_error()

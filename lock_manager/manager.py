@@ -141,6 +141,7 @@ class ZookeeperLockManager:
             attempt.cancel()
         for hold in holds:
             hold.close()
+        self._janitor.close()
         self._session.close()
 
     def __enter__(self) -> Self:

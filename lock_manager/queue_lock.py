@@ -473,7 +473,12 @@ class Attempt:
         stray: list[str] = []
         self._answer(client.sync_async(self._request.nodes[0].path))
         for index, node in enumerate(self._request.nodes):
-            for contender in parse_queue(self._answer(client.get_children_async(node.path))):
+            try:
+                queue = parse_queue(self._answer(client.get_children_async(node.path)))
+            except NoNodeError:
+                # Swept: nobody was in it.
+                continue
+            for contender in queue:
                 if not contender.name.startswith(self._hold_id):
                     continue
                 path = f"{node.path}/{contender.name}"
@@ -497,7 +502,10 @@ class Attempt:
         self._spots, self._clear, self._unsure, self._hold_id = [], 0, False, ""
 
     def _make_queues(self) -> None:
-        """Make the znodes of all queues, and the place for the intents of each table."""
+        """Make the znodes of all queues, and the place for the intents of each table.
+
+        A sweep may take one away again before it is entered, or while these are made: then this is done again.
+        """
         client = self._session.client
         asked = []
         for table, path in self._request.tables.items():
@@ -505,12 +513,13 @@ class Attempt:
         for node in self._request.nodes:
             if node.path not in self._request.tables.values():
                 asked += [(node.path.rpartition("/")[0], b""), (node.path, json.dumps(dict(node.about)).encode())]
-        made = [client.create_async(path, data) for path, data in asked]
-        for result in made:
+        made = [(path, client.create_async(path, data)) for path, data in asked]
+        for path, result in made:
             try:
                 self._answer(result)
             except NoNodeError:
-                self._session.recheck_root()
+                if path in self._request.tables.values():
+                    self._session.recheck_root()
             except (NodeExistsError, *NO_ANSWER, *SESSION_GONE):
                 pass  # whether it is there now shows when the contender is created
 
