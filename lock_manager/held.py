@@ -452,7 +452,7 @@ class HeldLock:
         if self._announce_at < float("inf"):
             self._announce_at = self._checked_at + ANNOUNCE_SECONDS
             for spot in self._place.spots:
-                transaction.set_data(spot.path, self._request.data(acquired_at=self.acquired_at))
+                transaction.set_data(spot.path, self._request.data(spot.node, acquired_at=self.acquired_at))
         return transaction.commit_async()
 
     def _question(self) -> Any:

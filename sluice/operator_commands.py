@@ -121,7 +121,11 @@ def break_lock(
     *,
     partition: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only who holds this partition, or partitions within it: year=2013/month=1."),
+        typer.Option(
+            metavar="NAME",
+            help="Only who holds this partition, or partitions within it: year=2013/month=1, letter by letter as "
+            "[bold]status[/] shows it (month=01 is no name of it).",
+        ),
     ] = None,
     token: Annotated[
         str | None,
