@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lock_manager.queue_lock import Contender, conflicting_ahead, parse_queue
+from lock_manager.queue_lock import Contender, Mode, conflicting_ahead, parse_queue
 
 #: The whole table, among the names of partitions.
 WHOLE_TABLE = ""
@@ -46,15 +46,25 @@ class ClaimedNode:
     Attributes:
         partition: whose queue it is in, as ``year=2013/month=1``, escaped as Hive does; empty for the whole table.
         path: of its znode.
-        shared: shared or exclusive.
+        mode: how it asks.
         token: its czxid.
 
     """
 
     partition: str
     path: str
-    shared: bool
+    mode: Mode
     token: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether what it is for is shared, be it this or something below."""
+        return self.mode in (Mode.SHARED, Mode.PART_SHARED)
+
+    @property
+    def on_the_way(self) -> bool:
+        """Whether it is there only for something below."""
+        return self.mode in (Mode.PART, Mode.PART_SHARED)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +89,12 @@ class Claim:
 
     @property
     def holds(self) -> bool:
-        """Whether it holds the lock."""
-        return not self.waits_for
+        """Whether it holds the lock: nobody is ahead, and it stands in every queue that it asked for.
+
+        Who waits in one queue has given up his places in the later ones, and takes them again when it is his turn.
+        """
+        whole = not any(node.on_the_way for node in self.targets) and len(self.targets) >= self._count
+        return whole and not self.waits_for
 
     @property
     def token(self) -> int:
@@ -91,6 +105,33 @@ class Claim:
     def targets(self) -> tuple[ClaimedNode, ...]:
         """What it is for: its contenders but for those that it has only on the way to another of its own."""
         return tuple(node for node in self.nodes if not any(_is_below(other, node) for other in self.nodes))
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """Partitions that it is for, as far as they are known; see :attr:`more_partitions`, and :attr:`within`."""
+        standing = [node.partition for node in self.targets if not node.on_the_way and node.partition != WHOLE_TABLE]
+        return tuple(dict.fromkeys([*standing, *self._told]))
+
+    @property
+    def more_partitions(self) -> int:
+        """How many it asks for beside those that are known by name, as far as it says."""
+        return max(0, self._count - len(self.partitions))
+
+    @property
+    def within(self) -> tuple[str, ...]:
+        """Where it asks for partitions, if it is not known for which: the innermost queues that it stands in."""
+        on_the_way = tuple(node.partition for node in self.targets if node.on_the_way)
+        return () if self.partitions else on_the_way
+
+    @property
+    def _told(self) -> list[str]:
+        told = self.data.get("partitions")
+        return [each for each in told if isinstance(each, str)] if isinstance(told, list) else []
+
+    @property
+    def _count(self) -> int:
+        said = self.data.get("partition_count")
+        return said if isinstance(said, int) else 0
 
     @property
     def shared(self) -> bool:
@@ -120,7 +161,8 @@ def claims_of(queues: Mapping[str, list[str]], found: Mapping[str, Found], node_
 
     Args:
         queues: names of the children of each queue's znode, by partition (``""`` for the table).
-        found: contenders as they were read, by path. A claim of which one is missing came or went meanwhile.
+        found: contenders as they were read, by path. A claim of which one is missing came or went meanwhile: it is not
+            told, but those that were read are in the way of who is behind them.
         node_of: the queue's znode, by partition.
 
     """
@@ -130,15 +172,15 @@ def claims_of(queues: Mapping[str, list[str]], found: Mapping[str, Found], node_
             names[_claim_id(contender)].append((partition, contender, f"{node_of[partition]}/{contender.name}"))
     standing = {claim for claim, places in names.items() if all(path in found for _, _, path in places)}
     ahead: dict[str, set[str]] = defaultdict(set)
-    for children in queues.values():
-        queue = [contender for contender in parse_queue(children) if _claim_id(contender) in standing]
+    for partition, children in queues.items():
+        queue = [contender for contender in parse_queue(children) if f"{node_of[partition]}/{contender.name}" in found]
         for contender in queue:
             ahead[_claim_id(contender)].update(map(_claim_id, conflicting_ahead(queue, contender)))
     claims = []
     for claim_id in standing:
         places = sorted(names[claim_id], key=lambda place: (place[0].count("/"), place[0]))
         nodes = tuple(
-            ClaimedNode(partition=partition, path=path, shared=contender.shared, token=found[path].token)
+            ClaimedNode(partition=partition, path=path, mode=contender.mode, token=found[path].token)
             for partition, contender, path in places
         )
         data: dict[str, Any] = {}
@@ -154,7 +196,9 @@ def claims_of(queues: Mapping[str, list[str]], found: Mapping[str, Found], node_
 
 
 def _with_order(claim: Claim, order: list[str]) -> Claim:
-    waits_for = tuple(sorted(claim.waits_for, key=order.index))
+    waits_for = tuple(
+        sorted(claim.waits_for, key=lambda each: (order.index(each) if each in order else len(order), each))
+    )
     return Claim(
         claim_id=claim.claim_id, nodes=claim.nodes, waits_for=waits_for, data=claim.data, created_at=claim.created_at
     )

@@ -348,6 +348,7 @@ class HeldLock:
             self._give_up()
             self._tell_end(Event.RELEASED)
             raise
+        self._crew.janitor.left([spot.node.path for spot in self._place.spots])
         if lost:
             self._lose(lost, releasing=True)
             raise self._lost_error()
@@ -451,7 +452,7 @@ class HeldLock:
         if self._announce_at < float("inf"):
             self._announce_at = self._checked_at + ANNOUNCE_SECONDS
             for spot in self._place.spots:
-                transaction.set_data(spot.path, self._request.data(acquired_at=self.acquired_at))
+                transaction.set_data(spot.path, self._request.data(spot.node, acquired_at=self.acquired_at))
         return transaction.commit_async()
 
     def _question(self) -> Any:

@@ -1,4 +1,4 @@
-"""The thread that removes contenders which nobody wants any more, for as long as it takes."""
+"""The thread that removes what nobody wants any more: contenders, for as long as it takes, and empty partitions."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from kazoo.exceptions import NoNodeError
 
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session
+from lock_manager.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class Janitor:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._sweeper = Sweeper(session)
         self._wanted: dict[str, tuple[Sequence[str], threading.Event]] = {}
         self._changed = threading.Condition()
         self._fresh = False
@@ -44,12 +46,27 @@ class Janitor:
         with self._changed:
             self._wanted[prefix] = (nodes, done)
             self._fresh = True
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sluice-janitor", daemon=True)
-                self._session.add_waker(self._wake)
-                self._thread.start()
-            self._changed.notify()
+            self._rouse()
         return done.wait(wait_seconds)
+
+    def left(self, nodes: Sequence[str]) -> None:
+        """Take note that queues were left, so that those of partitions are swept when nobody uses them any more."""
+        with self._changed:
+            idle = self._sweeper.pause() is None
+            self._sweeper.used(nodes)
+            if idle and self._sweeper.pause() is not None:
+                self._rouse()
+
+    def close(self) -> None:
+        """Sweep what was used; to be called while the session still stands. Takes a second at most."""
+        self._sweeper.sweep_all()
+
+    def _rouse(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sluice-janitor", daemon=True)
+            self._session.add_waker(self._wake)
+            self._thread.start()
+        self._changed.notify()
 
     def _wake(self) -> None:
         # Called in kazoo's thread. The condition is never held across a request, so this does not wait for one.
@@ -72,11 +89,16 @@ class Janitor:
                 if gone:
                     with self._changed:
                         self._wanted.pop(prefix, None)
+                        self._sweeper.used(nodes)
                     done.set()
+            try:
+                self._sweeper.sweep()
+            except Exception:  # likewise
+                log.exception("could not sweep partitions")
             with self._changed:
                 if not self._fresh and not self._session.closed:
                     # What did not answer is asked again when the state changes, or soon.
-                    self._changed.wait(RETRY_SECONDS if self._wanted else None)
+                    self._changed.wait(RETRY_SECONDS if self._wanted else self._sweeper.pause())
         with self._changed:
             for _, done in self._wanted.values():
                 done.set()

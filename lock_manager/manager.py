@@ -141,6 +141,7 @@ class ZookeeperLockManager:
             attempt.cancel()
         for hold in holds:
             hold.close()
+        self._janitor.close()
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -233,6 +234,7 @@ class ZookeeperLockManager:
             nodes=tuple(node for scope in wanted.values() for node in scope.nodes(root)),
             identity=self._identity(),
             cancelled=threading.Event(),
+            wanted={uri: scope.told() for uri, scope in wanted.items()},
         )
         attempt = Attempt(self._session, request, deadline)
         thread = threading.current_thread()

@@ -27,7 +27,7 @@ import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -202,6 +202,8 @@ class Request:
         tables: znode of each table's queue, by canonical URI.
         nodes: queues to stand in, in the one order in which everybody asks.
         identity: who asks, for people: host, pid, job and so on. JSON values.
+        wanted: what is asked for of each table, for people, likewise; by canonical URI. Who waits behind a table stands
+            in no queue that would tell.
         cancelled: set to stop waiting; see :meth:`Attempt.cancel`.
 
     """
@@ -209,12 +211,15 @@ class Request:
     resource: str
     tables: Mapping[str, str]
     nodes: tuple[Node, ...]
-    identity: dict[str, Any]
+    identity: Mapping[str, Any]
     cancelled: threading.Event
+    wanted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def data(self, **since: float) -> bytes:
-        """Return what the contender's znode holds: who it is and, once it holds, ``acquired_at``."""
-        return json.dumps({**self.identity, **since}).encode()
+    def data(self, node: Node, **since: float) -> bytes:
+        """Return what a contender's znode holds: who it is, what for and, once it holds, ``acquired_at``."""
+        # Once is enough: with it in each of 64 contenders their transaction would become large.
+        wanted = self.wanted.get(node.table, {}) if node.path == self.tables[node.table] else {}
+        return json.dumps({**self.identity, **wanted, **since}).encode()
 
 
 class Attempt:
@@ -398,11 +403,11 @@ class Attempt:
         self._hold_id = self._hold_id or uuid.uuid4().hex
         first = len(self._spots)
         nodes = self._request.nodes[first:]
-        data = self._request.data()
         paths = [f"{node.path}/{self._hold_id}{node.mode.value}" for node in nodes]
         sent_at = time.monotonic()
         if first == 0 and len(nodes) == 1:
             # With what the single request tells of the contender a question is spared.
+            data = self._request.data(nodes[0])
             created = client.create_async(paths[0], data, ephemeral=True, sequence=True, include_data=True)
             listing = self._list([0])
             path, stat = self._answer(created)
@@ -412,8 +417,8 @@ class Attempt:
         entering = client.transaction()
         for spot in self._spots:
             entering.check(spot.path, -1)
-        for path in paths:
-            entering.create(path, data, ephemeral=True, sequence=True)
+        for node, path in zip(nodes, paths, strict=True):
+            entering.create(path, self._request.data(node), ephemeral=True, sequence=True)
         entered = entering.commit_async()
         listing = self._list(range(first, len(self._request.nodes)))
         made = self._results(entered)[first:]
@@ -473,7 +478,12 @@ class Attempt:
         stray: list[str] = []
         self._answer(client.sync_async(self._request.nodes[0].path))
         for index, node in enumerate(self._request.nodes):
-            for contender in parse_queue(self._answer(client.get_children_async(node.path))):
+            try:
+                queue = parse_queue(self._answer(client.get_children_async(node.path)))
+            except NoNodeError:
+                # Swept: nobody was in it.
+                continue
+            for contender in queue:
                 if not contender.name.startswith(self._hold_id):
                     continue
                 path = f"{node.path}/{contender.name}"
@@ -497,7 +507,10 @@ class Attempt:
         self._spots, self._clear, self._unsure, self._hold_id = [], 0, False, ""
 
     def _make_queues(self) -> None:
-        """Make the znodes of all queues, and the place for the intents of each table."""
+        """Make the znodes of all queues, and the place for the intents of each table.
+
+        A sweep may take one away again before it is entered, or while these are made: then this is done again.
+        """
         client = self._session.client
         asked = []
         for table, path in self._request.tables.items():
@@ -505,12 +518,13 @@ class Attempt:
         for node in self._request.nodes:
             if node.path not in self._request.tables.values():
                 asked += [(node.path.rpartition("/")[0], b""), (node.path, json.dumps(dict(node.about)).encode())]
-        made = [client.create_async(path, data) for path, data in asked]
-        for result in made:
+        made = [(path, client.create_async(path, data)) for path, data in asked]
+        for path, result in made:
             try:
                 self._answer(result)
             except NoNodeError:
-                self._session.recheck_root()
+                if path in self._request.tables.values():
+                    self._session.recheck_root()
             except (NodeExistsError, *NO_ANSWER, *SESSION_GONE):
                 pass  # whether it is there now shows when the contender is created
 

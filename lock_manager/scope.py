@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from lock_manager.installed import schema_of
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
@@ -13,6 +14,10 @@ from lock_manager.queue_lock import Mode, Node
 from lock_manager.resources import TableResource
 
 log = logging.getLogger(__name__)
+
+MOST_TOLD = 12
+MOST_TOLD_CHARACTERS = 2000
+"""How much of the names of partitions a contender says of itself: it is read by everybody who looks."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,18 @@ class TableScope:
         names = ", ".join(str(each) for each in self.partitions[:3])
         more = f" and {len(self.partitions) - 3} more" if len(self.partitions) > 3 else ""  # noqa: PLR2004
         return f"{self.table.uri} [{names}{more}]"
+
+    def told(self) -> dict[str, Any]:
+        """Return what a contender says of it, for people: some names of partitions, and how many there are."""
+        if self.partitions is None:
+            return {}
+        names, left = [], MOST_TOLD_CHARACTERS
+        for each in self.partitions[:MOST_TOLD]:
+            left -= len(str(each))
+            if left < 0:
+                break
+            names.append(str(each))
+        return {"partitions": names, "partition_count": len(self.partitions)}
 
     def covers(self, other: TableScope) -> bool:
         """Tell whether whoever has this need not ask for ``other``."""

@@ -31,6 +31,7 @@ from kazoo.exceptions import (
     KazooException,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
     OperationTimeoutError,
     SessionExpiredError,
     SessionMovedError,
@@ -68,7 +69,7 @@ SESSION_GONE = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
 
 Refused credentials are among it: kazoo gives up then. Who waits for the next connection is told why."""
 
-EXPECTED = (*NO_ANSWER, *SESSION_GONE, NoNodeError, NodeExistsError, BadVersionError)
+EXPECTED = (*NO_ANSWER, *SESSION_GONE, NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
 
 
 class SessionState(enum.Enum):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from lock_manager.claims import WHOLE_TABLE, Claim
+from lock_manager.claims import Claim
 from lock_manager.errors import SluiceError
 from lock_manager.inspector import TableLocks
-from sluice.status import describe, partitions_of
+from sluice.status import describe
 
 _PARTITION = re.compile(r"[^=/]+=[^=/]+(/[^=/]+=[^=/]+)*")
 
@@ -78,5 +78,4 @@ def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> l
 
 
 def _holds_within(claim: Claim, partition: str) -> bool:
-    held = partitions_of(claim)
-    return any(each == partition or each.startswith(partition + "/") for each in held if each != WHOLE_TABLE)
+    return any(each == partition or each.startswith(partition + "/") for each in claim.partitions)

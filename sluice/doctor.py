@@ -13,13 +13,16 @@ if TYPE_CHECKING:
     from lock_manager import LockSettings
 
 
-def examine(settings: LockSettings, store: str | None, storage_options: Mapping[str, str]) -> list[Finding]:
+def examine(
+    settings: LockSettings, store: str | None, storage_options: Mapping[str, str], *, table: str | None = None
+) -> list[Finding]:
     """Ask everything, and return what was found; what is wrong is a finding, not an error.
 
     Args:
         settings: of the lock.
         store: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path, to try its conditional PUT; None to leave that out.
         storage_options: as ``deltalake`` takes them; what is missing comes from the environment (``AWS_*``).
+        table: its location, to ask whether this is the ensemble that it is pinned to; None to leave that out.
 
     Raises:
         LogAccessError, ResourceError: ``store`` is of a kind that cannot be tried, or malformed.
@@ -27,11 +30,13 @@ def examine(settings: LockSettings, store: str | None, storage_options: Mapping[
     """
     from sluice.doctor_ensemble import ensemble_findings  # noqa: PLC0415
     from sluice.doctor_machine import machine_findings  # noqa: PLC0415
+    from sluice.doctor_pin import pin_finding  # noqa: PLC0415
     from sluice.doctor_store import open_trial, store_findings  # noqa: PLC0415
 
     trial = None if store is None else open_trial(store, storage_options)
     found = [*ensemble_findings(settings), *machine_findings()]
-    return found if trial is None else [*found, *store_findings(trial)]
+    found += [] if trial is None else store_findings(trial)
+    return found if table is None else [*found, pin_finding(settings, table, storage_options)]
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.hosts import collect_hosts
@@ -20,6 +19,7 @@ from lock_manager import lock_root
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError
 from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 from lock_manager.settings import LockSettings
+from sluice.doctor_acl import acl_finding
 from sluice.finding import Finding, failed, note, ok
 
 CONNECT_SECONDS = 10.0
@@ -169,21 +169,11 @@ def _lock_root(session: Session, deadline: Deadline) -> list[Finding]:
         if ensemble is None:
             return [note(what, f"{root} is not there yet: the first lock makes it")]
         found = ok(what, f"{root}, ensemble {ensemble}")
-        acls, _ = session.wait(session.client.get_acls_async(root), deadline)
     except EnsembleFormatError as error:
         return [failed(what, str(error))]
     except EnsembleRefusedError as error:
         return [failed(what, f"{root} cannot be read ({error.refusal}): look at its ACL and this client's credentials")]
-    if any(acl.id.scheme == "world" and "DELETE" in _permissions(acl) for acl in acls):
-        return [
-            found,
-            note("ACL", "whoever can connect may delete contenders, and so break any lock: restrict who can"),
-        ]
-    return [found, ok("ACL", "not everybody may delete contenders")]
-
-
-def _permissions(acl: Any) -> list[str]:
-    return ["DELETE"] if "ALL" in acl.acl_list else list(acl.acl_list)
+    return [found, acl_finding(session, deadline)]
 
 
 def _written(session: Session, deadline: Deadline) -> list[Finding]:

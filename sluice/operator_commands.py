@@ -121,7 +121,11 @@ def break_lock(
     *,
     partition: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only who holds this partition, or partitions within it: year=2013/month=1."),
+        typer.Option(
+            metavar="NAME",
+            help="Only who holds this partition, or partitions within it: year=2013/month=1, letter by letter as "
+            "[bold]status[/] shows it (month=01 is no name of it).",
+        ),
     ] = None,
     token: Annotated[
         str | None,
@@ -192,9 +196,13 @@ def doctor(
     zookeeper: ZooKeeperOption = None,
     lock_root: LockRootOption = None,
     table: Annotated[
-        str | None, typer.Option(metavar="URI", help="Also try whether its store refuses to overwrite.")
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Also try whether its store refuses to overwrite, and whether its lock is of this ensemble.",
+        ),
     ] = None,
-    bucket: Annotated[str | None, typer.Option(metavar="NAME", help="Likewise, for a bucket of S3.")] = None,
+    bucket: Annotated[str | None, typer.Option(metavar="NAME", help="Try the store of a bucket of S3.")] = None,
     storage_option: StorageOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
@@ -205,7 +213,8 @@ def doctor(
     versions, latency, clocks, what this client may do below the lock root. This
     machine: Python packages, jars as pinned, the guarded log store. With
     --table or --bucket: whether the store really refuses to overwrite, tried
-    with a scratch object that is removed again. Creates nothing that stays.
+    with a scratch object that is removed again. With --table: whether the table
+    is pinned to this ensemble. Creates nothing that stays.
 
     [bold]sluice doctor --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice doctor --table s3a://lake/flights[/]
@@ -221,7 +230,7 @@ def doctor(
     settings = _settings(zookeeper, lock_root)
     store = f"s3://{bucket}" if bucket is not None else table
     with interruptible():
-        findings = examine(settings, store, options)
+        findings = examine(settings, store, options, table=table)
     if as_json:
         print(json.dumps([finding.to_json() for finding in findings], indent=2))
     else:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from lock_manager.claims import WHOLE_TABLE, Claim
+from lock_manager.claims import Claim
 from lock_manager.inspector import LockInspector, TableLocks
 from lock_manager.resources import TableResource
 
@@ -65,7 +65,9 @@ class Status:
             "claim": claim.claim_id,
             "token": claim.token,
             "shared": claim.shared,
-            "partitions": partitions_of(claim),
+            "partitions": list(claim.partitions),
+            "more_partitions": claim.more_partitions,
+            "within": list(claim.within),
             "since": claim.since,
             "seconds": self.seconds(claim),
             "waits_for": list(claim.waits_for),
@@ -84,11 +86,6 @@ def look(inspector: LockInspector, resource: TableResource | None) -> Status:
     return Status(ensemble, inspector.tables() if resource is None else [inspector.table(resource)])
 
 
-def partitions_of(claim: Claim) -> list[str]:
-    """Return the partitions that a claim is for; none if it is for the whole table."""
-    return [node.partition for node in claim.targets if node.partition != WHOLE_TABLE]
-
-
 def describe(claim: Claim) -> str:
     """Say in half a sentence who it is: for questions and messages."""
     who = f"{_said(claim, 'host') or 'unknown host'} pid {_said(claim, 'pid') or '?'}"
@@ -99,8 +96,13 @@ def describe(claim: Claim) -> str:
 
 def what_of(claim: Claim) -> str:
     """Say what a claim is for."""
-    found = partitions_of(claim)
-    what = "the table" if not found else ", ".join(map(printable, found))
+    if claim.partitions:
+        what = ", ".join(map(printable, claim.partitions))
+        what += f" and {claim.more_partitions} more" if claim.more_partitions else ""
+    elif claim.within:
+        what = ", ".join(f"partitions of {printable(each) or 'it'}" for each in claim.within)
+    else:
+        what = "the table"
     return f"{what}, shared" if claim.shared else what
 
 
@@ -171,7 +173,7 @@ def _claims(status: Status, locks: TableLocks) -> Table:
     for claim in (*locks.holders, *locks.waiters):
         since = datetime.fromtimestamp(min(claim.since, status.at), UTC)
         cells = (
-            "holds" if claim.holds else f"waits for {len(claim.waits_for)}",
+            "holds" if claim.holds else f"waits for {len(claim.waits_for)}" if claim.waits_for else "waits",
             what_of(claim),
             f"{claim.token:#x}",
             since.strftime("%Y-%m-%d %H:%M:%S"),

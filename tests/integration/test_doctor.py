@@ -13,11 +13,12 @@ from threading import Thread
 from urllib.parse import urlsplit
 
 import pytest
+from deltalake import DeltaTable, Field, Schema
 from kazoo.client import KazooClient
 from kazoo.security import make_acl
 from typer.testing import CliRunner
 
-from lock_manager import ZookeeperLockManager
+from lock_manager import TableResource, ZookeeperLockManager
 from lock_manager.local import EmbeddedZooKeeper
 from sluice import doctor_machine, jars
 from sluice.commands import app
@@ -131,6 +132,31 @@ def test_a_lock_root_that_may_not_be_written_is_a_fault(
     assert found["ACL"][0] == "ok"
     code, found = doctor(ensemble.hosts, "--lock-root", "/foreign")
     assert (code, found["lock root"][0]) == (1, "failed")
+
+
+def test_a_table_or_a_partition_where_everybody_may_delete_is_named(
+    zookeeper: object, ensemble: EmbeddedZooKeeper, doctor: Callable[..., tuple[int, Found]]
+) -> None:
+    root, table = "/closed", TableResource.of("s3://lake/t")
+    reads = [make_acl("world", "anyone", read=True, write=True, create=True)]
+    partitions = f"{table.znode(root)}/partitions"
+    client = KazooClient(ensemble.servers[0].address)
+    client.start()
+    client.create(root, b'{"format": 1, "ensemble": "e"}', acl=reads)
+    client.create(table.znode(root), json.dumps({"uri": table.uri}).encode(), acl=reads)
+    for each in (partitions, f"{partitions}/year=2013", f"{partitions}/year=2013/partitions"):
+        client.create(each, acl=reads)
+    assert doctor(ensemble.hosts, "--lock-root", root)[1]["ACL"] == (
+        "ok", "not everybody may delete contenders; 1 of 1 tables and 1 partitions were looked at"
+    )  # fmt: skip
+    client.create(f"{partitions}/year=2013/partitions/month=1")
+    verdict, says = doctor(ensemble.hosts, "--lock-root", root)[1]["ACL"]
+    assert (verdict, f"below {partitions}/year=2013/partitions/month=1 (" in says) == ("note", True)
+    client.create(f"{root}/{TableResource.of('s3://lake/open').key}", b'{"uri": "s3://lake/open"}')
+    verdict, says = doctor(ensemble.hosts, "--lock-root", root)[1]["ACL"]
+    assert (verdict, ", s3://lake/open (2 of 2 tables" in says) == ("note", True)
+    client.stop()
+    client.close()
 
 
 @pytest.mark.parametrize(
@@ -259,6 +285,39 @@ def test_a_folder_is_tried_with_a_hard_link(
     assert list(tmp_path.iterdir()) == []
     code, found = doctor(hosts, "--table", str(tmp_path / "missing"))
     assert (code, "the folder must be there" in found["put-if-absent"][1]) == (1, True)
+
+
+def test_a_table_that_is_pinned_elsewhere_is_a_fault(
+    zookeeper: object, tmp_path: Path, doctor: Callable[..., tuple[int, Found]]
+) -> None:
+    hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
+    with ZookeeperLockManager(hosts) as manager, manager.acquire(tmp_path) as hold:
+        here = hold.ensemble_id
+
+    def pinned(name: str, pin: str | None) -> tuple[int, tuple[str, str]]:
+        folder = tmp_path / name
+        if pin is not None:
+            configuration = {"sluice.ensemble": pin} if pin else {}
+            schema = Schema([Field("id", "long")])
+            DeltaTable.create(folder, schema, configuration=configuration, raise_if_key_not_exists=False)
+        folder.mkdir(exist_ok=True)
+        code, found = doctor(hosts, "--table", str(folder))
+        return code, found["pin"]
+
+    assert pinned("here", here) == (0, ("ok", f"the table is pinned to this ensemble, {here}"))
+    code, (verdict, says) = pinned("elsewhere", "another")
+    assert (code, verdict) == (1, "failed")
+    assert f"pinned to ensemble another, but this is ensemble {here}" in says
+    assert "--move`" in says
+    code, (verdict, says) = pinned("nowhere", "")
+    assert (code, verdict, f"`sluice adopt {tmp_path / 'nowhere'}`" in says) == (0, "note", True)
+    code, (verdict, says) = pinned("empty", None)
+    assert (code, verdict, "no Delta table" in says) == (0, "note", True)
+    (tmp_path / "here/_delta_log/00000000000000000000.json").write_text("{}")
+    code, found = doctor(hosts, "--table", str(tmp_path / "here"))
+    assert (code, "could not be compared" in found["pin"][1]) == (1, True)
+    code, found = doctor(hosts, "--table", str(tmp_path / "elsewhere"), "--lock-root", f"/{tmp_path.name}")
+    assert (code, "nothing was ever locked" in found["pin"][1]) == (1, True)
 
 
 # -- this machine ----------------------------------------------------------------------------------------------------

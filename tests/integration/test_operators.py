@@ -22,7 +22,16 @@ import pytest
 from kazoo.client import KazooClient
 from typer.testing import CliRunner, Result
 
-from lock_manager import LockLostError, LockSettings, LockTimeoutError, TableResource, ZookeeperLockManager
+from lock_manager import (
+    LockLostError,
+    LockSettings,
+    LockTimeoutError,
+    PartitionColumn,
+    PartitionSchema,
+    TableResource,
+    ZookeeperLockManager,
+    installed,
+)
 from lock_manager.claims import Claim
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.inspector import LockInspector
@@ -80,12 +89,12 @@ def tables(sluice: Callable[..., Result]) -> Callable[..., Any]:
     return look
 
 
-def waiting(manager: ZookeeperLockManager, table: str, outcome: list[Any]) -> threading.Thread:
+def waiting(manager: ZookeeperLockManager, table: str, outcome: list[Any], **asked: Any) -> threading.Thread:
     """Have another thread wait for a table, and note what came of it."""
 
     def wait() -> None:
         try:
-            with manager.acquire(table) as hold:
+            with manager.acquire(table, **asked) as hold:
                 outcome.append(hold.token)
         except Exception as error:
             outcome.append(error)
@@ -229,6 +238,34 @@ def test_holds_that_come_and_go_are_told_whole_or_not_at_all(
             # The control: without regard to what came while it looked, some are told in part.
             monkeypatch.setattr(inspector, "_newest_change", lambda *_: 2**63)
             eventually(is_told_in_part)
+
+
+def test_who_waits_behind_a_table_is_told_with_the_partitions_it_asked_for(
+    sluice: Callable[..., Result],
+    tables: Callable[..., Any],
+    manager: ZookeeperLockManager,
+    rival: ZookeeperLockManager,
+    eventually: Callable[..., None],
+) -> None:
+    schema = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("month", "integer")))
+    many = [schema.partition({"year": 2013, "month": month}) for month in range(10, 25)]
+    outcome: list[Any] = []
+    installed.declare_installed(lambda _: schema)
+    try:
+        with manager.acquire(TABLE):
+            thread = waiting(rival, TABLE, outcome, partitions=many)
+            eventually(lambda: tables()["s3://lake/flights"]["waiters"])
+            (waiter,) = tables()["s3://lake/flights"]["waiters"]
+            assert waiter["partitions"] == [f"year=2013/month={month}" for month in range(10, 22)]
+            assert (waiter["more_partitions"], waiter["shared"], waiter["within"]) == (3, False, [])
+            assert re.search(r"waits for 1 .*year=2013/month=21 and 3 more", sluice("status").stdout, re.DOTALL)
+        thread.join()
+        with rival.acquire(TABLE, partitions=many):
+            (holder,) = tables()["s3://lake/flights"]["holders"]
+            assert (len(holder["partitions"]), holder["more_partitions"]) == (15, 0)
+    finally:
+        installed.declare_installed(None)
+    assert len(outcome) == 1
 
 
 def test_locks_of_kazoo_are_told_too(tables: Callable[..., Any], ensemble_client: KazooClient, root: str) -> None:

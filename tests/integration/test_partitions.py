@@ -251,20 +251,6 @@ def test_what_times_out_leaves_nothing_at_any_level(make_manager, table, ensembl
     held.release()
 
 
-def test_requests_for_a_partition_are_few(make_manager, table, zookeeper):
-    """At most 4, and 3 per level and key."""
-    manager = make_manager()
-    wanted = [part(2013, 1), part(2013, 2)]
-    manager.acquire(table, partitions=wanted).release()
-    sent: list[object] = []
-    client = manager._session.client
-    call = client._call
-    client._call = lambda request, result: (sent.append(request), call(request, result))[1]  # type: ignore[method-assign]
-    manager.acquire(table, partitions=wanted).release()
-    client._call = call  # type: ignore[method-assign]
-    assert len(sent) <= 4 + 3 * (1 + 2)
-
-
 def test_a_partition_node_says_which_it_is(make_manager, table, ensemble_client):
     values = {"year": 2013, "month": 1}
     with make_manager().acquire(table, partitions=[SCHEMA.partition(values)]):

@@ -9,7 +9,7 @@ import pytest
 from lock_manager.claims import Claim, Found, claims_of
 from lock_manager.inspector import TableLocks
 from sluice.breaking import BreakError, PartitionNameError, TokenError, check_partition, holders_of, parse_token
-from sluice.status import Status, describe, duration
+from sluice.status import Status, describe, duration, what_of
 
 A, B, C, D = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
 MONTH, DAY = "month=1", "month=1/day=2"
@@ -29,7 +29,8 @@ class Queues:
         for each in modes:
             partition, _, mode = each.rpartition(":")
             children = self.queues.setdefault(partition, [])
-            name = f"{claim}{'__lock__' if mode == 'w' else '__rlock__'}{len(children):010}"
+            mark = {"w": "__lock__", "r": "__rlock__", "p": "-part__rlock__", "l": "-look__rlock__"}[mode]
+            name = f"{claim}{mark}{len(children):010}"
             children.append(name)
             content = b"" if data is None else json.dumps(data).encode()
             self.found[f"/{partition}/{name}"] = Found(content, self.transaction, float(self.transaction))
@@ -84,12 +85,48 @@ def test_a_partition_whose_name_begins_like_another_is_not_below_it(queues: Queu
     assert [node.partition for node in claim.targets] == ["month=1", "month=11"]
 
 
-def test_a_claim_that_went_while_it_was_read_is_in_nobody_s_way(queues: Queues) -> None:
-    queues.add(A, ":r", "month=1:w")
-    queues.add(B, ":r", "month=1:w")
+def test_a_claim_that_came_or_went_while_it_was_read_is_in_the_way_where_it_was_seen(queues: Queues) -> None:
+    queues.add(A, ":p", "month=1:w")
+    queues.add(B, ":p", "month=1:w")
+    queues.add(C, ":w")
     del queues.found[f"/month=1/{A}__lock__0000000000"]
+    b, c = queues.claims()
+    assert (b.claim_id, b.holds) == (B, True)
+    assert c.waits_for == (B, A)
+
+
+def test_who_waits_for_partitions_is_told_with_them_though_it_stands_in_no_queue_of_theirs(queues: Queues) -> None:
+    queues.add(A, ":w")
+    queues.add(B, ":p", data={"partitions": [DAY, "month=2"], "partition_count": 2})
+    queues.add(C, ":l", data={"partitions": ["month=3"], "partition_count": 20})
+    queues.add(D, ":p")
+    _, b, c, d = queues.claims()
+    assert [what_of(each) for each in (b, c, d)] == [
+        f"{DAY}, month=2",
+        "month=3 and 19 more, shared",
+        "partitions of it",
+    ]
+    assert (b.partitions, b.more_partitions, b.within) == ((DAY, "month=2"), 0, ())
+    assert (d.partitions, d.within) == ((), ("",))
+    assert not any(claim.holds or claim.shared for claim in (b, d))
+
+
+def test_who_stands_in_a_part_of_what_it_asks_for_does_not_hold(queues: Queues) -> None:
+    """It has just been let in where it waited, and did not enter the rest yet."""
+    queues.add(A, ":p", "month=1:w", data={"partitions": ["month=1", "month=2"], "partition_count": 2})
+    queues.add(B, ":p", "month=3:p", data=None)
+    a, b = queues.claims()
+    assert [(each.holds, each.waits_for) for each in (a, b)] == [(False, ()), (False, ())]
+    assert [what_of(each) for each in (a, b)] == ["month=1, month=2", "partitions of month=3"]
+    queues.add(C, ":p", "month=4:p", "month=4/day=1:w", "month=5:w", data={"partition_count": 2})
+    assert queues.claims()[2].holds, "the control"
+
+
+@pytest.mark.parametrize("said", [{"partitions": 7, "partition_count": "many"}, {"partitions": [1, None]}, ["a"]])
+def test_partitions_that_are_not_said_as_we_do_are_not_told(queues: Queues, said: object) -> None:
+    queues.add(A, ":p", "month=1:w", data=said)
     (claim,) = queues.claims()
-    assert (claim.claim_id, claim.holds) == (B, True)
+    assert (claim.partitions, claim.holds) == (("month=1",), True)
 
 
 @pytest.mark.parametrize(
