@@ -163,6 +163,37 @@ def test_a_holder_that_is_cut_off_from_zookeeper_is_refused_at_its_commit(
     assert rows(table) == [0, 1, 2, 20]
 
 
+def what_a_holder_says_whose_lock_went_to_another(first: Driver, second: Driver, table: str) -> dict[str, Any]:
+    """Cut a holder off from ZooKeeper, have another writer commit meanwhile, and let the first one commit then."""
+    first.begin("append_when_told", table=table, first=10, end=12)
+    assert first.answer() == {"done": "holding"}
+    first.link.cut()
+    try:
+        second.do("append", table=table, first=20, end=21)
+        first.tell("go")
+        return first.answer()
+    finally:
+        first.link.mend()
+
+
+def test_a_holder_that_is_cut_off_is_refused_when_somebody_else_has_had_the_lock(
+    drivers: tuple[Driver, Driver], table: str
+) -> None:
+    assert what_a_holder_says_whose_lock_went_to_another(*drivers, table)["error"] == "LockLostError"
+    assert rows(table) == [0, 1, 2, 20]
+
+
+def test_negative_control_with_the_guard_off_it_commits_although_somebody_else_has_had_the_lock(
+    drivers: tuple[Driver, Driver], table: str
+) -> None:
+    drivers[0].do("guard_off")
+    assert what_a_holder_says_whose_lock_went_to_another(*drivers, table)["error"] == "LockLostError"
+    # It hears of it when all is over.
+    found = read(table)
+    assert found["ids"] == [0, 1, 2, 10, 11, 20]
+    assert list(found["unlocked_writers"].values()) == [[2]]
+
+
 @pytest.mark.parametrize(
     ("fault", "committed", "error"),
     [
