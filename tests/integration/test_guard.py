@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -204,6 +205,50 @@ def test_a_hold_beyond_its_bound_is_given_up_and_its_commit_refused(
         # The control: without the bound the same is committed.
         with locked(spark, disk_table, manager=manager):
             append(spark.range(2, 3), disk_table)
+    assert ids(spark, disk_table) == [0, 2]
+
+
+def test_ctrl_c_in_a_block_gives_the_lock_back_and_what_the_jvm_still_does_commits_nothing(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    disk_table: str,
+    ensemble_client: KazooClient,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+) -> None:
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(1), disk_table)
+    asked, go_on, answers = threading.Event(), threading.Event(), list[dict[str, Any]]()
+    check, main = GUARD.check, threading.main_thread().ident
+    assert main is not None
+
+    def late(request: str) -> str:
+        asked.set()
+        go_on.wait(60)
+        answers.append(json.loads(check(request)))
+        return json.dumps(answers[-1])
+
+    def interrupt() -> None:
+        asked.wait(60)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    monkeypatch.setattr(GUARD, "check", late)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt), locked(spark, disk_table, manager=manager):
+            append(spark.range(1, 2), disk_table)
+        assert contenders(ensemble_client, disk_table) == []
+        assert intents(ensemble_client, disk_table) == []
+        manager.acquire(disk_table, timeout_seconds=0).release()
+    finally:
+        go_on.set()
+        thread.join()
+    eventually(lambda: answers, what="the answer to the commit that was under way")
+    assert answers[0]["refused"] == "LockNotHeldError"
+    monkeypatch.undo()
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(2, 3), disk_table)
     assert ids(spark, disk_table) == [0, 2]
 
 
