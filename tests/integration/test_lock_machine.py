@@ -1,16 +1,21 @@
 """Many clients, random tables and partitions, against a real server, compared with a model.
 
-``SLUICE_MACHINE_EXAMPLES=2000 pytest tests/integration/test_lock_machine.py`` runs as many examples; CI runs fewer. The
-negative control takes the same tables one by one, in the order in which they were named: it has to block for good.
+``SLUICE_MACHINE_EXAMPLES=2000 pytest tests/integration/test_lock_machine.py`` runs as many examples; CI runs fewer. Two
+negative controls: one takes the same tables one by one, in the order in which they were named, and has to block for
+good; one asks again and again instead of waiting in the queue, and has to overtake.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import socket
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -22,6 +27,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from kazoo.client import KazooClient
 
 from lock_manager import (
+    ClosedError,
+    EnsembleUnavailableError,
     HeldLock,
     LockCancelledError,
     LockLostError,
@@ -33,12 +40,18 @@ from lock_manager import (
     ZookeeperLockManager,
     installed,
 )
+from lock_manager.queue_lock import Attempt
 
 ROOT = "/locks/delta_tables"
 SCHEMA = PartitionSchema((PartitionColumn("y", "integer"), PartitionColumn("m", "integer")))
 CLIENTS, TABLES = 4, 3
 EXAMPLES = int(os.environ.get("SLUICE_MACHINE_EXAMPLES", "25"))
 PATIENCE = 20.0
+NOWHERE = "127.0.0.1:1"
+KINDS = (
+    "granted", "taken again", "refused at once", "timed out while waiting", "holders expired", "holders killed",
+    "waiters killed",
+)  # fmt: skip
 Parts = frozenset[tuple[int, ...]] | None
 
 parts = st.one_of(
@@ -63,11 +76,17 @@ class Wish:
     """What somebody asked for, and what became of it."""
 
     client: int
+    manager: ZookeeperLockManager
     wanted: list[tuple[int, Parts, bool]]
     thread: threading.Thread | None = None
     holds: list[HeldLock] = field(default_factory=list)
     error: Exception | None = None
     over: bool = False
+    #: Session in which it stands in the queue of its first table; None before, and when it may have lost its place.
+    queued_in: int | None = None
+    #: Acquires beyond the first, by the thread that has it.
+    again: int = 0
+    uri_of: Callable[[int], str] = str
 
     @property
     def granted(self) -> bool:
@@ -81,44 +100,85 @@ class Wish:
         """Tell whether the two may not hold at once."""
         return any(a == b and overlap(p, q) and not (s and t) for a, p, s in self.wanted for b, q, t in other.wanted)
 
+    def is_served_before(self, other: Wish) -> bool:
+        """Tell whether the two exclude each other where both queue first, in the queue of their first table.
+
+        Elsewhere the order is that of entering that queue, which who waits before does later.
+        """
+        (a, p, s), (b, q, t) = min(self.wanted, key=self._order), min(other.wanted, key=self._order)
+        either_is_whole = p is None or q is None
+        return a == b and either_is_whole and not (s and t)
+
+    def _order(self, each: tuple[int, Parts, bool]) -> str:
+        return TableResource.of(self.uri_of(each[0])).uri
+
 
 class LockMachine(RuleBasedStateMachine):
     """Clients that ask, wait, hold, cancel, give up, crash and lose their sessions."""
 
     managers: ClassVar[list[ZookeeperLockManager]]
+    dead: ClassVar[list[ZookeeperLockManager]]
+    undertaker: ClassVar[ThreadPoolExecutor]
+    seen: ClassVar[Counter[str]]
     look: ClassVar[KazooClient]
     patience: ClassVar[float] = PATIENCE
+    nests: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()
         self.mark = uuid.uuid4().hex
         self.wishes: list[Wish] = []
+        self.faults: list[str] = []
 
     # -- what the clients do ---------------------------------------------------------------------------------------
 
-    @rule(client=st.integers(0, CLIENTS - 1), wanted=wishes)
-    def ask(self, client: int, wanted: list[tuple[int, Parts, bool]]) -> None:
-        wish = Wish(client, wanted)
+    @rule(client=st.integers(0, CLIENTS - 1), wanted=wishes, again=st.integers(0, 2))
+    def ask(self, client: int, wanted: list[tuple[int, Parts, bool]], again: int) -> None:
+        """Wait as long as it takes; who has it may take it again, or a part of it, and gives it back as often."""
+        wish = self.wish(client, wanted)
+        known = list(wish.manager._attempts)
 
         def acquire() -> None:
             try:
                 self.take(wish, PATIENCE * 10)
-            except (LockCancelledError, LockTimeoutError, LockLostError) as error:
+                self.look_who_was_before(wish)
+                for number in range(again if self.nests else 0):
+                    table, parts, shared = wish.wanted[number % len(wish.wanted)]
+                    held = self.scopes(wish, (table, parts, shared or number > 0))
+                    hold = wish.manager.acquire_all(held, timeout_seconds=PATIENCE * 10)
+                    if hold is wish.holds[0]:
+                        wish.again += 1
+                        self.seen["taken again"] += 1
+                    else:
+                        assert wish.holds[0].lost, "had it, and got another one"
+                        wish.holds.append(hold)
+            except (LockCancelledError, LockTimeoutError, LockLostError, ClosedError) as error:
                 wish.error = error
+            except AssertionError as error:
+                self.faults.append(str(error))
 
         wish.thread = threading.Thread(target=acquire, daemon=True)
         self.wishes.append(wish)
         wish.thread.start()
+        self.eventually(lambda: not wish.waiting or self.is_queued(wish, known), "it is queued")
+        wish.queued_in = wish.manager._session.session_id
 
-    @rule(client=st.integers(0, CLIENTS - 1), wanted=wishes)
-    def try_now(self, client: int, wanted: list[tuple[int, Parts, bool]]) -> None:
-        wish = Wish(client, wanted)
+    @rule(client=st.integers(0, CLIENTS - 1), wanted=wishes, seconds=st.sampled_from((0.0, 0.03, 0.15)))
+    def ask_shortly(self, client: int, wanted: list[tuple[int, Parts, bool]], seconds: float) -> None:
+        """Wait for a moment only, or not at all."""
+        wish = self.wish(client, wanted)
         others = [each for each in self.wishes if each.waiting or each.granted]
         try:
-            self.take(wish, 0)
-        except LockTimeoutError:
-            assert any(wish.excludes(each) for each in others)
+            self.take(wish, seconds)
+        except LockTimeoutError as error:
+            self.seen["timed out while waiting" if seconds else "refused at once"] += 1
+            # Without a word on who is ahead there was no time to get an answer.
+            told = error.ahead is not None
+            assert not told or any(wish.excludes(each) for each in others), (wish.wanted, error)  # noqa: PT017
+        except EnsembleUnavailableError:
+            assert seconds > 0, "a try-lock waits for its answer"
         else:
+            self.look_who_was_before(wish)
             granted = [each for each in self.wishes if each.granted]
             assert not any(wish.excludes(each) for each in granted)
             self.give_back(wish)
@@ -135,23 +195,50 @@ class LockMachine(RuleBasedStateMachine):
         waiting = [wish for wish in self.wishes if wish.waiting]
         if waiting:
             wish = waiting[number % len(waiting)]
-            self.managers[wish.client].cancel(self.uri(wish.wanted[0][0]))
+            uri = self.uri(wish.wanted[0][0])
+            for each in waiting:
+                if each.manager is wish.manager and any(self.uri(table) == uri for table, _, _ in each.wanted):
+                    each.queued_in = None
+            wish.manager.cancel(uri)
 
     @rule(client=st.integers(0, CLIENTS - 1))
     def expire(self, client: int) -> None:
         """End a client's session; what it held is lost, what it waited for is asked for again."""
         manager = self.managers[client]
-        holding = [wish for wish in self.wishes if wish.client == client and wish.granted]
+        holding = [wish for wish in self.wishes if wish.manager is manager and wish.granted]
+        for wish in self.wishes:
+            if wish.manager is manager:
+                wish.queued_in = None
         session = manager._session.client.client_id
         if session is None:
             return
-        thief = KazooClient(self.look.hosts_text, client_id=session)
-        thief.start()
-        thief.stop()
-        thief.close()
+        self.end_session(session)
         for wish in holding:
             self.eventually(lambda wish=wish: any(hold.lost for hold in wish.holds), "the holder knows that it lost")
             wish.over = True
+            self.seen["holders expired"] += 1
+
+    @rule(client=st.integers(0, CLIENTS - 1))
+    def kill(self, client: int) -> None:
+        """Cut a client off for good, as if its machine had died; its session is ended, and another client comes."""
+        manager = self.managers[client]
+        session = manager._session.client.client_id
+        if session is None:
+            return
+        for wish in self.wishes:
+            if wish.manager is manager:
+                self.seen["holders killed"] += wish.granted
+                self.seen["waiters killed"] += wish.waiting
+                wish.queued_in, wish.over = None, True
+        manager._session.client.set_hosts(NOWHERE)
+        connection = manager._session.client._connection._socket
+        with suppress(OSError, AttributeError):
+            connection.shutdown(socket.SHUT_RDWR)
+        self.end_session(session)
+        self.dead.append(manager)
+        self.undertaker.submit(manager.close)
+        self.managers[client] = ZookeeperLockManager(self.look.hosts_text, 60, session_timeout_seconds=4)
+        self.managers[client].connect()
 
     # -- what must hold --------------------------------------------------------------------------------------------
 
@@ -161,6 +248,10 @@ class LockMachine(RuleBasedStateMachine):
         for number, one in enumerate(granted):
             for other in granted[number + 1 :]:
                 assert not one.excludes(other), (one.wanted, other.wanted)
+
+    @invariant()
+    def nobody_is_overtaken(self) -> None:
+        assert not self.faults, self.faults
 
     @invariant()
     def whoever_is_in_nobody_s_way_gets_in(self) -> None:
@@ -183,11 +274,12 @@ class LockMachine(RuleBasedStateMachine):
             time.sleep(0.002)
         for wish in stuck:
             for table, _, _ in wish.wanted:
-                self.managers[wish.client].cancel(self.uri(table))
+                wish.manager.cancel(self.uri(table))
         for wish in self.wishes:
-            if wish.thread is not None:
+            if wish.thread is not None and wish.manager not in self.dead:
                 wish.thread.join(self.patience)
-            self.give_back(wish)
+                self.give_back(wish)
+        self.nobody_is_overtaken()
         assert not stuck, f"wait for each other: {[wish.wanted for wish in stuck]}"
         self.eventually(lambda: not list(self.contenders()), "nothing is left")
 
@@ -196,9 +288,31 @@ class LockMachine(RuleBasedStateMachine):
     def uri(self, table: int) -> str:
         return f"s3://lake/{self.mark}/{table}"
 
-    def scopes(self, wish: Wish) -> list[TableScope]:
+    def wish(self, client: int, wanted: list[tuple[int, Parts, bool]]) -> Wish:
+        return Wish(client, self.managers[client], wanted, uri_of=self.uri)
+
+    def is_queued(self, wish: Wish, known: list[Attempt]) -> bool:
+        return any(each._spots for each in list(wish.manager._attempts) if each not in known)
+
+    def look_who_was_before(self, wish: Wish) -> None:
+        """Note a fault if somebody who stood before has not got what excludes this."""
+        self.seen["granted"] += 1
+        for each in self.wishes:
+            if each is wish:
+                break
+            stands = each.queued_in is not None and each.queued_in == each.manager._session.session_id
+            if stands and each.waiting and not each.holds and each.is_served_before(wish):
+                self.faults.append(f"{each.wanted} was overtaken by {wish.wanted}")
+
+    def end_session(self, session: tuple[int, bytes]) -> None:
+        thief = KazooClient(self.look.hosts_text, client_id=session)
+        thief.start()
+        thief.stop()
+        thief.close()
+
+    def scopes(self, wish: Wish, only: tuple[int, Parts, bool] | None = None) -> list[TableScope]:
         found = []
-        for table, wanted, shared in wish.wanted:
+        for table, wanted, shared in wish.wanted if only is None else [only]:
             named = (
                 None if wanted is None else [SCHEMA.partition(dict(zip("ym", each, strict=False))) for each in wanted]
             )
@@ -206,14 +320,15 @@ class LockMachine(RuleBasedStateMachine):
         return found
 
     def take(self, wish: Wish, seconds: float) -> None:
-        wish.holds.append(self.managers[wish.client].acquire_all(self.scopes(wish), timeout_seconds=seconds))
+        wish.holds.append(wish.manager.acquire_all(self.scopes(wish), timeout_seconds=seconds))
 
     def give_back(self, wish: Wish) -> None:
         wish.over = True
         holds, wish.holds = wish.holds, []
         for hold in holds:
-            with suppress(LockLostError):
-                hold.release()
+            for _ in range(1 + (wish.again if hold is holds[0] else 0)):
+                with suppress(LockLostError):
+                    hold.release()
 
     def contenders(self) -> Iterator[str]:
         def below(path: str) -> Iterator[str]:
@@ -239,13 +354,32 @@ class UnorderedMachine(LockMachine):
     """The negative control: one table after the other, in the order in which they were named."""
 
     patience: ClassVar[float] = 3.0
+    nests: ClassVar[bool] = False
 
     def take(self, wish: Wish, seconds: float) -> None:
-        manager = self.managers[wish.client]
         for scope in self.scopes(wish):
-            wish.holds.append(manager.acquire_all([scope], timeout_seconds=seconds))
+            wish.holds.append(wish.manager.acquire_all([scope], timeout_seconds=seconds))
             if wish.thread is not None:
                 time.sleep(0.02)
+
+
+class PollingMachine(LockMachine):
+    """The other negative control: who does not get it at once asks again later, and stands in no queue."""
+
+    nests: ClassVar[bool] = False
+
+    def take(self, wish: Wish, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                return super().take(wish, 0)
+            except LockTimeoutError:
+                if time.monotonic() > until or wish.over:
+                    raise
+                time.sleep(random.random() * 0.05)
+
+    def is_queued(self, *_: object) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -258,9 +392,13 @@ def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Lo
     for manager in managers:
         manager.connect()
     monkeypatch.setattr(LockMachine, "managers", managers, raising=False)
+    monkeypatch.setattr(LockMachine, "dead", [], raising=False)
+    monkeypatch.setattr(LockMachine, "seen", Counter(), raising=False)
+    monkeypatch.setattr(LockMachine, "undertaker", ThreadPoolExecutor(16), raising=False)
     monkeypatch.setattr(LockMachine, "look", look, raising=False)
     yield LockMachine
     installed.declare_installed(None)
+    LockMachine.undertaker.shutdown()
     for manager in managers:
         manager.close()
     look.stop()
@@ -283,6 +421,9 @@ def run(kind: type[LockMachine], examples: int, **more: Any) -> None:
 @pytest.mark.usefixtures("machine")
 def test_conflicting_holds_never_overlap_nobody_blocks_for_good_and_nothing_is_left() -> None:
     run(LockMachine, EXAMPLES)
+    seen = LockMachine.seen
+    print(EXAMPLES, "examples:", dict(seen))
+    assert min(seen[kind] for kind in KINDS) > 0, seen
 
 
 @pytest.mark.usefixtures("machine")
@@ -290,3 +431,9 @@ def test_negative_control_without_an_order_some_wait_for_each_other(monkeypatch:
     monkeypatch.setattr(ZookeeperLockManager, "_held_already", lambda *_: None)
     with pytest.raises(AssertionError, match=r"wait for each other|not within"):
         run(UnorderedMachine, 300, phases=[Phase.generate])
+
+
+@pytest.mark.usefixtures("machine")
+def test_negative_control_without_a_queue_some_are_overtaken() -> None:
+    with pytest.raises(AssertionError, match="was overtaken"):
+        run(PollingMachine, 300, phases=[Phase.generate])
