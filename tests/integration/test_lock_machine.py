@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import socket
 import threading
 import time
+import traceback
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +25,7 @@ from typing import Any, ClassVar
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
+from hypothesis.errors import Flaky
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 from kazoo.client import KazooClient
 
@@ -45,7 +48,7 @@ from lock_manager.queue_lock import Attempt
 ROOT = "/locks/delta_tables"
 SCHEMA = PartitionSchema((PartitionColumn("y", "integer"), PartitionColumn("m", "integer")))
 CLIENTS, TABLES = 4, 3
-EXAMPLES = int(os.environ.get("SLUICE_MACHINE_EXAMPLES", "30"))
+EXAMPLES = int(os.environ.get("SLUICE_MACHINE_EXAMPLES", "20"))
 ENOUGH = 200
 PATIENCE = 20.0
 NOWHERE = "127.0.0.1:1"
@@ -190,6 +193,8 @@ class LockMachine(RuleBasedStateMachine):
             self.look_who_was_before(wish)
             granted = [each for each in self.wishes if each.granted]
             assert not any(wish.excludes(each) for each in granted)
+        finally:
+            # The negative control may have some of it.
             self.give_back(wish)
 
     # Which are granted is a matter of timing, and the choice must not be: so it is by number.
@@ -381,15 +386,13 @@ class UnorderedMachine(LockMachine):
 class PollingMachine(LockMachine):
     """The other negative control: who does not get it at once asks again later, and stands in no queue."""
 
-    nests: ClassVar[bool] = False
-
     def take(self, wish: Wish, seconds: float) -> None:
         until = time.monotonic() + seconds
         while True:
             try:
                 return super().take(wish, 0)
             except LockTimeoutError:
-                if time.monotonic() > until or wish.over:
+                if time.monotonic() > until:
                     raise
                 time.sleep(random.random() * 0.05)
 
@@ -445,11 +448,25 @@ def test_conflicting_holds_never_overlap_nobody_blocks_for_good_and_nothing_is_l
 @pytest.mark.usefixtures("machine")
 def test_negative_control_without_an_order_some_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ZookeeperLockManager, "_held_already", lambda *_: None)
-    with pytest.raises(AssertionError, match=r"wait for each other|not within"):
+    # It is a matter of timing, so that Hypothesis may not see it a second time.
+    with pytest.raises((AssertionError, Flaky)) as caught:
         run(UnorderedMachine, 300, phases=[Phase.generate])
+    assert re.search("wait for each other|not within", "".join(traceback.format_exception(caught.value)))
 
 
 @pytest.mark.usefixtures("machine")
-def test_negative_control_without_a_queue_some_are_overtaken() -> None:
-    with pytest.raises(AssertionError, match="was overtaken"):
-        run(PollingMachine, 300, phases=[Phase.generate])
+@pytest.mark.parametrize(("kind", "overtakes"), [(LockMachine, False), (PollingMachine, True)])
+def test_negative_control_without_a_queue_some_are_overtaken(kind: type[LockMachine], *, overtakes: bool) -> None:
+    turns, faults = 0, 0
+    while turns < 10 or (overtakes and not faults and turns < 100):
+        turns += 1
+        machine = kind()
+        for client in range(CLIENTS):
+            machine.ask(client, [(0, None, False)], 0)
+        while any(wish.waiting for wish in machine.wishes):
+            machine.release(0)
+            time.sleep(0.002)
+        faults += len(machine.faults)
+        machine.faults.clear()
+        machine.teardown()
+    assert (faults > 0) is overtakes, turns
