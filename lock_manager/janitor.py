@@ -52,9 +52,7 @@ class Janitor:
     def left(self, nodes: Sequence[str]) -> None:
         """Take note that queues were left, so that those of partitions are swept when nobody uses them any more."""
         with self._changed:
-            idle = self._sweeper.pause() is None
-            self._sweeper.used(nodes)
-            if idle and self._sweeper.pause() is not None:
+            if self._sweeper.used(nodes):
                 self._rouse()
 
     def close(self) -> None:

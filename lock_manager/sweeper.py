@@ -62,13 +62,20 @@ class Sweeper:
         self._idle: dict[str, tuple[float, int | None]] = {}
         self._walks: dict[str, float] = {}
 
-    def used(self, nodes: Iterable[str]) -> None:
-        """Take note that queues were used just now; those of tables are left out."""
+    def used(self, nodes: Iterable[str]) -> bool:
+        """Take note that queues were used just now; those of tables are left out.
+
+        Returns:
+            Whether there is something to do from now on, and was nothing before: :meth:`pause` is to be asked again.
+
+        """
         now = time.monotonic()
         with self._lock:
+            was_idle = not self._idle
             for node in filter(_PARTITION.search, nodes):
                 self._note(node, None)
                 self._walks.setdefault(table_of(node), now + IDLE_SECONDS)
+            return was_idle and bool(self._idle)
 
     def pause(self) -> float | None:
         """Seconds until there is something to do, None if there is nothing."""
