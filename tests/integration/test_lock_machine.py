@@ -393,6 +393,9 @@ class UnorderedMachine(LockMachine):
             if wish.thread is not None:
                 time.sleep(0.02)
 
+    def look_who_was_before(self, wish: Wish) -> None:
+        """Who asks for one table after the other has no one place before others."""
+
 
 class PollingMachine(LockMachine):
     """The other negative control: who does not get it at once asks again later, and stands in no queue."""
