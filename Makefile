@@ -24,7 +24,7 @@ setup: $(LOG_STORE) ## Make .venv, install the pinned set, bring the jars (once;
 
 $(READY): requirements.txt pyproject.toml sluice/jars.lock
 	@python=$$(./scripts/find_python.sh) || exit 1; \
-	echo "setting up $(VENV) with $$python (about a minute, 1.3 GB)"; \
+	echo "setting up $(VENV) with $$python (about a minute, 1.5 GB)"; \
 	test -x $(PY) || $$python -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@$(UV) pip install --quiet -r requirements.txt
@@ -34,7 +34,7 @@ $(READY): requirements.txt pyproject.toml sluice/jars.lock
 
 # Our own Java, against the jars that it will run beside.
 $(LOG_STORE): $(shell find log_store -name '*.java') scripts/build_log_store.sh $(READY)
-	@scripts/build_log_store.sh $@ "$$(echo $(VENV)/lib/python3.11/site-packages/pyspark/jars/*.jar $(VENV)/share/sluice/jars/*.jar | tr ' ' :)"
+	@scripts/build_log_store.sh $@ "$$(echo $(VENV)/lib/python3.*/site-packages/pyspark/jars/*.jar $(VENV)/share/sluice/jars/*.jar | tr ' ' :)"
 
 demo: $(LOG_STORE) ## Five locked Spark writers load real flights into one table on an embedded S3 (ARGS="--compare")
 	@$(VENV)/bin/sluice demo $(ARGS)

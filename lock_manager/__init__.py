@@ -19,13 +19,18 @@ from lock_manager.errors import (
     ResourceError,
     SettingsError,
     SluiceError,
+    UnguardedError,
 )
 from lock_manager.held import HeldLock
 from lock_manager.inspect import QueueEntry
 from lock_manager.manager import ZookeeperLockManager
+from lock_manager.partitions import Partition, PartitionColumn, PartitionSchema
 from lock_manager.resources import TableResource, canonical_table_uri
+from lock_manager.scope import TableScope
+from lock_manager.security import Security
 from lock_manager.session import SessionState
 from lock_manager.settings import LockSettings
+from lock_manager.stamp import commit_metadata
 
 __all__ = [
     "ClosedError",
@@ -42,12 +47,19 @@ __all__ = [
     "LockOrderError",
     "LockSettings",
     "LockTimeoutError",
+    "Partition",
+    "PartitionColumn",
+    "PartitionSchema",
     "QueueEntry",
     "ResourceError",
+    "Security",
     "SessionState",
     "SettingsError",
     "SluiceError",
     "TableResource",
+    "TableScope",
+    "UnguardedError",
     "ZookeeperLockManager",
     "canonical_table_uri",
+    "commit_metadata",
 ]

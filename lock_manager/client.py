@@ -1,4 +1,4 @@
-"""Kazoo's client, with two things mended that a lock must be able to rely on.
+"""Kazoo's client, with what is mended that a lock must be able to rely on.
 
 This is the one module that touches what kazoo keeps to itself; pyproject.toml bounds kazoo's version accordingly, and
 tests against a real server hold both.
@@ -6,23 +6,83 @@ tests against a real server hold both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from kazoo.client import KazooClient
+from kazoo.exceptions import AuthFailedError, ConnectionDropped, SASLException, SessionClosedRequireSaslError
 from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.serialization import SASL, Auth, Connect
+
+from lock_manager.errors import SettingsError
+from lock_manager.security import Security
+
+_CLOSED_EARLY = "the server closed the connection before it answered, as it does if it demands TLS"
+_CLOSED_IN_SASL = "the server closed the connection in the SASL exchange, as old ones do with wrong credentials"
+_MOST_SASL_ROUNDS = 5
+"""DIGEST-MD5 takes three; a server without users of its own answers for ever, and says nothing."""
+_CREDENTIALS_REFUSED = (AuthFailedError, SessionClosedRequireSaslError, SASLException)
+_TLS_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
+"""TLS errors that may as well be the network's."""
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Kazoo's threads, with a bound on one TCP connect: kazoo gives a dead host the whole session time-out."""
+    """Kazoo's threads, with connections of our own.
 
-    def __init__(self, connect_seconds: float) -> None:
+    * One TCP connect is bounded: kazoo gives a dead host the whole session time-out.
+    * TLS verifies the host name, which kazoo does not by default, trusts nobody beside the given authorities, to which
+      kazoo adds the system's, and closes a socket whose handshake failed.
+    """
+
+    def __init__(self, connect_seconds: float, security: Security) -> None:
         super().__init__()
         self._connect_seconds = connect_seconds
+        self._security = security
 
-    def create_connection(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+    def create_connection(
+        self, address: tuple[str, int], hostname: str | None = None, timeout: float | None = None, **kwargs: Any
+    ) -> Any:
         bound = self._connect_seconds if timeout is None else min(timeout, self._connect_seconds)
-        return super().create_connection(*args, timeout=bound, **kwargs)
+        if not self._security.tls:
+            return super().create_connection(address, hostname=hostname, timeout=bound, **kwargs)
+        give_up_at = time.monotonic() + bound
+        try:
+            # Of the files as they are now: certificates are renewed while drivers run.
+            context = self._security.tls_context()
+        except SettingsError as error:
+            raise ConnectionDropped(str(error)) from error
+        plain = socket.create_connection(address, bound)
+        try:
+            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            plain.settimeout(max(0.1, give_up_at - time.monotonic()))
+            return context.wrap_socket(plain, server_hostname=hostname)
+        except BaseException:
+            plain.close()
+            raise
+
+    def select(self, readers: list[Any], writers: list[Any], others: list[Any], timeout: float | None = None) -> Any:
+        # What TLS has decrypted already does not show on the socket: kazoo would let an answer lie until the next one.
+        decrypted = [each for each in readers if isinstance(each, ssl.SSLSocket) and each.pending()]
+        return (decrypted, [], []) if decrypted else super().select(readers, writers, others, timeout)
+
+
+class _Discreet(logging.LoggerAdapter[logging.Logger]):
+    """Kazoo's log without what it is not to tell: at DEBUG it writes down each request, passwords included."""
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        if self.isEnabledFor(level):
+            super().log(level, msg, *map(_masked, args), **kwargs)
+
+
+def _masked(argument: object) -> object:
+    if isinstance(argument, Auth | SASL | Connect):
+        return f"{type(argument).__name__}(…)"
+    # The password of a session, with which anybody could take it over, is written as hexadecimal digits.
+    return "…" if isinstance(argument, bytes) else argument
 
 
 class Client(KazooClient):  # type: ignore[misc]
@@ -30,20 +90,35 @@ class Client(KazooClient):  # type: ignore[misc]
 
     * One unreachable server of several takes a part of the session's time, not all of it.
     * The session time-out that the server *granted* is told: kazoo keeps only the one that it asked for.
+    * A refusal of the credentials ends it, with :attr:`refusal`, and so does, before the first session, a TLS handshake
+      that fails with every server: kazoo would try for ever. A server that hangs up is tried again, also in the middle
+      of a SASL exchange, which kazoo takes for a refusal.
+    * What it creates has the ACL that is asked for, in transactions as well.
 
     Args:
         hosts: ``host:port,host:port[/chroot]``.
         session_timeout_seconds: to ask for.
         granted: called with what the server granted, in seconds, before the state becomes CONNECTED.
+        security: credentials, TLS and the ACL of new znodes.
+
+    Attributes:
+        problem: what the last attempt to connect met, None if it succeeded.
+        refusal: why this client has given up, as ``EnsembleRefusedError.refusal``, or None.
 
     """
 
-    def __init__(self, hosts: str, session_timeout_seconds: float, granted: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        session_timeout_seconds: float,
+        granted: Callable[[float], None],
+        security: Security,
+    ) -> None:
         servers = hosts.partition("/")[0].count(",") + 1
         super().__init__(
             hosts=hosts,
             timeout=session_timeout_seconds,
-            handler=_Handler(connect_seconds=max(0.5, session_timeout_seconds / (3 * servers))),
+            handler=_Handler(max(0.5, session_timeout_seconds / (3 * servers)), security),
             # Kazoo would wait up to a minute between attempts: longer than most sessions live.
             connection_retry={
                 "max_tries": -1,
@@ -51,8 +126,18 @@ class Client(KazooClient):  # type: ignore[misc]
                 "backoff": 2,
                 "max_delay": min(1.0, session_timeout_seconds / 6),
             },
+            logger=_Discreet(logging.getLogger("kazoo.client"), {}),
+            default_acl=security.new_znodes(),
+            auth_data=security.auth_data(),
+            sasl_options=security.sasl_options(),
+            use_ssl=security.tls,
         )
-        invoke = self._connection._invoke  # noqa: SLF001
+        self.problem: str | None = None
+        self.refusal: str | None = None
+        self._distrust: dict[tuple[str, int], str] = {}
+        self._sasl_rounds = 0
+        connection = self._connection
+        invoke, connect, submit = connection._invoke, connection._connect, connection._submit  # noqa: SLF001
 
         def invoke_and_tell(*args: Any, **kwargs: Any) -> Any:
             # The granted time-out is a local variable of ConnectionHandler._connect; the server's reply passes here.
@@ -61,10 +146,66 @@ class Client(KazooClient):  # type: ignore[misc]
                 granted(milliseconds / 1000)
             return reply
 
-        self._connection._invoke = invoke_and_tell  # noqa: SLF001
+        def submit_and_count(request: Any, *args: Any) -> None:
+            self._sasl_rounds += isinstance(request, SASL)
+            if self._sasl_rounds > _MOST_SASL_ROUNDS:
+                raise SASLException("the exchange comes to no end")
+            submit(request, *args)
+
+        def connect_and_judge(host: str, address: str, port: int) -> Any:
+            self._sasl_rounds = 0
+            try:
+                timeouts = connect(host, address, port)
+            except Exception as error:
+                verdict = self._judged(error, (host, port))
+                if verdict is None:
+                    raise
+                raise verdict from error
+            self.problem = None
+            self._distrust.clear()
+            return timeouts
+
+        connection._invoke = invoke_and_tell  # noqa: SLF001
+        connection._connect = connect_and_judge  # noqa: SLF001
+        connection._submit = submit_and_count  # noqa: SLF001
 
     @property
     def dead(self) -> bool:
         """Whether kazoo's connection thread has ended, by an error of its own: nothing will ever answer again."""
         thread = self._connection._connection_routine  # noqa: SLF001
         return thread is not None and not thread.is_alive()
+
+    def _judged(self, error: Exception, server: tuple[str, int]) -> Any:
+        """Return what kazoo is to make of a failed attempt, if not what it makes of ``error`` itself.
+
+        AuthFailedError ends its trying, ConnectionDropped does not.
+        """
+        causes = list(_chain(error))
+        tls = next((each for each in causes if isinstance(each, ssl.SSLError)), None)
+        if isinstance(error, AuthFailedError) and any(isinstance(each, ConnectionDropped) for each in causes):
+            self.problem = _CLOSED_IN_SASL
+            return ConnectionDropped(_CLOSED_IN_SASL)
+        if isinstance(error, _CREDENTIALS_REFUSED):
+            self.problem = self.refusal = type(error).__name__
+            return AuthFailedError(self.refusal)
+        if tls is None or isinstance(tls, _TLS_CUT_SHORT):
+            self._distrust.pop(server, None)
+            closed = any(isinstance(each, ConnectionResetError) for each in causes) or "broken" in str(error)
+            self.problem = _CLOSED_EARLY if closed and not self.use_ssl else _reason(tls or causes[-1])
+            return None
+        self.problem = self._distrust[server] = f"TLS: {_reason(tls)}"
+        if self._session_id or len(self._distrust) < len(self.hosts):
+            return None
+        self.refusal = self.problem
+        return AuthFailedError(self.refusal)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _reason(error: BaseException) -> str:
+    told = getattr(error, "verify_message", None) or getattr(error, "reason", None)
+    return str(told or error) or type(error).__name__

@@ -6,7 +6,7 @@
     ├── ResourceError (ValueError)                 a table's name that is no usable URI or path
     ├── SettingsError (ValueError)                 a setting outside its range, a malformed host list
     ├── EnsembleUnavailableError (ConnectionError) no answer from ZooKeeper in time
-    ├── EnsembleRefusedError (PermissionError)     ZooKeeper answered, and said no
+    ├── EnsembleRefusedError (PermissionError)     ZooKeeper answered, and said no, or is not trusted
     ├── EnsembleFormatError (RuntimeError)         the lock root was written by an unknown release
     ├── LocalServerError (RuntimeError)            the embedded ZooKeeper could not be started
     ├── ClosedError (RuntimeError)                 the manager was closed, or belongs to the parent of a fork
@@ -24,6 +24,7 @@ says what to do next.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 #: Table property with the UUID of the one ensemble whose lock on the table counts; `sluice adopt` sets it.
@@ -62,32 +63,57 @@ class EnsembleUnavailableError(SluiceError, ConnectionError):
     Attributes:
         hosts: the connection string that was tried.
         waited_seconds: how long.
+        problem: what the last attempt to connect met, if that is known.
 
     """
 
-    def __init__(self, hosts: str, waited_seconds: float, doing: str = "connect") -> None:
+    def __init__(
+        self, hosts: str, waited_seconds: float, doing: str = "connect", *, problem: str | None = None
+    ) -> None:
+        last = f"; the last attempt met: {problem}" if problem else ""
         super().__init__(
-            f"ZooKeeper at {hosts} did not answer within {waited_seconds:.1f} s ({doing}): "
+            f"ZooKeeper at {hosts} did not answer within {waited_seconds:.1f} s ({doing}{last}): "
             "check the host list, the network path to the client port, and that a quorum is up"
         )
         self.hosts = hosts
         self.waited_seconds = waited_seconds
+        self.problem = problem
+
+
+_NO_PERMISSION = (
+    "a lock needs READ, CREATE, DELETE and WRITE below the lock root; look at its ACL and at this client's credentials"
+)
+_NOT_ACCEPTED = (
+    "it demands credentials that this client did not give, or that are wrong; look at SLUICE_ZK_AUTH and its "
+    "neighbours (docs/security.md)"
+)
+_ADVICE = {
+    "AuthFailedError": _NOT_ACCEPTED,
+    "SessionClosedRequireSaslError": _NOT_ACCEPTED,
+    "SASLException": "its SASL exchange comes to no end, most likely for it has no users (a JAAS file) to compare with",
+    "InvalidACLError": (
+        "the ACL for new znodes is malformed, or is for whom the server knows this client as, and it knows nobody; "
+        "look at SLUICE_ZK_ACL, and whether the server verifies credentials or client certificates at all"
+    ),
+    "TLS": (
+        "look at tls_ca, at tls_certificate, and whether the host list has the names that are in the servers' "
+        "certificates (docs/security.md)"
+    ),
+}
 
 
 class EnsembleRefusedError(SluiceError, PermissionError):
-    """ZooKeeper answered, and refused: most often an ACL that does not let this client read, create or delete.
+    """ZooKeeper answered, and one of us refused: for want of permission or credentials, or of trust in a certificate.
 
     Attributes:
         hosts: the connection string.
-        refusal: name of ZooKeeper's error.
+        refusal: name of ZooKeeper's error, or ``TLS: `` and what the handshake failed on.
 
     """
 
     def __init__(self, hosts: str, refusal: str) -> None:
-        super().__init__(
-            f"ZooKeeper at {hosts} refused a request ({refusal}): a lock needs READ, CREATE, DELETE and WRITE below "
-            "the lock root; look at its ACL and at this client's credentials"
-        )
+        advice = _ADVICE.get(refusal.partition(":")[0], _NO_PERMISSION)
+        super().__init__(f"ZooKeeper at {hosts} refused a request ({refusal}): {advice}")
         self.hosts = hosts
         self.refusal = refusal
 
@@ -117,6 +143,15 @@ class LockError(SluiceError):
         self.resource = resource
 
 
+def describe_ahead(ahead: int, holder: dict[str, Any] | None) -> str:
+    """Say how many contenders are ahead, and who is the first of them, by what it says of itself."""
+    if holder is None:
+        return f"{ahead} ahead"
+    who = f"{holder.get('host', 'an unknown host')} pid {holder.get('pid', '?')}"
+    job = f", job {holder['job']}" if holder.get("job") else ""
+    return f"{ahead} ahead; first in the queue is {who}{job}"
+
+
 class LockTimeoutError(LockError, TimeoutError):
     """The lock was not acquired before the deadline; nothing of the attempt is left in the queue.
 
@@ -130,10 +165,7 @@ class LockTimeoutError(LockError, TimeoutError):
     def __init__(
         self, *, resource: str, timeout_seconds: float, ahead: int | None, holder: dict[str, Any] | None
     ) -> None:
-        who = "" if ahead is None else f": {ahead} ahead"
-        if holder is not None:
-            job = f", job {holder['job']}" if holder.get("job") else ""
-            who += f"; first in the queue is {holder.get('host', 'an unknown host')} pid {holder.get('pid', '?')}{job}"
+        who = "" if ahead is None else f": {describe_ahead(ahead, holder)}"
         super().__init__(
             f"lock on {resource} not acquired within {timeout_seconds:g} s{who}. "
             "Wait longer (timeout_seconds) or look at that job",
@@ -153,6 +185,17 @@ class LockCancelledError(LockError, RuntimeError):
 
 class LockOrderError(LockError, RuntimeError):
     """A nested acquire that could deadlock, with another job or with this thread itself."""
+
+
+class UnguardedError(LockError, RuntimeError):
+    """Partitions were asked for where no commit guard is: holders of different ones would race for one version."""
+
+    def __init__(self, *, resource: str) -> None:
+        super().__init__(
+            f"{resource}: partitions can be locked only where the commit guard sees what is committed: "
+            "attach(spark) with spark.sluice.guard=required, or lock the table",
+            resource=resource,
+        )
 
 
 class LockNotHeldError(LockError, RuntimeError):
@@ -179,22 +222,33 @@ class EnsembleMismatchError(LockError, RuntimeError):
         self.pinned_to = pinned_to
 
 
+def versions_of(commits: Mapping[str, tuple[int, ...]]) -> str:
+    """Name versions by table, for a sentence about what is durable; the table only if there are several."""
+    each = [
+        f"version {', '.join(map(str, versions))}" + (f" of {table}" if len(commits) > 1 else "")
+        for table, versions in commits.items()
+    ]
+    return " and ".join(each)
+
+
 class LockLostError(LockError, ConnectionError):
     """A lock that was held has been lost; whatever was not committed before is not covered by it.
 
     Attributes:
         hold_id: of the hold that was lost.
         reason: how the loss showed.
-        versions: table versions that the block committed while the lock was still held. They are durable.
+        commits: by table, the versions that the block committed while the lock was still held. They are durable.
 
     """
 
-    def __init__(self, *, resource: str, hold_id: str, reason: str, versions: tuple[int, ...] = ()) -> None:
-        if versions:
-            durable = f"committed before: version {', '.join(map(str, versions))}; anything else is unknown"
+    def __init__(
+        self, *, resource: str, hold_id: str, reason: str, commits: Mapping[str, tuple[int, ...]] | None = None
+    ) -> None:
+        if commits:
+            durable = f"committed before: {versions_of(commits)}; anything else is unknown"
         else:
             durable = "look into the table before writing again"
         super().__init__(f"lock on {resource} was lost ({reason}); {durable}", resource=resource)
         self.hold_id = hold_id
         self.reason = reason
-        self.versions = versions
+        self.commits = dict(commits or {})

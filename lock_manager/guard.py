@@ -15,6 +15,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from lock_manager.errors import (
@@ -26,12 +27,19 @@ from lock_manager.errors import (
     ResourceError,
     SluiceError,
 )
+from lock_manager.events import Event, tell
 from lock_manager.held import HeldLock
+from lock_manager.partitions import PartitionSchema, names_of
+from lock_manager.queue_lock import Mode
 from lock_manager.resources import canonical_table_uri
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED_REFUSALS = 256
+#: Behind a hold's id: it is of partitions, and the guard has to be told what a commit touches (``Guard.java``).
+OF_PARTITIONS = "*"
+# Where rows get their ids: Delta gives them out again after a conflict.
+_OF_ANY_PARTITION = frozenset({"domainMetadata delta.rowTracking"})
 _DEFINITE = frozenset({"committed", "taken", "rejected"})
 
 
@@ -41,11 +49,13 @@ def is_definite(attempt: Mapping[str, Any]) -> bool:
 
 
 class GuardedHold:
-    """A hold whose commits the guard lets pass, once it is ready for that.
+    """A hold whose commits to one table the guard lets pass, once it is ready for that.
 
     Attributes:
         hold: the hold.
+        table: canonical URI; the only one of the hold by default.
         metadata: what every commit under it notes beside the hold itself (JSON values).
+        schema: of the table's partitions, if the hold is of some of them.
         passed: attempts that were let pass, by id, with the version that they may put.
         refusal: what each of its commits is refused with, whatever the ensemble says; None for most.
         new_metadata: whether a commit was let pass that says anew what the table is, its properties included, and was
@@ -53,12 +63,56 @@ class GuardedHold:
 
     """
 
-    def __init__(self, hold: HeldLock, metadata: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        hold: HeldLock,
+        metadata: Mapping[str, Any],
+        *,
+        table: str | None = None,
+        schema: PartitionSchema | None = None,
+    ) -> None:
         self.hold = hold
+        self.table = table or next(iter(hold.scope))
         self.metadata = dict(metadata)
+        self.schema = schema
         self.passed: dict[str, int] = {}
         self.refusal: SluiceError | None = None
         self.new_metadata = False
+
+    @property
+    def name(self) -> str:
+        """What threads are bound to: the hold's id, marked if it is not of whole tables only."""
+        whole = all(scope.partitions is None for scope in self.hold.scope.values())
+        return self.hold.hold_id if whole else self.hold.hold_id + OF_PARTITIONS
+
+    def check_footprint(self, footprint: Mapping[str, Any]) -> None:
+        """Make sure that a commit touches nothing of the table but the partitions that are held.
+
+        Args:
+            footprint: see ``CommitBody.java``.
+
+        Raises:
+            LockNotHeldError: it does; the message names what.
+
+        """
+        table, scope = self.table, self.hold.scope[self.table]
+        if scope.partitions is None:
+            return
+        others = [name for name in footprint.get("actions", ()) if name not in _OF_ANY_PARTITION]
+        if others or footprint.get("unplaced", True) or self.schema is None:
+            what = f"its {', '.join(others)}" if others else "files that say no partition"
+            raise LockNotHeldError(
+                f"{what} of {table} needs the lock on the whole table, and {scope} is held", resource=table
+            )
+        try:
+            touched = map(self.schema.touched, footprint["partitions"])
+            outside = sorted({each for each in touched if not scope.contains([each])}, key=lambda each: each.sort_key)
+        except ResourceError as error:
+            raise LockNotHeldError(f"{scope} is held, and {error}", resource=table) from error
+        if outside:
+            raise LockNotHeldError(
+                f"the commit to {table} touches {names_of(outside)}, and {scope} is held", resource=table
+            )
 
     def has_ended(self, attempts: Iterable[Mapping[str, Any]]) -> bool:
         """Tell whether it is known of every attempt that was let pass that it was stored, or never will be.
@@ -71,8 +125,8 @@ class GuardedHold:
 
     def stamp(self) -> dict[str, Any]:
         """Return what a commit under this hold notes of it (``commitInfo.sluice``)."""
-        mode = "shared" if self.hold.shared else "exclusive"
-        nodes = [{"key": key, "mode": mode, "token": token} for key, token in self.hold.tokens.items()]
+        modes = {key: "exclusive" if mode is Mode.EXCLUSIVE else "shared" for key, mode in self.hold.modes.items()}
+        nodes = [{"key": key, "mode": modes[key], "token": token} for key, token in self.hold.tokens.items()]
         return {
             **self.metadata,
             "hold": self.hold.hold_id,
@@ -92,19 +146,28 @@ class CommitGuard:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holds: dict[str, GuardedHold] = {}
+        self._holds: dict[str, list[GuardedHold]] = {}
         self._refusals: OrderedDict[str, SluiceError] = OrderedDict()
         self.observed = 0
 
     def add(self, guarded: GuardedHold) -> None:
         """Let commits pass that belong to this hold, as long as the ensemble confirms it."""
         with self._lock:
-            self._holds[guarded.hold.hold_id] = guarded
+            self._holds.setdefault(guarded.hold.hold_id, []).append(guarded)
 
     def remove(self, guarded: GuardedHold) -> None:
-        """Let none of its commits pass any more."""
+        """Let none of its commits pass any more, unless it was added more than once."""
         with self._lock:
-            self._holds.pop(guarded.hold.hold_id, None)
+            left = [each for each in self._holds.get(guarded.hold.hold_id, ()) if each is not guarded]
+            if left:
+                self._holds[guarded.hold.hold_id] = left
+            else:
+                self._holds.pop(guarded.hold.hold_id, None)
+
+    def others_of(self, guarded: GuardedHold) -> list[GuardedHold]:
+        """Return what else is guarded of the same hold: other tables, or the same one around it."""
+        with self._lock:
+            return [each for each in self._holds.get(guarded.hold.hold_id, ()) if each is not guarded]
 
     def refusal(self, attempt: str) -> SluiceError | None:
         """Return with what error an attempt was refused, if that was not long ago."""
@@ -120,7 +183,7 @@ class CommitGuard:
 
     def check(self, request: str) -> str:
         """Decide on one attempt; never raises. See ``CommitGuard.java`` for both objects."""
-        attempt, observe = "", False
+        attempt, observe, table = "", False, "unknown"
         try:
             asked = json.loads(request)
             attempt, observe = asked["attempt"], bool(asked.get("observe"))
@@ -129,7 +192,11 @@ class CommitGuard:
             refusal = error
         except Exception as error:  # whatever it is, the commit must not be written for it
             log.exception("the commit guard failed")
-            refusal = SluiceError(f"the commit guard failed: {type(error).__name__}: {error}")
+            reason = f"the commit guard failed: {type(error).__name__}: {error}"
+            refusal = LockLostError(resource=table, hold_id="", reason=reason)
+        with suppress(Exception):
+            table = canonical_table_uri(asked["table"])
+        tell(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:
                 self._refusals[attempt] = refusal
@@ -150,10 +217,14 @@ class CommitGuard:
             # lock: nobody who has removed the hold may miss it.
             guarded.passed[attempt] = version
         try:
+            if guarded.name.endswith(OF_PARTITIONS):
+                # A log store of another release, which does not say what is touched, counts as touching all.
+                guarded.check_footprint(asked.get("footprint", {}))
             for other in others:
                 # While a table is moved it has two gates, and a commit needs both.
-                other.hold.check()
-            guarded.hold.intend(version, txn=asked.get("txn"), attempt=attempt)
+                if other.hold is not guarded.hold:
+                    other.hold.check()
+            guarded.hold.intend(version, txn=asked.get("txn"), attempt=attempt, table=guarded.table)
         except (EnsembleUnavailableError, EnsembleRefusedError) as error:
             del guarded.passed[attempt]
             # Whether it stands is not known: to a commit that is as good as lost.
@@ -173,20 +244,20 @@ class CommitGuard:
         except ResourceError as error:
             raise LockNotHeldError(str(error), resource=str(asked["table"])) from error
         what = f"version {asked['version']} of {uri} ({asked.get('operation') or 'unknown operation'})"
-        names = [name for name in (asked.get("holds") or "").split(",") if name]
+        names = [name.rstrip(OF_PARTITIONS) for name in (asked.get("holds") or "").split(",") if name]
         if not names:
             raise LockNotHeldError(
                 f"{what} was not committed: the thread is bound to no lock; write it inside "
                 "`with locked(spark, table):`, in the same thread or a pyspark.InheritableThread",
                 resource=uri,
             )
-        bound = [self._holds[name] for name in names if name in self._holds]
-        covering = [guarded for guarded in bound if guarded.hold.resource == uri]
+        bound = [guarded for name in dict.fromkeys(names) for guarded in self._holds.get(name, ())]
+        covering = [guarded for guarded in bound if guarded.table == uri]
         if not covering:
-            others = ", ".join(guarded.hold.resource for guarded in bound)
+            others = ", ".join(dict.fromkeys(guarded.hold.resource for guarded in bound))
             held = f"it holds {others}" if others else "the lock to which its thread is bound was given back"
             raise LockNotHeldError(f"{what} was not committed: {held}", resource=uri)
-        exclusive = [guarded for guarded in covering if not guarded.hold.shared]
+        exclusive = [guarded for guarded in covering if not guarded.hold.scope[uri].shared]
         if not exclusive:
             raise LockNotHeldError(
                 f"{what} was not committed: the lock is shared, and shared locks are for readers", resource=uri

@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError
+from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
 
 from lock_manager.errors import EnsembleRefusedError, LockLostError, LockNotHeldError
+from lock_manager.events import Event, tell
 from lock_manager.intents import HoldIntents, Intent, intents_node
 from lock_manager.janitor import Janitor
 from lock_manager.keeper import ANNOUNCE_SECONDS, Keeper
 from lock_manager.queue_lock import Place, Request
+from lock_manager.scope import TableScope
 from lock_manager.session import (
     KEEPALIVE_FRACTION,
     NO_ANSWER,
@@ -31,6 +32,9 @@ from lock_manager.settings import check_seconds
 from lock_manager.shield import Shield
 
 log = logging.getLogger(__name__)
+
+# What ZooKeeper says of the operations of a transaction that failed for another one's sake.
+_NOT_IT = (RolledBackError, RuntimeInconsistency)
 
 RELEASE_SECONDS = 10.0
 """How long a release waits for its answer; then the contender is removed in the background or ends with its session."""
@@ -55,24 +59,26 @@ class Crew:
 
 
 class HeldLock:
-    """A lock on one table, held by this process until released or lost. Also a context manager.
+    """A lock on a table, on partitions of it, or on several, held by this process until released or lost.
+
+    Also a context manager. Acquired again by its thread it counts: as many releases give it back.
 
     What it does **not** promise: that a write which takes place now is safe. A process may be paused for longer than
     its session lives, and find that out only afterwards. Ask :meth:`check` as late as possible, and let the store
     refuse to overwrite.
 
     Attributes:
-        hold_id: unique name of this hold.
-        resource: canonical URI of the table.
+        hold_id: unique name of this hold; the names of its contenders begin with it.
+        resource: what is held, for people: the canonical URI of the table, in most cases.
+        scope: what is held of each table, by canonical URI.
         shared: whether other shared holders may hold at the same time.
-        tokens: fencing token (czxid of the contender) by key of the resource; a later exclusive hold has a larger one.
+        tokens: fencing token (czxid of the contender) by key of each node; a later exclusive hold has a larger one.
+        modes: how each node is held, likewise.
         ensemble_id: UUID of the ensemble that gave it: tokens of different ensembles do not compare.
         requested_at: when ``acquire`` was called, seconds since the epoch.
         acquired_at: when the lock was had.
         waited_seconds: from one to the other, on the monotonic clock.
         released_at: when the release was asked for; None before.
-        intents: what it was about to put into the table's log, and what holds before it left behind. Whoever reads or
-            writes the table under this hold has to settle the latter first: see :mod:`lock_manager.intents`.
         thread: that acquired it, for the rule on nested acquires.
 
     """
@@ -83,15 +89,17 @@ class HeldLock:
         request: Request,
         place: Place,
         *,
-        key: str,
+        scope: Mapping[str, TableScope],
         waited_seconds: float,
         thread: threading.Thread,
         crew: Crew,
     ) -> None:
-        self.hold_id = uuid.uuid4().hex
-        self.resource = request.uri
-        self.shared = request.shared
-        self.tokens = {key: place.token}
+        self.hold_id = place.hold_id
+        self.resource = request.resource
+        self.scope = dict(scope)
+        self.shared = all(each.shared for each in scope.values())
+        self.tokens = {spot.node.key: spot.token for spot in place.spots}
+        self.modes = {spot.node.key: spot.node.mode for spot in place.spots}
         self.ensemble_id = session.ensemble_id or ""
         self.acquired_at = time.time()
         self.requested_at = self.acquired_at - waited_seconds
@@ -105,17 +113,48 @@ class HeldLock:
         self._lock = threading.Lock()
         self._loss: str | None = None
         self._callbacks: list[Callable[[HeldLock], None]] = []
-        self._versions: list[int] = []
-        self.intents = HoldIntents(self, session, crew.shield, intents_node(request.node), place.unclean)
+        self._commits: dict[str, list[int]] = {}
+        self._entries = 1
+        self._blocks: list[int] = []
+        self._closed_inside = False
+        self._intents = {
+            table: HoldIntents(self, session, crew.shield, intents_node(node), place.unclean[table])
+            for table, node in request.tables.items()
+        }
         self._checked_at = time.monotonic()
         self._announce_at = self._checked_at + ANNOUNCE_SECONDS
+        most = session.settings.max_hold_seconds
+        self._ends_at = float("inf") if most is None else self._checked_at + most
+        for table in self.scope:
+            tell(Event.ACQUIRED, table, seconds=waited_seconds)
         crew.keeper.add(self)
 
     @property
     def token(self) -> int:
-        """The fencing token of a hold on one table."""
-        (token,) = self.tokens.values()
-        return token
+        """The largest fencing token: of a hold on one table the only one."""
+        return max(self.tokens.values())
+
+    @property
+    def intents(self) -> HoldIntents:
+        """What is about to be put into the log of the one table; see :meth:`intents_of`.
+
+        Raises:
+            ValueError: there are several.
+
+        """
+        return self._intents[self._only(None)]
+
+    def intents_of(self, table: str) -> HoldIntents:
+        """Return what is about to be put into a table's log, and what holds before this one left behind.
+
+        Whoever reads or writes the table under this hold has to settle the latter first: see
+        :mod:`lock_manager.intents`.
+        """
+        return self._intents[table]
+
+    def covers(self, other: Mapping[str, TableScope]) -> bool:
+        """Tell whether whoever has this hold need not ask for ``other``."""
+        return all(table in self.scope and self.scope[table].covers(wanted) for table, wanted in other.items())
 
     @property
     def lost(self) -> str | None:
@@ -131,6 +170,7 @@ class HeldLock:
     def is_valid(self) -> bool:
         """Tell, without asking anybody, whether the ensemble cannot have given the lock to somebody else yet.
 
+        Takes for granted that nobody removes the contender (``sluice break``), which shows at the next request.
         Conservative: False as soon as the connection is suspended, and from 0.4 of the *granted* session time-out
         after the last quorum request that was answered was sent; see ``session.VALID_FRACTION``. Monotonic time: a
         suspended machine's clock may stand still, so where it matters ask :meth:`check`.
@@ -140,7 +180,7 @@ class HeldLock:
             and self._loss is None
             and self.released_at is None
             and self._session.state is SessionState.CONNECTED
-            and time.monotonic() < self._session.valid_until(self._place.session_id)
+            and time.monotonic() < min(self._ends_at, self._session.valid_until(self._place.session_id))
         )
 
     def check(self, timeout_seconds: float | None = None) -> None:
@@ -169,7 +209,7 @@ class HeldLock:
         deadline = Deadline(bound if timeout_seconds is None else min(timeout_seconds, bound))
         self._crew.shield.run(lambda: self.confirmed(deadline, "checking a hold"))
 
-    def intend(self, version: int, *, txn: str | None, attempt: str) -> None:
+    def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
         """Ask as :meth:`check` does and, in the same request, note that ``version`` is about to be put.
 
         To be followed by ``intents.settle()`` when it is known what became of it; see :mod:`lock_manager.intents`.
@@ -181,8 +221,9 @@ class HeldLock:
         """
         self._raise_if_over()
         self._session.check_usable()
+        intents = self.intents_of(self._only(table))
         intent = Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token)
-        self._crew.shield.run(lambda: self.intents.note(intent))
+        self._crew.shield.run(lambda: intents.note(intent))
 
     def confirmed(
         self, deadline: Deadline, doing: str, operation: Callable[[Any], None] | None = None
@@ -216,7 +257,8 @@ class HeldLock:
                 self._session.wait_again(deadline, doing)
                 continue
             if operation is not None and isinstance(outcome, list):
-                problem: Exception | None = outcome[1] if isinstance(outcome[1], Exception) else None
+                last = outcome[len(self._place.spots)]
+                problem: Exception | None = last if isinstance(last, Exception) else None
                 of_a_node = isinstance(problem, NodeExistsError | NoNodeError)
                 if of_a_node:
                     return problem
@@ -237,18 +279,31 @@ class HeldLock:
                 return
         self._tell(callback)
 
-    def record_commit(self, version: int) -> None:
+    def record_commit(self, version: int, table: str | None = None) -> None:
         """Note that ``version`` of the table was committed under a check that this hold passed.
 
         If the hold is lost later, the error names these versions: they are durable whatever happened since.
         """
-        if version not in self._versions:
-            self._versions.append(version)
+        versions = self._commits.setdefault(self._only(table), [])
+        if version not in versions:
+            versions.append(version)
+            tell(Event.COMMITTED, self._only(table))
 
     @property
-    def commits(self) -> tuple[int, ...]:
-        """Versions that were recorded by :meth:`record_commit`."""
-        return tuple(self._versions)
+    def commits(self) -> dict[str, tuple[int, ...]]:
+        """Versions that were recorded by :meth:`record_commit`, by table."""
+        return {table: tuple(versions) for table, versions in self._commits.items()}
+
+    def _only(self, table: str | None) -> str:
+        """Return the table that is meant.
+
+        Raises:
+            ValueError: none was named, and there are several.
+
+        """
+        if table is None and len(self.scope) > 1:
+            raise ValueError(f"the hold is of several tables; say which: {', '.join(self.scope)}")
+        return table or next(iter(self.scope))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
@@ -264,10 +319,25 @@ class HeldLock:
         self._session.check_usable()
         self._crew.shield.run(self._release)
 
+    def enter_again(self) -> bool:
+        """Count one more acquire by the thread that has it; each is to be followed by a release.
+
+        Returns:
+            False if it is over by now: another thread may give it back.
+
+        """
+        with self._lock:
+            over = self.released_at is not None or self._loss is not None
+            self._entries += not over
+        return not over
+
     def _release(self) -> None:
         with self._lock:
             if self.released_at is not None:
                 raise LockNotHeldError(f"the lock on {self.resource} was released already", resource=self.resource)
+            self._entries -= 1
+            if self._entries > 0:
+                return
             stood = self._loss is None and time.monotonic() < self._session.valid_until(self._place.session_id)
             self.released_at = time.time()
         self._crew.keeper.remove(self)
@@ -276,27 +346,37 @@ class HeldLock:
             lost = self._loss or self._delete(stood=stood)
         except BaseException:
             self._give_up()
+            self._tell_end(Event.RELEASED)
             raise
+        self._crew.janitor.left([spot.node.path for spot in self._place.spots])
         if lost:
             self._lose(lost, releasing=True)
             raise self._lost_error()
+        self._tell_end(Event.RELEASED)
 
     def __enter__(self) -> Self:
+        self._blocks.append(self._entries)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.released_at is not None:
-            return
+        depth = self._blocks.pop()
         if error is None:
-            self.release()
+            self._leave(depth)
             return
         # The body's own exception is the one to see; what the release found is a note to it.
         try:
-            self.release()
+            self._leave(depth)
         except Exception as problem:  # noqa: BLE001 (whatever it is, it is second to the body's)
             error.add_note(f"while releasing: {problem}")
+
+    def _leave(self, depth: int) -> None:
+        """Give back what a block has, unless its body did."""
+        if self._closed_inside:
+            raise self._lost_error()
+        if self.released_at is None and self._entries >= depth:
+            self.release()
 
     def _delete(self, *, stood: bool) -> str | None:
         """Delete the contender; return how the hold was lost, if it was."""
@@ -305,11 +385,8 @@ class HeldLock:
         while True:
             try:
                 answer = self._session.wait(self._send_delete(), deadline)
-                if isinstance(answer, list) and isinstance(answer[0], RolledBackError):
-                    self.intents.are_gone()
+                if isinstance(answer, list) and not self._is_deleted(answer):
                     continue
-                if isinstance(answer, list) and isinstance(answer[0], Exception):
-                    raise answer[0]
             except NoNodeError:
                 # After an attempt without an answer it is most likely our own delete that was done.
                 return None if unsure and stood else "its contender was gone"
@@ -332,22 +409,39 @@ class HeldLock:
                 return None
 
     def _send_delete(self) -> Any:
-        """Ask for the end of the contender, and of our intent with it if it is settled."""
-        if not self.intents.settled:
-            return self._session.client.delete_async(self._place.path)
+        """Ask for the end of the contenders, and of our intents with them if they are settled."""
+        settled = [intents for intents in self._intents.values() if intents.settled]
+        if not settled and len(self._place.spots) == 1:
+            return self._session.client.delete_async(self._place.spots[0].path)
         transaction = self._session.client.transaction()
-        transaction.delete(self._place.path)
-        self.intents.forget_in(transaction)
+        for spot in reversed(self._place.spots):
+            transaction.delete(spot.path)
+        for intents in settled:
+            intents.forget_in(transaction)
         return transaction.commit_async()
 
+    def _is_deleted(self, answer: list[Any]) -> bool:
+        """Tell whether a transaction did what was asked for; False to ask again without the intents."""
+        for number, result in enumerate(answer):
+            if isinstance(result, Exception) and not isinstance(result, _NOT_IT):
+                if number < len(self._place.spots):
+                    self._session.raise_known(result)
+                for intents in self._intents.values():
+                    if intents.settled:
+                        intents.are_gone()
+                return False
+        return True
+
     def _give_up(self) -> None:
-        self._crew.janitor.discard(self._request.node, self._place.contender.name, wait_seconds=0)
+        nodes = [spot.node.path for spot in self._place.spots]
+        self._crew.janitor.discard(nodes, self.hold_id, wait_seconds=0)
 
     # -- for the keeper ------------------------------------------------------------------------------------------
 
     def due_at(self) -> float:
         """Monotonic time at which the ensemble is to be asked next."""
-        return min(self._announce_at, self._checked_at + KEEPALIVE_FRACTION * self._session.granted_seconds)
+        asked_at = self._checked_at + KEEPALIVE_FRACTION * self._session.granted_seconds
+        return min(self._announce_at, asked_at, self._ends_at)
 
     def ask(self) -> Any:
         """Send the question whether the contender is there, as a quorum request; return kazoo's AsyncResult.
@@ -357,13 +451,15 @@ class HeldLock:
         transaction = self._question()
         if self._announce_at < float("inf"):
             self._announce_at = self._checked_at + ANNOUNCE_SECONDS
-            transaction.set_data(self._place.path, self._request.data(acquired_at=self.acquired_at))
+            for spot in self._place.spots:
+                transaction.set_data(spot.path, self._request.data(spot.node, acquired_at=self.acquired_at))
         return transaction.commit_async()
 
     def _question(self) -> Any:
         self._checked_at = time.monotonic()
         transaction = self._session.client.transaction()
-        transaction.check(self._place.path, -1)
+        for spot in self._place.spots:
+            transaction.check(spot.path, -1)
         return transaction
 
     def learn(self, outcome: object, sent_at: float, *, announced: bool = False) -> str | None:
@@ -376,7 +472,7 @@ class HeldLock:
         results = outcome if isinstance(outcome, list) else [outcome]
         if isinstance(outcome, SESSION_GONE):
             self._lose("its session had ended")
-        elif isinstance(results[0], NoNodeError):
+        elif any(isinstance(result, NoNodeError) for result in results[: len(self._place.spots)]):
             self._lose("its contender was gone")
         elif refusals := [result for result in results if isinstance(result, Exception)]:
             refusal = type(refusals[0]).__name__
@@ -391,6 +487,7 @@ class HeldLock:
     def look_at_clock(self) -> None:
         """Count the hold as lost when its session is another by now, or was not vouched for over its whole time-out."""
         session = self._session
+        self._look_at_bound()
         if session.session_id != self._place.session_id or session.state is SessionState.LOST:
             self._lose("its session had ended")
             return
@@ -398,12 +495,21 @@ class HeldLock:
         if silent > session.granted_seconds:
             self._lose(f"the ensemble did not answer for {silent:.0f} s")
 
+    def _look_at_bound(self) -> None:
+        if time.monotonic() >= self._ends_at:
+            most = self._session.settings.max_hold_seconds
+            self._lose(f"it was held for more than max_hold_seconds={most:g}")
+
     def close(self) -> None:
-        """Note that the manager was closed, which releases every hold of it."""
+        """Note that the manager was closed, which ends every hold of it: to a block that goes on, a loss."""
         with self._lock:
-            if self.released_at is None:
-                self.released_at = time.time()
+            ends, self.released_at = self.released_at is None, self.released_at or time.time()
+            self._closed_inside = ends and self._loss is None and bool(self._blocks)
         self._crew.keeper.remove(self)
+        if self._closed_inside:
+            self._lose("its manager was closed", releasing=True)
+        elif ends and self._loss is None:
+            self._tell_end(Event.RELEASED)
 
     def _lose(self, reason: str, *, releasing: bool = False) -> None:
         with self._lock:
@@ -416,8 +522,13 @@ class HeldLock:
         # The session may live on, and the contender with it: it would block the table for nothing.
         self._give_up()
         log.error("lock on %s was lost: %s", self.resource, reason)
+        self._tell_end(Event.LOST)
         for callback in callbacks:
             self._tell(callback)
+
+    def _tell_end(self, event: Event) -> None:
+        for table in self.scope:
+            tell(event, table, seconds=max(0.0, time.time() - self.acquired_at))
 
     def _tell(self, callback: Callable[[HeldLock], None]) -> None:
         def tell() -> None:
@@ -429,6 +540,7 @@ class HeldLock:
         threading.Thread(target=tell, name="sluice-on-loss", daemon=True).start()
 
     def _raise_if_over(self) -> None:
+        self._look_at_bound()
         if self._loss is not None:
             raise self._lost_error()
         if self.released_at is not None:
@@ -439,5 +551,5 @@ class HeldLock:
             resource=self.resource,
             hold_id=self.hold_id,
             reason=self._loss or "",
-            versions=self.commits,
+            commits=self.commits,
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
+from lock_manager.claims import described
 from lock_manager.queue_lock import parse_queue
 from lock_manager.session import Deadline, Session
 
@@ -54,14 +54,5 @@ def read_queue(session: Session, node: str, deadline: Deadline) -> list[QueueEnt
         except NoNodeError:
             continue
         ahead = [entry for entry in entries if not (contender.shared and entry.shared)]
-        entries.append(QueueEntry(contender.name, contender.sequence, contender.shared, not ahead, _described(data)))
+        entries.append(QueueEntry(contender.name, contender.sequence, contender.shared, not ahead, described(data)))
     return entries
-
-
-def _described(data: bytes) -> dict[str, Any]:
-    try:
-        described = json.loads(data)
-    except ValueError:
-        # A program with kazoo's own lock writes whatever it likes.
-        return {"identifier": data.decode(errors="replace")} if data else {}
-    return described if isinstance(described, dict) else {"identifier": str(described)}

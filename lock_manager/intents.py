@@ -93,6 +93,10 @@ def version_to_occupy(intents: Iterable[Intent], newest: int) -> int | None:
     return newest + 1 if any(intent.version > newest for intent in intents) else None
 
 
+MOST_SECONDS = 45.0
+"""How long the ensemble is asked about an intent at most: the log store waits a minute for the commit guard."""
+
+
 class _Noted(Enum):
     """What the ensemble has of a hold's own intents."""
 
@@ -229,4 +233,4 @@ class HoldIntents:
                 self._session.wait_again(deadline, "reading an intent")
 
     def _deadline(self) -> Deadline:
-        return Deadline(VALID_FRACTION * self._session.granted_seconds)
+        return Deadline(min(MOST_SECONDS, VALID_FRACTION * self._session.granted_seconds))

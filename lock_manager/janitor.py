@@ -1,15 +1,17 @@
-"""The thread that removes contenders which nobody wants any more, for as long as it takes."""
+"""The thread that removes what nobody wants any more: contenders, for as long as it takes, and empty partitions."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 from kazoo.exceptions import NoNodeError
 
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session
+from lock_manager.sweeper import Sweeper
 
 log = logging.getLogger(__name__)
 
@@ -30,25 +32,39 @@ class Janitor:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._wanted: dict[str, tuple[str, threading.Event]] = {}
+        self._sweeper = Sweeper(session)
+        self._wanted: dict[str, tuple[Sequence[str], threading.Event]] = {}
         self._changed = threading.Condition()
         self._fresh = False
         self._thread: threading.Thread | None = None
 
-    def discard(self, node: str, prefix: str, wait_seconds: float) -> bool:
-        """Remove every child of ``node`` whose name starts with ``prefix``; tell whether it was done in time."""
+    def discard(self, nodes: Sequence[str], prefix: str, wait_seconds: float) -> bool:
+        """Remove every child of these nodes whose name starts with ``prefix``; tell whether it was done in time."""
         if self._session.closed:
             return True
         done = threading.Event()
         with self._changed:
-            self._wanted[prefix] = (node, done)
+            self._wanted[prefix] = (nodes, done)
             self._fresh = True
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sluice-janitor", daemon=True)
-                self._session.add_waker(self._wake)
-                self._thread.start()
-            self._changed.notify()
+            self._rouse()
         return done.wait(wait_seconds)
+
+    def left(self, nodes: Sequence[str]) -> None:
+        """Take note that queues were left, so that those of partitions are swept when nobody uses them any more."""
+        with self._changed:
+            if self._sweeper.used(nodes):
+                self._rouse()
+
+    def close(self) -> None:
+        """Sweep what was used; to be called while the session still stands. Takes a second at most."""
+        self._sweeper.sweep_all()
+
+    def _rouse(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sluice-janitor", daemon=True)
+            self._session.add_waker(self._wake)
+            self._thread.start()
+        self._changed.notify()
 
     def _wake(self) -> None:
         # Called in kazoo's thread. The condition is never held across a request, so this does not wait for one.
@@ -60,20 +76,27 @@ class Janitor:
         while not self._session.closed:
             with self._changed:
                 wanted, self._fresh = dict(self._wanted), False
-            for prefix, (node, done) in wanted.items():
+            for prefix, (nodes, done) in wanted.items():
                 try:
-                    gone = self._remove(node, prefix)
+                    # In the order of the request, a table before its partitions: whoever gets a partition then finds
+                    # its last holder gone from the table's queue, and takes that one's intent for left behind.
+                    gone = all(self._remove(node, prefix) for node in nodes)
                 except Exception:  # whatever it was, the others' contenders must still go
-                    log.exception("could not remove the contender %s of %s", prefix, node)
+                    log.exception("could not remove the contender %s of %s", prefix, ", ".join(nodes))
                     gone = False
                 if gone:
                     with self._changed:
                         self._wanted.pop(prefix, None)
+                        self._sweeper.used(nodes)
                     done.set()
+            try:
+                self._sweeper.sweep()
+            except Exception:  # likewise
+                log.exception("could not sweep partitions")
             with self._changed:
                 if not self._fresh and not self._session.closed:
                     # What did not answer is asked again when the state changes, or soon.
-                    self._changed.wait(RETRY_SECONDS if self._wanted else None)
+                    self._changed.wait(RETRY_SECONDS if self._wanted else self._sweeper.pause())
         with self._changed:
             for _, done in self._wanted.values():
                 done.set()

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from lock_manager.errors import LocalServerError
+from lock_manager.local_demands import Demands
 
 _SUPERVISOR = Path(__file__).with_name("_supervise.py")
 # What a server needs of PySpark's 300 jars; with all of them on its path it starts slower.
@@ -81,7 +82,9 @@ class EmbeddedServer:
 
     """
 
-    def __init__(self, server_id: int, client_port: int, folder: Path, configuration: str) -> None:
+    def __init__(
+        self, server_id: int, client_port: int, folder: Path, configuration: str, demands: Demands | None = None
+    ) -> None:
         self.server_id = server_id
         self.client_port = client_port
         self.folder = folder
@@ -90,6 +93,8 @@ class EmbeddedServer:
         (folder / "data").mkdir(parents=True, exist_ok=True)
         (folder / "data" / "myid").write_text(f"{server_id}\n", encoding="ascii")
         (folder / "zoo.cfg").write_text(configuration, encoding="utf-8")
+        self._java_options = demands.java_options(folder) if demands else []
+        self._tls = demands.probe() if demands else None
         self._main = (
             "org.apache.zookeeper.server.quorum.QuorumPeerMain"
             if "server.1=" in configuration
@@ -120,6 +125,7 @@ class EmbeddedServer:
                     "-XX:+UseSerialGC",
                     "-XX:TieredStopAtLevel=1",
                     "-Dorg.apache.logging.log4j.level=INFO",
+                    *self._java_options,
                     "-cp",
                     classpath,
                     self._main,
@@ -159,8 +165,10 @@ class EmbeddedServer:
             suppress(OSError),
             socket.create_connection(("127.0.0.1", self.client_port), timeout=2) as connection,
         ):
-            connection.sendall(word)
-            return b"".join(iter(lambda: connection.recv(65536), b""))
+            speaking = self._tls.wrap_socket(connection) if self._tls else connection
+            with speaking:
+                speaking.sendall(word)
+                return b"".join(iter(lambda: speaking.recv(65536), b""))
         return b""
 
     def pause(self) -> None:
@@ -213,6 +221,7 @@ class EmbeddedZooKeeper:
         port: of the first server's clients, the next ones follow; free ports when not given.
         tick_ms: the unit of ZooKeeper's time-outs, in milliseconds.
         max_session_timeout_ms: the longest session that it grants; ZooKeeper's own default is 20 ticks.
+        demands: what its clients have to show; nothing when not given.
 
     Raises:
         LocalServerError: from :meth:`start`: no Java, no PySpark, or the server did not come up.
@@ -228,6 +237,7 @@ class EmbeddedZooKeeper:
         port: int | None = None,
         tick_ms: int = 500,
         max_session_timeout_ms: int = 60_000,
+        demands: Demands | None = None,
     ) -> None:
         if servers not in (1, _ENSEMBLE):
             raise ValueError(f"servers={servers!r}: an embedded ensemble has 1 or {_ENSEMBLE}")
@@ -236,6 +246,7 @@ class EmbeddedZooKeeper:
         self._port = port
         self._tick_ms = tick_ms
         self._max_session_timeout_ms = max_session_timeout_ms
+        self._demands = demands
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self.servers: list[EmbeddedServer] = []
 
@@ -293,12 +304,11 @@ class EmbeddedZooKeeper:
         for index in range(self._count):
             folder = base / f"server-{index + 1}"
             configuration = (
-                f"tickTime={self._tick_ms}\ninitLimit=20\nsyncLimit=10\ndataDir={folder / 'data'}\n"
-                f"clientPort={ports[index]}\nclientPortAddress=127.0.0.1\nmaxClientCnxns=0\n"
+                f"tickTime={self._tick_ms}\ninitLimit=20\nsyncLimit=10\ndataDir={folder / 'data'}\nmaxClientCnxns=0\n"
                 f"maxSessionTimeout={self._max_session_timeout_ms}\nadmin.enableServer=false\n"
-                f"4lw.commands.whitelist=*\n{members}"
+                f"4lw.commands.whitelist=*\n{members}{(self._demands or Demands()).configuration(ports[index])}"
             )
-            self.servers.append(EmbeddedServer(index + 1, ports[index], folder, configuration))
+            self.servers.append(EmbeddedServer(index + 1, ports[index], folder, configuration, self._demands))
         for server in self.servers:
             server.start()
         for server in self.servers:

@@ -43,6 +43,21 @@ def ensemble_id(session: Session, deadline: Deadline) -> str:
             session.wait(session.client.set_async(root, fresh, version=stat.version), deadline)
 
 
+def known_ensemble(session: Session, deadline: Deadline) -> str | None:
+    """Return the UUID of the ensemble, None if nobody has used this lock root yet; make nothing.
+
+    Raises:
+        EnsembleFormatError, KazooException: as :func:`ensemble_id`.
+
+    """
+    root = session.settings.lock_root
+    try:
+        data, _ = session.wait(session.client.get_async(root), deadline)
+    except NoNodeError:
+        return None
+    return _parsed(root, data) if data else None
+
+
 def _parsed(root: str, data: bytes) -> str:
     try:
         described = json.loads(data)

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -16,13 +16,18 @@ from lock_manager.errors import (
     LockCancelledError,
     LockNotHeldError,
     LockOrderError,
+    UnguardedError,
 )
+from lock_manager.events import Event, tell
 from lock_manager.held import Crew, HeldLock
 from lock_manager.inspect import QueueEntry, read_queue
+from lock_manager.installed import guard_is_installed
 from lock_manager.janitor import Janitor
 from lock_manager.keeper import Keeper
+from lock_manager.partitions import Partition
 from lock_manager.queue_lock import Attempt, Request
 from lock_manager.resources import TableResource
+from lock_manager.scope import TableScope
 from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 from lock_manager.settings import LockSettings, check_seconds
 from lock_manager.shield import Shield
@@ -49,6 +54,7 @@ class ZookeeperLockManager:
         zk_hosts: ``host:port,host:port[/chroot]``, or a :class:`LockSettings` with everything.
         timeout_seconds: total deadline of an ``acquire`` that gives none of its own.
         session_timeout_seconds: asked of the server; a dead holder's lock is free after it.
+        max_hold_seconds: a hold longer than this is given up, and what it still wants to commit is refused.
         lock_root: znode below which tables are locked.
         job: name of this job, for those who wait behind it.
         app_id: Spark application id, likewise.
@@ -64,6 +70,7 @@ class ZookeeperLockManager:
         timeout_seconds: float | None = None,
         *,
         session_timeout_seconds: float | None = None,
+        max_hold_seconds: float | None = None,
         lock_root: str | None = None,
         job: str | None = None,
         app_id: str | None = None,
@@ -71,6 +78,7 @@ class ZookeeperLockManager:
         given = {
             "timeout_seconds": timeout_seconds,
             "session_timeout_seconds": session_timeout_seconds,
+            "max_hold_seconds": max_hold_seconds,
             "lock_root": lock_root,
             "job": job,
             "app_id": app_id,
@@ -103,6 +111,7 @@ class ZookeeperLockManager:
 
         Raises:
             EnsembleUnavailableError: no answer in time.
+            EnsembleRefusedError: it refused us, or its certificate is not to be trusted.
             EnsembleFormatError: the lock root was written by an unknown release.
             ClosedError: closed, or carried over by a fork.
 
@@ -132,6 +141,7 @@ class ZookeeperLockManager:
             attempt.cancel()
         for hold in holds:
             hold.close()
+        self._janitor.close()
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -148,14 +158,21 @@ class ZookeeperLockManager:
         self,
         resource: str | os.PathLike[str] | TableResource,
         *,
+        partitions: Collection[Partition | Mapping[str, object]] | None = None,
         shared: bool = False,
         timeout_seconds: float | None = None,
     ) -> HeldLock:
-        """Lock a table; wait for everybody who asked before.
+        """Lock a table, or partitions of it; wait for everybody who asked before.
+
+        Whoever has the lock already, or one that covers it, gets the same hold again and gives it back as often.
 
         Args:
             resource: location of the table, in any spelling that :func:`canonical_table_uri` takes.
-            shared: share it with other shared holders; by default it is held alone.
+            partitions: values by column, such as ``{"year": 2013, "month": 1}``, of the table's first partition columns
+                or all; or what :meth:`PartitionSchema.partition` made of them. All of the table by default. A partition
+                conflicts with what it is a part of, and with what is a part of it. Of more than 64 the table is locked.
+            shared: share it with other shared holders; by default it is held alone. Readers of a whole table exclude
+                writers of its partitions, too.
             timeout_seconds: total, connecting included; 0 means: only if it is free now. By default the manager's.
                 The error may come up to three seconds later: to say who is ahead, and to leave the queue.
 
@@ -163,7 +180,8 @@ class ZookeeperLockManager:
             The hold, also a context manager.
 
         Raises:
-            ResourceError: no usable location.
+            ResourceError: no usable location, or no such partition.
+            UnguardedError: partitions, in a process without the commit guard.
             LockTimeoutError: others were still ahead at the deadline.
             LockCancelledError: :meth:`cancel` or :meth:`close` was called meanwhile.
             LockOrderError: this thread holds a lock that makes this one a possible deadlock.
@@ -173,39 +191,78 @@ class ZookeeperLockManager:
             ClosedError: closed, or carried over by a fork.
 
         """
-        table = TableResource.of(resource)
+        return self.acquire_all([TableScope.of(resource, partitions, shared=shared)], timeout_seconds=timeout_seconds)
+
+    def acquire_all(
+        self,
+        scopes: Sequence[TableScope | str | os.PathLike[str] | TableResource],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> HeldLock:
+        """Lock several tables, or partitions of them, under one hold: all or nothing, and without a deadlock.
+
+        Args:
+            scopes: locations of tables, or :meth:`TableScope.of` for partitions or to share; at most one for each
+                table. The order does not matter.
+            timeout_seconds: total over all of them; as for :meth:`acquire`.
+
+        Returns:
+            One hold for all.
+
+        Raises:
+            ValueError: no scope, or two for one table.
+            LockError and so on: see :meth:`acquire`.
+
+        """
+        each = [scope if isinstance(scope, TableScope) else TableScope.of(scope) for scope in scopes]
+        wanted = {scope.table.uri: scope for scope in sorted(each, key=lambda scope: scope.table)}
+        if not wanted or len(wanted) != len(scopes):
+            raise ValueError("give at least one scope, and at most one for each table")
         self._session.check_usable()
-        self._check_order(table)
+        while held := self._held_already(wanted):
+            if held.enter_again():
+                return held
+        if any(scope.partitions is not None for scope in wanted.values()) and not guard_is_installed():
+            raise UnguardedError(resource=", ".join(map(str, wanted.values())))
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         check_seconds("timeout_seconds", seconds)
         deadline = Deadline(seconds)
+        root = self.settings.lock_root
         request = Request(
-            uri=table.uri,
-            node=table.znode(self.settings.lock_root),
-            shared=shared,
+            resource=", ".join(map(str, wanted.values())),
+            tables={uri: scope.table.znode(root) for uri, scope in wanted.items()},
+            nodes=tuple(node for scope in wanted.values() for node in scope.nodes(root)),
             identity=self._identity(),
             cancelled=threading.Event(),
+            wanted={uri: scope.told() for uri, scope in wanted.items()},
         )
         attempt = Attempt(self._session, request, deadline)
         thread = threading.current_thread()
         return self._shield.run(
-            lambda: self._attempt(request, attempt, table.key, deadline, thread),
+            lambda: self._attempt(request, attempt, wanted, deadline, thread),
             interrupted=attempt.cancel,
             undo=HeldLock.release,
         )
 
     def _attempt(
-        self, request: Request, attempt: Attempt, key: str, deadline: Deadline, thread: threading.Thread
+        self,
+        request: Request,
+        attempt: Attempt,
+        scope: Mapping[str, TableScope],
+        deadline: Deadline,
+        thread: threading.Thread,
     ) -> HeldLock:
         with self._lock:
             self._attempts.append(attempt)
+        for table in request.tables:
+            tell(Event.QUEUED, table)
         try:
             place = attempt.run()
             hold = HeldLock(
                 self._session,
                 request,
                 place,
-                key=key,
+                scope=scope,
                 waited_seconds=deadline.elapsed(),
                 thread=thread,
                 crew=Crew(self._keeper, self._janitor, self._shield, self._forget),
@@ -213,9 +270,11 @@ class ZookeeperLockManager:
             with self._lock:
                 self._holds.append(hold)
         except BaseException as error:
+            for table in request.tables:
+                tell(Event.GAVE_UP, table, seconds=deadline.elapsed())
             attempt.abandon(self._janitor)
             if isinstance(error, ClosedError) and request.cancelled.is_set():
-                raise LockCancelledError(resource=request.uri) from None
+                raise LockCancelledError(resource=request.resource) from None
             raise
         finally:
             with self._lock:
@@ -234,7 +293,7 @@ class ZookeeperLockManager:
         table = TableResource.of(resource)
         self._session.check_usable()
         with self._lock:
-            holds = [hold for hold in self._holds if hold.resource == table.uri]
+            holds = [hold for hold in self._holds if table.uri in hold.scope]
         own = [hold for hold in holds if hold.thread is threading.current_thread()]
         if own:
             own[-1].release()
@@ -252,7 +311,7 @@ class ZookeeperLockManager:
 
     def _cancel(self, uri: str) -> int:
         with self._lock:
-            waiting = [attempt for attempt in self._attempts if attempt.uri == uri]
+            waiting = [attempt for attempt in self._attempts if uri in attempt.tables]
         for attempt in waiting:
             attempt.cancel()
         return len(waiting)
@@ -285,23 +344,51 @@ class ZookeeperLockManager:
         }
         return {name: value for name, value in known.items() if value is not None} | {"requested_at": time.time()}
 
-    def _check_order(self, table: TableResource) -> None:
+    def _held_already(self, wanted: Mapping[str, TableScope]) -> HeldLock | None:
+        """Return a hold of this thread that covers what is asked for, None if it has nothing to do with it.
+
+        Raises:
+            LockOrderError: it has something that makes the request a possible deadlock.
+
+        """
         thread = threading.current_thread()
         with self._lock:
-            held = [hold for hold in self._holds if hold.thread is thread and hold.lost is None]
+            held = [
+                hold for hold in self._holds
+                if hold.thread is thread and hold.lost is None and hold.released_at is None
+            ]  # fmt: skip
         for hold in held:
-            if hold.resource == table.uri:
-                raise LockOrderError(
-                    f"this thread holds the lock on {table.uri} already and would wait for itself: "
-                    "do the work under the hold that it has, or release that first",
-                    resource=table.uri,
-                )
-            if hold.resource > table.uri:
-                raise LockOrderError(
-                    f"this thread holds {hold.resource} and asks for {table.uri}, while another may hold them the "
-                    f"other way round: acquire {table.uri} first (tables in the order of their URIs)",
-                    resource=table.uri,
-                )
+            if hold.covers(wanted):
+                return hold
+        for hold in held:
+            for uri in wanted:
+                if uri in hold.scope and hold.scope[uri].covers(wanted[uri]):
+                    raise LockOrderError(
+                        f"this thread holds {uri} already and asks for it together with others: ask for the others "
+                        "only, or for all of them at once in the beginning",
+                        resource=uri,
+                    )
+                if uri in hold.scope:
+                    raise LockOrderError(self._sentence_on(hold.scope[uri], wanted[uri]), resource=uri)
+                if max(hold.scope) > uri:
+                    raise LockOrderError(
+                        f"this thread holds {max(hold.scope)} and asks for {uri}, while another may hold them the "
+                        f"other way round: ask for both at once (acquire_all), or for {uri} first",
+                        resource=uri,
+                    )
+        return None
+
+    @staticmethod
+    def _sentence_on(has: TableScope, wanted: TableScope) -> str:
+        if has.shared and not wanted.shared:
+            return (
+                f"this thread shares {has} and asks to have {wanted} alone: two that did so would wait for each other; "
+                "ask for it alone from the start, or release first"
+            )
+        return (
+            f"this thread holds {has} and asks for {wanted}: two that did so may wait for each other; ask for all of "
+            "it at once, or release first"
+        )
 
     def _read_queue(self, node: str, deadline: Deadline) -> list[QueueEntry]:
         while True:

@@ -21,15 +21,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from kazoo.exceptions import (
+    AuthFailedError,
     BadVersionError,
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
     OperationTimeoutError,
     SessionExpiredError,
     SessionMovedError,
@@ -62,11 +64,12 @@ LOOK_SECONDS = 0.2
 NO_ANSWER = (ConnectionLoss, OperationTimeoutError, SessionMovedError, KazooTimeoutError)
 """What kazoo raises when a request may or may not have been done."""
 
-SESSION_GONE = (SessionExpiredError, ConnectionClosedError)
-"""What kazoo raises when the session, and every ephemeral node of it, is gone or about to be."""
+SESSION_GONE = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
+"""What kazoo raises when the session, and every ephemeral node of it, is gone or about to be.
 
+Refused credentials are among it: kazoo gives up then. Who waits for the next connection is told why."""
 
-EXPECTED = (*NO_ANSWER, *SESSION_GONE, NoNodeError, NodeExistsError, BadVersionError)
+EXPECTED = (*NO_ANSWER, *SESSION_GONE, NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
 
 
 class SessionState(enum.Enum):
@@ -99,7 +102,7 @@ class Session:
     """One kazoo client from its first use to :meth:`close`; thread-safe.
 
     Args:
-        settings: hosts and time-outs.
+        settings: hosts, time-outs, and how the connection is protected.
 
     Attributes:
         session_id: of the current session, None before the first one.
@@ -199,6 +202,8 @@ class Session:
             ClosedError: see :meth:`check_usable`.
 
         """
+        # What an earlier client was refused for may have been mended since.
+        self._give_up_if_dead()
         while True:
             self.wait_for_connection(deadline, cancelled)
             with self._lock:
@@ -206,12 +211,12 @@ class Session:
             if session_id is not None and self._root_checked_for == session_id:
                 return session_id
             if session_id is None:
-                raise EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed())
+                raise self._unavailable(deadline)
             try:
                 self._know_ensemble(lock_root.ensemble_id(self, deadline))
             except NO_ANSWER + SESSION_GONE:
                 if deadline.remaining() == 0:
-                    raise EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed()) from None
+                    raise self._unavailable(deadline) from None
             else:
                 self._root_checked_for = session_id
 
@@ -219,6 +224,7 @@ class Session:
         """Return when connected, at the deadline, or when cancelled; start kazoo if it does not run.
 
         Raises:
+            EnsembleRefusedError: no trust or no credentials; the next call tries again.
             ClosedError: see :meth:`check_usable`.
 
         """
@@ -232,9 +238,16 @@ class Session:
                 if deadline.remaining() == 0 or (cancelled is not None and cancelled.is_set()):
                     return
                 self._changed.wait(min(LOOK_SECONDS, deadline.remaining()))
-                dead = self._client is not None and self._client.dead
-            if dead:
-                self.renew("kazoo's connection thread has ended")
+            if refusal := self._give_up_if_dead():
+                raise EnsembleRefusedError(self.settings.zk_hosts, refusal)
+
+    def _give_up_if_dead(self) -> str | None:
+        """Give up the session if kazoo has; return what it was refused for, if that is why."""
+        client = self._client
+        if client is None or not client.dead:
+            return None
+        self.renew(client.refusal or "kazoo's connection thread has ended", client)
+        return client.refusal
 
     def wait_again(self, deadline: Deadline, doing: str) -> None:
         """Wait for a connection on which to ask again what got no answer.
@@ -245,13 +258,23 @@ class Session:
 
         """
         if deadline.remaining() == 0:
-            raise EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed(), doing) from None
+            raise self._unavailable(deadline, doing) from None
         self.wait_for_connection(deadline)
 
-    def renew(self, why: str) -> None:
-        """Give up the session, and with it every hold and contender of it; the next use starts another one."""
+    def _unavailable(self, deadline: Deadline, doing: str = "connect") -> EnsembleUnavailableError:
+        problem = self._client.problem if self._client is not None else None
+        return EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed(), doing, problem=problem)
+
+    def renew(self, why: str, only: Client | None = None) -> None:
+        """Give up the session, and with it every hold and contender of it; the next use starts another one.
+
+        Args:
+            why: for the log.
+            only: do nothing if the client is another one by now.
+
+        """
         with self._lock:
-            if self.closed:
+            if self.closed or only not in (None, self._client):
                 return
             client, self._client = self._client, None
             self._state = SessionState.LOST
@@ -262,7 +285,8 @@ class Session:
             _stop_in_background(client)
 
     def _start(self) -> None:
-        client = Client(self.settings.zk_hosts, self.settings.session_timeout_seconds, self._on_granted)
+        settings = self.settings
+        client = Client(settings.zk_hosts, settings.session_timeout_seconds, self._on_granted, settings.security)
         client.add_listener(lambda state: self._on_state(client, state))
         self._client = client
         client.start_async()
@@ -289,13 +313,23 @@ class Session:
         """
         try:
             return result.get(timeout=deadline.remaining())
-        except EXPECTED:
-            raise
         except KazooException as error:
-            raise EnsembleRefusedError(self.settings.zk_hosts, type(error).__name__) from error
+            self.raise_known(error)
         except RuntimeError as error:
             # An answer in front of this one is missing; kazoo gives the connection up.
             raise ConnectionLoss(str(error)) from error
+
+    def raise_known(self, error: KazooException) -> NoReturn:
+        """Raise what a recipe expects as it is, anything else as a refusal; a transaction returns what went wrong.
+
+        Raises:
+            KazooException: see :meth:`wait`.
+            EnsembleRefusedError: likewise.
+
+        """
+        if isinstance(error, EXPECTED):
+            raise error
+        raise EnsembleRefusedError(self.settings.zk_hosts, type(error).__name__) from error
 
     # -- state changes -------------------------------------------------------------------------------------------
 

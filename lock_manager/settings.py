@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from lock_manager.errors import SettingsError
+from lock_manager.security import Security
 
 ENVIRONMENT_PREFIX = "SLUICE_"
 _URL_SCHEME = "zk"
@@ -27,27 +28,34 @@ class LockSettings:
         timeout_seconds: total deadline of an ``acquire`` that gives none of its own, connecting included.
             0 means: only if it is free now.
         session_timeout_seconds: asked of the server, which may grant less. A dead holder's lock is free after it.
+        max_hold_seconds: a hold longer than this is given up, and the commit guard refuses what it still wants to
+            commit: against a job that hangs and keeps its session alive. None for no bound.
         lock_root: znode below which tables are locked.
         job: name of this job, shown to those who wait behind it.
         app_id: Spark application id, likewise.
+        security: credentials, TLS and the ACL of new znodes; none of them by default.
 
     Raises:
-        SettingsError: a value is malformed or outside its range; the message shows both.
+        SettingsError: a value is malformed or outside its range; the message shows both, but never a secret.
 
     """
 
     zk_hosts: str
     timeout_seconds: float = 300.0
     session_timeout_seconds: float = 30.0
+    max_hold_seconds: float | None = None
     lock_root: str = "/locks/delta_tables"
     job: str | None = None
     app_id: str | None = None
+    security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
         """Validate."""
         _check_hosts(self.zk_hosts)
         check_seconds("timeout_seconds", self.timeout_seconds)
         check_seconds("session_timeout_seconds", self.session_timeout_seconds, 1, 3600)
+        if self.max_hold_seconds is not None:
+            check_seconds("max_hold_seconds", self.max_hold_seconds, 1)
         if not re.fullmatch(r"(/[^/\x00-\x1f]+)+", self.lock_root) or any(
             part in (".", "..") for part in self.lock_root.split("/")
         ):
@@ -69,43 +77,67 @@ class LockSettings:
     def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> LockSettings:
         """Read ``SLUICE_ZK_HOSTS``, ``SLUICE_TIMEOUT_SECONDS`` and so on; keywords win over the environment.
 
+        ``security`` is read as :meth:`Security.from_env` says.
+
         Raises:
             SettingsError: a value is malformed, or ``SLUICE_ZK_HOSTS`` is not set and ``zk_hosts`` not given.
 
         """
         environ = os.environ if environ is None else environ
         found = {
-            field.name: environ[ENVIRONMENT_PREFIX + field.name.upper()]
-            for field in fields(cls)
-            if ENVIRONMENT_PREFIX + field.name.upper() in environ
+            name: environ[ENVIRONMENT_PREFIX + name.upper()]
+            for name in _plain_fields()
+            if ENVIRONMENT_PREFIX + name.upper() in environ
         }
         values = {**_typed(found, where=f"{ENVIRONMENT_PREFIX}* in the environment"), **overrides}
         if "zk_hosts" not in values:
             raise SettingsError(f"no ensemble given: set {ENVIRONMENT_PREFIX}ZK_HOSTS=host:port,… or pass zk_hosts")
+        if "security" not in values:
+            values["security"] = Security.from_env(environ)
         return cls(**values)
 
     @classmethod
     def from_url(cls, url: str, **overrides: Any) -> LockSettings:
         """Read ``zk://host:port,host:port/chroot?timeout_seconds=60&job=nightly``; keywords win over the URL.
 
+        A URL carries no credentials: it ends up in logs and on command lines. Give ``security`` as a keyword.
+
         Raises:
             SettingsError: it is no such URL, or has an unknown or malformed parameter.
 
         """
         parts = urlsplit(url)
+        _refuse_credentials(parts.netloc)
+        # Without the values, of which somebody may have made one a password.
+        shown = url.partition("?")[0]
         if parts.scheme != _URL_SCHEME:
-            raise SettingsError(f"{url!r} is no ZooKeeper URL: write zk://host:port,host:port[/chroot][?setting=value]")
+            raise SettingsError(
+                f"{shown!r} is no ZooKeeper URL: write zk://host:port,host:port[/chroot][?setting=value]"
+            )
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
-        unknown = sorted(set(query) - {field.name for field in fields(cls)} | ({"zk_hosts"} & set(query)))
+        unknown = sorted(set(query) - _plain_fields() | ({"zk_hosts"} & set(query)))
         if unknown:
-            raise SettingsError(f"{url!r}: unknown setting {unknown[0]!r}")
+            raise SettingsError(f"{shown!r}: unknown setting {unknown[0]!r}")
         path = "" if parts.path == "/" else parts.path
-        return cls(**{"zk_hosts": parts.netloc + path, **_typed(query, where=repr(url)), **overrides})
+        return cls(**{"zk_hosts": parts.netloc + path, **_typed(query, where=repr(shown)), **overrides})
+
+
+def _plain_fields() -> set[str]:
+    """Return the names of the fields that are one text or number each."""
+    return {each.name for each in fields(LockSettings)} - {"security"}
+
+
+def _refuse_credentials(hosts: str) -> None:
+    if "@" in hosts:
+        raise SettingsError(
+            "the host list has an '@': credentials are not given with the hosts, which are shown in logs and on "
+            "command lines; docs/security.md says how"
+        )
 
 
 def _typed(values: Mapping[str, str], where: str) -> dict[str, Any]:
     typed: dict[str, Any] = dict(values)
-    for name in ("timeout_seconds", "session_timeout_seconds"):
+    for name in ("timeout_seconds", "session_timeout_seconds", "max_hold_seconds"):
         if name in values:
             try:
                 typed[name] = float(values[name])
@@ -123,6 +155,7 @@ def check_seconds(name: str, value: float, low: float = 0, high: float = LONGEST
 def _check_hosts(zk_hosts: str) -> None:
     if not isinstance(zk_hosts, str) or not zk_hosts.strip():
         raise SettingsError(f"zk_hosts={zk_hosts!r}: must be host:port,host:port[/chroot]")
+    _refuse_credentials(zk_hosts)
     hosts, slash, chroot = zk_hosts.partition("/")
     for host in hosts.split(","):
         match = _HOST.fullmatch(host.strip())

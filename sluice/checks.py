@@ -26,40 +26,51 @@ class Interval:
         start: when it began.
         end: when it ended, or the last moment known to lie within it.
         owner: who held; two intervals of one owner are one hold and never overlap.
+        node: what was held; of different ones holds may overlap.
+        shared: whether others may hold the node at the same time, if they share it, too.
 
     """
 
     start: float
     end: float
     owner: str
+    node: str = ""
+    shared: bool = False
 
 
 def overlaps(holds: Iterable[Interval], *, clock_skew_seconds: float = 0.0) -> list[tuple[Interval, Interval]]:
-    """Return every pair of holds of different owners that share time.
+    """Return every pair of holds of different owners that share time and a node, and may not.
 
     Args:
         holds: in any order.
         clock_skew_seconds: shared time up to this is blamed on the hosts' clocks.
 
     """
-    found = []
-    active: list[Interval] = []
+    found: dict[tuple[str, str], tuple[Interval, Interval]] = {}
+    active: dict[str, list[Interval]] = defaultdict(list)
     for hold in sorted(holds):
-        active = [other for other in active if other.end - clock_skew_seconds > hold.start]
-        found += [(other, hold) for other in active if other.owner != hold.owner]
-        active.append(hold)
-    return found
+        earlier = [other for other in active[hold.node] if other.end - clock_skew_seconds > hold.start]
+        for other in earlier:
+            if other.owner != hold.owner and not (other.shared and hold.shared):
+                found.setdefault((other.owner, hold.owner), (other, hold))
+        active[hold.node] = [*earlier, hold]
+    return list(found.values())
 
 
 def holds_in_log(commits: Iterable[LogCommit]) -> list[Interval]:
-    """Return the holds that the log alone knows of: from when the lock was had to the hold's last commit."""
-    spans: dict[str, tuple[float, float]] = {}
+    """Return what the log tells of holds, for each node: from the lock to the preparation of the hold's last commit."""
+    spans: dict[tuple[str, str, bool], tuple[float, float]] = {}
     for commit in commits:
         if commit.stamp is None or commit.timestamp is None:
             continue
-        start, end = spans.get(commit.stamp.hold, (commit.stamp.acquired_at, commit.timestamp))
-        spans[commit.stamp.hold] = (min(start, commit.stamp.acquired_at), max(end, commit.timestamp))
-    return [Interval(start, max(start, end), hold) for hold, (start, end) in spans.items()]
+        stamp = commit.stamp
+        nodes = [(key, False) for key in stamp.tokens] + [(key, True) for key in stamp.shared_tokens]
+        for key, shared in nodes:
+            start, end = spans.get((stamp.hold, key, shared), (stamp.acquired_at, commit.timestamp))
+            spans[stamp.hold, key, shared] = (min(start, stamp.acquired_at), max(end, commit.timestamp))
+    return [
+        Interval(start, max(start, end), hold, node, shared) for (hold, node, shared), (start, end) in spans.items()
+    ]
 
 
 def describe_overlaps(pairs: Sequence[tuple[Interval, Interval]]) -> list[str]:
@@ -176,6 +187,11 @@ def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[s
             )
         current = ensemble
         last_under[ensemble] = commit.version
+    if dropped is not None:
+        problems.append(
+            f"the table was pinned to ensemble {dropped[0]} until version {dropped[1]} dropped that by the way: any "
+            "ensemble's lock counts now; run `sluice adopt` again"
+        )
     return _shown(problems)
 
 

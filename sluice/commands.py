@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 import sys
-import traceback
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 import sluice
-from lock_manager import SluiceError
-from sluice.interrupts import Interrupted, interruptible
-from sluice.log_folder import LogAccessError
+from sluice import operator_commands
+from sluice.command_parts import FAILED, StorageOption, Verbose, in_a_sentence, key_and_value
+from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sluice.verify import Verification
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-
-FAILED, BAD_ARGUMENTS = 1, 2
 
 app = typer.Typer(
     name="sluice",
@@ -38,32 +29,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Verbose = Annotated[bool, typer.Option("--verbose", help="Show the stack trace of an error.")]
-StorageOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="KEY=VALUE", help="As deltalake takes it; may be repeated.  [dim]default: AWS_* variables[/]"),
-]
-
-
-def _in_a_sentence(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Turn what a command raises on purpose into one sentence on standard error and an exit code."""
-
-    @functools.wraps(command)
-    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return command(*args, **kwargs)
-        except Interrupted as stop:
-            sys.stderr.write(f"sluice: stopped by {stop}; everything that was started has been ended\n")
-            raise typer.Exit(stop.exit_code) from None
-        except SluiceError as error:
-            if kwargs.get("verbose"):
-                traceback.print_exc()
-            sys.stderr.write(f"sluice: {error}\n")
-            bad = isinstance(error, ValueError | LogAccessError)
-            raise typer.Exit(BAD_ARGUMENTS if bad else FAILED) from None
-
-    return run
 
 
 def _show_version(*, asked: bool) -> None:
@@ -87,6 +52,8 @@ def _sluice(
     [bold]sluice demo[/]                          five Spark writers load one table, and nothing is lost
     [bold]sluice verify s3a://lake/flights[/]     check a Delta table, on S3 or on disk
     [bold]sluice log s3a://lake/flights[/]        who committed what, when and under which hold
+    [bold]sluice status[/]                        who holds which lock, and who waits
+    [bold]sluice doctor[/]                        is everything there that a locked write needs?
     [bold]sluice soak[/]                          writers, faults, and whether the promises hold
     [bold]sluice zookeeper[/]                     a ZooKeeper to try things with
 
@@ -102,7 +69,7 @@ class Storage(StrEnum):
 
 
 @app.command()
-@_in_a_sentence
+@in_a_sentence
 def demo(
     *,
     storage: Annotated[Storage, typer.Option(help="An embedded S3, or the disk.")] = Storage.S3,
@@ -136,7 +103,7 @@ def demo(
 
 
 @app.command()
-@_in_a_sentence
+@in_a_sentence
 def verify(
     table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
     *,
@@ -171,7 +138,7 @@ def verify(
     """
     from sluice.verify import verify_table  # noqa: PLC0415
 
-    options = dict(_key_and_value(option) for option in storage_option or ())
+    options = dict(key_and_value(option) for option in storage_option or ())
     columns = [name.strip() for name in key.split(",") if name.strip()]
     found = verify_table(table, key=columns, storage_options=options, clock_skew_seconds=clock_skew)
     if as_json:
@@ -182,15 +149,8 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-def _key_and_value(option: str, hint: str = "--storage-option") -> tuple[str, str]:
-    name, equals, value = option.partition("=")
-    if not equals or not name.strip():
-        raise typer.BadParameter(f"{option!r} is not KEY=VALUE", param_hint=hint)
-    return name.strip(), value
-
-
 @app.command()
-@_in_a_sentence
+@in_a_sentence
 def log(
     table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
     *,
@@ -209,7 +169,7 @@ def log(
     """
     from sluice.table_log import log_to_json, print_log, read_table_log  # noqa: PLC0415
 
-    options = dict(_key_and_value(option) for option in storage_option or ())
+    options = dict(key_and_value(option) for option in storage_option or ())
     location, commits = read_table_log(table, limit=limit or None, storage_options=options)
     if as_json:
         print(json.dumps(log_to_json(location, commits), indent=2))
@@ -218,7 +178,7 @@ def log(
 
 
 @app.command()
-@_in_a_sentence
+@in_a_sentence
 def adopt(
     table: Annotated[str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.")],
     *,
@@ -255,7 +215,7 @@ def adopt(
 
     given: dict[str, Any] = {"zk_hosts": zookeeper, "timeout_seconds": lock_timeout}
     settings = LockSettings.from_env(**{name: value for name, value in given.items() if value is not None})
-    options = dict(_key_and_value(option, "--conf") for option in conf or ())
+    options = dict(key_and_value(option, "--conf") for option in conf or ())
     with interruptible(), start_spark(options) as spark:
         done = adopt_table(spark, table, settings, move=move, old_hosts=from_hosts)
     if as_json:
@@ -265,7 +225,7 @@ def adopt(
 
 
 @app.command()
-@_in_a_sentence
+@in_a_sentence
 def jars(
     *,
     folder: Annotated[
@@ -286,13 +246,13 @@ def jars(
 
 
 @app.command()
-@_in_a_sentence
+@in_a_sentence
 def dist(
     *,
     output: Annotated[Path, typer.Option(help="Where to write it.")] = Path("build/sluice-py.zip"),
     verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
 ) -> None:
-    """Build the zip for spark-submit's --py-files: lock_manager, writer_jobs and kazoo.
+    """Build the zip for spark-submit's --py-files: lock_manager, writer_jobs, kazoo and pure-sasl.
 
     [bold]sluice dist --output sluice.zip[/]
     [bold]spark-submit $(sluice submit-args --zip sluice.zip) …/append.py --zookeeper …[/]
@@ -300,6 +260,9 @@ def dist(
     from sluice.distribution import build_zip  # noqa: PLC0415
 
     print(build_zip(output))
+
+
+operator_commands.register(app)
 
 
 class Engine(StrEnum):
@@ -319,7 +282,7 @@ class Without(StrEnum):
 
 
 @app.command()
-@_in_a_sentence
+@in_a_sentence
 def soak(
     *,
     writers: Annotated[int, typer.Option(min=1, max=64, help="How many processes.")] = 4,
@@ -404,7 +367,7 @@ class GuardMode(StrEnum):
 
 
 @app.command("submit-args")
-@_in_a_sentence
+@in_a_sentence
 def submit_args(
     *,
     archive: Annotated[
@@ -429,7 +392,7 @@ def submit_args(
 
 
 @app.command()
-@_in_a_sentence
+@in_a_sentence
 def zookeeper(
     *,
     servers: Annotated[int, typer.Option(metavar="1|3", help="One server, or an ensemble of three.")] = 1,
@@ -475,6 +438,11 @@ def _print_verification(found: Verification, console: Console) -> None:
         ("versions", f"{found.first_version:,} to {found.version:,}"),
         ("commits in the log", f"{found.commits:,}"),
         ("under the lock", f"{found.locked_commits:,}"),
+        *(
+            [("  by the writer's own word, not fenced", f"{found.unfenced_commits:,}")]
+            if found.unfenced_commits
+            else ()
+        ),
         ("without it", f"{found.unlocked_commits:,}"),
         *((f"  by {engine}: {version_ranges(made)}", f"{len(made):,}") for engine, made in writers),
         *((f"  only observed, {error}: {version_ranges(made)}", f"{len(made):,}") for error, made in observed),

@@ -34,7 +34,7 @@ _ROW_METRICS = (
 
 @dataclass(frozen=True)
 class LockStamp:
-    """What the commit guard noted of the hold under which a commit was made (``commitInfo.sluice``).
+    """What was noted of the hold under which a commit was made (``commitInfo.sluice``).
 
     Attributes:
         commit_id: unique name of the write, or of the attempt to commit it if it was given none.
@@ -44,6 +44,8 @@ class LockStamp:
         shared_tokens: of its shared locks.
         acquired_at: when the hold began, seconds since the epoch, by the writer's clock.
         job: what the writer called itself.
+        fenced: whether the commit guard noted it, which had the hold confirmed before it let the commit pass. Else it
+            is the writer's own word (see :func:`lock_manager.commit_metadata`).
 
     """
 
@@ -54,6 +56,7 @@ class LockStamp:
     shared_tokens: Mapping[str, int]
     acquired_at: float
     job: str | None = None
+    fenced: bool = True
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ class LogCommit:
         operation: what it did, in Delta's words.
         rows: how many it inserted, updated or deleted, None if nothing tells.
         observed: with which error the guard would have refused it, had it not only observed.
-        stamp: what the guard left there, None for a commit that did not pass it.
+        stamp: what it says of its hold, None if it names none.
         pin: the ensemble that it makes the table's own, "" for none; None if it leaves that as it is.
         adds: data files that it adds.
         removes: data files that it removes.
@@ -179,18 +182,22 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
 
 
 def parse_stamp(info: Mapping[str, Any]) -> LockStamp | None:
-    """Read the guard's stamp in a ``commitInfo``; None if there is none, or none that this release understands."""
+    """Read the stamp in a ``commitInfo``; None if there is none, or none that this release understands."""
     try:
         said = info["sluice"]
+        # The guard writes an object; delta-rs lets a writer note nothing but text.
+        fenced = not isinstance(said, str)
+        said = said if fenced else json.loads(said)
         nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in said["nodes"]]
         return LockStamp(
-            commit_id=_write_id(info) or str(said["attempt"]),
+            commit_id=_write_id(info) or str(said.get("commit_id") or said["attempt"]),
             hold=str(said["hold"]),
             ensemble=str(said["ensemble"]),
             tokens={key: token for key, mode, token in nodes if mode == "exclusive"},
             shared_tokens={key: token for key, mode, token in nodes if mode == "shared"},
             acquired_at=float(said["acquired_at"]),
             job=said.get("job"),
+            fenced=fenced,
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

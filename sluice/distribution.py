@@ -1,7 +1,8 @@
 """What a cluster needs of this project: a zip for ``--py-files``, and the jars.
 
-The zip holds ``lock_manager``, ``writer_jobs`` and kazoo: pure Python, so that it runs from the zip in any
-interpreter that the cluster's PySpark runs in.
+The zip holds ``lock_manager``, ``writer_jobs``, kazoo and, where they are installed, what kazoo needs for SASL and
+Delta's own Python module: pure Python, so that it runs from the zip in any interpreter that the cluster's PySpark runs
+in.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from sluice.jars import jar_paths, jars_folder
 
 ZIP_NAME = "sluice-py-files.zip"
 _PACKAGES = ("lock_manager", "writer_jobs", "kazoo")
-_LEFT_OUT = frozenset({"__pycache__", "tests", "testing"})
+_IF_INSTALLED = ("puresasl", "delta")
+_OF_OTHERS = {"kazoo": "kazoo", "puresasl": "pure-sasl", "delta": "delta-spark"}
+"""Distributions of which a licence has to go along, by package."""
+# Delta for Spark Connect, which cannot write under a lock, needs gRPC.
+_LEFT_OUT = frozenset({"__pycache__", "tests", "testing", "connect"})
 _SUFFIXES = frozenset({".py", ".typed"})
 # The zip format's oldest: no clock may show in it.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
@@ -34,7 +39,7 @@ def build_zip(path: str | Path) -> Path:
     """Write the zip for ``--py-files``, and return where it is.
 
     The same packages give the same bytes, wherever and whenever it is built: sorted names, fixed times and modes, no
-    compression (whose result depends on the library). Tests and byte code are left out; kazoo's licence goes along.
+    compression (whose result depends on the library). Tests and byte code are left out; others' licences go along.
 
     Args:
         path: of the zip; folders on the way are made. What was there is replaced when the new one is complete.
@@ -90,15 +95,16 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
 
 def _contents() -> Iterator[tuple[str, Path]]:
     """Yield every name in the zip with the file that it is made of."""
-    for package in _PACKAGES:
+    packages = [*_PACKAGES, *(package for package in _IF_INSTALLED if importlib.util.find_spec(package))]
+    for package in packages:
         folder = _folder_of(package)
         for file in folder.rglob("*"):
             inside = file.relative_to(folder)
             if file.suffix in _SUFFIXES and file.is_file() and _LEFT_OUT.isdisjoint(inside.parts):
                 yield f"{package}/{inside.as_posix()}", file
-    for licence in importlib.metadata.files("kazoo") or ():
-        if licence.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")):
-            yield f"kazoo/{licence.name}", Path(str(licence.locate()))
+        for licence in importlib.metadata.files(_OF_OTHERS[package]) or () if package in _OF_OTHERS else ():
+            if licence.name.upper().startswith(("LICENSE", "LICENCE", "NOTICE")):
+                yield f"{package}/{licence.name}", Path(str(licence.locate()))
 
 
 def _folder_of(package: str) -> Path:

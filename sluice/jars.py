@@ -97,7 +97,7 @@ def resolve_jars(folder: Path | None = None) -> list[Path]:
 
     """
     folder = folder or jars_folder()
-    wanted = [jar for jar in locked_jars() if not _is_pinned(folder / jar.file_name, jar)]
+    wanted = [jar for jar in locked_jars() if not is_pinned(folder / jar.file_name, jar)]
     if wanted:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="sluice-ivy-") as scratch:
@@ -106,7 +106,7 @@ def resolve_jars(folder: Path | None = None) -> list[Path]:
                 brought = Path(scratch) / "jars" / jar.file_name
                 if not brought.is_file():
                     raise JarsError(f"{jar.group}:{jar.artifact}:{jar.version} could not be resolved")
-                if not _is_pinned(brought, jar):
+                if not is_pinned(brought, jar):
                     raise JarsError(f"{jar.file_name} is not the pinned one: its SHA-256 differs from jars.lock")
                 # Beside its final name first, so that a reader never sees half a jar.
                 part = folder / f".{jar.file_name}.{os.getpid()}.part"
@@ -115,7 +115,8 @@ def resolve_jars(folder: Path | None = None) -> list[Path]:
     return [*(folder / jar.file_name for jar in locked_jars()), LOG_STORE_JAR]
 
 
-def _is_pinned(path: Path, jar: Jar) -> bool:
+def is_pinned(path: Path, jar: Jar) -> bool:
+    """Tell whether a file is the jar that was pinned, by its SHA-256."""
     if not path.is_file():
         return False
     with path.open("rb") as stream:

@@ -58,9 +58,8 @@ def open_log(table: str | os.PathLike[str], options: Mapping[str, str] | None = 
 
     """
     name = os.fspath(table)
-    match = _S3.fullmatch(name)
-    if match:
-        return _S3Log(match["bucket"], (match["prefix"] or "").strip("/"), dict(options or {}))
+    if (found := parse_s3(name)) is not None:
+        return _S3Log(*found, dict(options or {}))
     if _SCHEME.match(name) and not name.lower().startswith("file:"):
         raise LogAccessError(f"{name!r}: only s3://, s3a://, file: and local paths can be read")
     path = canonical_table_uri(name).removeprefix("file:") if _SCHEME.match(name) else name
@@ -88,30 +87,50 @@ class _LocalLog:
             raise LogAccessError(f"{self._log / name} cannot be read: {error.strerror}") from error
 
 
+def parse_s3(location: str) -> tuple[str, str] | None:
+    """Return bucket and prefix (without slashes around it) of an ``s3://``, ``s3a://`` or ``s3n://`` location."""
+    match = _S3.fullmatch(location)
+    return (match["bucket"], (match["prefix"] or "").strip("/")) if match else None
+
+
+def s3_endpoint(options: Mapping[str, str]) -> str | None:
+    """Return the endpoint that ``deltalake``'s storage options or the environment name; None for AWS itself."""
+    given = _plain(options)
+    return given.get("endpoint_url") or given.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL")
+
+
+def s3_client(options: Mapping[str, str]) -> Any:
+    """Return a boto3 client that finds the store as ``deltalake`` does with the same storage options."""
+    import boto3  # noqa: PLC0415 (0.4 s that local tables need not pay)
+    from botocore.config import Config  # noqa: PLC0415
+
+    given, endpoint = _plain(options), s3_endpoint(options)
+    region = given.get("region") or given.get("default_region")
+    return boto3.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
+        aws_access_key_id=given.get("access_key_id"),
+        aws_secret_access_key=given.get("secret_access_key"),
+        aws_session_token=given.get("session_token") or given.get("token"),
+        config=Config(max_pool_connections=PARALLEL_READS, s3={"addressing_style": "path"} if endpoint else {}),
+    )
+
+
+def _plain(options: Mapping[str, str]) -> dict[str, str]:
+    """Return options by their plain names: deltalake takes each in any case, with and without the prefix "aws_"."""
+    return {key.lower().removeprefix("aws_"): value for key, value in options.items()}
+
+
 class _S3Log:
     def __init__(self, bucket: str, prefix: str, options: dict[str, str]) -> None:
-        import boto3  # noqa: PLC0415 (0.4 s that local tables need not pay)
-        from botocore.config import Config  # noqa: PLC0415
-
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
         self._bucket = bucket
         self._prefix = f"{prefix}/_delta_log/".lstrip("/")
-        # deltalake takes each name in any case, with and without the prefix "aws_"
-        given = {key.lower().removeprefix("aws_"): value for key, value in options.items()}
-        endpoint = given.get("endpoint_url") or given.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL")
-        region = given.get("region") or given.get("default_region")
         self.options = dict(options)
-        if endpoint and endpoint.startswith("http://") and "allow_http" not in given:
+        if (s3_endpoint(options) or "").startswith("http://") and "allow_http" not in _plain(options):
             self.options["AWS_ALLOW_HTTP"] = "true"
-        self._client: Any = boto3.client(
-            "s3",
-            endpoint_url=endpoint,
-            region_name=region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION"),
-            aws_access_key_id=given.get("access_key_id"),
-            aws_secret_access_key=given.get("secret_access_key"),
-            aws_session_token=given.get("session_token") or given.get("token"),
-            config=Config(max_pool_connections=PARALLEL_READS, s3={"addressing_style": "path"} if endpoint else {}),
-        )
+        self._client = s3_client(options)
 
     def names(self) -> list[str]:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415

@@ -65,6 +65,7 @@ def _entry(commit: LogCommit) -> dict[str, Any]:
         "rows": commit.rows,
         "engine": commit.engine,
         "locked": stamp is not None,
+        "fenced": stamp is not None and stamp.fenced,
         "observed": commit.observed,
         "job": stamp.job if stamp else None,
         "hold": stamp.hold if stamp else None,
@@ -131,7 +132,7 @@ def _cells(commit: LogCommit, time_format: str) -> dict[str, str]:
     more = f" +{len(tokens) - 1}" if len(tokens) > 1 else ""
     return cells | {
         "job": stamp.job or "",
-        "hold": stamp.hold[:_SHORT],
+        "hold": stamp.hold[:_SHORT] if stamp.fenced else f"{stamp.hold[:_SHORT]}, not fenced",
         "token": f"{max(stamp.tokens.values() or tokens, default=0):x}{more}",
         "ensemble": stamp.ensemble[:_SHORT],
     }

@@ -59,6 +59,7 @@ class Verification:
         key: columns of which every combination should be there once; empty if not asked.
         duplicate_rows: rows beyond the first of each key; None if not asked.
         locked_commits: commits that carry the lock's stamp.
+        unfenced_commits: those of them that carry it by their writer's own word: ordered, but not fenced by the guard.
         unlocked_commits: commits that do not.
         unlocked_writers: the versions of the latter, by engine.
         observed: versions that the guard would have refused, had it not been told to observe only, by error.
@@ -78,6 +79,7 @@ class Verification:
     key: tuple[str, ...] = ()
     duplicate_rows: int | None = None
     locked_commits: int = 0
+    unfenced_commits: int = 0
     unlocked_commits: int = 0
     unlocked_writers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     observed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -156,6 +158,7 @@ def verify_table(
         key=tuple(key),
         duplicate_rows=reading.duplicate_rows,
         locked_commits=len(commits) - unlocked_commits,
+        unfenced_commits=sum(commit.stamp is not None and not commit.stamp.fenced for commit in commits),
         unlocked_commits=unlocked_commits,
         unlocked_writers=unlocked,
         observed=observed_commits(commits),

@@ -17,9 +17,11 @@ from writer_jobs.errors import (
     UnsupportedSessionError,
     WriteFailedError,
 )
-from writer_jobs.guarded import attach, locked
+from writer_jobs.guarded import attach
+from writer_jobs.locked_write import CommitResult
+from writer_jobs.locking import locked, locked_all
 from writer_jobs.session import build_session
-from writer_jobs.writer import CommitResult, LockedDeltaWriter
+from writer_jobs.writer import LockedDeltaWriter
 
 __all__ = [
     "Commit",
@@ -42,4 +44,5 @@ __all__ = [
     "build_session",
     "locate_table",
     "locked",
+    "locked_all",
 ]

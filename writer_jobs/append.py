@@ -8,7 +8,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ if __package__ in (None, ""):
 
 try:
     from lock_manager import (
+        ClosedError,
         EnsembleFormatError,
         EnsembleMismatchError,
         EnsembleRefusedError,
@@ -29,6 +30,7 @@ try:
         SluiceError,
         ZookeeperLockManager,
     )
+    from lock_manager.metrics import MetricsExporter
 except ModuleNotFoundError as missing:
     print(f"append.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints", file=sys.stderr)
     sys.exit(2)
@@ -65,6 +67,7 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (EnsembleRefusedError, EXIT_NO_LOCK),
     (EnsembleFormatError, EXIT_NO_LOCK),
     (EnsembleMismatchError, EXIT_NO_LOCK),
+    (ClosedError, EXIT_NO_LOCK),
     (LockLostError, EXIT_LOCK_LOST),
     (LockNotHeldError, EXIT_LOCK_LOST),
     (CommitUnknownError, EXIT_UNKNOWN),
@@ -98,11 +101,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     code, sentence = EXIT_DONE, None
     try:
         with StopSignals() as stop:
-            _append(arguments, output, stop, report)
+            arguments.check()
+            with nullcontext() if arguments.metrics is None else MetricsExporter(arguments.metrics):
+                _append(arguments, output, stop, report)
     except (Exception, Stopped, KeyboardInterrupt) as error:  # noqa: BLE001 (each becomes an exit code and a sentence)
         if arguments.verbose:
             traceback.print_exception(error)
-        code, sentence = _exit_code(error), _sentence(error)
+        code, sentence = _exit_code(error), _sentence(error) + output.made_before()
         _say(sentence)
     if report is not None and not report.failed:
         try:
@@ -113,7 +118,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _append(arguments: Arguments, output: JobOutput, stop: StopSignals, report: Report | None) -> None:
-    arguments.check()
     settings = arguments.lock_settings()
     with ZookeeperLockManager(settings) as probe:
         # Before anything that costs: executors, listing, reading.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lock_manager import LockSettings, SettingsError, canonical_table_uri
+from lock_manager.metrics import Destination
 from writer_jobs.runs import check_run_id
 from writer_jobs.sources import FORMATS
 
@@ -92,9 +93,11 @@ class Arguments:
     options: Mapping[str, str]
     partition_by: tuple[str, ...]
     commits: int
+    lock: str
     lock_timeout: float | None
     run_id: str | None
     report: str | None
+    metrics: str | None
     verbose: bool
 
     def lock_settings(self) -> LockSettings:
@@ -115,6 +118,8 @@ class Arguments:
 
         """
         self.lock_settings()
+        if self.metrics is not None:
+            Destination.parse(self.metrics)
         if _NAME_WITH_SCHEME.match(self.table):
             canonical_table_uri(self.table)
         if self.run_id is not None:
@@ -157,9 +162,19 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         help="partition columns of a new table, separated by commas; an existing table's own, or nothing",
     )  # fmt: skip
     add("--commits", default=1, type=_count, metavar="N", help="number of commits to divide the rows into (1)")
+    add(
+        "--lock", choices=("table", "partitions"), default="table",
+        help="what to lock: all of the table (the default), or the partitions that each commit's rows are in, which "
+        "takes one more pass over them",
+    )  # fmt: skip
     add("--lock-timeout", type=float, metavar="S", help="seconds to wait for the lock, each time (300); 0: do not wait")
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start again")
     add("--report", type=_text, metavar="URI", help="JSON file to write the outcome to, also when the job fails")
+    add(
+        "--metrics", metavar="WHERE",
+        help="Prometheus metrics: PORT or HOST:PORT to serve them at (127.0.0.1), or FILE.prom to write; needs "
+        "prometheus-client on the driver",
+    )  # fmt: skip
     add(
         "--option", action="append", default=[], type=_pair, metavar="KEY=VALUE",
         help="option of Spark's reader, such as sep=; or timestampFormat=yyyyMMdd; may be repeated",
@@ -178,9 +193,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         options=options,
         partition_by=found.partition_by,
         commits=found.commits,
+        lock=found.lock,
         lock_timeout=found.lock_timeout,
         run_id=found.run_id,
         report=found.report,
+        metrics=found.metrics,
         verbose=found.verbose,
     )
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from lock_manager import PartitionColumn, PartitionSchema
 from lock_manager.errors import ENSEMBLE_PROPERTY
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
@@ -28,6 +30,8 @@ NO_VERSION = -1
 #: ``userMetadata`` (what the write notes of itself).
 STAMP = "sluice"
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
+_PHYSICAL_NAME = "delta.columnMapping.physicalName"
+_TIME_ZONE = "spark.sql.session.timeZone"
 _RETENTION = "delta.setTransactionRetentionDuration"
 # To Java an IOException, like some of Delta's own; to us a damaged log.
 _NOT_JSON = "com.fasterxml.jackson.core.JacksonException"
@@ -80,11 +84,13 @@ class Commit:
     Attributes:
         version: its number.
         rows: how many it added, None if Delta was told not to count (``history.metricsEnabled``).
+        metrics: all that Delta counted (``operationMetrics``).
 
     """
 
     version: int
     rows: int | None
+    metrics: Mapping[str, str] = field(default_factory=dict)
 
 
 class DeltaTableLog:
@@ -145,6 +151,28 @@ class DeltaTableLog:
             ensemble=str(pin.get()) if pin.isDefined() else None,
         )
 
+    def partition_schema(self) -> PartitionSchema:
+        """Return the partition columns of the newest version.
+
+        Raises:
+            TableError: there is no table, or it is not partitioned.
+            ResourceError: a column's type is one whose values Delta does not write exactly.
+
+        """
+        state = self.state()
+        if state is None:
+            raise TableError(
+                f"there is no Delta table at {self.location}: its first version needs the lock on the table"
+            )
+        if not state.partition_columns:
+            raise TableError(f"{self.location} is not partitioned: lock the table")
+        columns = []
+        for name in state.partition_columns:
+            field_of = state.schema[name]
+            physical = (field_of.metadata or {}).get(_PHYSICAL_NAME, name)
+            columns.append(PartitionColumn(name, str(field_of.dataType.jsonValue()), str(physical)))
+        return PartitionSchema(tuple(columns), str(self._spark.conf.get(_TIME_ZONE)))
+
     def find_commit(self, commit_id: str, *, after: int) -> tuple[Commit | None, int]:
         """Look for a commit of ours among the versions after one that was current before it.
 
@@ -152,7 +180,7 @@ class DeltaTableLog:
         end; in an undisturbed table that costs two reads. Delta writes ``commitInfo`` into the first line.
 
         Args:
-            commit_id: what the commit carries in its ``userMetadata``.
+            commit_id: what the commit carries in its ``userMetadata`` or in the guard's note.
             after: version before the commit, -1 for a new table.
 
         Returns:
@@ -165,9 +193,10 @@ class DeltaTableLog:
         version = after + 1
         while (line := self._files.read_first_line(f"{self.location}/{LOG_FOLDER}/{version:020d}.json")) is not None:
             info = _commit_info(line)
-            if stamp_of(info).get("commit_id") == commit_id:
-                rows = info.get("operationMetrics", {}).get("numOutputRows")
-                return Commit(version, None if rows is None else int(rows)), version
+            if commit_id in (stamp_of(info).get("commit_id"), noted_by_guard(info).get("commit_id")):
+                metrics = info.get("operationMetrics", {})
+                rows = metrics.get("numOutputRows")
+                return Commit(version, None if rows is None else int(rows), metrics), version
             version += 1
         return None, version - 1
 
@@ -241,6 +270,12 @@ def stamp_of(commit_info: dict[str, Any]) -> dict[str, Any]:
         return {}
     stamp = metadata.get(STAMP) if isinstance(metadata, dict) else None
     return stamp if isinstance(stamp, dict) else {}
+
+
+def noted_by_guard(commit_info: dict[str, Any]) -> dict[str, Any]:
+    """Return what the commit guard has noted of the hold, and of the write, in a commit; empty for anybody else's."""
+    note = commit_info.get(STAMP)
+    return note if isinstance(note, dict) else {}
 
 
 def locate_table(spark: SparkSession, table: str, *, new: bool = False) -> str:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import _thread
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from writer_jobs.delta_log import TableState
+from writer_jobs.errors import WriteFailedError
 from writer_jobs.failures import JVM_ERRORS, one_sentence
+from writer_jobs.work import Work
+
+T = TypeVar("T")
 
 CANCEL_AGAIN_SECONDS = 0.2
-_SESSION_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
-_OWN_OPTIONS = frozenset({"txnappid", "txnversion", "path"})
 # Delta raises these, before it writes anything, for rows that do not fit.
 _SCHEMA_CONDITIONS = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_METADATA_MISMATCH", "DELTA_SCHEMA")
 
@@ -78,47 +80,23 @@ class _WriteThread:
 
 
 class DeltaWrite:
-    """One append: what is to be written, and the Spark jobs that do it.
+    """One operation on a table, and the Spark jobs that do it.
 
     Args:
-        df: the rows.
-        partition_by: partition columns of a new table.
-        options: of Delta's writer.
-        txn: ``(txnAppId, txnVersion)`` or None.
-        metadata: more to note in the commit.
+        metadata: more to note in the commit (JSON values).
         spark: the session.
 
     Attributes:
         commit_id: by which the commit is found in the log.
-
-    Raises:
-        ValueError: ``options`` has what is an argument of its own.
+        work: what is done; set when it is known what is locked.
 
     """
 
-    def __init__(
-        self,
-        df: DataFrame,
-        partition_by: tuple[str, ...],
-        options: dict[str, str],
-        txn: tuple[str, int] | None,
-        metadata: dict[str, Any],
-        spark: SparkSession,
-    ) -> None:
+    work: Work
+
+    def __init__(self, metadata: Mapping[str, Any], spark: SparkSession) -> None:
         self.commit_id = str(uuid.uuid4())
-        self.txn = txn
-        self.metadata = metadata
-        self.user_metadata: str | None = spark.conf.get(_SESSION_METADATA, None)
-        for name in list(options):
-            if name.lower() in _OWN_OPTIONS:
-                raise ValueError(f"option {name!r} cannot be given: use the arguments table and txn")
-            if name.lower() == "usermetadata":
-                self.user_metadata = options.pop(name)
-        if txn is not None:
-            options |= {"txnAppId": txn[0], "txnVersion": str(txn[1])}
-        self._df = df
-        self._partition_by = partition_by
-        self._options = options
+        self.metadata = dict(metadata)
         self._context = spark.sparkContext
         self._tag = f"sluice-{self.commit_id}"
 
@@ -147,17 +125,29 @@ class DeltaWrite:
                 interrupt = interrupt or error
         return thread.failure, interrupt
 
+    def read(self, look: Callable[[], T], *, table: str) -> T:
+        """Run Spark jobs that look what there is to do, in this thread; :meth:`cancel_jobs` ends them, too.
+
+        Raises:
+            WriteFailedError: Spark failed.
+
+        """
+        self._context.addJobTag(self._tag)
+        try:
+            return look()
+        except JVM_ERRORS as error:
+            raise WriteFailedError(table=table, reason=one_sentence(error)) from error
+        finally:
+            with suppress(*JVM_ERRORS):
+                self._context.removeJobTag(self._tag)
+
     def _save(self, location: str, user_metadata: str) -> None:
         self._context.addJobTag(self._tag)
-        writer = self._df.write.format("delta").mode("append").options(**self._options)
-        writer = writer.option("userMetadata", user_metadata)
-        if self._partition_by:
-            writer = writer.partitionBy(*self._partition_by)
-        writer.save(location)
+        self.work.do(location, user_metadata)
         self._context.removeJobTag(self._tag)
 
     def cancel_jobs(self) -> None:
-        """Cancel the Spark jobs of this append, those that run now."""
+        """Cancel the Spark jobs of this operation, those that run now."""
         with suppress(*JVM_ERRORS):
             self._context.cancelJobsWithTag(self._tag)
 
@@ -173,6 +163,6 @@ class DeltaWrite:
         if condition is None or not condition.startswith(_SCHEMA_CONDITIONS):
             return None
         known = {name.lower() for name in state.schema.names} if state else set()
-        unknown = [name for name in self._df.columns if name.lower() not in known]
+        unknown = [name for name in self.work.columns if name.lower() not in known]
         # Delta shows both schemas whole, over many lines.
         return f"the table has no column {', '.join(unknown)}" if state and unknown else one_sentence(error)

@@ -9,9 +9,9 @@
     ├── TableError (ValueError)                    no Delta table, or none that may be written under a lock
     ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
     ├── RunError (ValueError)                      a run id that was used for other sources, or by somebody else
-    ├── WriteFailedError (RuntimeError)            an append failed; the table is as it was
+    ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
-    │   └── CommitUnknownError                     it could not be found out whether the append was committed
+    │   └── CommitUnknownError                     it could not be found out whether the write was committed
     └── LockLostError                              (lock_manager.errors)
         └── UnprovenCommitError                    committed, but whether the lock still stood is not known
 
@@ -51,7 +51,7 @@ class RunError(SluiceError, ValueError):
 
 
 class WriteFailedError(SluiceError, RuntimeError):
-    """An append failed, and the table is as it was before.
+    """A write failed, and the table is as it was before.
 
     Attributes:
         table: canonical URI.
@@ -60,7 +60,7 @@ class WriteFailedError(SluiceError, RuntimeError):
     """
 
     def __init__(self, *, table: str, reason: str) -> None:
-        super().__init__(f"nothing was appended to {table}: {reason}")
+        super().__init__(f"the write to {table} failed, and nothing of it is in the table: {reason}")
         self.table = table
         self.reason = reason
 

@@ -56,7 +56,7 @@ def has_condition(error: BaseException, *prefixes: str) -> bool:
 def one_sentence(error: BaseException) -> str:
     """Say in one line why a call into the JVM failed, from the outermost layer that says anything to the innermost."""
     if isinstance(error, LOST_CONTACT):
-        return "the driver's JVM is gone or does not answer"
+        return f"the driver's JVM is gone or does not answer ({_innermost(error)})"
     said: list[str] = []
     for layer in _layers(error):
         if layer.getClass().getSimpleName() == "UnknownStoreException":
@@ -69,6 +69,12 @@ def one_sentence(error: BaseException) -> str:
     # The outermost names the file or the command, the innermost the reason; what is between repeats them.
     chosen = said if len(said) <= 3 else [said[0], *said[-2:]]  # noqa: PLR2004 (see above)
     return ": ".join(part.rstrip(".:") for part in chosen)
+
+
+def _innermost(error: BaseException) -> str:
+    while error.__cause__ is not None or error.__context__ is not None:
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+    return f"{type(error).__name__}: {_gist(str(error))}"
 
 
 def _layers(error: BaseException) -> Iterator[JavaObject]:

@@ -24,33 +24,31 @@ from lock_manager import (
     EnsembleMismatchError,
     HeldLock,
     LockLostError,
-    LockSettings,
-    SettingsError,
-    ZookeeperLockManager,
     canonical_table_uri,
 )
+from lock_manager.errors import versions_of
 from lock_manager.guard import CommitGuard, GuardedHold
+from lock_manager.installed import declare_installed
 from lock_manager.intents import version_to_occupy
+from lock_manager.partitions import PartitionSchema
 from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
 from writer_jobs.ensembles import pin_again, refuse_other_ensemble
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError
-from writer_jobs.failures import is_conflict
 from writer_jobs.refusals import raise_refusals_as_python_errors
 from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
 
 log = logging.getLogger(__name__)
 
 HOLDS_PROPERTY = "spark.sluice.hold"
-ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
 GUARD_OFF = "off"
 _OBSERVE = "observe"
+_REQUIRED = "required"
 _AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
-# A check is answered within 0.4 of the session time-out, or refused; the rest is for a busy interpreter.
+# The ensemble is asked for 45 s at most; the rest is for a busy interpreter.
 _ANSWER_SECONDS = 60
 
 GUARD = CommitGuard()
 _attaching = threading.Lock()
-_managers: dict[LockSettings, ZookeeperLockManager] = {}
 
 
 class _JavaGuard:
@@ -98,9 +96,35 @@ def attach(spark: SparkSession) -> None:
             jvm.io.deltasluice.storage.Guard.install(guard, _ANSWER_SECONDS * 1000)
             gateway._sluice_guard = guard  # noqa: SLF001 (lives as long as the gateway)
     raise_refusals_as_python_errors(GUARD)
-    if spark.conf.get(_AUTO_COMPACT, None) is None:
+    required = guard_mode(spark) == _REQUIRED
+    declare_installed((lambda location: _schema_of(spark, location)) if required else None)
+    auto_compact = spark.conf.get(_AUTO_COMPACT, None)
+    if auto_compact is None:
         # A table's own property would turn it on: it commits again inside the first commit, and hides its errors.
         spark.conf.set(_AUTO_COMPACT, "false")
+    elif auto_compact.strip().lower() != "false":
+        log.warning(
+            "%s=%s: a compaction that the guard refuses is not reported; leave it out, and compact under a lock",
+            _AUTO_COMPACT,
+            auto_compact,
+        )
+
+
+def attach_unless_off(spark: SparkSession) -> None:
+    """Guard the driver's commits as :func:`attach` does; in a session with the guard ``off``, note that they are not.
+
+    Raises:
+        GuardMissingError, UnsupportedSessionError: see :func:`attach`.
+
+    """
+    if guard_mode(spark) == GUARD_OFF:
+        declare_installed(None)
+    else:
+        attach(spark)
+
+
+def _schema_of(spark: SparkSession, location: str) -> PartitionSchema:
+    return DeltaTableLog(spark, locate_table(spark, location)).partition_schema()
 
 
 def _is_attached(context: SparkContext) -> bool:
@@ -114,61 +138,6 @@ def guard_mode(spark: SparkSession) -> str:
 
 
 @contextmanager
-def locked(
-    spark: SparkSession,
-    table: str,
-    *,
-    manager: ZookeeperLockManager | None = None,
-    timeout_seconds: float | None = None,
-) -> Iterator[HeldLock]:
-    """Lock a table for whatever the block does with Spark: SQL, MERGE, OPTIMIZE, ``saveAsTable``, in this thread.
-
-    ::
-
-        with locked(spark, "s3a://lake/flights"):
-            spark.sql("DELETE FROM delta.`s3a://lake/flights` WHERE year < 2010")
-
-    A commit passes only while the lock stands. If it does not, or nobody confirms it, the statement raises
-    LockLostError or LockNotHeldError, and that commit is not made; a statement that makes several may have made others.
-
-    Args:
-        spark: a session with the guarded log store, see :func:`attach`.
-        table: location or name in the catalog; resolved once, before the lock is asked for. Need not exist yet.
-        manager: gives the lock. By default one for this process, from ``spark.sluice.zookeeper`` or
-            ``SLUICE_ZK_HOSTS`` and so on.
-        timeout_seconds: total, 0 means: only if it is free now. By default the manager's.
-
-    Raises:
-        GuardMissingError, UnsupportedSessionError: see :func:`attach`.
-        TableError: no Delta table, or none whose commits a lock could order.
-        SettingsError: no ensemble was named.
-        LockTimeoutError and so on: see :meth:`ZookeeperLockManager.acquire`.
-        EnsembleMismatchError: the table is pinned to another ensemble; the block was not entered.
-        LockLostError: at the end of the block: it had been lost, so that not all of the block's reads are covered.
-
-    """
-    location = locate_table(spark, table, new=True)
-    table_log = DeltaTableLog(spark, location)
-    table_log.refuse_foreign_folder()
-    if guard_mode(spark) != GUARD_OFF:
-        # Before anybody waits for the lock, or behind it.
-        attach(spark)
-    giver = manager or _default_manager(spark)
-    with (
-        giver.acquire(canonical_table_uri(location), timeout_seconds=timeout_seconds) as hold,
-        guarded(spark, hold, table_log, {"job": giver.settings.job or spark.sparkContext.appName}),
-    ):
-        try:
-            yield hold
-        except Exception as error:
-            if is_conflict(error):
-                # Somebody else committed: a writer that does not ask for the lock, or the next holder of one that is
-                # lost. Raises if it is the latter.
-                hold.check()
-            raise
-
-
-@contextmanager
 def guarded(
     spark: SparkSession,
     hold: HeldLock,
@@ -176,6 +145,7 @@ def guarded(
     metadata: Mapping[str, Any],
     *,
     any_ensemble: bool = False,
+    schema: PartitionSchema | None = None,
 ) -> Iterator[GuardedHold | None]:
     """Bind this thread's commits to a hold, and settle first what an unclean end before it may have left behind.
 
@@ -184,6 +154,7 @@ def guarded(
         hold: exclusive, of the table of ``table_log``.
         table_log: of the table.
         metadata: what every commit notes beside the hold (JSON values).
+        schema: of the table's partitions, where the hold is of some of them.
         any_ensemble: do not ask whether the hold is of the ensemble to which the table is pinned: to move it.
 
     Yields:
@@ -200,7 +171,7 @@ def guarded(
         return
     if not _is_attached(spark.sparkContext):
         attach(spark)
-    bound = GuardedHold(hold, metadata)
+    bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
     pinned = None
     try:
         if not any_ensemble:
@@ -214,21 +185,31 @@ def guarded(
     GUARD.add(bound)
     before = context.getLocalProperty(HOLDS_PROPERTY)
     try:
-        context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, hold.hold_id])))
+        context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, bound.name])))
         if bound.refusal is not None:
             yield None
             return
         _occupy_intended_versions(table_log, bound)
-        with _recorded(spark, bound):
-            yield bound
-        if pinned is not None and bound.new_metadata:
-            pin_again(spark, table_log, pinned)
+        try:
+            with _recorded(spark, bound):
+                yield bound
+        except BaseException as error:
+            try:
+                _restore_pin(spark, table_log, bound, pinned)
+            except Exception as problem:  # noqa: BLE001 (whatever it is, it is second to the body's)
+                error.add_note(f"the table was pinned to ensemble {pinned}, and is not any more: {problem}")
+            raise
+        _restore_pin(spark, table_log, bound, pinned)
     finally:
         GUARD.remove(bound)
         with _only_logged(hold):
             context.setLocalProperty(HOLDS_PROPERTY, before)
-            if _all_ended(spark, bound):
-                hold.intents.settle()
+            _settle(spark, bound)
+
+
+def _restore_pin(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, pinned: str | None) -> None:
+    if pinned is not None and bound.new_metadata:
+        pin_again(spark, table_log, pinned)
 
 
 @contextmanager
@@ -241,18 +222,18 @@ def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
         finally:
             with _only_logged(hold):
                 for each in attempts(spark, bound):
-                    if each["outcome"] == "committed" and each["attempt"] not in before:
-                        hold.record_commit(each["version"])
+                    if each["outcome"] == "committed" and each["attempt"] in bound.passed.keys() - before:
+                        hold.record_commit(each["version"], bound.table)
     except LockLostError as error:
-        if type(error) is LockLostError and error.versions != hold.commits:
+        if type(error) is LockLostError and error.commits != hold.commits:
             # The check that found it out did not know yet what had been committed before.
             raise LockLostError(
-                resource=error.resource, hold_id=error.hold_id, reason=error.reason, versions=hold.commits
+                resource=error.resource, hold_id=error.hold_id, reason=error.reason, commits=hold.commits
             ) from error
         raise
     except Exception as error:
         if hold.commits:
-            error.add_note(f"committed before, under this lock: version {', '.join(map(str, hold.commits))}")
+            error.add_note(f"committed before, under this lock: {versions_of(hold.commits)}")
         raise
 
 
@@ -279,24 +260,34 @@ def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
     return found
 
 
-def _all_ended(spark: SparkSession, bound: GuardedHold) -> bool:
-    """Tell whether it is known what became of every attempt that was let pass; if so, have the log store forget."""
+def _settle(spark: SparkSession, bound: GuardedHold) -> None:
+    """Note that it is known what became of every attempt that was let pass, if it is; have the log store forget then.
+
+    Inside another block on the same hold that is left to the outer one.
+    """
+    others = GUARD.others_of(bound)
+    for around in others:
+        if around.table == bound.table:
+            around.passed.update(bound.passed)
+            return
     if not bound.has_ended(attempts(spark, bound)):
         log.warning("what became of a commit to %s is not known: the next holder will see", bound.hold.resource)
-        return False
-    jvm: Any = spark._jvm  # noqa: SLF001
-    jvm.io.deltasluice.storage.Attempts.forget(bound.hold.hold_id)
-    return True
+        return
+    bound.hold.intents_of(bound.table).settle()
+    if not others:
+        jvm: Any = spark._jvm  # noqa: SLF001
+        jvm.io.deltasluice.storage.Attempts.forget(bound.hold.hold_id)
 
 
 def _occupy_intended_versions(table_log: DeltaTableLog, bound: GuardedHold) -> None:
     """Make sure that no put of a hold before this one can still succeed: see :mod:`lock_manager.intents`."""
-    if not bound.hold.intents.unclean:
+    left_behind = bound.hold.intents_of(bound.table)
+    if not left_behind.unclean:
         return
-    if bound.hold.shared:
+    if bound.hold.scope[bound.table].shared:
         log.warning("what is read of %s may be overtaken: a writer ended uncleanly", bound.hold.resource)
         return
-    intents = bound.hold.intents.read()
+    intents = left_behind.read()
     head = table_log.head().version
     free = version_to_occupy(intents, head)
     if head == NO_VERSION and free is not None:
@@ -320,7 +311,7 @@ def _occupy_intended_versions(table_log: DeltaTableLog, bound: GuardedHold) -> N
             "the writer before had not finished version %d of %s: it is occupied now (%d)",
             free, bound.hold.resource, version,
         )  # fmt: skip
-    bound.hold.intents.clear()
+    left_behind.clear()
 
 
 def _check_log_store(context: SparkContext) -> None:
@@ -334,17 +325,3 @@ def _check_log_store(context: SparkContext) -> None:
         f"this session was started without the guarded log store (set: {found}): start it with "
         f"--conf {LOG_STORE_SETTING}={LOG_STORE} and no other log store"
     )
-
-
-def _default_manager(spark: SparkSession) -> ZookeeperLockManager:
-    context = spark.sparkContext
-    hosts = context.getConf().get(ZOOKEEPER_SETTING)
-    overrides = {"zk_hosts": hosts} if hosts else {}
-    try:
-        settings = LockSettings.from_env(**overrides, app_id=context.applicationId)
-    except SettingsError as error:
-        raise SettingsError(f"{error}, or start the session with --conf {ZOOKEEPER_SETTING}=host:port,…") from error
-    with _attaching:
-        if settings not in _managers:
-            _managers[settings] = ZookeeperLockManager(settings)
-        return _managers[settings]

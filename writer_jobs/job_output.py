@@ -14,8 +14,8 @@ from pyspark import SparkContext
 
 from writer_jobs.failures import JVM_ERRORS
 from writer_jobs.hadoop_files import HadoopFiles
+from writer_jobs.locked_write import CommitResult
 from writer_jobs.session import driver_conf, running_session
-from writer_jobs.writer import CommitResult
 
 
 def under_spark_submit() -> bool:
@@ -92,6 +92,14 @@ class JobOutput:
         }
         self.commits.append(line)
         self._line(**line)
+
+    def made_before(self) -> str:
+        """Say which commits were made, for the sentence about the one that was not; empty if none were."""
+        if not self.commits:
+            return ""
+        numbers = [line["commit"] for line in self.commits]
+        several = f"commits 1 to {numbers[-1]} of {self._number} are" if len(numbers) > 1 else "commit 1 is"
+        return f" ({several} in the table)"
 
     def _line(self, **fields: Any) -> None:
         try:

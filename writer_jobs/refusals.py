@@ -15,7 +15,7 @@ from pyspark.errors.exceptions import captured
 
 import lock_manager.errors
 import writer_jobs.errors
-from lock_manager import LockNotHeldError, SluiceError
+from lock_manager import LockLostError, LockNotHeldError, SluiceError
 from lock_manager.guard import CommitGuard
 from writer_jobs.errors import CommitUnknownError, GuardMissingError
 from writer_jobs.failures import LOST_CONTACT, java_layers
@@ -60,4 +60,8 @@ def _by_name(name: str, message: str) -> SluiceError:
         return GuardMissingError(message)
     if name == writer_jobs.errors.TableError.__name__:
         return writer_jobs.errors.TableError(message)
+    if name == LockLostError.__name__:
+        lost = LockLostError(resource="", hold_id="", reason=message)
+        lost.args = (f"{message}: whether the lock is held could not be asked, so that nothing was committed",)
+        return lost
     return LockNotHeldError(message, resource="") if hasattr(lock_manager.errors, name) else SluiceError(message)

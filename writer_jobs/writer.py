@@ -1,99 +1,53 @@
-"""Append to a Delta table under its lock, and know afterwards what happened."""
+"""Write to a Delta table under its lock, and know afterwards what happened."""
 
 from __future__ import annotations
 
-import json
+import functools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.functions import expr
 
-from lock_manager import (
-    HeldLock,
-    LockCancelledError,
-    LockLostError,
-    SluiceError,
-    ZookeeperLockManager,
-    canonical_table_uri,
-)
-from lock_manager.guard import GuardedHold, is_definite
-from writer_jobs.delta_log import NO_VERSION, STAMP, Commit, DeltaTableLog, locate_table
+from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager, canonical_table_uri
+from writer_jobs.delta_log import DeltaTableLog, TableState, locate_table
 from writer_jobs.delta_write import CANCEL_AGAIN_SECONDS, DeltaWrite
-from writer_jobs.ensembles import refuse_other_ensemble
-from writer_jobs.errors import (
-    CommitUnknownError,
-    SchemaMismatchError,
-    StorageError,
-    TableError,
-    UnprovenCommitError,
-    WriteFailedError,
-)
-from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, is_conflict, one_sentence
-from writer_jobs.guarded import GUARD_OFF, attach, attempts, guard_mode, guarded
+from writer_jobs.errors import TableError
+from writer_jobs.guarded import attach_unless_off
+from writer_jobs.locked_write import CommitResult, LockedWrite
+from writer_jobs.merging import Assignments, LockedMerge, MergePlan
+from writer_jobs.partitioning import Finder, Lock, Part, Partitions, part_of, partitions_of_rows
 from writer_jobs.session import classic_session
+from writer_jobs.work import Work, delta_table, write_rows
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 3
-
-
-@dataclass(frozen=True)
-class CommitResult:
-    """What became of one append.
-
-    Attributes:
-        table: canonical URI, under which it was locked.
-        version: of the table, made by this append; None if it made none.
-        rows: appended; None if Delta was told not to count, or the rows were appended before.
-        already_committed: Delta had this transaction already, so nothing was appended now.
-        commit_id: what the commit carries in its ``userMetadata``; None if there is none.
-        hold_id: of the hold under which it was done.
-        token: fencing token of that hold.
-        requested_at: when the lock was asked for, seconds since the epoch.
-        acquired_at: when it was had.
-        released_at: read just before it was given back.
-
-    """
-
-    table: str
-    version: int | None
-    rows: int | None
-    already_committed: bool
-    commit_id: str | None
-    hold_id: str
-    token: int
-    requested_at: float
-    acquired_at: float
-    released_at: float
-
-    @property
-    def waited_seconds(self) -> float:
-        """How long the lock was waited for."""
-        return self.acquired_at - self.requested_at
-
-    @property
-    def held_seconds(self) -> float:
-        """How long it was held."""
-        return self.released_at - self.acquired_at
+_LOOKS = 3
+_BATCHES = "spark.databricks.delta.optimize.batchSize"
 
 
 class LockedDeltaWriter:
-    """Appends to one Delta table, each time under the table's lock.
+    """Writes to one Delta table, each time under the table's lock, or the lock on the partitions that it touches.
 
     ::
 
         with ZookeeperLockManager("zk1:2181,zk2:2181,zk3:2181") as manager:
             writer = LockedDeltaWriter(spark, manager, "s3a://lake/flights")
             result = writer.append(df, txn=("nightly-2026-11-21", 1))
+            writer.delete("year < 2010", lock="partitions")
+            writer.merge(news, "t.day = s.day AND t.id = s.id", alias="t").whenMatchedUpdateAll().execute()
 
-    An append that returns is in the table, found there by its own id while the lock stood. The lock is held over the
+    A write that returns is in the table, found there by its own id while the lock stood. The lock is held over the
     whole write, and the commit guard lets it pass only while it stands (:mod:`writer_jobs.guarded`). A writer that
     does not ask for it may still be faster; then the write is done again, up to three times.
+
+    What all of them take, and raise, :meth:`append` says. With ``lock="partitions"`` the operation finds out which
+    partitions it touches, by one pass more over its rows (and a second one under the lock where these are the table's
+    own), locks those, and is confined to them by literal predicates, so that Delta lets it pass beside writers of other
+    partitions. Partitions are locked in sessions with the commit guard in ``required`` mode only.
 
     Args:
         spark: a classic session with Delta; :func:`writer_jobs.build_session` makes one.
@@ -111,8 +65,7 @@ class LockedDeltaWriter:
 
     def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, table: str) -> None:
         self._spark = classic_session(spark)
-        if guard_mode(spark) != GUARD_OFF:
-            attach(spark)
+        attach_unless_off(spark)
         self._manager = manager
         self.log = DeltaTableLog(spark, locate_table(spark, table))
         self.log.refuse_foreign_folder()
@@ -135,6 +88,7 @@ class LockedDeltaWriter:
         partition_by: Sequence[str] = (),
         options: Mapping[str, str] | None = None,
         txn: tuple[str, int] | None = None,
+        lock: Lock = "table",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[HeldLock], None] | None = None,
@@ -142,49 +96,291 @@ class LockedDeltaWriter:
         """Take the lock, append the rows, make sure that they are in the table, give the lock back.
 
         Args:
-            df: the rows. A plan that reads the table itself is read under the lock too, so it sees the newest version.
+            df: the rows. A plan that reads the table itself is read under the lock too, so it sees the newest version;
+                with a lock on partitions, of those only.
             partition_by: partition columns of a new table; for an existing one, its own or none.
             options: of Delta's writer, such as ``mergeSchema``. The caller's ``userMetadata`` is kept, under ``user``.
-            txn: ``(txnAppId, txnVersion)``: an append whose version is not above the last one of that application is
+            txn: ``(txnAppId, txnVersion)``: a write whose version is not above the last one of that application is
                 not done again, and reported as ``already_committed``.
+            lock: ``"table"``; ``"partitions"`` for those that the rows are in, which are found out before by one more
+                pass over the rows (cache them if they are expensive); or a list of partitions by column, which the rows
+                must not leave. A table that is not partitioned, or not there yet, is locked as a whole.
             lock_timeout_seconds: total, 0 means: only if it is free now. By default the manager's.
             metadata: more to note in the commit, beside its id, its hold and its token (JSON values).
-            before_write: called under the lock, before anything is written; what it raises ends the append.
+            before_write: called under the lock, before anything is written; what it raises ends the write.
 
         Raises:
             LockTimeoutError, LockCancelledError, EnsembleUnavailableError, ClosedError: no lock, nothing written.
             LockLostError: lost before the write, or during it, which ends its Spark jobs; nothing written.
+            LockNotHeldError: the write left the partitions that are locked; nothing written.
+            UnguardedError: partitions, in a session whose commits are not guarded.
             UnprovenCommitError: a LockLostError: committed, but the lock could not be confirmed afterwards.
             WriteFailedError: nothing written; SchemaMismatchError where the rows did not fit the table.
             CommitUnknownError: a WriteFailedError: it could not be found out whether it was committed.
             TableError: the table's log is damaged, or not what decides its commits; nothing written.
             StorageError: the table's log cannot be read; nothing written.
+            ResourceError: ``lock`` names no partition of the table.
             ValueError: ``options`` has what is an argument of its own.
 
         An interrupt (Ctrl-C) cancels the Spark jobs and is raised after the write has ended in the JVM: the lock is
         never given back while it may still commit. If it was faster, a note on the exception says so.
 
         """
-        write = DeltaWrite(df, tuple(partition_by), dict(options or {}), txn, dict(metadata or {}), self._spark)
-        result: CommitResult | None = None
-        with self._running(write):
-            try:
-                with (
-                    self._manager.acquire(self.table, timeout_seconds=lock_timeout_seconds) as hold,
-                    guarded(self._spark, hold, self.log, {"job": self._manager.settings.job}) as bound,
-                ):
-                    if before_write is not None:
-                        before_write(hold)
-                    result = self._append_under(hold, write, bound)
-            except SluiceError as error:
-                if result is None:
-                    raise
-                # The release came too late, but the commit was confirmed while the hold stood.
-                log.warning("after the append: %s", error)
-        return result
+        work = write_rows(self._spark, df, mode="append", partition_by=partition_by, options=options, txn=txn)
+        return self._write(
+            lambda _: work,
+            lock,
+            lambda state: partitions_of_rows(df, state),
+            timeout=lock_timeout_seconds,
+            metadata=metadata,
+            before_write=before_write,
+        )
+
+    def overwrite(
+        self,
+        df: DataFrame,
+        *,
+        replace_where: str | None = None,
+        dynamic: bool = False,
+        partition_by: Sequence[str] = (),
+        options: Mapping[str, str] | None = None,
+        txn: tuple[str, int] | None = None,
+        lock: Lock = "table",
+        lock_timeout_seconds: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        before_write: Callable[[HeldLock], None] | None = None,
+    ) -> CommitResult:
+        """Put the rows in the place of all others, of those that a predicate names, or of those of their partitions.
+
+        Args:
+            df: the rows.
+            replace_where: SQL predicate: rows that it matches are replaced, and ``df`` may have no others.
+            dynamic: the partitions that the rows are in are replaced.
+            partition_by: partition columns of a new table.
+            options: of Delta's writer, such as ``overwriteSchema``, which needs the lock on the table.
+            txn: as for :meth:`append`.
+            lock: as for :meth:`append`; the whole table is overwritten under the lock on the table only.
+            lock_timeout_seconds: as for :meth:`append`.
+            metadata: likewise.
+            before_write: likewise.
+
+        Raises:
+            ValueError: both ``replace_where`` and ``dynamic``, or neither and another lock than the table's.
+            SluiceError: see :meth:`append`.
+
+        """
+        if replace_where is not None and dynamic:
+            raise ValueError("replace_where and dynamic: one says already what is replaced")
+        if replace_where is None and not dynamic and lock != "table":
+            raise ValueError("all of the table is overwritten with lock='table' only")
+
+        def work(part: Part) -> Work:
+            return write_rows(
+                self._spark,
+                df,
+                mode="overwrite",
+                partition_by=partition_by,
+                options=options,
+                txn=txn,
+                replace_where=replace_where and _both(part.predicate(), replace_where),
+                dynamic=dynamic,
+            )
+
+        def find(state: TableState) -> Partitions:
+            replaced = [] if replace_where is None else self._partitions_of(replace_where, state)
+            return [*partitions_of_rows(df, state), *replaced]
+
+        return self._write(
+            work,
+            lock,
+            find,
+            of_table=replace_where is not None,
+            timeout=lock_timeout_seconds,
+            metadata=metadata,
+            before_write=before_write,
+        )
+
+    def delete(
+        self,
+        condition: str | None = None,
+        *,
+        lock: Lock = "table",
+        lock_timeout_seconds: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        before_write: Callable[[HeldLock], None] | None = None,
+    ) -> CommitResult:
+        """Delete the rows that a condition matches.
+
+        Args:
+            condition: SQL; all rows by default.
+            lock: as for :meth:`append`; with partitions, rows of others are left alone.
+            lock_timeout_seconds: as for :meth:`append`.
+            metadata: likewise.
+            before_write: likewise.
+
+        Raises:
+            GuardMissingError: the commits of this session are not guarded.
+            SluiceError: see :meth:`append`.
+
+        """
+
+        def work(part: Part) -> Work:
+            where = _both(part.predicate(), condition)
+            return Work(lambda location, _: delta_table(self._spark, location).delete(where))
+
+        return self._write(
+            work,
+            lock,
+            lambda state: self._partitions_of(condition, state),
+            of_table=True,
+            timeout=lock_timeout_seconds,
+            metadata=metadata,
+            before_write=before_write,
+        )
+
+    def update(
+        self,
+        assignments: Assignments,
+        condition: str | None = None,
+        *,
+        lock: Lock = "table",
+        lock_timeout_seconds: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        before_write: Callable[[HeldLock], None] | None = None,
+    ) -> CommitResult:
+        """Change the rows that a condition matches.
+
+        Args:
+            assignments: new values by column, as SQL or columns. Rows that come into a partition that is not locked
+                have the write refused: changing a partition column needs the lock on the table, or on both partitions.
+            condition: SQL; all rows by default.
+            lock: as for :meth:`append`; with partitions, rows of others are left alone.
+            lock_timeout_seconds: as for :meth:`append`.
+            metadata: likewise.
+            before_write: likewise.
+
+        Raises:
+            GuardMissingError: the commits of this session are not guarded.
+            SluiceError: see :meth:`append`.
+
+        """
+        values = {name: expr(value) if isinstance(value, str) else value for name, value in assignments.items()}
+
+        def work(part: Part) -> Work:
+            where = _both(part.predicate(), condition)
+            return Work(lambda location, _: delta_table(self._spark, location).update(where, dict(values)))
+
+        return self._write(
+            work,
+            lock,
+            lambda state: self._partitions_of(condition, state),
+            of_table=True,
+            timeout=lock_timeout_seconds,
+            metadata=metadata,
+            before_write=before_write,
+        )
+
+    def merge(self, source: DataFrame, condition: str | Column, *, alias: str = "target") -> LockedMerge:
+        """Merge a source into the table: a builder in Delta's own style, whose ``execute`` takes the lock.
+
+        ::
+
+            (
+                writer.merge(news.alias("s"), "t.day = s.day AND t.id = s.id", alias="t")
+                .whenMatchedUpdateAll()
+                .whenNotMatchedInsertAll()
+                .execute(lock="partitions")
+            )
+
+        With ``lock="partitions"`` the condition has to say which partitions the source can match, by equalities of the
+        table's first partition columns with something of the source (``t.day = s.day``); the source is read one more
+        time for their values, and has to be the same each time. With a list of partitions, rows of others are neither
+        matched nor changed.
+
+        Args:
+            source: the rows to merge.
+            condition: SQL or a column: which row of the source matches which row of the table.
+            alias: of the table in the condition and the clauses.
+
+        """
+        return LockedMerge(MergePlan(source, condition, alias), self._merge)
+
+    def _merge(
+        self,
+        plan: MergePlan,
+        *,
+        lock: Lock = "table",
+        lock_timeout_seconds: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        before_write: Callable[[HeldLock], None] | None = None,
+    ) -> CommitResult:
+        if lock != "table":
+            plan.refuse_clauses_on_all_rows()
+
+        def work(part: Part) -> Work:
+            return Work(lambda location, _: plan.run(self._spark, location, part.predicate(plan.alias)))
+
+        return self._write(
+            work,
+            lock,
+            lambda state: plan.partitions(self._spark, self.location, state),
+            timeout=lock_timeout_seconds,
+            metadata=metadata,
+            before_write=before_write,
+        )
+
+    def optimize(
+        self,
+        where: str | None = None,
+        *,
+        zorder_by: Sequence[str] = (),
+        lock: Lock = "table",
+        lock_timeout_seconds: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        before_write: Callable[[HeldLock], None] | None = None,
+    ) -> CommitResult:
+        """Compact small files.
+
+        Args:
+            where: SQL predicate on partition columns; the whole table by default.
+            zorder_by: columns to order the rows by, in Z-order.
+            lock: as for :meth:`append`; with partitions, others are left alone.
+            lock_timeout_seconds: as for :meth:`append`.
+            metadata: likewise.
+            before_write: likewise.
+
+        Raises:
+            GuardMissingError: the commits of this session are not guarded.
+            ValueError: the session has Delta commit in several steps (``spark.databricks.delta.optimize.batchSize``).
+            SluiceError: see :meth:`append`.
+
+        """
+        if self._spark.conf.get(_BATCHES, None) is not None:
+            raise ValueError(f"with {_BATCHES} one OPTIMIZE makes several commits: unset it")
+
+        def work(part: Part) -> Work:
+            return Work(lambda location, _: optimize(location, _both(part.predicate(), where)))
+
+        def optimize(location: str, predicate: str | None) -> None:
+            builder = delta_table(self._spark, location).optimize()
+            builder = builder if predicate is None else builder.where(predicate)
+            if zorder_by:
+                builder.executeZOrderBy(*zorder_by)
+            else:
+                builder.executeCompaction()
+
+        return self._write(
+            work,
+            lock,
+            lambda state: self._partitions_of(where, state),
+            of_table=True,
+            timeout=lock_timeout_seconds,
+            metadata=metadata,
+            before_write=before_write,
+        )
 
     def cancel(self) -> None:
-        """Append no more, and end what :meth:`append` is doing in other threads; return when that has ended.
+        """Write no more, and end what is being written in other threads; return when that has ended.
 
         One that waits raises LockCancelledError (as does whatever else waits for this table through the same manager),
         one that writes WriteFailedError, unless its commit was faster. Not to be called in a signal handler, but in a
@@ -211,146 +407,100 @@ class LockedDeltaWriter:
                 self._writes.remove(write)
                 self._changed.notify_all()
 
-    def _append_under(self, hold: HeldLock, write: DeltaWrite, bound: GuardedHold | None) -> CommitResult:
-        head = self.log.head(write.txn[0] if write.txn else None)
-        if write.txn is not None and head.last_transaction >= write.txn[1]:
-            return self._result(hold, None, None)
-        # A hold that was lost while it was waited for, or during before_write, writes nothing.
-        hold.check()
-        if self._cancelled.is_set():
-            raise LockCancelledError(resource=self.table)
-        failure, interrupt = self._save(hold, write, bound)
+    def _write(
+        self,
+        work_on: Callable[[Part], Work],
+        lock: Lock,
+        find: Finder,
+        *,
+        of_table: bool = False,
+        timeout: float | None,
+        metadata: Mapping[str, Any] | None,
+        before_write: Callable[[HeldLock], None] | None,
+    ) -> CommitResult:
+        """Find out what to lock, lock it, and do the work.
+
+        Args:
+            work_on: makes the work, given what is locked.
+            lock: what the caller asked for.
+            find: finds out which partitions the work touches.
+            of_table: these come from the table, where others may have written before the lock was had: look again.
+            timeout: for the lock, in seconds.
+            metadata: of the caller, for the commit.
+            before_write: of the caller.
+
+        """
+        seconds = self._manager.settings.timeout_seconds if timeout is None else timeout
+        again = find if of_table and lock == "partitions" else None
+        write = DeltaWrite(metadata or {}, self._spark)
+        with self._running(write):
+            for look in range(_LOOKS):
+                # The last time the table, which holds everything.
+                wanted = "table" if look == _LOOKS - 1 and lock == "partitions" else lock
+                part = write.read(functools.partial(part_of, self.log, wanted, find), table=self.table)
+                write.work = work_on(part)
+                if self._cancelled.is_set():
+                    raise LockCancelledError(resource=self.table)
+                try:
+                    return self._write_to(part, write, again, seconds, before_write)
+                except _OutgrownError as error:
+                    log.info("the write to %s touches other partitions by now: locking again", self.table)
+                    seconds = max(0.0, seconds - error.waited_seconds)
+            raise AssertionError("the lock on the table holds everything")
+
+    def _write_to(
+        self,
+        part: Part,
+        write: DeltaWrite,
+        find: Finder | None,
+        seconds: float,
+        before_write: Callable[[HeldLock], None] | None,
+    ) -> CommitResult:
+        """Lock, and do the work.
+
+        Raises:
+            _OutgrownError: it touches more than that by the time that the lock is had.
+
+        """
+        result: CommitResult | None = None
         try:
-            commit = self._verify(hold, write, bound, head.version, failure)
-            if commit is not None and commit.version != NO_VERSION:
-                self._confirm(hold, commit, write.commit_id)
-        except SluiceError:
-            if interrupt is None:
-                raise
-            raise interrupt from failure
-        if interrupt is not None:
-            if commit is not None:
-                interrupt.add_note(f"the append to {self.table} had been committed, as version {commit.version}")
-            raise interrupt
-        return self._result(hold, commit, write.commit_id)
-
-    def _save(
-        self, hold: HeldLock, write: DeltaWrite, bound: GuardedHold | None
-    ) -> tuple[BaseException | None, BaseException | None]:
-        """Write, again after a conflict with somebody who did not ask for the lock, as long as this hold stands."""
-        before = set(bound.passed) if bound is not None else set()
-        for attempt in range(1, _ATTEMPTS + 1):
-            failure, interrupt = write.save(
-                self.location, self._stamp(write), is_pointless=lambda: hold.lost is not None
-            )
-            if attempt == _ATTEMPTS or interrupt is not None or hold.lost is not None or not is_conflict(failure):
-                break
-            if failure is None or self._may_be_stored(failure, bound, before):
-                break
-            log.warning("a writer without the lock was faster on %s: writing again", self.table)
-            if bound is not None:
-                # What it committed may be that another ensemble's lock counts from now on.
-                refuse_other_ensemble(hold, self.log)
-        return failure, interrupt
-
-    def _verify(
-        self, hold: HeldLock, write: DeltaWrite, bound: GuardedHold | None, before: int, failure: BaseException | None
-    ) -> Commit | None:
-        """Look into the log for what the write did; None: Delta had this transaction already."""
-        try:
-            commit, last = self.log.find_commit(write.commit_id, after=before)
-            skipped = (
-                commit is None
-                and failure is None
-                and write.txn is not None
-                and self.log.head(write.txn[0]).last_transaction >= write.txn[1]
-            )
-        except (StorageError, TableError) as error:
-            reason = one_sentence(failure) if failure is not None else str(error)
-            raise CommitUnknownError(table=self.table, reason=reason, commit_id=write.commit_id) from failure or error
-        if commit is not None:
-            if failure is not None:
-                log.warning("version %d of %s is committed; after that: %s", commit.version, self.table, failure)
-            return commit
-        if failure is not None and self._may_still_be_put(failure, bound):
-            # Also if the JVM answers again by now, as the log could be read: it may still be at it.
-            raise CommitUnknownError(
-                table=self.table, reason=one_sentence(failure), commit_id=write.commit_id
-            ) from failure
-        if isinstance(failure, SluiceError):
-            # The commit guard's refusal.
-            raise failure
-        if failure is not None and hold.lost is not None:
-            raise LockLostError(resource=self.table, hold_id=hold.hold_id, reason=hold.lost) from failure
-        if failure is not None:
-            raise self._failed(write, failure) from failure
-        if skipped:
-            return None
-        if write.txn is None and last == before:
-            # Delta was told to skip empty commits (skipRecordingEmptyCommits), and there were no rows.
-            return Commit(NO_VERSION, 0)
-        raise CommitUnknownError(
-            table=self.table,
-            reason=f"Delta reported success, but none of the versions {before + 1} to {last} is it, so another program "
-            "writes this table without the lock",
-            commit_id=write.commit_id,
-        )
-
-    def _may_still_be_put(self, failure: BaseException, bound: GuardedHold | None) -> bool:
-        """Tell whether a failed write may be in the table later: only if a put of it was sent and got no answer."""
-        if isinstance(failure, LOST_CONTACT):
-            return True
-        if bound is None:
-            return isinstance(failure, CommitUnknownError)
-        try:
-            return not all(map(is_definite, attempts(self._spark, bound)))
-        except JVM_ERRORS:
-            return True
-
-    def _may_be_stored(self, failure: BaseException, bound: GuardedHold | None, before: set[str]) -> bool:
-        """Tell whether a failed write is in the table, or may be later: Delta does more after a commit."""
-        if self._may_still_be_put(failure, bound):
-            return True
-        known = attempts(self._spark, bound) if bound is not None else []
-        return any(each["outcome"] == "committed" and each["attempt"] not in before for each in known)
-
-    def _failed(self, write: DeltaWrite, failure: BaseException) -> WriteFailedError:
-        with suppress(TableError, StorageError):
-            misfit = write.misfit(failure, self.log.state())
-            if misfit is not None:
-                return SchemaMismatchError(table=self.table, reason=misfit)
-        return WriteFailedError(table=self.table, reason=one_sentence(failure))
-
-    def _confirm(self, hold: HeldLock, commit: Commit, commit_id: str) -> None:
-        try:
-            hold.check()
+            with (
+                self._manager.acquire_all([part.scope], timeout_seconds=seconds) as hold,
+                part.guarded(self._spark, hold, {"job": self._manager.settings.job}) as bound,
+            ):
+                if find is not None and part.schema is not None:
+                    found = write.read(lambda: find(self._state()), table=self.table)
+                    if not part.holds(found):
+                        raise _OutgrownError(hold.waited_seconds)
+                if before_write is not None:
+                    before_write(hold)
+                result = LockedWrite(self._spark, self.table, self.log, write, hold, bound).run(self._cancelled.is_set)
         except SluiceError as error:
-            reason = error.reason if isinstance(error, LockLostError) else str(error)
-            raise UnprovenCommitError(
-                resource=self.table,
-                hold_id=hold.hold_id,
-                reason=reason,
-                version=commit.version,
-                commit_id=commit_id,
-            ) from error
-        hold.record_commit(commit.version)
+            if result is None:
+                raise
+            # The release came too late, but the commit was confirmed while the hold stood.
+            log.warning("after the write: %s", error)
+        return result
 
-    def _stamp(self, write: DeltaWrite) -> str:
-        stamp = {**write.metadata, "commit_id": write.commit_id}
-        user = {} if write.user_metadata is None else {"user": write.user_metadata}
-        return json.dumps({STAMP: stamp, **user}, separators=(",", ":"))
+    def _partitions_of(self, condition: str | None, state: TableState) -> Partitions:
+        rows = self._spark.read.format("delta").load(self.location)
+        return partitions_of_rows(rows if condition is None else rows.where(condition), state)
 
-    def _result(self, hold: HeldLock, commit: Commit | None, commit_id: str | None) -> CommitResult:
-        made = commit is not None and commit.version != NO_VERSION
-        return CommitResult(
-            table=self.table,
-            version=commit.version if commit is not None and made else None,
-            rows=commit.rows if commit is not None else None,
-            already_committed=commit is None,
-            commit_id=commit_id if made else None,
-            hold_id=hold.hold_id,
-            token=hold.token,
-            requested_at=hold.requested_at,
-            acquired_at=hold.acquired_at,
-            released_at=time.time(),
-        )
+    def _state(self) -> TableState:
+        state = self.log.state()
+        if state is None:
+            raise TableError(f"{self.table} was removed while its lock was waited for")
+        return state
+
+
+class _OutgrownError(Exception):
+    """A write touches more by the time that it has its lock."""
+
+    def __init__(self, waited_seconds: float) -> None:
+        super().__init__()
+        self.waited_seconds = waited_seconds
+
+
+def _both(one: str | None, other: str | None) -> str | None:
+    """Join two SQL predicates, of which any may be missing."""
+    return f"{one} AND ({other})" if one and other else one or other

@@ -18,6 +18,7 @@ from typing import Any
 
 import lock_manager
 from lock_manager import SluiceError
+from lock_manager.security import ENVIRONMENT_PREFIX as SECURITY_PREFIX
 from sluice.jars import jar_paths
 from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 
@@ -95,7 +96,7 @@ class WriterProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, **_python_environment(), **environment},
+                env={**_own_environment(), **_python_environment(), **environment},
                 # A Ctrl-C at the terminal is for this process, which then ends the writers, and with each of them
                 # its group: spark-submit's JVM and the JVM's Python.
                 start_new_session=True,
@@ -148,6 +149,11 @@ def end_processes(processes: Sequence[WriterProcess]) -> None:
     deadline = time.monotonic() + _GRACE_SECONDS
     for process in processes:
         process.reap(deadline)
+
+
+def _own_environment() -> dict[str, str]:
+    """Return this process's environment without the user's credentials: the demo's ZooKeeper knows nobody."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(SECURITY_PREFIX)}
 
 
 def _python_environment() -> dict[str, str]:

@@ -57,7 +57,8 @@ class UnboundGuard(SoakGuard):
 
     def _covering(self, asked: Mapping[str, Any]) -> list[GuardedHold]:
         uri = canonical_table_uri(asked["table"])
-        held = [each for each in list(self._holds.values()) if each.hold.resource == uri and each.hold.lost is None]
+        known = [each for guarded in list(self._holds.values()) for each in guarded]
+        held = [each for each in known if each.table == uri and each.hold.lost is None]
         if not held:
             raise LockNotHeldError(f"this process has no lock on {uri}", resource=uri)
         return held[-1:]

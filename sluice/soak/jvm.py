@@ -2,7 +2,8 @@
 
 One Python thread talks to it at a time. Py4J serves each connection by a Java thread of its own, and the log store
 knows the hold by the Java thread: no connection but one may come into being. Py4J's memory management is off for that
-reason, because it talks to the JVM whenever Python happens to collect garbage.
+reason, because it talks to the JVM whenever Python happens to collect garbage; what a call left behind in the JVM is
+given up before the next list.
 """
 
 from __future__ import annotations
@@ -115,6 +116,10 @@ class StoreJvm:
         jvm.io.deltasluice.storage.Guard.install(self._java_guard, _ANSWER_SECONDS * 1000)
         self._schema = jvm.org.apache.parquet.schema.MessageTypeParser.parseMessageType(_SCHEMA)
         self._groups = jvm.org.apache.parquet.example.data.simple.SimpleGroupFactory(self._schema)
+        # What the JVM keeps for Python, by name; and the names of what is used again.
+        self._bindings = self._gateway.java_gateway_server.getGateway().getBindings()
+        self._used_again = jvm.java.util.HashSet(self._bindings.keySet())
+        self._used_again.add(self._used_again._get_object_id())  # noqa: SLF001 (its name)
 
     def warm_up(self, table: str) -> None:
         """Load what the first list loads (two seconds), before any lock waits for it."""
@@ -143,6 +148,8 @@ class StoreJvm:
     def versions(self, table: str, first: int) -> list[int]:
         """List the versions from ``first`` on, as the log store lists them, ascending."""
         try:
+            with _python_errors():
+                self._bindings.keySet().retainAll(self._used_again)
             with _python_errors():
                 found = _items(self._guarded.listFrom(self._version_file(table, first), self._conf))
                 names = [str(status.getPath().getName()) for status in found]

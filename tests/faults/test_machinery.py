@@ -65,6 +65,23 @@ def test_every_commit_is_asked_for_under_the_hold_that_its_call_was_bound_to(jvm
     assert jvm.attempts("hold-3") == []
 
 
+def test_what_calls_leave_behind_in_the_jvm_is_given_up(jvm: StoreJvm) -> None:
+    """Thousands of commits in one process: Py4J keeps every object that Python was ever told of."""
+
+    def kept() -> int:
+        jvm.versions(f"{TABLE}-many", 0)
+        return int(jvm._bindings.size())
+
+    jvm.write(f"{TABLE}-many", 0, COMMIT, holds="hold")
+    before = kept()
+    for number in range(1, 11):
+        jvm.write(f"{TABLE}-many", number, COMMIT, holds="hold")
+        jvm.write_data_file(f"{TABLE}-many", f"{number}.parquet", [2**40])
+        kept()
+    # The list itself has grown by ten entries.
+    assert kept() < before + 100
+
+
 def test_a_commit_in_another_java_thread_than_the_bound_one_is_an_error(
     jvm: StoreJvm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,7 +74,14 @@ def test_a_jvm_may_be_paused_for_long_while_python_keeps_the_lock(soak: Soak) ->
     assert outcome(strike(soak, "pause-jvm", "checked"))["event"] == "acknowledged"
 
 
-@pytest.mark.parametrize(("name", "point"), [("kill-python", "checked"), ("kill-both", "put"), ("kill-jvm", "checked")])
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        ("kill-python", "checked"),
+        ("kill-jvm", "checked"),
+        *(("kill-both", point) for point in ("read", "data", "put", "stored")),
+    ],
+)
 def test_a_writer_that_is_killed_is_followed_by_the_next_one(soak: Soak, name: str, point: str) -> None:
     history = strike(soak, name, point)
     (fault,) = [event for event in history if event["event"] == "fault"]
@@ -145,6 +152,14 @@ def test_another_hold_of_the_same_process_does_not_help(soak: Soak) -> None:
 )
 def test_what_s3_says_to_a_commit(soak: Soak, name: str, said: str) -> None:
     assert outcome(strike(soak, name, "data"))["event"] == said
+
+
+def test_a_put_that_takes_longer_than_the_session_is_put_again_while_python_keeps_the_lock(soak: Soak) -> None:
+    history = strike(soak, "s3-delay", "data")
+    said = outcome(history)
+    (fault,) = [event for event in history if event["event"] == "fault"]
+    assert said["event"] == "acknowledged", said
+    assert said["monotonic"] - fault["monotonic"] > soak.stage.session_seconds
 
 
 def test_a_commit_of_which_nothing_is_known_is_reported_so_and_its_version_is_occupied(soak: Soak) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,11 +13,11 @@ import pytest
 
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.s3_faults import FaultyS3, S3Fault
-from tests.support.driver_process import ROOT, WAIT, Driver
+from tests.support.driver_process import WAIT, Driver
+from tests.support.s3_table import read, rows, stored
 
 pytestmark = pytest.mark.spark
 
-READER = ROOT / "tests" / "support" / "read_table.py"
 STOCK_STORE = {"spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore"}
 ANOTHER_ENGINE = """
 import sys
@@ -68,33 +66,6 @@ def table(drivers: tuple[Driver, Driver]) -> str:
     name = f"s3a://lake/{uuid.uuid4().hex}"
     drivers[0].do("append", table=name, first=0, end=3)
     return name
-
-
-def read(table: str) -> dict[str, Any]:
-    """Read the table in another process: ids, and what ``sluice verify`` finds."""
-    command = [sys.executable, str(READER), table]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=WAIT)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def rows(table: str) -> list[int]:
-    """Read the table, and make sure that nothing is wrong with it."""
-    found = read(table)
-    assert found["problems"] == []
-    ids: list[int] = found["ids"]
-    return ids
-
-
-def stored(s3: FaultyS3, table: str) -> dict[int, int]:
-    """Count the stored PUTs of each version."""
-    folder = table.removeprefix("s3a://") + "/"
-    counts: dict[int, int] = {}
-    for put in s3.gate.puts:
-        if put.key.startswith(folder) and put.status == 200:
-            counts[put.version] = counts.get(put.version, 0) + 1
-    return counts
 
 
 def while_the_put_is_held_back(
@@ -190,6 +161,37 @@ def test_a_holder_that_is_cut_off_from_zookeeper_is_refused_at_its_commit(
     assert answer["error"] == "LockLostError", answer
     second.do("append", table=table, first=20, end=21)
     assert rows(table) == [0, 1, 2, 20]
+
+
+def what_a_holder_says_whose_lock_went_to_another(first: Driver, second: Driver, table: str) -> dict[str, Any]:
+    """Cut a holder off from ZooKeeper, have another writer commit meanwhile, and let the first one commit then."""
+    first.begin("append_when_told", table=table, first=10, end=12)
+    assert first.answer() == {"done": "holding"}
+    first.link.cut()
+    try:
+        second.do("append", table=table, first=20, end=21)
+        first.tell("go")
+        return first.answer()
+    finally:
+        first.link.mend()
+
+
+def test_a_holder_that_is_cut_off_is_refused_when_somebody_else_has_had_the_lock(
+    drivers: tuple[Driver, Driver], table: str
+) -> None:
+    assert what_a_holder_says_whose_lock_went_to_another(*drivers, table)["error"] == "LockLostError"
+    assert rows(table) == [0, 1, 2, 20]
+
+
+def test_negative_control_with_the_guard_off_it_commits_although_somebody_else_has_had_the_lock(
+    drivers: tuple[Driver, Driver], table: str
+) -> None:
+    drivers[0].do("guard_off")
+    assert what_a_holder_says_whose_lock_went_to_another(*drivers, table)["error"] == "LockLostError"
+    # It hears of it when all is over.
+    found = read(table)
+    assert found["ids"] == [0, 1, 2, 10, 11, 20]
+    assert list(found["unlocked_writers"].values()) == [[2]]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -85,6 +86,14 @@ def sql_elsewhere(
             spark.sql(statement)
 
     return run
+
+
+@pytest.fixture
+def heed_ctrl_c() -> Iterator[None]:
+    """Let children heed it even if these tests run in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,58 @@ def test_what_replaces_a_table_or_restores_it_is_followed_by_the_pin(
     assert state is not None
     assert state.ensemble is None
     assert verify_table(table).ensemble is None
+
+
+def replace_and_fail(spark: SparkSession, table: str, manager: ZookeeperLockManager) -> str | None:
+    """Have a block replace the table and raise then; return to what it is pinned afterwards."""
+    name = "delta.`{}`".format(table.replace("`", "``"))
+    with pytest.raises(ZeroDivisionError), locked(spark, table, manager=manager):
+        spark.sql(f"CREATE OR REPLACE TABLE {name} USING delta AS SELECT id FROM range(3)")
+        raise ZeroDivisionError
+    state = DeltaTableLog(spark, f"file:{table}").state()
+    assert state is not None
+    return state.ensemble
+
+
+def test_a_block_that_replaced_the_table_and_raised_is_followed_by_the_pin_too(
+    spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
+) -> None:
+    pinned = adopt(spark, table, ensemble_a).ensemble
+    assert replace_and_fail(spark, table, manager_a) == pinned
+    assert len(version_files(table)) == 4
+
+
+def test_negative_control_with_nobody_to_restore_it_the_pin_is_gone(
+    spark: SparkSession,
+    table: str,
+    ensemble_a: str,
+    manager_a: ZookeeperLockManager,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adopt(spark, table, ensemble_a)
+    monkeypatch.setattr("writer_jobs.guarded._restore_pin", lambda *_: None)
+    assert replace_and_fail(spark, table, manager_a) is None
+
+
+def test_the_append_job_under_another_ensemble_ends_with_code_3(
+    spark: SparkSession,
+    table: str,
+    ensemble_a: str,
+    ensemble_b: str,
+    append: Callable[..., Any],
+    csv_file: Callable[..., Path],
+) -> None:
+    pinned = adopt(spark, table, ensemble_a).ensemble
+    before = version_files(table)
+    source = csv_file("s.csv", "id", [(7,)])
+    failed = append("--table", table, "--source", source, hosts=ensemble_b)
+    assert failed.code == 3, failed.error
+    (sentence,) = failed.error.splitlines()
+    assert sentence.startswith("append.py: ")
+    assert f"is pinned to ensemble {pinned}" in sentence
+    assert failed.commits == []
+    assert version_files(table) == before
+    assert append("--table", table, "--source", source, hosts=ensemble_a).code == 0
 
 
 def test_on_s3_a_table_is_adopted_and_its_log_tells_so(

@@ -70,6 +70,18 @@ def test_the_first_append_creates_the_table_with_inferred_types_and_partitions(
     assert {path.name for path in table.glob("name=*")} == {"name=x", "name=y"}
 
 
+def test_its_locks_and_commits_are_in_its_metrics(
+    append: Callable[..., Any], source: Path, table: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "job.prom"
+    done = append("--table", table, "--source", source, "--commits", "2", "--metrics", file)
+    assert (done.code, done.error) == (0, "")
+    found = file.read_text()
+    assert f'sluice_commits_total{{table="file:{table}"}} 2.0' in found
+    assert f'sluice_lock_hold_seconds_count{{outcome="released",table="file:{table}"}} 2.0' in found
+    assert f'sluice_lock_contenders{{state="holding",table="file:{table}"}} 0.0' in found
+
+
 def test_each_commit_is_a_line_with_its_times_its_token_and_its_ids_and_all_are_in_the_report(
     append: Callable[..., Any], source: Path, table: Path, tmp_path: Path, manager: ZookeeperLockManager
 ) -> None:

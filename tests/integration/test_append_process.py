@@ -163,8 +163,11 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
     assert len(versions(table)) == 4
 
 
-def test_sigterm_while_waiting_leaves_the_queue_and_says_so(
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_waiting_leaves_the_queue_and_says_so(
     submit: Callable[..., Job],
+    number: signal.Signals,
+    code: int,
     csv_file: Callable[..., Path],
     tmp_path: Path,
     manager: ZookeeperLockManager,
@@ -175,14 +178,35 @@ def test_sigterm_while_waiting_leaves_the_queue_and_says_so(
         job = submit(APPEND, "--table", table, "--source", csv_file("s.csv", "id", [(1,)]), "--report", report)
         eventually(lambda: len(manager.queue(f"file:{table}")) == 2, within=240, what="the job in the queue")
         eventually(lambda: ("waiting", 1) in job, what="the line that says so")
-        os.kill(manager.queue(f"file:{table}")[1].data["pid"], signal.SIGTERM)
-        assert job.wait() == 143, job.error
+        os.kill(manager.queue(f"file:{table}")[1].data["pid"], number)
+        assert job.wait() == code, job.error
         assert len(manager.queue(f"file:{table}")) == 1
     assert [event["event"] for event in job.events] == ["waiting"]
-    assert job.sentences == ["append.py: stopped by SIGTERM"]
+    assert job.sentences == [f"append.py: stopped by {number.name}"]
     assert "Traceback" not in job.error
     found = json.loads(report.read_text())
-    assert (found["exit_code"], found["error"]) == (143, "stopped by SIGTERM")
+    assert (found["exit_code"], found["error"]) == (code, f"stopped by {number.name}")
+    assert not table.exists()
+
+
+def test_ctrl_c_at_the_terminal_goes_to_java_and_python_and_leaves_the_queue(
+    heed_ctrl_c: None,
+    submit: Callable[..., Job],
+    csv_file: Callable[..., Path],
+    tmp_path: Path,
+    manager: ZookeeperLockManager,
+    eventually: Callable[..., None],
+) -> None:
+    table = tmp_path / "table"
+    with manager.acquire(f"file:{table}"):
+        job = submit(APPEND, "--table", table, "--source", csv_file("s.csv", "id", [(1,)]))
+        eventually(lambda: len(manager.queue(f"file:{table}")) == 2, within=240, what="the job in the queue")
+        python = manager.queue(f"file:{table}")[1].data["pid"]
+        os.killpg(job.process.pid, signal.SIGINT)
+        assert job.wait() == 130, job.error
+        eventually(lambda: not is_running(python), what="the end of Python")
+        eventually(lambda: len(manager.queue(f"file:{table}")) == 1, what="the place in the queue given back")
+    assert "Traceback" not in job.error
     assert not table.exists()
 
 

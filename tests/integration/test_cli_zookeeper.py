@@ -7,25 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from lock_manager import ZookeeperLockManager
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(autouse=True)
-def heed_ctrl_c() -> Iterator[None]:
-    """Let children heed it even if these tests run in the background, where it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_it_serves_a_lock_manager_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_it_serves_a_lock_manager_until_it_is_interrupted(tmp_path: Path, heed_ctrl_c: None) -> None:
     command = [sys.executable, "-m", "sluice", "zookeeper", "--data", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(

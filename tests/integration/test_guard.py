@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -177,13 +178,78 @@ def test_a_hold_that_is_lost_names_what_was_committed_under_it(
         append(spark.range(1), disk_table)
         append(spark.range(1, 2), disk_table)
         lose()
-    assert at_the_end.value.versions == (0, 1)
+    assert at_the_end.value.commits == {TableResource.of(disk_table).uri: (0, 1)}
     with pytest.raises(LockLostError) as at_a_commit, locked(spark, disk_table, manager=manager):
         append(spark.range(2, 3), disk_table)
         lose()
         append(spark.range(3, 4), disk_table)
-    assert at_a_commit.value.versions == (2,)
+    assert at_a_commit.value.commits == {TableResource.of(disk_table).uri: (2,)}
     assert ids(spark, disk_table) == [0, 1, 2]
+
+
+def test_a_hold_beyond_its_bound_is_given_up_and_its_commit_refused(
+    spark: SparkSession, zookeeper: Any, manager: ZookeeperLockManager, disk_table: str
+) -> None:
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(1), disk_table)
+    hangs = threading.Event()
+    with ZookeeperLockManager(zookeeper.hosts, 30, max_hold_seconds=1) as bounded:
+        with pytest.raises(LockLostError, match="max_hold_seconds=1"):
+            with locked(spark, disk_table, manager=bounded) as hold:
+                hold.on_loss(lambda _: hangs.set())
+                assert hangs.wait(30)
+                # The next one is in already.
+                with manager.acquire(f"{disk_table}/", timeout_seconds=30):
+                    assert not hold.is_valid()
+                append(spark.range(1, 2), disk_table)
+        # The control: without the bound the same is committed.
+        with locked(spark, disk_table, manager=manager):
+            append(spark.range(2, 3), disk_table)
+    assert ids(spark, disk_table) == [0, 2]
+
+
+def test_ctrl_c_in_a_block_gives_the_lock_back_and_what_the_jvm_still_does_commits_nothing(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    disk_table: str,
+    ensemble_client: KazooClient,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Callable[..., None],
+) -> None:
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(1), disk_table)
+    asked, go_on, answers = threading.Event(), threading.Event(), list[dict[str, Any]]()
+    check, main = GUARD.check, threading.main_thread().ident
+    assert main is not None
+
+    def late(request: str) -> str:
+        asked.set()
+        go_on.wait(60)
+        answers.append(json.loads(check(request)))
+        return json.dumps(answers[-1])
+
+    def interrupt() -> None:
+        asked.wait(60)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    monkeypatch.setattr(GUARD, "check", late)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt), locked(spark, disk_table, manager=manager):
+            append(spark.range(1, 2), disk_table)
+        assert contenders(ensemble_client, disk_table) == []
+        assert intents(ensemble_client, disk_table) == []
+        manager.acquire(disk_table, timeout_seconds=0).release()
+    finally:
+        go_on.set()
+        thread.join()
+    eventually(lambda: answers, what="the answer to the commit that was under way")
+    assert answers[0]["refused"] == "LockNotHeldError"
+    monkeypatch.undo()
+    with locked(spark, disk_table, manager=manager):
+        append(spark.range(2, 3), disk_table)
+    assert ids(spark, disk_table) == [0, 2]
 
 
 def test_a_shared_hold_commits_nothing(spark: SparkSession, manager: ZookeeperLockManager, disk_table: str) -> None:
@@ -478,7 +544,7 @@ def test_a_guard_that_does_not_answer_in_time_is_a_refusal(
     slow = Slow()
     jvm.io.deltasluice.storage.Guard.install(slow, 300)
     try:
-        with locked(spark, disk_table, manager=manager), pytest.raises(GuardMissingError, match="did not answer"):
+        with locked(spark, disk_table, manager=manager), pytest.raises(LockLostError, match="did not answer"):
             append(spark.range(1), disk_table)
     finally:
         answered.set()

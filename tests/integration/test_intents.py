@@ -174,4 +174,4 @@ def test_what_the_guard_does_not_understand_is_refused(ask):
 
     guard = CommitGuard()
     for request in ("", "[]", "{}", '{"attempt": "a"}', json.dumps({"attempt": "a", "table": 5, "holds": "x"})):
-        assert json.loads(guard.check(request))["refused"] == "SluiceError"
+        assert json.loads(guard.check(request))["refused"] == "LockLostError"

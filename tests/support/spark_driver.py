@@ -7,7 +7,9 @@ standard output the answer: ``{"done": â€¦}`` or ``{"error": class, "message": â
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import logging
 import os
 import sys
 import threading
@@ -19,7 +21,8 @@ from pyspark.sql import SparkSession
 import writer_jobs.guarded
 from lock_manager import ZookeeperLockManager, guard
 from sluice.jars import jar_paths
-from writer_jobs import build_session, locked
+from writer_jobs import LockedDeltaWriter, build_session, locked
+from writer_jobs.append import main as append_job
 from writer_jobs.guarded import GUARD
 
 OUT = os.fdopen(os.dup(1), "w", buffering=1)
@@ -43,6 +46,23 @@ class Driver:
     def append(self, table: str, first: int, end: int) -> None:
         with locked(self.spark, table, manager=self.manager):
             self.spark.range(first, end).write.format("delta").mode("append").save(table)
+
+    def append_as(self, table: str, first: int, end: int, txn: list[Any] | None) -> dict[str, Any]:
+        """Append with the writer, under the name of an application's transaction."""
+        writer = LockedDeltaWriter(self.spark, self.manager, table)
+        done = writer.append(self.spark.range(first, end), txn=(txn[0], txn[1]) if txn else None)
+        return {"version": done.version, "already_committed": done.already_committed}
+
+    def job(self, arguments: list[str]) -> dict[str, Any]:
+        """Run the append job in this session: its exit code, its lines and what it says on standard error."""
+        out, error = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+            code = append_job(["--zookeeper", self.manager.settings.zk_hosts, *arguments])
+        return {
+            "code": code,
+            "lines": [json.loads(line) for line in out.getvalue().splitlines()],
+            "error": error.getvalue(),
+        }
 
     def append_without_the_lock(self, table: str, first: int, end: int) -> None:
         self.spark.range(first, end).write.format("delta").mode("append").save(table)
@@ -89,7 +109,7 @@ class Driver:
 
                 with self.manager._lock:
                     (lost,) = self.manager._holds
-                self.manager._session.client.delete(lost._place.path)
+                self.manager._session.client.delete(lost._place.spots[0].path)
                 thread = threading.Thread(target=again)
                 thread.start()
                 taken.wait(60)
@@ -122,7 +142,7 @@ class Driver:
         before = guard.CommitGuard._covering
 
         def covering(self: guard.CommitGuard, asked: Any) -> list[guard.GuardedHold]:
-            return list(self._holds.values())[-1:]
+            return list(self._holds.values())[-1]
 
         guard.CommitGuard._covering = covering  # type: ignore[method-assign]
         self.undo.callback(setattr, guard.CommitGuard, "_covering", before)
@@ -133,8 +153,13 @@ class Driver:
 
 def main() -> None:
     """Serve until standard input ends."""
+    # As the append job has it: its standard error is for its sentence.
+    logging.basicConfig(level=logging.CRITICAL + 1)
     zookeeper, session_seconds, conf = sys.argv[1], float(sys.argv[2]), json.loads(sys.argv[3])
     spark = build_session("driver under test", jars=jar_paths(), launch_conf=conf, log_level="OFF")
+    # S3A raises shorter time-outs to 15 s, and faults would cost that each time.
+    duration = spark._jvm.java.time.Duration.ofMillis(1)
+    spark._jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig.setMinimumOperationDuration(duration)
     with ZookeeperLockManager(zookeeper, 120, session_timeout_seconds=session_seconds) as manager:
         driver = Driver(spark, manager)
         say({"done": "ready"})

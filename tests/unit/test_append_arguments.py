@@ -14,6 +14,7 @@ def test_what_is_not_given_has_its_default() -> None:
     assert (found.zookeeper, found.table, found.sources) == ("zk:2181", "s3a://lake/t", ("a.csv",))
     assert (found.format, found.options, found.partition_by, found.commits) == (None, {}, (), 1)
     assert (found.lock_timeout, found.run_id, found.report, found.verbose) == (None, None, None, False)
+    assert found.metrics is None
     assert found.lock_settings().timeout_seconds == 300
     found.check()
 
@@ -22,12 +23,13 @@ def test_everything_can_be_given() -> None:
     found = parse_arguments([
         *LEAST, "b.csv", "--source", "c.csv", "--format", "csv", "--partition-by", "year, month", "--commits", "8",
         "--lock-timeout", "2.5", "--run-id", "r", "--report", "s3a://lake/r.json", "--option", "sep==",
-        "--option", "a=", "--null-value", "NA", "--verbose",
+        "--option", "a=", "--null-value", "NA", "--metrics", "9464", "--verbose",
     ])  # fmt: skip
     assert found.sources == ("a.csv", "b.csv", "c.csv")
     assert found.partition_by == ("year", "month")
     assert found.options == {"sep": "=", "a": "", "nullValue": "NA"}
     assert (found.commits, found.run_id, found.report, found.verbose) == (8, "r", "s3a://lake/r.json", True)
+    assert found.metrics == "9464"
     assert found.lock_settings().timeout_seconds == 2.5
 
 
@@ -69,6 +71,7 @@ def test_what_cannot_be_parsed_is_one_sentence(more: list[str]) -> None:
         (["--lock-timeout", "-1"], SettingsError),
         (["--table", "s3a:///no-bucket"], ResourceError),
         (["--run-id", "two\nlines"], RunError),
+        (["--metrics", "metrics.txt"], SettingsError),
         (["--run-id", "x" * 129], RunError),
     ],
 )

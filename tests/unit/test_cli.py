@@ -15,7 +15,9 @@ from typer.testing import CliRunner
 from sluice.commands import app
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["demo", "verify", "log", "adopt", "soak", "jars", "dist", "submit-args", "zookeeper"]
+COMMANDS = [
+    "demo", "verify", "log", "adopt", "jars", "dist", "status", "break", "doctor", "soak", "submit-args", "zookeeper",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +111,12 @@ def test_verbose_adds_the_stack_trace(run: CliRunner) -> None:
         ["demo", "--writers", "0"],
         ["demo", "--writers", "3", "--commits", "2"],
         ["zookeeper", "--servers", "2"],
+        ["status", "t", "--zookeeper", "127.0.0.1:1"],
+        ["status", "--zookeeper", "no host"],
+        ["status", "--zookeeper", "127.0.0.1:1", "--fail-if-waiting", "-1"],
+        ["break"],
+        ["doctor", "--zookeeper", "127.0.0.1:1", "--table", "s3://lake/t", "--bucket", "lake"],
+        ["doctor", "--zookeeper", "127.0.0.1:1", "--table", "gs://lake/t"],
         ["no-such-command"],
     ],
 )

@@ -112,6 +112,17 @@ def test_spark_submit_is_pysparks_own_or_that_of_spark_home(tmp_path: Path, monk
     assert spark_submit() == tmp_path / "bin" / "spark-submit"
 
 
+def test_a_writer_of_the_demo_does_not_get_the_users_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_ZK_SECRET", "arn:aws:secretsmanager:…")
+    code = "import json, os; print(json.dumps({'event': [name for name in os.environ if 'ZK' in name]}))"
+    events = Events()
+    writer = WriterProcess(1, [sys.executable, "-c", code], {"ZK_OURS": "x"}, tmp_path, events)
+    assert events.get(timeout=30)[1]["event"] == ["ZK_OURS"]
+    end_processes([writer])
+
+
 def test_settings_given_win_over_the_demos_own() -> None:
     command = submit_command(Path("job.py"), ["--table", "t"], conf={"spark.ui.enabled": "true", "spark.x": "a b"})
     assert command[-3:] == ["job.py", "--table", "t"]

@@ -42,8 +42,9 @@ def test_the_zip_has_what_jobs_import_and_nothing_else(tmp_path: Path) -> None:
         names = archive.namelist()
         entries = archive.infolist()
     assert names == sorted(set(names))
-    assert {name.split("/")[0] for name in names} == {"lock_manager", "writer_jobs", "kazoo"}
-    assert {"lock_manager/manager.py", "writer_jobs/append.py", "kazoo/client.py", "kazoo/LICENSE"} <= set(names)
+    assert {name.split("/")[0] for name in names} == {"lock_manager", "writer_jobs", "kazoo", "puresasl", "delta"}
+    assert {"lock_manager/manager.py", "writer_jobs/append.py", "kazoo/client.py"} <= set(names)
+    assert {"kazoo/LICENSE", "puresasl/LICENSE"} <= set(names)
     assert not [name for name in names if "/tests/" in name or "/testing/" in name or name.endswith(".pyc")]
     assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}
 
@@ -55,6 +56,7 @@ def test_the_lock_can_be_imported_from_the_zip_alone(tmp_path: Path) -> None:
         "import kazoo, lock_manager\n"
         "assert all('it.zip' in module.__file__ for module in (kazoo, lock_manager))\n"
         "lock_manager.ZookeeperLockManager('127.0.0.1:1').close()\n"
+        "lock_manager.Security(auth='sasl', username='a', password='b')\n"
     )
     # Neither the environment nor its packages.
     subprocess.run([sys.executable, "-I", "-S", "-c", program], check=True, cwd=tmp_path)
@@ -84,6 +86,12 @@ def test_missing_jars_are_named_with_the_command_that_brings_them(jars: list[Pat
     jars[3].unlink()
     with pytest.raises(JarsError, match="run `sluice jars` once"):
         submit_arguments()
+
+
+def test_sasl_is_left_out_where_it_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distribution, "_IF_INSTALLED", ("no_such_package",))
+    with zipfile.ZipFile(build_zip(tmp_path / "it.zip")) as archive:
+        assert {name.split("/")[0] for name in archive.namelist()} == {"lock_manager", "writer_jobs", "kazoo"}
 
 
 def test_a_package_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ EXAMPLES = [
     LockCancelledError(resource="s3://l/t"),
     LockOrderError("order", resource="s3://l/t"),
     EnsembleMismatchError(resource="s3://l/t", ensemble="b", pinned_to="a"),
-    LockLostError(resource="s3://l/t", hold_id="x", reason="gone", versions=(3,)),
+    LockLostError(resource="s3://l/t", hold_id="x", reason="gone", commits={"s3://l/t": (3,)}),
 ]
 
 
@@ -54,6 +54,7 @@ def test_public_surface_is_what_it_was():
         "ClosedError", "EnsembleFormatError", "EnsembleMismatchError", "EnsembleRefusedError",
         "EnsembleUnavailableError", "HeldLock", "LocalServerError",
         "LockCancelledError", "LockError", "LockLostError", "LockNotHeldError", "LockOrderError", "LockSettings",
-        "LockTimeoutError", "QueueEntry", "ResourceError", "SessionState", "SettingsError", "SluiceError",
-        "TableResource", "ZookeeperLockManager", "canonical_table_uri",
+        "LockTimeoutError", "Partition", "PartitionColumn", "PartitionSchema", "QueueEntry", "ResourceError",
+        "Security", "SessionState", "SettingsError", "SluiceError", "TableResource", "TableScope", "UnguardedError",
+        "ZookeeperLockManager", "canonical_table_uri", "commit_metadata",
     ]  # fmt: skip

@@ -98,6 +98,7 @@ def test_programs_read_all_of_it(table: Path) -> None:
         "rows": 8419,
         "engine": "Apache-Spark/4.2.0 Delta-Lake/4.4.0",
         "locked": True,
+        "fenced": True,
         "observed": None,
         "job": None,
         "hold": "30123456789abcdef",

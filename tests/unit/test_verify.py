@@ -408,8 +408,8 @@ def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
 @pytest.mark.parametrize(
     ("operation", "after", "problems"),
     [
-        ("CREATE OR REPLACE TABLE AS SELECT", "B", 1),
-        ("CREATE OR REPLACE TABLE AS SELECT", "A", 0),
+        ("CREATE OR REPLACE TABLE AS SELECT", "B", 2),
+        ("CREATE OR REPLACE TABLE AS SELECT", "A", 1),
         ("UNSET TBLPROPERTIES", "B", 0),
     ],
 )

@@ -69,6 +69,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "build_session",
         "locate_table",
         "locked",
+        "locked_all",
     ]
     for name in writer_jobs.__all__:
         assert getattr(writer_jobs, name).__doc__
@@ -90,7 +91,7 @@ def test_errors_survive_pickling_with_their_facts(error: SluiceError) -> None:
 
 
 def test_errors_say_what_is_known_of_the_table() -> None:
-    assert str(ERRORS[5]) == "nothing was appended to s3://b/t: no"
+    assert str(ERRORS[5]) == "the write to s3://b/t failed, and nothing of it is in the table: no"
     assert "is not known" in str(ERRORS[7])
     assert "look for c in `sluice log" in str(ERRORS[7])
     assert "as version 7" in str(ERRORS[8])

@@ -1,22 +1,32 @@
 package io.deltasluice.storage;
 
 import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.databind.DeserializationFeature;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
+import com.fasterxml.jackson.databind.ObjectReader;
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.MissingNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.ByteArrayOutputStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.Iterator;
+import java.util.LinkedHashSet;
 import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeSet;
 
 /** The lines of one commit, kept so that they can be put again, with our own note in their {@code commitInfo}. */
 final class CommitBody {
   static final ObjectMapper JSON = new ObjectMapper();
 
+  private static final ObjectReader STRICT = JSON.reader().with(DeserializationFeature.FAIL_ON_TRAILING_TOKENS);
   private static final String INFO = "{\"commitInfo\":{";
   private static final String METADATA = "{\"metaData\":";
   private static final String STAMP = "sluice";
+  private static final Set<String> FILES = Set.of("add", "remove", "cdc");
 
   private final List<String> lines = new ArrayList<>();
   private final String info;
@@ -65,6 +75,46 @@ final class CommitBody {
     return out.toByteArray();
   }
 
+  /**
+   * Returns what the commit touches, for whoever holds partitions only.
+   *
+   * @return JSON object: {@code partitions} (the distinct {@code partitionValues} of its files), {@code unplaced}
+   *     (whether a file has none, or a line cannot be read), {@code actions} (names of its actions that are of the whole table)
+   */
+  ObjectNode footprint() {
+    Set<JsonNode> partitions = new LinkedHashSet<>();
+    Set<String> actions = new TreeSet<>();
+    boolean unplaced = false;
+    for (String line : lines) {
+      JsonNode tree = whole(line);
+      if (!tree.isObject() || tree.size() != 1) {
+        // What cannot be understood may touch anything.
+        unplaced = true;
+        continue;
+      }
+      Map.Entry<String, JsonNode> action = tree.properties().iterator().next();
+      String name = action.getKey();
+      if (FILES.contains(name)) {
+        JsonNode values = action.getValue().path("partitionValues");
+        if (values.isEmpty()) {
+          unplaced = true;
+        } else {
+          partitions.add(values);
+        }
+      } else if (name.equals("domainMetadata")) {
+        actions.add(name + " " + action.getValue().path("domain").asText());
+      } else if (!name.equals("txn") && !name.equals("commitInfo")) {
+        actions.add(name);
+      }
+    }
+    ObjectNode found = JSON.createObjectNode();
+    found.putArray("partitions").addAll(partitions);
+    found.put("unplaced", unplaced);
+    ArrayNode others = found.putArray("actions");
+    actions.forEach(others::add);
+    return found;
+  }
+
   /** Tells whether the first line of a version file is of this very transaction. */
   boolean wrote(String firstLine) {
     JsonNode found = commitInfo(firstLine);
@@ -73,8 +123,20 @@ final class CommitBody {
   }
 
   private static JsonNode commitInfo(String line) {
+    return tree(line == null ? "{}" : line).path("commitInfo");
+  }
+
+  private static JsonNode whole(String line) {
     try {
-      return (line == null ? JSON.createObjectNode() : JSON.readTree(line)).path("commitInfo");
+      return STRICT.readTree(line);
+    } catch (JsonProcessingException e) {
+      return MissingNode.getInstance();
+    }
+  }
+
+  private static JsonNode tree(String line) {
+    try {
+      return JSON.readTree(line);
     } catch (JsonProcessingException e) {
       return JSON.createObjectNode();
     }

@@ -11,7 +11,8 @@ public interface CommitGuard {
    * @param request JSON object: {@code table} (URI of the folder above {@code _delta_log}), {@code version},
    *     {@code attempt} (UUID of this attempt), {@code txn} ({@code commitInfo.txnId}, may be null),
    *     {@code operation} (may be null), {@code metadata} (whether it says anew what the table is), {@code holds} (ids
-   *     of the holds that the thread is bound to), {@code observe} (whether a refusal is only noted)
+   *     of the holds that the thread is bound to), {@code observe} (whether a refusal is only noted), {@code footprint}
+   *     (what it touches, see {@code CommitBody}; only if one of the holds is of partitions)
    * @return JSON object: {@code hold} (id of the hold that covers it) and {@code stamp} (object to be noted in the
    *     commit); or {@code refused} (name of the error) and {@code message} (one sentence)
    */

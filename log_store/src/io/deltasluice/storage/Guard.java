@@ -20,8 +20,13 @@ import scala.Option;
 
 /** Asks Python, at every commit, whether the hold to which it belongs still stands. */
 public final class Guard {
-  /** Local property of Spark's threads: ids of the holds to which the thread is bound, with commas. */
+  /**
+   * Local property of Spark's threads: ids of the holds to which the thread is bound, with commas; one that is of
+   * partitions only ends with {@code *}.
+   */
   public static final String HOLDS = "spark.sluice.hold";
+
+  private static final char OF_PARTITIONS = '*';
 
   /** Setting of the driver: {@code required} (the default), {@code observe} or {@code off}. */
   public static final String MODE = "spark.sluice.guard";
@@ -105,14 +110,18 @@ public final class Guard {
     request.put("txn", body.txn);
     request.put("operation", body.operation);
     request.put("metadata", body.hasMetadata);
-    request.put("holds", holds());
+    String holds = holds();
+    request.put("holds", holds);
+    if (holds != null && holds.indexOf(OF_PARTITIONS) >= 0) {
+      request.set("footprint", body.footprint());
+    }
     request.put("observe", mode == Mode.OBSERVE);
     JsonNode answer = answerOf(asked, request.toString(), file);
     if (answer.hasNonNull("refused")) {
       throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
     }
     if (!answer.hasNonNull("hold") || !answer.path("stamp").isObject()) {
-      throw new CommitRefusedException("GuardMissingError", "the commit guard gave an answer that means nothing");
+      throw new CommitRefusedException("LockLostError", "the commit guard gave an answer that means nothing");
     }
     return new Verdict(answer.get("hold").asText(), (ObjectNode) answer.get("stamp"));
   }
@@ -134,7 +143,7 @@ public final class Guard {
       throw new InterruptedIOException("interrupted before version " + file.version() + " of " + file.table()
           + " was put: nothing is committed");
     }
-    throw new CommitRefusedException("GuardMissingError",
+    throw new CommitRefusedException("LockLostError",
         "the commit guard of version " + file.version() + " of " + file.table() + " " + problem);
   }
 

@@ -1,0 +1,132 @@
+"""What do finer locks bring? k writers on k partitions of one table, on k tables, and behind one lock on one table.
+
+Each writer is a thread with a JVM of its own that has the guarded log store, and no Spark. Under its lock it waits 2 s,
+as for a slow source, and puts the next version on S3 (moto) with a file of its partition, the one after it if that is
+another's by then. The three kinds of locks take turns for each k, in one run.
+
+    python benchmarks/granularity.py [--writers 1,2,4,8] [--commits 3] [--work 2]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import tempfile
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from figures import print_table
+
+from lock_manager import PartitionColumn, PartitionSchema, TableResource, TableScope, ZookeeperLockManager, installed
+from lock_manager.guard import CommitGuard, GuardedHold
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.local_s3 import LocalS3
+from sluice.soak.jvm import StoreJvm, VersionTakenError
+
+GOAL = 0.8
+KINDS = ("one table lock", "partitions", "tables")
+SCHEMA = PartitionSchema((PartitionColumn("writer", "integer"),))
+
+
+class Writer:
+    """A thread's lock manager, guard and JVM."""
+
+    def __init__(self, number: int, hosts: str, hadoop: dict[str, str], folder: Path, stack: ExitStack) -> None:
+        self.number = number
+        self.guard = CommitGuard()
+        self.manager = stack.enter_context(ZookeeperLockManager(hosts, 600))
+        log = folder / f"{number}.log"
+        self.jvm = StoreJvm(hadoop=hadoop, guard=self.guard, mode="required", conditional=True, errors=log)
+        stack.callback(self.jvm.close)
+
+    def commit(self, table: str, scope: TableScope, work_seconds: float) -> int:
+        """Do the work and commit under the lock; return how many versions were tried in vain."""
+        with self.manager.acquire_all([scope]) as hold:
+            bound = GuardedHold(hold, {"job": f"writer {self.number}"}, schema=SCHEMA)
+            self.guard.add(bound)
+            try:
+                time.sleep(work_seconds)
+                version, tries = max(self.jvm.versions(table, 0), default=-1) + 1, 0
+                while True:
+                    try:
+                        self.jvm.write(table, version, self._lines(), holds=bound.name)
+                    except VersionTakenError:
+                        version, tries = version + 1, tries + 1
+                    else:
+                        return tries
+            finally:
+                self.guard.remove(bound)
+                if bound.has_ended(self.jvm.attempts(hold.hold_id)):
+                    hold.intents.settle()
+
+    def _lines(self) -> list[str]:
+        info = {"timestamp": 1795261760000, "operation": "WRITE", "txnId": str(uuid.uuid4())}
+        add = {"path": f"{uuid.uuid4()}.parquet", "partitionValues": {"writer": str(self.number)}, "size": 1,
+               "modificationTime": 0, "dataChange": True}  # fmt: skip
+        return [json.dumps({"commitInfo": info}), json.dumps({"add": add})]
+
+
+def measure(kind: str, writers: list[Writer], options: Any) -> dict[str, Any]:
+    """Have each of the writers commit as often, all at once."""
+    mark = uuid.uuid4().hex
+
+    def run(writer: Writer) -> int:
+        table = f"s3a://bench/{mark}" + (f"-{writer.number}" if kind == "tables" else "")
+        parts = [SCHEMA.partition({"writer": writer.number})] if kind == "partitions" else None
+        scope = TableScope.of(TableResource.of(table), parts)
+        return sum(writer.commit(table, scope, options.work) for _ in range(options.commits))
+
+    started = time.monotonic()
+    with ThreadPoolExecutor(len(writers)) as pool:
+        tries = sum(pool.map(run, writers))
+    took = time.monotonic() - started
+    return {"locks": kind, "writers": len(writers), "wall_s": took, "taken": tries,
+            "commits_per_s": len(writers) * options.commits / took}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--writers", default="1,2,4,8", help="numbers of writers (1,2,4,8)")
+    parser.add_argument("--commits", type=int, default=3, help="of each writer (3)")
+    parser.add_argument("--work", type=float, default=2.0, metavar="SECONDS", help="of waiting under the lock (2)")
+    parser.add_argument("--output", type=Path, default=Path("build/bench/granularity.json"))
+    options = parser.parse_args()
+    numbers = [int(each) for each in options.writers.split(",")]
+    # Each JVM's log store asks the guard here.
+    installed.declare_installed(lambda _: SCHEMA)
+    rows = []
+    with ExitStack() as stack:
+        zookeeper = stack.enter_context(EmbeddedZooKeeper())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-")))
+        s3 = stack.enter_context(LocalS3())
+        s3.create_bucket("bench")
+        os.environ.update(s3.environment)
+        hadoop = {name.removeprefix("spark.hadoop."): value for name, value in s3.spark_conf.items()}
+        writers = [Writer(number, zookeeper.hosts, hadoop, folder, stack) for number in range(max(numbers))]
+        for writer in writers:
+            # What the first list and the first put load.
+            table = f"s3a://bench/warm-{writer.number}"
+            writer.commit(table, TableScope.of(TableResource.of(table)), 0)
+        alone = {kind: measure(kind, writers[:1], options)["commits_per_s"] for kind in KINDS}
+        for number in numbers:
+            for kind in KINDS:
+                row = measure(kind, writers[:number], options)
+                rows.append({**row, "of_perfect": row["commits_per_s"] / (number * alone[kind])})
+    print_table(rows)
+    reached = [row for row in rows if row["writers"] == 2 and row["locks"] != KINDS[0]]
+    for row in reached:
+        verdict = "reached" if row["of_perfect"] >= GOAL else "MISSED"
+        print(f"2 writers, {row['locks']}: {row['of_perfect']:.2f} of perfect; goal {GOAL}: {verdict}")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    facts = {"cores": os.cpu_count(), "python": platform.python_version(), "work_s": options.work, "rows": rows}
+    options.output.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

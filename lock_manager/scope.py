@@ -1,0 +1,115 @@
+"""What is asked for, or held, of one table: all of it, or partitions; and the queues to stand in for that."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lock_manager.installed import schema_of
+from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
+from lock_manager.queue_lock import Mode, Node
+from lock_manager.resources import TableResource
+
+log = logging.getLogger(__name__)
+
+MOST_TOLD = 12
+MOST_TOLD_CHARACTERS = 2000
+"""How much of the names of partitions a contender says of itself: it is read by everybody who looks."""
+
+
+@dataclass(frozen=True)
+class TableScope:
+    """What is asked for, or held, of one table.
+
+    Attributes:
+        table: the table.
+        partitions: in the one order, none part of another; None for the whole table.
+        shared: together with other shared holders.
+
+    """
+
+    table: TableResource
+    partitions: tuple[Partition, ...] | None = None
+    shared: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        resource: str | os.PathLike[str] | TableResource,
+        partitions: Collection[Partition | Mapping[str, object]] | None = None,
+        *,
+        shared: bool = False,
+    ) -> TableScope:
+        """Make the scope; of more than 64 partitions it is the table.
+
+        Args:
+            resource: location of the table.
+            partitions: of it, or values by column, for which the commit guard looks up how the table is partitioned.
+            shared: together with other shared holders.
+
+        Raises:
+            ValueError: no partition.
+            ResourceError: no usable location, or no such partition.
+            UnguardedError: values by column, in a process without the commit guard.
+
+        """
+        table = TableResource.of(resource)
+        if partitions is None:
+            return cls(table, None, shared)
+        if not partitions:
+            raise ValueError("partitions=[] asks for nothing: leave it out for the whole table")
+        location = resource.uri if isinstance(resource, TableResource) else resource
+        made = [each if isinstance(each, Partition) else schema_of(location).partition(each) for each in partitions]
+        cover = smallest_cover(made)
+        if len(cover) > MOST_PARTITIONS:
+            log.warning("%d partitions of %s are asked for: locking the whole table", len(cover), table.uri)
+            return cls(table, None, shared)
+        return cls(table, cover, shared)
+
+    def __str__(self) -> str:
+        if self.partitions is None:
+            return self.table.uri
+        names = ", ".join(str(each) for each in self.partitions[:3])
+        more = f" and {len(self.partitions) - 3} more" if len(self.partitions) > 3 else ""  # noqa: PLR2004
+        return f"{self.table.uri} [{names}{more}]"
+
+    def told(self) -> dict[str, Any]:
+        """Return what a contender says of it, for people: some names of partitions, and how many there are."""
+        if self.partitions is None:
+            return {}
+        names, left = [], MOST_TOLD_CHARACTERS
+        for each in self.partitions[:MOST_TOLD]:
+            left -= len(str(each))
+            if left < 0:
+                break
+            names.append(str(each))
+        return {"partitions": names, "partition_count": len(self.partitions)}
+
+    def covers(self, other: TableScope) -> bool:
+        """Tell whether whoever has this need not ask for ``other``."""
+        if self.table != other.table or (self.shared and not other.shared):
+            return False
+        return self.partitions is None or (other.partitions is not None and self.contains(other.partitions))
+
+    def contains(self, partitions: Collection[Partition]) -> bool:
+        """Tell whether every one of these partitions lies in it."""
+        return self.partitions is None or all(any(own.contains(each) for own in self.partitions) for each in partitions)
+
+    def nodes(self, lock_root: str) -> list[Node]:
+        """Return the queues to stand in: the table's, then those of partitions, each after what it is a part of."""
+        table = self.table
+        path = table.znode(lock_root)
+        own = Mode.SHARED if self.shared else Mode.EXCLUSIVE
+        above = Mode.PART_SHARED if self.shared else Mode.PART
+        if self.partitions is None:
+            return [Node(table.key, path, own, table.uri, {"uri": table.uri})]
+        modes = {ancestor: above for each in self.partitions for ancestor in each.ancestors()}
+        modes |= dict.fromkeys(self.partitions, own)
+        found = [Node(table.key, path, above, table.uri, {"uri": table.uri})]
+        for each in sorted(modes, key=lambda partition: partition.sort_key):
+            about = {"partition": dict(each.values)}
+            found.append(Node(f"{table.key}/{each}", each.znode(path), modes[each], table.uri, about))
+        return found

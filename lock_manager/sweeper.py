@@ -1,0 +1,209 @@
+"""Removes the znodes of partitions that nobody uses any more; tables stay, and so do their intents.
+
+No newcomer is in danger: ZooKeeper deletes a znode only while it has no children, and whoever finds his queue missing
+makes it again and enters it then (``Attempt._make_queues``). Two contenders in one queue are therefore always of one
+life of it, though its sequence begins anew with each; fencing tokens are czxids, which do not. To spare newcomers the
+extra round trips, what is swept was found empty and unchanged twice, :data:`IDLE_SECONDS` apart.
+
+Every manager sweeps what it used itself, also when it is closed, and looks now and then for what the dead left behind
+in the tables that it uses.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kazoo.exceptions import NoNodeError, NotEmptyError
+
+from lock_manager.errors import ClosedError, EnsembleRefusedError
+from lock_manager.partitions import PARTITIONS
+from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 60.0
+"""How long after its last use a partition is looked at, and how long after that again."""
+
+WALK_SECONDS = 600.0
+"""How often the partitions of a table in use are looked through for what the dead left behind."""
+
+MOST_KNOWN = 10_000
+"""Partitions that are kept in mind; the longest unused is forgotten first."""
+
+MOST_AT_ONCE = 100
+"""Requests in a row, after which whatever is more urgent has its turn."""
+
+MOST_WALKED = 200
+ANSWER_SECONDS = 2.0
+CLOSE_SECONDS = 1.0
+
+# A column and its value; the znode of a table is a hash.
+_PARTITION = re.compile(rf"/{PARTITIONS}/[^/]*=[^/]*$")
+
+
+class Sweeper:
+    """What is to be swept, and when; the owner's thread calls :meth:`sweep`.
+
+    Args:
+        session: to ask through.
+
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        # By path: when it is due, and its pzxid if it was found empty. In the order in which they are due.
+        self._idle: dict[str, tuple[float, int | None]] = {}
+        self._walks: dict[str, float] = {}
+
+    def used(self, nodes: Iterable[str]) -> bool:
+        """Take note that queues were used just now; those of tables are left out.
+
+        Returns:
+            Whether there is something to do from now on, and was nothing before: :meth:`pause` is to be asked again.
+
+        """
+        now = time.monotonic()
+        with self._lock:
+            was_idle = not self._idle
+            for node in filter(_PARTITION.search, nodes):
+                self._note(node, None)
+                self._walks.setdefault(table_of(node), now + IDLE_SECONDS)
+            return was_idle and bool(self._idle)
+
+    def pause(self) -> float | None:
+        """Seconds until there is something to do, None if there is nothing."""
+        with self._lock:
+            if not self._idle:
+                # A walk through tables that are not used can wait until one is.
+                return None
+            due_at, _ = next(iter(self._idle.values()))
+            return max(0.0, min([due_at, *self._walks.values()]) - time.monotonic())
+
+    def sweep(self) -> None:
+        """Do some of what is due."""
+        if self._session.state is not SessionState.CONNECTED:
+            self._put_off()
+            return
+        try:
+            deadline = Deadline(ANSWER_SECONDS)
+            self._sweep(self._due(), deadline)
+            for table in self._walks_due():
+                self._walk(table, deadline)
+        except (*NO_ANSWER, *SESSION_GONE, ClosedError, EnsembleRefusedError) as error:
+            # It costs nobody anything if they stay.
+            log.debug("partitions are not swept: %r", error)
+
+    def sweep_all(self) -> None:
+        """Remove at once what this manager used and nobody uses now; bounded."""
+        with self._lock:
+            nodes, self._idle = list(self._idle)[-MOST_AT_ONCE * 10 :], {}
+        if not nodes or self._session.state is not SessionState.CONNECTED:
+            return
+        try:
+            self._remove(nodes, Deadline(CLOSE_SECONDS))
+        except (*NO_ANSWER, *SESSION_GONE, ClosedError, EnsembleRefusedError) as error:
+            log.debug("partitions are not swept: %r", error)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _note_if_new(self, node: str, pzxid: int | None) -> None:
+        with self._lock:
+            if node not in self._idle:
+                self._note(node, pzxid)
+
+    def _note(self, node: str, pzxid: int | None) -> None:
+        self._idle.pop(node, None)
+        self._idle[node] = (time.monotonic() + IDLE_SECONDS, pzxid)
+        if len(self._idle) > MOST_KNOWN:
+            del self._idle[next(iter(self._idle))]
+
+    def _put_off(self) -> None:
+        with self._lock:
+            due_at = time.monotonic() + IDLE_SECONDS
+            self._idle = {node: (due_at, pzxid) for node, (_, pzxid) in self._idle.items()}
+            self._walks = dict.fromkeys(self._walks, due_at)
+
+    def _due(self) -> dict[str, int | None]:
+        due: dict[str, int | None] = {}
+        now = time.monotonic()
+        with self._lock:
+            while self._idle and len(due) < MOST_AT_ONCE:
+                node, (due_at, pzxid) = next(iter(self._idle.items()))
+                if due_at > now:
+                    break
+                del self._idle[node]
+                due[node] = pzxid
+        return due
+
+    def _walks_due(self) -> list[str]:
+        now = time.monotonic()
+        with self._lock:
+            due = [table for table, at in self._walks.items() if at <= now]
+            self._walks |= dict.fromkeys(due, now + WALK_SECONDS)
+        return due
+
+    def _sweep(self, due: dict[str, int | None], deadline: Deadline) -> None:
+        looks = {node: self._session.client.exists_async(node) for node in due}
+        idle = []
+        for node, look in looks.items():
+            stat = self._session.wait(look, deadline)
+            if stat is None or stat.numChildren:
+                # Who is there now sweeps it, or whoever sweeps what is below it.
+                continue
+            if stat.pzxid == due[node]:
+                idle.append(node)
+            else:
+                self._note_if_new(node, stat.pzxid)
+        self._remove(idle, deadline)
+
+    def _remove(self, nodes: Iterable[str], deadline: Deadline) -> None:
+        """Delete them and, deepest first, what is above them up to their table; as far as it is empty."""
+        paths = sorted({each for node in nodes for each in _chain(node)}, key=lambda path: -path.count("/"))
+        asked: list[Any] = [self._session.client.delete_async(path) for path in paths]
+        for each in asked:
+            try:
+                self._session.wait(each, deadline)
+            except (NoNodeError, NotEmptyError):
+                continue
+
+    def _walk(self, table: str, deadline: Deadline) -> None:
+        """Look through some of a table's partitions, and take note of those that are empty."""
+        level, left = [f"{table}/{PARTITIONS}"], MOST_WALKED
+        while level and left > 0:
+            asked = {path: self._session.client.get_children_async(path) for path in level[:left]}
+            left -= len(asked)
+            level = []
+            for path, each in asked.items():
+                try:
+                    children = self._session.wait(each, deadline)
+                except NoNodeError:
+                    continue
+                if not children:
+                    self._note_if_new(path, None)
+                elif path.endswith(f"/{PARTITIONS}"):
+                    level += [f"{path}/{name}" for name in children if "=" in name]
+                elif PARTITIONS in children:
+                    level.append(f"{path}/{PARTITIONS}")
+            random.shuffle(level)
+
+
+def table_of(node: str) -> str:
+    """Return the path of the table to which the queue of a partition belongs."""
+    while match := _PARTITION.search(node):
+        node = node[: match.start()]
+    return node
+
+
+def _chain(node: str) -> Iterator[str]:
+    """Yield a partition's path, or that of a folder of partitions, and what is above it below its table."""
+    table = table_of(node.removesuffix(f"/{PARTITIONS}"))
+    while node != table:
+        yield node
+        node = node.rpartition("/")[0]

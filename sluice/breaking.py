@@ -1,0 +1,81 @@
+"""Which holders ``sluice break`` is about, and what became of them."""
+
+from __future__ import annotations
+
+import re
+
+from lock_manager.claims import Claim
+from lock_manager.errors import SluiceError
+from lock_manager.inspector import TableLocks
+from sluice.status import describe
+
+_PARTITION = re.compile(r"[^=/]+=[^=/]+(/[^=/]+=[^=/]+)*")
+
+
+class BreakError(SluiceError, RuntimeError):
+    """Nobody holds what was to be broken, but somebody else is in the way, or it is another holder by now."""
+
+
+class PartitionNameError(SluiceError, ValueError):
+    """A partition that is not named as its folder is."""
+
+
+class TokenError(SluiceError, ValueError):
+    """A fencing token that is no number."""
+
+
+def check_partition(name: str) -> str:
+    """Return the name of a partition, as ``year=2013/month=1``, without slashes around it.
+
+    Raises:
+        PartitionNameError: it is not of that form.
+
+    """
+    partition = name.strip("/")
+    if not _PARTITION.fullmatch(partition):
+        raise PartitionNameError(
+            f"{name!r} is no partition: write COLUMN=VALUE/COLUMN=VALUE in the table's order, as `sluice status` shows"
+        )
+    return partition
+
+
+def parse_token(text: str) -> int:
+    """Read a fencing token, as ``sluice status`` shows it (0x1f) or as ``--json`` does (31).
+
+    Raises:
+        TokenError: it is neither.
+
+    """
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise TokenError(f"{text!r} is no fencing token: write a number, as `sluice status` shows it") from None
+
+
+def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> list[Claim]:
+    """Return the holders that are to be shown and broken, first come first.
+
+    Args:
+        locks: of the table.
+        partition: only those that hold it, or partitions within it; by default every holder.
+        token: only the one with this fencing token.
+
+    Raises:
+        BreakError: somebody holds the table, but nobody what was asked for.
+
+    """
+    holders = list(locks.holders)
+    if partition is not None:
+        holders = [claim for claim in holders if _holds_within(claim, partition)]
+    if token is not None:
+        holders = [claim for claim in holders if claim.token == token]
+    if holders or not locks.holders:
+        return holders
+    others = "; ".join(map(describe, locks.holders))
+    asked = [f"partition {partition}"] if partition is not None else []
+    asked += [f"token {token:#x}"] if token is not None else []
+    raise BreakError(f"{locks.name}: nobody holds it with {' and '.join(asked)}; what is held: {others}")
+
+
+def _holds_within(claim: Claim, partition: str) -> bool:
+    return any(each == partition or each.startswith(partition + "/") for each in claim.partitions)

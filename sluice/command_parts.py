@@ -1,0 +1,56 @@
+"""What the commands share: exit codes, options, and errors that end in one sentence."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import traceback
+from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
+
+import typer
+
+from lock_manager import SluiceError
+from sluice.interrupts import Interrupted
+from sluice.log_folder import LogAccessError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+FAILED, BAD_ARGUMENTS = 1, 2
+
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show the stack trace of an error.")]
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KEY=VALUE", help="As deltalake takes it; may be repeated.  [dim]default: AWS_* variables[/]"),
+]
+
+
+def in_a_sentence(command: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Turn what a command raises on purpose into one sentence on standard error and an exit code."""
+
+    @functools.wraps(command)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return command(*args, **kwargs)
+        except Interrupted as stop:
+            sys.stderr.write(f"sluice: stopped by {stop}; everything that was started has been ended\n")
+            raise typer.Exit(stop.exit_code) from None
+        except SluiceError as error:
+            if kwargs.get("verbose"):
+                traceback.print_exc()
+            sys.stderr.write(f"sluice: {error}\n")
+            bad = isinstance(error, ValueError | LogAccessError)
+            raise typer.Exit(BAD_ARGUMENTS if bad else FAILED) from None
+
+    return run
+
+
+def key_and_value(option: str, hint: str = "--storage-option") -> tuple[str, str]:
+    """Split KEY=VALUE; ``hint`` is the option that the complaint names."""
+    name, equals, value = option.partition("=")
+    if not equals or not name.strip():
+        raise typer.BadParameter(f"{option!r} is not KEY=VALUE", param_hint=hint)
+    return name.strip(), value

@@ -1,0 +1,56 @@
+"""Is everything there that a locked write needs? What ``sluice doctor`` asks, each question a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from sluice.finding import Finding, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from lock_manager import LockSettings
+
+
+def examine(
+    settings: LockSettings, store: str | None, storage_options: Mapping[str, str], *, table: str | None = None
+) -> list[Finding]:
+    """Ask everything, and return what was found; what is wrong is a finding, not an error.
+
+    Args:
+        settings: of the lock.
+        store: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path, to try its conditional PUT; None to leave that out.
+        storage_options: as ``deltalake`` takes them; what is missing comes from the environment (``AWS_*``).
+        table: its location, to ask whether this is the ensemble that it is pinned to; None to leave that out.
+
+    Raises:
+        LogAccessError, ResourceError: ``store`` is of a kind that cannot be tried, or malformed.
+
+    """
+    from sluice.doctor_ensemble import ensemble_findings  # noqa: PLC0415
+    from sluice.doctor_machine import machine_findings  # noqa: PLC0415
+    from sluice.doctor_pin import pin_finding  # noqa: PLC0415
+    from sluice.doctor_store import open_trial, store_findings  # noqa: PLC0415
+
+    trial = None if store is None else open_trial(store, storage_options)
+    found = [*ensemble_findings(settings), *machine_findings()]
+    found += [] if trial is None else store_findings(trial)
+    return found if table is None else [*found, pin_finding(settings, table, storage_options)]
+
+
+def print_findings(findings: Sequence[Finding], console: Console) -> None:
+    """Print a line for each finding."""
+    from rich.text import Text  # noqa: PLC0415 (only people need it)
+
+    styles = {Verdict.OK: "green", Verdict.NOTE: "yellow", Verdict.FAILED: "bold red"}
+    width = max(len(finding.what) for finding in findings)
+    for finding in findings:
+        mark = Text(f"{finding.verdict.value:<6}  ", styles[finding.verdict])
+        console.print(Text.assemble(mark, f"{finding.what:<{width}}  {finding.says}"), soft_wrap=True)
+    failed = sum(finding.failed for finding in findings)
+    if failed:
+        said = f"{failed} {'thing is' if failed == 1 else 'things are'} wrong"
+        console.print(Text(said, style="bold red"))
+    else:
+        console.print(Text("nothing is wrong", style="bold green"))

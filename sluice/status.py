@@ -1,0 +1,191 @@
+"""Who holds which lock and who waits, since when: what ``sluice status`` tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from lock_manager.claims import Claim
+from lock_manager.inspector import LockInspector, TableLocks
+from lock_manager.resources import TableResource
+
+if TYPE_CHECKING:
+    from rich.console import Console, Group
+    from rich.table import Table
+
+_COLUMNS = ("", "what", "token", "since (UTC)", "for", "host", "pid", "application", "job")
+_NUMBERS = ("token", "for", "pid")
+_PIPE_WIDTH = 200
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+
+
+@dataclass(frozen=True)
+class Status:
+    """What was seen at one moment.
+
+    Attributes:
+        ensemble: its UUID; None if nothing was ever locked below this lock root.
+        tables: that were asked for.
+        at: when, seconds since the epoch.
+
+    """
+
+    ensemble: str | None
+    tables: Sequence[TableLocks]
+    at: float = field(default_factory=time.time)
+
+    def seconds(self, claim: Claim) -> float:
+        """For how long a claim holds or waits; never negative, whatever the clocks say."""
+        return max(0.0, self.at - claim.since)
+
+    def waiting_longer_than(self, seconds: float) -> list[tuple[TableLocks, Claim]]:
+        """Return those that wait for longer."""
+        return [(table, claim) for table in self.tables for claim in table.waiters if self.seconds(claim) > seconds]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``sluice status --json`` prints."""
+        tables = [
+            {
+                "table": table.uri,
+                "key": table.key,
+                "holders": [self._claim(claim) for claim in table.holders],
+                "waiters": [self._claim(claim) for claim in table.waiters],
+            }
+            for table in self.tables
+        ]
+        return {"at": self.at, "ensemble": self.ensemble, "tables": tables}
+
+    def _claim(self, claim: Claim) -> dict[str, Any]:
+        said = {name: claim.data.get(name) for name in ("host", "pid", "app_id", "job")}
+        return {
+            "claim": claim.claim_id,
+            "token": claim.token,
+            "shared": claim.shared,
+            "partitions": list(claim.partitions),
+            "more_partitions": claim.more_partitions,
+            "within": list(claim.within),
+            "since": claim.since,
+            "seconds": self.seconds(claim),
+            "waits_for": list(claim.waits_for),
+            **said,
+        }
+
+
+def look(inspector: LockInspector, resource: TableResource | None) -> Status:
+    """Look at one table, or at every one below the lock root.
+
+    Raises:
+        EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: see :class:`LockInspector`.
+
+    """
+    ensemble = inspector.ensemble_id()
+    return Status(ensemble, inspector.tables() if resource is None else [inspector.table(resource)])
+
+
+def describe(claim: Claim) -> str:
+    """Say in half a sentence who it is: for questions and messages."""
+    who = f"{_said(claim, 'host') or 'unknown host'} pid {_said(claim, 'pid') or '?'}"
+    more = [f"{word} {_said(claim, name)}" for word, name in (("job", "job"), ("application", "app_id"))
+            if _said(claim, name)]  # fmt: skip
+    return ", ".join([who, *more, f"{what_of(claim)}, token {claim.token:#x}"])
+
+
+def what_of(claim: Claim) -> str:
+    """Say what a claim is for."""
+    if claim.partitions:
+        what = ", ".join(map(printable, claim.partitions))
+        what += f" and {claim.more_partitions} more" if claim.more_partitions else ""
+    elif claim.within:
+        what = ", ".join(f"partitions of {printable(each) or 'it'}" for each in claim.within)
+    else:
+        what = "the table"
+    return f"{what}, shared" if claim.shared else what
+
+
+def printable(text: object) -> str:
+    """Return a text that another program wrote without what would steer a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in str(text))
+
+
+def duration(seconds: float) -> str:
+    """Say how long in two units at most, such as ``2 h 5 min``."""
+    whole = int(seconds)
+    if whole < _MINUTE:
+        return f"{whole} s"
+    if whole < _HOUR:
+        return f"{whole // _MINUTE} min {whole % _MINUTE} s"
+    if whole < _DAY:
+        return f"{whole // _HOUR} h {whole % _HOUR // _MINUTE} min"
+    return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
+
+
+@contextmanager
+def display(console: Console) -> Iterator[Callable[[Status], None]]:
+    """Show what was seen last, in its place on a terminal, and below each other elsewhere."""
+    if not console.is_terminal:
+        yield lambda status: print_status(status, console)
+        return
+    from rich.live import Live  # noqa: PLC0415 (only people need it)
+
+    with Live(console=console, auto_refresh=False) as live:
+        yield lambda status: live.update(render(status), refresh=True)
+
+
+def print_status(status: Status, console: Console) -> None:
+    """Print it for people."""
+    from rich.console import Console  # noqa: PLC0415
+
+    if not console.is_terminal:
+        # A pipe has no width.
+        console = Console(file=console.file, highlight=False, width=_PIPE_WIDTH)
+    console.print(render(status))
+
+
+def render(status: Status) -> Group:
+    """Return what people see: a list for each table with claims, and how many have none."""
+    from rich.console import Group  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    busy = [table for table in status.tables if table.claims]
+    parts: list[Table | Text] = [_claims(status, table) for table in busy]
+    if len(status.tables) == 1 and not busy:
+        parts.append(Text(f"{printable(status.tables[0].name)}: nobody holds it, nobody waits"))
+    elif not status.tables:
+        parts.append(Text("no table was ever locked here"))
+    elif len(busy) < len(status.tables):
+        idle = len(status.tables) - len(busy)
+        parts.append(Text(f"{idle} {'table' if idle == 1 else 'tables'} that nobody holds or waits for", style="dim"))
+    return Group(*parts)
+
+
+def _claims(status: Status, locks: TableLocks) -> Table:
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    table = Table(box=box.SIMPLE_HEAD, title=Text(printable(locks.name)), title_justify="left", pad_edge=False)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
+    for claim in (*locks.holders, *locks.waiters):
+        since = datetime.fromtimestamp(min(claim.since, status.at), UTC)
+        cells = (
+            "holds" if claim.holds else f"waits for {len(claim.waits_for)}" if claim.waits_for else "waits",
+            what_of(claim),
+            f"{claim.token:#x}",
+            since.strftime("%Y-%m-%d %H:%M:%S"),
+            duration(status.seconds(claim)),
+            _said(claim, "host"),
+            _said(claim, "pid"),
+            _said(claim, "app_id"),
+            _said(claim, "job") or _said(claim, "identifier"),
+        )
+        table.add_row(*map(Text, cells), style="bold" if claim.holds else None)
+    return table
+
+
+def _said(claim: Claim, name: str) -> str:
+    return printable(claim.data.get(name) or "")

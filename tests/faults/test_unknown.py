@@ -1,0 +1,202 @@
+"""Commits of which nobody knows for a while: how that is said, and that doing them again makes no second copy.
+
+The version file's PUT gets only 500s, or is held back past S3A's patience and arrives before or after the repetition.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.soak.hadoop import hadoop_settings
+from sluice.soak.s3_faults import FaultyS3, S3Fault
+from tests.support.driver_process import Driver
+from tests.support.s3_table import rows, stored
+
+pytestmark = pytest.mark.spark
+
+NAME = "writer-1"
+PATIENCE = {"fs.s3a.attempts.maximum": "1", "fs.s3a.connection.timeout": "1500ms"}
+
+
+@pytest.fixture(scope="module")
+def driver(s3: FaultyS3) -> Iterator[Driver]:
+    settings = {**hadoop_settings(NAME, s3), **PATIENCE}
+    with EmbeddedZooKeeper() as ensemble:
+        made = Driver(NAME, ensemble.hosts, s3, {f"spark.hadoop.{key}": value for key, value in settings.items()})
+        try:
+            assert made.answer() == {"done": "ready"}
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture
+def new_table() -> str:
+    return f"s3a://lake/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def table(driver: Driver, new_table: str) -> str:
+    driver.do("append", table=new_table, first=0, end=3)
+    return new_table
+
+
+@pytest.fixture
+def fault(s3: FaultyS3) -> Iterator[Callable[..., S3Fault]]:
+    """Spoil every PUT of a commit: ``fault(status=500)``, or of a later one: ``fault(after=1, status=500)``."""
+    armed: list[S3Fault] = []
+
+    def arm(*, after: int = 0, **how: Any) -> S3Fault:
+        for _ in range(after):
+            s3.gate.arm(NAME, S3Fault())
+        armed.append(s3.gate.arm(NAME, S3Fault(times=99, **how)))
+        return armed[-1]
+
+    yield arm
+    s3.gate.disarm(NAME)
+    for each in armed:
+        each.release.set()
+
+
+def answers(s3: FaultyS3, table: str, version: int) -> list[int]:
+    """Return what the store said to each PUT of a version that reached it."""
+    folder = table.removeprefix("s3a://") + "/"
+    return [put.status for put in s3.gate.puts if put.key.startswith(folder) and put.version == version]
+
+
+@pytest.mark.parametrize(
+    ("how", "arrives", "already_committed"),
+    [
+        ({"status": 500}, "never", False),
+        ({"held": True}, "before", True),
+        # By then its version is occupied.
+        ({"held": True}, "after", False),
+    ],
+    ids=["500 each time", "stored before it is repeated", "put late"],
+)
+def test_an_append_that_may_be_stored_is_repeated_as_the_same_transaction_and_there_once(
+    driver: Driver,
+    s3: FaultyS3,
+    table: str,
+    fault: Callable[..., S3Fault],
+    eventually: Callable[..., None],
+    how: dict[str, Any],
+    arrives: str,
+    already_committed: bool,  # noqa: FBT001 (pytest gives it by name)
+) -> None:
+    append = {"do": "append_as", "table": table, "first": 10, "end": 12, "txn": ["app", 1]}
+    spoiled = fault(**how)
+    driver.begin(**append)
+    answer = driver.answer()
+    s3.gate.disarm(NAME)
+    assert answer.get("error") == "CommitUnknownError", answer
+    assert "was committed is not known" in answer["message"]
+    assert stored(s3, table) == {0: 1}
+    if arrives == "before":
+        spoiled.release.set()
+        eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, what="the late PUT")
+    done = driver.do(**append)
+    assert done["already_committed"] is already_committed
+    if arrives == "after":
+        spoiled.release.set()
+        eventually(lambda: 412 in answers(s3, table, 1), what="the end of the late PUT")
+    assert rows(table) == [0, 1, 2, 10, 11]
+    assert set(stored(s3, table).values()) == {1}
+
+
+def test_negative_control_without_a_transaction_the_repetition_is_a_second_copy(
+    driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
+) -> None:
+    append = {"do": "append_as", "table": table, "first": 10, "end": 12, "txn": None}
+    spoiled = fault(held=True)
+    driver.begin(**append)
+    assert driver.answer()["error"] == "CommitUnknownError"
+    s3.gate.disarm(NAME)
+    spoiled.release.set()
+    eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, what="the late PUT")
+    assert driver.do(**append)["already_committed"] is False
+    assert rows(table) == [0, 1, 2, 10, 10, 11, 11]
+
+
+@pytest.fixture
+def load(driver: Driver, tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Run the append job on a file of the ids 10 to 39: ``load(table, "--commits", "3")``."""
+    source = tmp_path / "ids.csv"
+    source.write_text("\n".join(["id", *map(str, range(10, 40))]) + "\n", encoding="utf-8")
+
+    def run(table: str, *arguments: str) -> dict[str, Any]:
+        done: dict[str, Any] = driver.do("job", arguments=["--table", table, "--source", str(source), *arguments])
+        return done
+
+    return run
+
+
+def said(table: str) -> str:
+    """Return how the sentence of exit code 6 begins."""
+    return f"append.py: whether the write to {table.replace('s3a:', 's3:')} was committed is not known: "
+
+
+@pytest.mark.parametrize(
+    ("how", "before"),
+    [({"held": True}, [0, 1, 2]), ({"status": 500}, [])],
+    ids=["stored late", "500 each time, of a new table"],
+)
+def test_a_job_that_cannot_know_ends_with_code_6_and_started_again_completes_its_run(
+    driver: Driver,
+    s3: FaultyS3,
+    new_table: str,
+    load: Callable[..., dict[str, Any]],
+    fault: Callable[..., S3Fault],
+    eventually: Callable[..., None],
+    how: dict[str, Any],
+    before: list[int],
+) -> None:
+    table, run = new_table, uuid.uuid4().hex
+    if before:
+        driver.do("append", table=table, first=0, end=len(before))
+    spoiled = fault(**how)
+    failed = load(table, "--run-id", run)
+    s3.gate.disarm(NAME)
+    assert failed["code"] == 6, failed
+    assert [line["event"] for line in failed["lines"]] == ["waiting", "holding"]
+    (sentence,) = failed["error"].splitlines()
+    assert sentence.startswith(said(table))
+    assert sentence.endswith("before writing again")
+    spoiled.release.set()
+    already_committed = "held" in how
+    if already_committed:
+        eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, what="the late PUT")
+    done = load(table, "--run-id", run)
+    assert (done["code"], done["error"]) == (0, "")
+    (commit,) = [line for line in done["lines"] if line["event"] == "commit"]
+    assert commit["already_committed"] is already_committed
+    assert rows(table) == [*before, *range(10, 40)]
+    assert set(stored(s3, table).values()) == {1}
+
+
+def test_a_job_says_which_of_its_commits_were_made_before_the_one_that_failed(
+    s3: FaultyS3,
+    table: str,
+    load: Callable[..., dict[str, Any]],
+    fault: Callable[..., S3Fault],
+) -> None:
+    made = 2
+    arguments = ("--commits", "3", "--run-id", uuid.uuid4().hex)
+    fault(after=made, status=500)
+    failed = load(table, *arguments)
+    s3.gate.disarm(NAME)
+    assert failed["code"] == 6, failed
+    assert failed["error"].startswith(said(table))
+    assert failed["error"].endswith(" (commits 1 to 2 of 3 are in the table)\n")
+    assert [line["commit"] for line in failed["lines"] if line["event"] == "commit"] == list(range(1, made + 1))
+    done = load(table, *arguments)
+    assert (done["code"], done["error"]) == (0, "")
+    commits = [line for line in done["lines"] if line["event"] == "commit"]
+    assert [line["already_committed"] for line in commits] == [True] * made + [False] * (3 - made)
+    assert rows(table) == [0, 1, 2, *range(10, 40)]

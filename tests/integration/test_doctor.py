@@ -1,0 +1,359 @@
+"""`sluice doctor`: each fault that it looks for, made for real, beside the sound case."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import urlsplit
+
+import pytest
+from deltalake import DeltaTable, Field, Schema
+from kazoo.client import KazooClient
+from kazoo.security import make_acl
+from typer.testing import CliRunner
+
+from lock_manager import TableResource, ZookeeperLockManager
+from lock_manager.local import EmbeddedZooKeeper
+from sluice import doctor_machine, jars
+from sluice.commands import app
+from sluice.doctor_ensemble import Server, ask_server, clock_finding, server_findings
+from sluice.finding import Verdict
+from sluice.local_s3 import LocalS3
+
+Found = dict[str, tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper(3) as running:
+        yield running
+
+
+@pytest.fixture
+def doctor() -> Callable[..., tuple[int, Found]]:
+    """The exit code, and what was found: verdict and sentence by what was looked at."""
+
+    def run(hosts: str, *arguments: str) -> tuple[int, Found]:
+        answer = CliRunner().invoke(app, ["doctor", "--json", "--zookeeper", hosts, *arguments])
+        findings = json.loads(answer.stdout)
+        return answer.exit_code, {each["what"]: (each["verdict"], each["says"]) for each in findings}
+
+    return run
+
+
+def test_a_sound_ensemble_has_no_fault_and_nothing_stays_there(
+    ensemble: EmbeddedZooKeeper, doctor: Callable[..., tuple[int, Found]]
+) -> None:
+    code, found = doctor(ensemble.hosts)
+    assert code == 0, found
+    assert found["lock root"] == ("note", "/locks/delta_tables is not there yet: the first lock makes it")
+    assert found["quorum"] == ("ok", "1 leader, 2 followers")
+    with ZookeeperLockManager(ensemble.hosts) as manager, manager.acquire("s3://lake/t"):
+        code, found = doctor(ensemble.hosts)
+    assert code == 0, found
+    assert found["lock root"][0] == "ok"
+    assert {found[what][0] for what in ("versions", "session", "permission", "clock", "jars", "log store")} == {"ok"}
+    assert (found["ACL"][0], "whoever can connect" in found["ACL"][1]) == ("note", True)
+    assert found["versions"][1] == "ZooKeeper 3.9.5"
+    assert [what for what in found if what.startswith("server ")] == [
+        f"server {each.address}" for each in ensemble.servers
+    ]
+    client = KazooClient(ensemble.servers[0].address)
+    client.start()
+    assert not [name for name in client.get_children("/locks/delta_tables") if "doctor" in name]
+    client.stop()
+    client.close()
+
+
+def test_people_get_a_line_for_each(zookeeper: object, ensemble: EmbeddedZooKeeper) -> None:
+    answer = CliRunner().invoke(app, ["doctor", "--zookeeper", ensemble.hosts])
+    assert answer.exit_code == 0
+    lines = answer.stdout.splitlines()
+    assert lines[-1] == "nothing is wrong"
+    assert {line.split()[0] for line in lines[:-1]} <= {"ok", "note"}
+
+
+def test_a_server_that_is_down_is_named_and_without_a_quorum_there_is_no_session(
+    ensemble: EmbeddedZooKeeper, doctor: Callable[..., tuple[int, Found]], eventually: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    hosts, (first, second, _) = ensemble.hosts, ensemble.servers
+    first.kill()
+    eventually(
+        lambda: (
+            {ask_server("127.0.0.1", each.client_port).mode for each in ensemble.servers[1:]} == {"leader", "follower"}
+        )
+    )
+    code, found = doctor(hosts)
+    assert code == 1
+    assert found[f"server {first.address}"][0] == "failed"
+    assert found["session"][0] == "ok", "two of three are a quorum"
+    second.kill()
+    eventually(lambda: ask_server("127.0.0.1", ensemble.servers[2].client_port).problem)
+    monkeypatch.setattr("sluice.doctor_ensemble.CONNECT_SECONDS", 1.0)
+    code, found = doctor(hosts)
+    assert code == 1
+    assert "sees no quorum" in found[f"server {ensemble.servers[2].address}"][1]
+    assert found["session"][0] == "failed"
+    first.start()
+    second.start()
+    eventually(lambda: all(ask_server("127.0.0.1", each.client_port).mode for each in ensemble.servers))
+
+
+def test_two_servers_that_run_alone_are_no_ensemble(
+    zookeeper: object, ensemble: EmbeddedZooKeeper, doctor: Callable[..., tuple[int, Found]]
+) -> None:
+    with EmbeddedZooKeeper() as alone:
+        code, found = doctor(f"{alone.hosts},{ensemble.hosts}")
+        assert code == 1
+        assert "no ensemble" in found["quorum"][1]
+        code, found = doctor(alone.hosts)
+        assert (code, found["quorum"][0]) == (0, "note")
+
+
+def test_a_lock_root_that_may_not_be_written_is_a_fault(
+    zookeeper: object, ensemble: EmbeddedZooKeeper, doctor: Callable[..., tuple[int, Found]]
+) -> None:
+    client = KazooClient(ensemble.servers[0].address)
+    client.start()
+    client.create("/readonly", b'{"format": 1, "ensemble": "e"}', acl=[make_acl("world", "anyone", read=True)])
+    client.create("/foreign", b"something else")
+    client.stop()
+    client.close()
+    code, found = doctor(ensemble.hosts, "--lock-root", "/readonly")
+    assert code == 1
+    assert "NoAuthError" in found["permission"][1]
+    assert found["ACL"][0] == "ok"
+    code, found = doctor(ensemble.hosts, "--lock-root", "/foreign")
+    assert (code, found["lock root"][0]) == (1, "failed")
+
+
+def test_a_table_or_a_partition_where_everybody_may_delete_is_named(
+    zookeeper: object, ensemble: EmbeddedZooKeeper, doctor: Callable[..., tuple[int, Found]]
+) -> None:
+    root, table = "/closed", TableResource.of("s3://lake/t")
+    reads = [make_acl("world", "anyone", read=True, write=True, create=True)]
+    partitions = f"{table.znode(root)}/partitions"
+    client = KazooClient(ensemble.servers[0].address)
+    client.start()
+    client.create(root, b'{"format": 1, "ensemble": "e"}', acl=reads)
+    client.create(table.znode(root), json.dumps({"uri": table.uri}).encode(), acl=reads)
+    for each in (partitions, f"{partitions}/year=2013", f"{partitions}/year=2013/partitions"):
+        client.create(each, acl=reads)
+    assert doctor(ensemble.hosts, "--lock-root", root)[1]["ACL"] == (
+        "ok", "not everybody may delete contenders; 1 of 1 tables and 1 partitions were looked at"
+    )  # fmt: skip
+    client.create(f"{partitions}/year=2013/partitions/month=1")
+    verdict, says = doctor(ensemble.hosts, "--lock-root", root)[1]["ACL"]
+    assert (verdict, f"below {partitions}/year=2013/partitions/month=1 (" in says) == ("note", True)
+    client.create(f"{root}/{TableResource.of('s3://lake/open').key}", b'{"uri": "s3://lake/open"}')
+    verdict, says = doctor(ensemble.hosts, "--lock-root", root)[1]["ACL"]
+    assert (verdict, ", s3://lake/open (2 of 2 tables" in says) == ("note", True)
+    client.stop()
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("servers", "verdict", "word"),
+    [
+        ([Server("a", version=(3, 9, 5), mode="standalone")], Verdict.OK, "3.9.5"),
+        ([Server("a", version=(3, 9, 1), mode="standalone")], Verdict.NOTE, "CVE"),
+        ([Server("a", version=(3, 8, 4), mode="standalone")], Verdict.OK, "3.8.4"),
+        ([Server("a", version=(3, 7, 2), mode="standalone")], Verdict.NOTE, "CVE"),
+        ([Server("a", version=(3, 4, 14), mode="standalone")], Verdict.FAILED, "too old"),
+        (
+            [Server("a", version=(3, 9, 5), mode="leader"), Server("b", version=(3, 9, 4), mode="follower")],
+            Verdict.NOTE,
+            "differ",
+        ),
+    ],
+)
+def test_versions_are_judged(servers: list[Server], verdict: Verdict, word: str) -> None:
+    (found,) = [each for each in server_findings(servers) if each.what == "versions"]
+    assert (found.verdict, word in found.says) == (verdict, True)
+
+
+def test_a_server_that_says_nothing_of_itself_is_no_fault_but_two_leaders_are() -> None:
+    (found,) = server_findings([Server("a")])
+    assert found.verdict is Verdict.NOTE
+    leaders = [Server(name, version=(3, 9, 5), mode="leader") for name in "ab"]
+    assert [each.what for each in server_findings(leaders) if each.failed] == ["quorum"]
+
+
+def test_clocks_may_differ_by_what_a_request_takes_and_a_second() -> None:
+    assert clock_finding(100.2, before=100.0, after=100.4).verdict is Verdict.OK
+    assert clock_finding(99.1, before=100.0, after=100.4).verdict is Verdict.OK
+    assert clock_finding(98.9, before=100.0, after=100.4).failed
+    assert clock_finding(101.5, before=100.0, after=100.4).failed
+
+
+# -- the store -------------------------------------------------------------------------------------------------------
+
+
+class Forgetful(BaseHTTPRequestHandler):
+    """Forwards to an S3, without the condition: what a store does that does not know it."""
+
+    protocol_version = "HTTP/1.1"
+    backend = ""
+
+    def _forward(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {name: value for name, value in self.headers.items() if name.lower() != "if-none-match"}
+        connection = HTTPConnection(self.backend, timeout=30)
+        connection.request(self.command, self.path, body, headers)
+        answer = connection.getresponse()
+        content = answer.read()
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("content-length", "connection", "transfer-encoding", "server", "date"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+        connection.close()
+
+    do_GET = do_PUT = do_DELETE = _forward  # noqa: N815 (the base class's names)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[LocalS3]:
+    with LocalS3() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        running.create_bucket("lake")
+        yield running
+
+
+@pytest.fixture
+def forgetful(s3: LocalS3) -> Iterator[str]:
+    """The endpoint of a store that overwrites whatever it is told."""
+    handler = type("Handler", (Forgetful,), {"backend": urlsplit(s3.endpoint).netloc})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def keys(s3: LocalS3) -> list[str]:
+    from sluice.log_folder import s3_client
+
+    return [each["Key"] for each in s3_client({}).list_objects_v2(Bucket="lake").get("Contents", ())]
+
+
+@pytest.mark.parametrize("where", [("--bucket", "lake"), ("--table", "s3a://lake/raw/flights")])
+def test_a_store_that_refuses_to_overwrite_is_sound_and_one_that_does_not_is_not(
+    zookeeper: object, s3: LocalS3, forgetful: str, doctor: Callable[..., tuple[int, Found]], where: tuple[str, str]
+) -> None:
+    hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
+    code, found = doctor(hosts, *where)
+    assert code == 0, found
+    assert found["put-if-absent"][0] == "ok"
+    assert keys(s3) == []
+    code, found = doctor(hosts, *where, "--storage-option", f"AWS_ENDPOINT_URL={forgetful}")
+    assert code == 1
+    assert found["put-if-absent"][0] == "failed"
+    assert "overwrote" in found["put-if-absent"][1]
+    assert keys(s3) == []
+
+
+def test_a_bucket_that_is_not_there_is_told(
+    zookeeper: object, s3: LocalS3, doctor: Callable[..., tuple[int, Found]]
+) -> None:
+    code, found = doctor(zookeeper.hosts, "--bucket", "nobody-s")  # type: ignore[attr-defined]
+    assert (code, "NoSuchBucket" in found["put-if-absent"][1]) == (1, True)
+    assert "scratch object" not in found
+
+
+def test_a_folder_is_tried_with_a_hard_link(
+    zookeeper: object, tmp_path: Path, doctor: Callable[..., tuple[int, Found]]
+) -> None:
+    hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
+    code, found = doctor(hosts, "--table", str(tmp_path))
+    assert (code, found["put-if-absent"][0]) == (0, "ok")
+    assert list(tmp_path.iterdir()) == []
+    code, found = doctor(hosts, "--table", str(tmp_path / "missing"))
+    assert (code, "the folder must be there" in found["put-if-absent"][1]) == (1, True)
+
+
+def test_a_table_that_is_pinned_elsewhere_is_a_fault(
+    zookeeper: object, tmp_path: Path, doctor: Callable[..., tuple[int, Found]]
+) -> None:
+    hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
+    with ZookeeperLockManager(hosts) as manager, manager.acquire(tmp_path) as hold:
+        here = hold.ensemble_id
+
+    def pinned(name: str, pin: str | None) -> tuple[int, tuple[str, str]]:
+        folder = tmp_path / name
+        if pin is not None:
+            configuration = {"sluice.ensemble": pin} if pin else {}
+            schema = Schema([Field("id", "long")])
+            DeltaTable.create(folder, schema, configuration=configuration, raise_if_key_not_exists=False)
+        folder.mkdir(exist_ok=True)
+        code, found = doctor(hosts, "--table", str(folder))
+        return code, found["pin"]
+
+    assert pinned("here", here) == (0, ("ok", f"the table is pinned to this ensemble, {here}"))
+    code, (verdict, says) = pinned("elsewhere", "another")
+    assert (code, verdict) == (1, "failed")
+    assert f"pinned to ensemble another, but this is ensemble {here}" in says
+    assert "--move`" in says
+    code, (verdict, says) = pinned("nowhere", "")
+    assert (code, verdict, f"`sluice adopt {tmp_path / 'nowhere'}`" in says) == (0, "note", True)
+    code, (verdict, says) = pinned("empty", None)
+    assert (code, verdict, "no Delta table" in says) == (0, "note", True)
+    (tmp_path / "here/_delta_log/00000000000000000000.json").write_text("{}")
+    code, found = doctor(hosts, "--table", str(tmp_path / "here"))
+    assert (code, "could not be compared" in found["pin"][1]) == (1, True)
+    code, found = doctor(hosts, "--table", str(tmp_path / "elsewhere"), "--lock-root", f"/{tmp_path.name}")
+    assert (code, "nothing was ever locked" in found["pin"][1]) == (1, True)
+
+
+# -- this machine ----------------------------------------------------------------------------------------------------
+
+
+def test_jars_that_are_missing_or_changed_are_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_jars() -> tuple[Verdict, str]:
+        (found,) = [each for each in doctor_machine.machine_findings() if each.what == "jars"]
+        return found.verdict, found.says
+
+    assert of_jars()[0] is Verdict.OK
+    folder = tmp_path / "jars"
+    shutil.copytree(jars.jars_folder(), folder)
+    monkeypatch.setenv("SLUICE_JARS", str(folder))
+    assert of_jars()[0] is Verdict.OK
+    one = folder / jars.locked_jars()[0].file_name
+    one.write_bytes(one.read_bytes()[:-1])
+    verdict, says = of_jars()
+    assert (verdict, f"not the pinned ones (the first: {one.name})" in says) == (Verdict.FAILED, True)
+    one.unlink()
+    assert "1 of 44 are missing" in of_jars()[1]
+
+
+def test_a_log_store_that_is_missing_or_another_jar_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_log_store() -> tuple[bool, str]:
+        (found,) = [each for each in doctor_machine.machine_findings() if each.what == "log store"]
+        return found.failed, found.says
+
+    assert not of_log_store()[0]
+    monkeypatch.setattr(doctor_machine, "LOG_STORE_JAR", tmp_path / "log-store.jar")
+    assert of_log_store() == (
+        True,
+        f"{tmp_path / 'log-store.jar'} is missing: `make setup` builds it, and an installed package has it",
+    )
+    (tmp_path / "log-store.jar").write_bytes(b"no jar")
+    assert "cannot be read" in of_log_store()[1]
+    with zipfile.ZipFile(tmp_path / "log-store.jar", "w") as jar:
+        jar.writestr("other.class", b"")
+    assert "has no GuardedLogStore" in of_log_store()[1]

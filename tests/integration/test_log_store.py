@@ -1,0 +1,176 @@
+"""The guarded log store on every kind of storage but S3: in a bare JVM, on the local disk under other names."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lock_manager.local import find_java, find_spark_jars
+from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.soak.jvm import StoreJvm, VersionTakenError, WriteError
+from tests.support.without_hard_links import SYSTEM_CALLS
+
+ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "tests" / "support"
+COMMIT = ['{"commitInfo":{"txnId":"a"}}', '{"add":{}}']
+DELTAS_OWN = {"hdfs": "HDFSLogStore", "abfs": "AzureLogStore", "gs": "GCSLogStore"}
+WAIT = 240
+
+
+class Passing:
+    """A guard that lets all pass, and lets somebody else write first if it is told to."""
+
+    def __init__(self) -> None:
+        self.before: Callable[[], object] = lambda: None
+
+    def check(self, request: str) -> str:
+        self.before()
+        hold = json.loads(request)["holds"]
+        return json.dumps({"hold": hold, "stamp": {"hold": hold}})
+
+
+@pytest.fixture(scope="module")
+def guard() -> Passing:
+    return Passing()
+
+
+@pytest.fixture(scope="module")
+def jvm(guard: Passing, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreJvm]:
+    """A log store for which the services are folders of this machine (``Elsewhere.java``)."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    javac = Path(find_java()).with_name("javac")
+    command = [str(javac), "-cp", f"{find_spark_jars()}/*", "-d", str(folder), str(SUPPORT / "Elsewhere.java")]
+    subprocess.run(command, check=True, capture_output=True, timeout=WAIT)
+    hadoop = {f"fs.{scheme}.impl": f"Elsewhere${scheme.capitalize()}" for scheme in DELTAS_OWN}
+    hadoop["fs.AbstractFileSystem.hdfs.impl"] = "Elsewhere$HdfsContext"
+    made = StoreJvm(hadoop=hadoop, guard=guard, mode="required", conditional=True, errors=folder / "jvm.log")
+    urls = made._gateway.new_array(made._jvm.java.net.URL, 1)
+    urls[0] = made._jvm.java.net.URL(f"file:{folder}/")
+    made._conf.setClassLoader(made._jvm.java.net.URLClassLoader(urls, made._conf.getClassLoader()))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A table's folder, with an empty log."""
+    (tmp_path / "table" / "_delta_log").mkdir(parents=True)
+    return tmp_path / "table"
+
+
+def version_file(folder: Path, version: int) -> Path:
+    return folder / "_delta_log" / f"{version:020d}.json"
+
+
+@pytest.mark.parametrize("scheme", DELTAS_OWN)
+def test_where_delta_s_own_store_puts_if_absent_it_does_it_behind_the_guard(
+    jvm: StoreJvm, guard: Passing, folder: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    table, hold = f"{scheme}://elsewhere{folder}", f"hold-{scheme}"
+    jvm.write(table, 0, COMMIT, holds=hold)
+    first, *others = version_file(folder, 0).read_text().splitlines()
+    assert json.loads(first)["commitInfo"]["sluice"]["hold"] == hold
+    assert others == COMMIT[1:]
+    creator = str(jvm._jvm.java.lang.System.getProperty("elsewhere.created.by"))
+    assert creator.startswith(f"io.delta.storage.{DELTAS_OWN[scheme]}")
+    with pytest.raises(VersionTakenError):
+        jvm.write(table, 0, COMMIT, holds=hold)
+    # Faster than the put, slower than the look before it: Delta's store has to find out.
+    monkeypatch.setattr(guard, "before", lambda: version_file(folder, 1).write_text("of another"))
+    with pytest.raises(VersionTakenError):
+        jvm.write(table, 1, COMMIT, holds=hold)
+    assert version_file(folder, 1).read_text() == "of another"
+    assert [attempt["outcome"] for attempt in jvm.attempts(hold)] == ["committed", "taken"]
+    assert jvm.versions(table, 0) == [0, 1]
+    assert [path.name for path in folder.rglob("*.tmp")] == []
+
+
+def test_a_scheme_that_is_not_known_is_refused_before_anything_is_asked_or_written(
+    jvm: StoreJvm, guard: Passing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[None] = []
+    monkeypatch.setattr(guard, "before", lambda: asked.append(None))
+    with pytest.raises(WriteError, match="for this scheme no way is known to create a file only if") as refused:
+        jvm.write("weird://host/table", 0, COMMIT, holds="hold-weird")
+    assert (refused.value.kind, refused.value.reason) == ("refused", "TableError")
+    assert (asked, jvm.attempts("hold-weird")) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("scheme", "visible"),
+    [("s3", False), ("s3a", False), ("s3n", False), ("S3A", False), ("file", True), *DELTAS_OWN.items()],
+)
+def test_a_reader_may_see_half_a_file_where_the_store_makes_it_so(
+    jvm: StoreJvm,
+    scheme: str,
+    visible: bool | str,  # noqa: FBT001 (pytest gives it by name)
+) -> None:
+    path = jvm._path(f"{scheme}://elsewhere/table/_delta_log/{0:020d}.json")
+    if isinstance(visible, str):
+        own: Any = getattr(jvm._jvm.io.delta.storage, visible)(jvm._conf)
+        visible = own.isPartialWriteVisible(path, jvm._conf)
+    assert jvm._guarded.isPartialWriteVisible(path, jvm._conf) is visible
+
+
+@pytest.mark.skipif(platform.machine() not in SYSTEM_CALLS, reason="the numbers of its system calls are not known here")
+def test_a_disk_without_hard_links_is_refused_and_left_as_it_was(folder: Path, tmp_path: Path) -> None:
+    program = SUPPORT / "without_hard_links.py"
+    done = subprocess.run(
+        [sys.executable, str(program), f"file:{folder}", str(tmp_path / "jvm.log")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=WAIT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["message"].startswith("this disk makes no hard links: ")
+    assert (said["kind"], said["outcomes"]) == ("failed", ["rejected"])
+    assert list((folder / "_delta_log").iterdir()) == []
+
+
+WITHOUT_THE_JAR = """
+import json
+import sys
+
+from sluice.jars import LOG_STORE_JAR, jar_paths
+from writer_jobs import GuardMissingError, attach, build_session
+
+jars = [path for path in jar_paths() if path != LOG_STORE_JAR]
+spark = build_session("without the jar", jars=jars, launch_conf=json.loads(sys.argv[2]), log_level="OFF")
+said = {}
+try:
+    attach(spark)
+except GuardMissingError as error:
+    said["attach"] = str(error)
+try:
+    spark.range(1).write.format("delta").save(sys.argv[1])
+except Exception as error:
+    said["write"] = str(error)
+print(json.dumps(said))
+spark.stop()
+"""
+
+
+@pytest.mark.spark
+def test_a_session_without_the_jar_commits_nothing_and_is_told_what_to_give(jars: list[Path], tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    conf = {"spark.master": "local[1]", "spark.driver.extraJavaOptions": QUICK_JVM, **LOCAL_DRIVER}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THE_JAR, str(table), json.dumps(conf)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True, text=True, check=False, timeout=WAIT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["attach"] == (
+        "the guarded log store is not on the driver's class path: give spark-submit the --jars that "
+        "`sluice submit-args` prints, or build_session(jars=…)"
+    )
+    assert "io.deltasluice.storage.GuardedLogStore" in said["write"]
+    assert not list(table.glob("_delta_log/*.json"))

@@ -1,0 +1,181 @@
+"""Metrics: what happens to locks is counted by table, served or written; and nothing is imported without them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from prometheus_client.parser import text_string_to_metric_families
+
+from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableResource, ZookeeperLockManager
+from lock_manager.events import Event, observe, tell
+from lock_manager.guard import CommitGuard, GuardedHold
+from lock_manager.metrics import Destination, MetricsError, MetricsExporter
+
+TABLE, OTHER = "s3a://lake/metrics", "s3a://lake/other-metrics"
+LABEL = "s3://lake/metrics"
+
+
+@pytest.fixture
+def manager(zookeeper: Any) -> Iterator[ZookeeperLockManager]:
+    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=60) as made:
+        yield made
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Values by name, table and the other label's value."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            others = [value for name, value in sample.labels.items() if name not in ("table", "le")]
+            if not sample.name.endswith(("_bucket", "_created")):
+                found[(sample.name, sample.labels["table"], *others)] = sample.value
+    return found
+
+
+def scraped(exporter: MetricsExporter) -> dict[tuple[str, ...], float]:
+    assert exporter.address is not None
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(exporter.address, timeout=10) as answer:
+        return samples(answer.read().decode())
+
+
+def test_waiting_holding_commits_losses_and_refusals_are_counted_by_table(
+    zookeeper: Any, manager: ZookeeperLockManager, ensemble_client: KazooClient
+) -> None:
+    with MetricsExporter("0") as exporter, ZookeeperLockManager(zookeeper.hosts) as rival:
+        with manager.acquire(OTHER) as hold:
+            hold.record_commit(1)
+        with manager.acquire(TABLE) as hold:
+            with pytest.raises(LockTimeoutError):
+                rival.acquire(TABLE, timeout_seconds=0)
+            hold.record_commit(1)
+            hold.record_commit(1)
+            hold.record_commit(2)
+            meanwhile = scraped(exporter)
+        lost = manager.acquire(TABLE)
+        guard = CommitGuard()
+        guard.add(GuardedHold(lost, {}))
+        commit = {"table": TABLE, "version": 7, "attempt": "a", "txn": "t", "operation": "WRITE"}
+        assert "refused" in guard.check(json.dumps(commit | {"holds": ""}))
+        assert "refused" not in guard.check(json.dumps(commit | {"holds": lost.hold_id}))
+        (contender,) = [name for name in ensemble_client.get_children(node(manager)) if "__lock__" in name]
+        ensemble_client.delete(f"{node(manager)}/{contender}")
+        assert "refused" in guard.check(json.dumps(commit | {"holds": lost.hold_id}))
+        with pytest.raises(LockLostError):
+            lost.release()
+        rival.acquire(TABLE)
+        rival.close()
+        found = scraped(exporter)
+    assert meanwhile["sluice_lock_contenders", LABEL, "holding"] == 1
+    assert meanwhile["sluice_lock_contenders", LABEL, "waiting"] == 0
+    assert {key: value for key, value in found.items() if not key[0].endswith("_sum")} == {
+        ("sluice_lock_wait_seconds_count", "s3://lake/other-metrics", "acquired"): 1,
+        ("sluice_lock_hold_seconds_count", "s3://lake/other-metrics", "released"): 1,
+        ("sluice_lock_contenders", "s3://lake/other-metrics", "waiting"): 0,
+        ("sluice_lock_contenders", "s3://lake/other-metrics", "holding"): 0,
+        ("sluice_commits_total", "s3://lake/other-metrics"): 1,
+        ("sluice_lock_wait_seconds_count", LABEL, "acquired"): 3,
+        ("sluice_lock_wait_seconds_count", LABEL, "gave_up"): 1,
+        # The last one by closing its manager.
+        ("sluice_lock_hold_seconds_count", LABEL, "released"): 2,
+        ("sluice_lock_hold_seconds_count", LABEL, "lost"): 1,
+        ("sluice_lock_contenders", LABEL, "waiting"): 0,
+        ("sluice_lock_contenders", LABEL, "holding"): 0,
+        ("sluice_lock_losses_total", LABEL): 1,
+        ("sluice_commits_total", LABEL): 2,
+        ("sluice_commit_refusals_total", LABEL, "LockNotHeldError"): 1,
+        ("sluice_commit_refusals_total", LABEL, "LockLostError"): 1,
+    }
+
+
+def node(manager: ZookeeperLockManager) -> str:
+    return TableResource.of(TABLE).znode(manager.settings.lock_root)
+
+
+def test_a_textfile_is_written_at_once_and_at_the_end(tmp_path: Path, manager: ZookeeperLockManager) -> None:
+    file = tmp_path / "nightly.prom"
+    with MetricsExporter(str(file)) as exporter:
+        assert exporter.address is None
+        assert file.is_file()
+        with manager.acquire(TABLE):
+            pass
+    assert samples(file.read_text())["sluice_lock_hold_seconds_count", LABEL, "released"] == 1
+    # The control: closed, it counts no more.
+    with manager.acquire(TABLE):
+        pass
+    assert samples(file.read_text())["sluice_lock_hold_seconds_count", LABEL, "released"] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["nightly.prom"]
+
+
+def test_a_textfile_is_kept_up_to_date(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., None]
+) -> None:
+    monkeypatch.setattr("lock_manager.metrics.WRITE_SECONDS", 0.05)
+    with MetricsExporter(str(tmp_path / "a.prom")):
+        tell(Event.COMMITTED, LABEL)
+        eventually(lambda: samples((tmp_path / "a.prom").read_text()).get(("sluice_commits_total", LABEL)) == 1)
+
+
+def test_the_endpoint_is_for_this_machine_unless_told_otherwise() -> None:
+    assert Destination.parse("9464") == Destination("127.0.0.1", 9464)
+    assert Destination.parse("0.0.0.0:9464") == Destination("0.0.0.0", 9464)  # noqa: S104 (asked for)
+    assert Destination.parse("[::1]:9464") == Destination("::1", 9464)
+    assert Destination.parse("/var/lib/node_exporter/a.prom").file == Path("/var/lib/node_exporter/a.prom")
+    for text in ("", "a.txt", ".prom", "host", "host:99999", "host:port"):
+        with pytest.raises(SettingsError, match=r"PORT, HOST:PORT or the name of a file"):
+            Destination.parse(text)
+    with MetricsExporter("0") as exporter:
+        assert exporter.address is not None
+        assert exporter.address.startswith("http://127.0.0.1:")
+
+
+def test_a_port_that_is_taken_and_a_folder_that_is_not_there_are_one_sentence(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(MetricsError, match=r"metrics cannot go to 127\.0\.0\.1:\d+: Address already in use"):
+            MetricsExporter(str(taken.getsockname()[1]))
+    with pytest.raises(MetricsError, match="No such file"):
+        MetricsExporter(str(tmp_path / "missing" / "a.prom"))
+
+
+def test_an_observer_that_raises_changes_nothing(manager: ZookeeperLockManager) -> None:
+    seen = []
+
+    def broken(event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
+        seen.append(event)
+        raise RuntimeError("a bug")
+
+    end = observe(broken)
+    try:
+        with manager.acquire(TABLE) as hold:
+            hold.check()
+    finally:
+        end()
+    assert seen == [Event.QUEUED, Event.ACQUIRED, Event.RELEASED]
+
+
+def test_prometheus_is_imported_when_metrics_are_asked_for_and_not_before() -> None:
+    program = (
+        "import sys\n"
+        "if sys.argv[1] == 'absent': sys.modules['prometheus_client'] = None\n"
+        "import lock_manager, lock_manager.manager, lock_manager.guard, lock_manager.metrics as metrics\n"
+        "assert not sys.modules.get('prometheus_client'), 'too early'\n"
+        "try: metrics.MetricsExporter('0').close()\n"
+        "except metrics.MetricsError as error: print(error)\n"
+    )
+    for mode, said in (
+        ("present", ""),
+        ("absent", "prometheus-client is not installed: pip install 'delta-sluice[metrics]'\n"),
+    ):
+        done = subprocess.run([sys.executable, "-c", program, mode], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (0, said), done.stderr

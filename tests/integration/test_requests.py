@@ -1,0 +1,120 @@
+"""How many requests a lock costs, as the server counts them."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from statistics import mode
+
+import pytest
+
+from lock_manager import (
+    HeldLock,
+    Partition,
+    PartitionColumn,
+    PartitionSchema,
+    TableScope,
+    ZookeeperLockManager,
+    installed,
+)
+from lock_manager.local import EmbeddedServer, EmbeddedZooKeeper
+
+SCHEMA = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("month", "integer")))
+CYCLES = 7
+
+
+def part(year: int, month: int | None = None) -> Partition:
+    return SCHEMA.partition({"year": year} if month is None else {"year": year, "month": month})
+
+
+@pytest.fixture(autouse=True)
+def guarded() -> Iterator[None]:
+    installed.declare_installed(lambda _: SCHEMA)
+    yield
+    installed.declare_installed(None)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """One that allows the word `cons`, which a container's default does not."""
+    with EmbeddedZooKeeper() as running:
+        yield running.servers[0]
+
+
+@pytest.fixture
+def manager(server: EmbeddedServer) -> Iterator[ZookeeperLockManager]:
+    with ZookeeperLockManager(server.address, timeout_seconds=30, session_timeout_seconds=60) as made:
+        made.connect()
+        yield made
+
+
+@pytest.fixture
+def requests_of(server: EmbeddedServer, manager: ZookeeperLockManager) -> Callable[[Callable[[], HeldLock]], int]:
+    """Tell how many requests one acquire and release are, of a lock whose queues are there already."""
+
+    def received() -> int:
+        pattern = rf"recved=(\d+),[^\n]*sid={manager._session.session_id or 0:#x},"
+        found = re.search(pattern, server.command(b"cons").decode())
+        assert found is not None
+        return int(found[1])
+
+    def count(acquire: Callable[[], HeldLock]) -> int:
+        acquire().release()
+        counts = []
+        for _ in range(CYCLES):
+            before = received()
+            acquire().release()
+            counts.append(received() - before)
+        # A ping, three of which fit into a minute, makes one of them larger.
+        assert max(counts) <= mode(counts) + 1
+        return mode(counts)
+
+    return count
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_table_takes_four_requests(
+    requests_of: Callable[..., int], manager: ZookeeperLockManager, *, shared: bool
+) -> None:
+    table = f"s3://lake/{uuid.uuid4().hex}"
+    assert requests_of(lambda: manager.acquire(table, shared=shared)) <= 4
+
+    def and_check() -> HeldLock:
+        hold = manager.acquire(table, shared=shared)
+        hold.check()
+        return hold
+
+    assert requests_of(and_check) == 1 + requests_of(lambda: manager.acquire(table, shared=shared)), "the control"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes"),
+    [
+        ([part(2013)], 1),
+        ([part(2013, 1)], 2),
+        ([part(2013, 1), part(2013, 2)], 3),
+        ([part(2013, 1), part(2014, 1)], 4),
+        ([part(2000 + number // 12, number % 12 + 1) for number in range(64)], 70),
+    ],
+)
+@pytest.mark.parametrize("shared", [False, True])
+def test_partitions_take_four_and_three_for_each_level_and_key(
+    requests_of: Callable[..., int],
+    manager: ZookeeperLockManager,
+    wanted: list[Partition],
+    nodes: int,
+    *,
+    shared: bool,
+) -> None:
+    """A level that two keys share counts once."""
+    table = f"s3://lake/{uuid.uuid4().hex}"
+    assert requests_of(lambda: manager.acquire(table, partitions=wanted, shared=shared)) <= 4 + 3 * nodes
+
+
+def test_several_tables_take_four_each_and_three_for_each_level_and_key(
+    requests_of: Callable[..., int], manager: ZookeeperLockManager
+) -> None:
+    tables = [f"s3://lake/{uuid.uuid4().hex}" for _ in range(3)]
+    scopes = [TableScope.of(tables[0]), TableScope.of(tables[1], [part(2013, 1)]), TableScope.of(tables[2])]
+    assert requests_of(lambda: manager.acquire_all(scopes)) <= 3 * 4 + 3 * 2

@@ -1,0 +1,282 @@
+"""What the writer does besides appending, and what it locks for that."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable as OtherTable
+from deltalake import QueryBuilder
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import col
+
+from lock_manager import LockNotHeldError, TableResource, ZookeeperLockManager
+from sluice.verify import verify_table
+from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError, locked
+from writer_jobs.guarded import GUARD
+from writer_jobs.partitioning import Part
+
+pytestmark = pytest.mark.spark
+
+COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
+
+Operation = Callable[[LockedDeltaWriter, SparkSession, Any], CommitResult]
+
+
+@pytest.fixture
+def table(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> str:
+    """Six rows, two in each of the partitions y=1, y=2 and y of a null; each in a file of its own."""
+    path = f"{tmp_path}/{uuid.uuid4().hex}"
+    rows = frame(spark, (1, 1), (2, 1), (3, 2), (4, 2), (5, None), (6, None))
+    with locked(spark, path, manager=manager):
+        rows.repartitionByRange(2, col("id") % 2).write.format("delta").partitionBy("y").save(path)
+    return path
+
+
+@pytest.fixture
+def writer(spark: SparkSession, manager: ZookeeperLockManager, table: str) -> LockedDeltaWriter:
+    return LockedDeltaWriter(spark, manager, table)
+
+
+def rows_of(table: str) -> list[tuple[Any, ...]]:
+    found = QueryBuilder().register("t", OtherTable(table)).execute("select id, y from t").read_all()
+    return sorted(zip(found["id"].to_pylist(), found["y"].to_pylist(), strict=True), key=repr)
+
+
+def locked_parts(table: str) -> list[str]:
+    """What the newest commit says of the nodes that it had exclusively, without the table's name."""
+    last = max(Path(table, "_delta_log").glob("*.json"))
+    stamp = json.loads(last.read_text().splitlines()[0])["commitInfo"]["sluice"]
+    key = TableResource.of(table).key
+    return [node["key"].removeprefix(key) for node in stamp["nodes"] if node["mode"] == "exclusive"]
+
+
+def frame(spark: SparkSession, *rows: tuple[int, int | None]) -> Any:
+    return spark.createDataFrame(list(rows), "id int, y int")
+
+
+def overwrite_where(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
+    return writer.overwrite(frame(spark, (7, 1)), replace_where="y = 1", lock=lock)
+
+
+def overwrite_dynamically(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
+    return writer.overwrite(frame(spark, (7, 1)), dynamic=True, lock=lock)
+
+
+def merge(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
+    news = frame(spark, (2, 1), (7, 1)).alias("s")
+    started = writer.merge(news, "t.id = s.id AND t.y = s.y", alias="t")
+    return started.whenMatchedDelete().whenNotMatchedInsertAll().execute(lock=lock)
+
+
+def delete(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
+    return writer.delete("id < 3", lock=lock)
+
+
+def update(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
+    return writer.update({"id": "id + 10"}, "id < 3", lock=lock)
+
+
+def optimize(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
+    return writer.optimize("y = 1", lock=lock)
+
+
+OPERATIONS = {
+    overwrite_where: [(7, 1)],
+    overwrite_dynamically: [(7, 1)],
+    merge: [(1, 1), (7, 1)],
+    delete: [],
+    update: [(11, 1), (12, 1)],
+    optimize: [(1, 1), (2, 1)],
+}
+OTHERS = [(3, 2), (4, 2), (5, None), (6, None)]
+each_operation = pytest.mark.parametrize(
+    ("operation", "left"), OPERATIONS.items(), ids=[each.__name__ for each in OPERATIONS]
+)
+
+
+@each_operation
+@pytest.mark.parametrize("lock", ["partitions", [{"y": "01"}]], ids=["partitions", "named"])
+def test_each_operation_locks_what_it_is_told_to(
+    spark: SparkSession, writer: LockedDeltaWriter, table: str, operation: Operation, left: Any, lock: Any
+) -> None:
+    done = operation(writer, spark, lock)
+    assert done.version == 1
+    assert rows_of(table) == sorted(left + OTHERS, key=repr)
+    assert locked_parts(table) == ["/y=1"]
+    assert done.metrics
+    assert verify_table(table).problems == ()
+
+
+@pytest.fixture
+def confined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Whether operations are confined to what they lock by literal predicates."""
+    if not request.param:
+        monkeypatch.setattr(Part, "predicate", lambda *_: None)
+    return request.param
+
+
+# What names its partition in literals already does not need ours.
+NEEDS_THE_PREDICATE = (merge, delete, update)
+
+
+@pytest.mark.parametrize(
+    ("operation", "confined"),
+    [*((each, True) for each in OPERATIONS), *((each, False) for each in NEEDS_THE_PREDICATE)],
+    indirect=["confined"],
+    ids=lambda value: value.__name__ if callable(value) else "" if value else "without the predicate",
+)
+def test_writers_of_other_partitions_do_not_conflict(
+    spark: SparkSession,
+    table: str,
+    zookeeper: Any,
+    operation: Operation,
+    confined: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another writer commits to its partition between the choice of a version and the put of it.
+
+    Without the literal predicates Delta takes that for a conflict, in most operations, and the work is done again.
+    """
+    check, other_has_begun = GUARD.check, threading.Event()
+
+    def let_the_other_commit_first(request: str) -> str:
+        if not other_has_begun.is_set():
+            other_has_begun.set()
+            thread = threading.Thread(target=change_the_other_partition)
+            thread.start()
+            thread.join(60)
+        return check(request)
+
+    def change_the_other_partition() -> None:
+        with ZookeeperLockManager(zookeeper.hosts, 60) as other:
+            LockedDeltaWriter(spark, other, table).update({"id": "id + 100"}, "y = 2", lock=[{"y": 2}])
+
+    monkeypatch.setattr(GUARD, "check", let_the_other_commit_first)
+    # Two writers of one driver are in the way of each other before that, on a disk.
+    spark.conf.set(COMMIT_LOCK, "false")
+    with caplog.at_level(logging.WARNING, "writer_jobs"):
+        with ZookeeperLockManager(zookeeper.hosts, 60) as manager:
+            operation(LockedDeltaWriter(spark, manager, table), spark, "partitions")
+    assert rows_of(table) == sorted([*OPERATIONS[operation], (103, 2), (104, 2), (5, None), (6, None)], key=repr)
+    spark.conf.unset(COMMIT_LOCK)
+    again = [record for record in caplog.records if "writing again" in record.getMessage()]
+    assert len(again) == (0 if confined else 1)
+
+
+def test_what_matches_more_by_the_time_that_the_lock_is_had_locks_that_too(
+    spark: SparkSession, writer: LockedDeltaWriter, zookeeper: Any, table: str
+) -> None:
+    done: list[CommitResult] = []
+    with ZookeeperLockManager(zookeeper.hosts, 60) as other:
+        with locked(spark, table, manager=other):
+            thread = threading.Thread(target=lambda: done.append(writer.delete("id < 3", lock="partitions")))
+            thread.start()
+            deadline = time.monotonic() + 60
+            while len(other.queue(table)) < 2 and time.monotonic() < deadline:
+                time.sleep(0.05)
+            spark.sql(f"INSERT INTO delta.`{table}` VALUES (0, 2), (0, 9)")
+        thread.join(60)
+    assert rows_of(table) == sorted(OTHERS, key=repr)
+    assert locked_parts(table) == ["/y=1", "/y=2", "/y=9"]
+    assert done[0].metrics["numDeletedRows"] == "4"
+
+
+def test_the_whole_table_is_overwritten_under_its_own_lock(
+    spark: SparkSession, writer: LockedDeltaWriter, table: str
+) -> None:
+    before = spark.conf.get("spark.sql.sources.partitionOverwriteMode")
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    try:
+        assert writer.overwrite(frame(spark, (9, 1)), txn=("daily", 1)).rows == 1
+        assert writer.overwrite(frame(spark, (9, 2)), txn=("daily", 1)).already_committed
+    finally:
+        spark.conf.set("spark.sql.sources.partitionOverwriteMode", before)
+    assert rows_of(table) == [(9, 1)]
+    for lock in ("partitions", [{"y": 1}]):
+        with pytest.raises(ValueError, match="lock='table' only"):
+            writer.overwrite(frame(spark, (9, 1)), lock=lock)
+    with pytest.raises(ValueError, match="one says already"):
+        writer.overwrite(frame(spark, (9, 1)), replace_where="y = 1", dynamic=True)
+    with pytest.raises(ValueError, match="use the argument replace_where"):
+        writer.overwrite(frame(spark, (9, 1)), options={"replaceWhere": "y = 1"})
+
+
+def test_a_merge_has_to_say_which_partitions_it_can_match(
+    spark: SparkSession, writer: LockedDeltaWriter, table: str
+) -> None:
+    news = spark.createDataFrame([(2, "1", 1.5)], "id int, y string, half double").alias("s")
+    for condition in ("t.id = s.id", "t.id = s.id OR t.y = s.y", "CAST(t.y AS BOOLEAN) = (s.id = 1)", "t.y = t.id"):
+        with pytest.raises(TableError, match=r"add t\.y ="):
+            writer.merge(news, condition, alias="t").whenMatchedDelete().execute(lock="partitions")
+    with pytest.raises(TableError, match="cannot be understood"):
+        writer.merge(news, "t.id = s.nothing", alias="t").whenMatchedDelete().execute(lock="partitions")
+    with pytest.raises(ValueError, match="about all rows"):
+        writer.merge(news, "t.y = s.y", alias="t").whenNotMatchedBySourceDelete().execute(lock="partitions")
+    said = (col("t.y") == col("s.half").cast("int")) & (col("s.id") == col("t.id"))
+    assert writer.merge(news, said, alias="t").whenMatchedDelete().execute(lock="partitions").version == 1
+    assert locked_parts(table) == ["/y=1"]
+    # With the lock on the table nothing need be said.
+    assert writer.merge(news, "t.id = s.id + 1", alias="t").whenMatchedDelete().execute().version == 2
+    assert locked_parts(table) == [""]
+    assert rows_of(table) == sorted([(1, 1), *OTHERS[1:]], key=repr)
+
+
+def test_what_leaves_its_partitions_is_refused(spark: SparkSession, writer: LockedDeltaWriter, table: str) -> None:
+    with pytest.raises(LockNotHeldError, match="y=2"):
+        writer.update({"y": "2"}, "id = 1", lock="partitions")
+    with pytest.raises(LockNotHeldError, match="y=2"):
+        writer.merge(frame(spark, (9, 2)).alias("s"), "t.id = s.id", alias="t").whenNotMatchedInsertAll().execute(
+            lock=[{"y": 1}]
+        )
+    assert writer.update({"y": "2"}, "id = 1", lock=[{"y": 1}, {"y": 2}]).version == 1
+    assert rows_of(table) == sorted([(1, 2), (2, 1), *OTHERS], key=repr)
+
+
+def test_what_changes_nothing_says_so(spark: SparkSession, writer: LockedDeltaWriter, table: str) -> None:
+    done = writer.optimize("y = 77", lock="partitions")
+    assert (done.version, done.rows, done.already_committed, done.commit_id) == (None, 0, False, None)
+    # Delta makes an empty commit.
+    done = writer.update({"id": "0"}, "id = 99", lock="partitions")
+    assert (done.version, done.metrics["numUpdatedRows"]) == (1, "0")
+
+
+def test_what_only_the_guard_can_find_needs_it(
+    spark: SparkSession,
+    writer: LockedDeltaWriter,
+    table: str,
+    without_guard: Callable[[], AbstractContextManager[None]],
+) -> None:
+    with without_guard(), pytest.raises(GuardMissingError, match="use append or overwrite"):
+        writer.delete()
+    assert rows_of(table) == sorted([(1, 1), (2, 1), *OTHERS], key=repr)
+
+
+def test_values_of_all_sorts_are_found_and_named(
+    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+) -> None:
+    odd = f"{tmp_path}/odd"
+    rows = [
+        (1, "it's 5/6 \\ %", "2013-01-01 12:30:00", True),
+        (2, None, "2013-01-02 00:00:00.000001", False),
+        (3, "a`b", None, None),
+    ]
+    with locked(spark, odd, manager=manager):
+        made = spark.createDataFrame(rows, "id int, `the-name` string, at string, b boolean")
+        made = made.withColumn("at", col("at").cast("timestamp"))
+        made.write.format("delta").partitionBy("the-name", "at", "b").save(odd)
+    writer = LockedDeltaWriter(spark, manager, odd)
+    for number in (1, 2, 3):
+        done = writer.update({"id": "id + 10"}, f"id = {number}", lock="partitions")
+        assert done.metrics["numUpdatedRows"] == "1"
+        assert len(locked_parts(odd)) == 1
+    assert verify_table(odd).problems == ()

@@ -1,0 +1,83 @@
+import java.io.IOException;
+import java.net.URI;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.DelegateToFileSystem;
+import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RawLocalFileSystem;
+import org.apache.hadoop.fs.permission.FsPermission;
+import org.apache.hadoop.util.Progressable;
+
+/** The local disk under the name of a service, so that Delta's own log store for that service runs for real. */
+public abstract class Elsewhere extends RawLocalFileSystem {
+  /** System property that says which of Delta's log stores created a file last. */
+  private static final String CREATED_BY = "elsewhere.created.by";
+
+  public static class Hdfs extends Elsewhere {
+    @Override
+    public String getScheme() {
+      return "hdfs";
+    }
+
+    @Override
+    protected int getDefaultPort() {
+      return 8020;
+    }
+  }
+
+  public static class Abfs extends Elsewhere {
+    @Override
+    public String getScheme() {
+      return "abfs";
+    }
+  }
+
+  public static class Gs extends Elsewhere {
+    @Override
+    public String getScheme() {
+      return "gs";
+    }
+  }
+
+  /** HDFS as Hadoop's other interface has it, which Delta uses there. */
+  public static class HdfsContext extends DelegateToFileSystem {
+    public HdfsContext(URI uri, Configuration conf) throws Exception {
+      super(uri, new Hdfs(), conf, "hdfs", true);
+    }
+  }
+
+  @Override
+  public URI getUri() {
+    return URI.create(getScheme() + "://elsewhere/");
+  }
+
+  @Override
+  public boolean rename(Path from, Path to) throws IOException {
+    // These services overwrite nothing by it.
+    return !exists(to) && super.rename(from, to);
+  }
+
+  @Override
+  public FSDataOutputStream create(
+      Path path, boolean overwrite, int bufferSize, short replication, long blockSize, Progressable progress)
+      throws IOException {
+    noteWho();
+    return super.create(path, overwrite, bufferSize, replication, blockSize, progress);
+  }
+
+  @Override
+  public FSDataOutputStream create(
+      Path path, FsPermission permission, boolean overwrite, int bufferSize, short replication, long blockSize,
+      Progressable progress) throws IOException {
+    noteWho();
+    return super.create(path, permission, overwrite, bufferSize, replication, blockSize, progress);
+  }
+
+  private static void noteWho() {
+    StackWalker.getInstance().forEach(frame -> {
+      if (frame.getClassName().matches("io\\.delta\\.storage\\.\\w+LogStore.*")) {
+        System.setProperty(CREATED_BY, frame.getClassName());
+      }
+    });
+  }
+}

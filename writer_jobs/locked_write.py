@@ -1,0 +1,273 @@
+"""A write under a lock that is held, and what is known afterwards of what became of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pyspark.sql import SparkSession
+
+from lock_manager import HeldLock, LockCancelledError, LockLostError, SluiceError
+from lock_manager.guard import GuardedHold, is_definite
+from writer_jobs.delta_log import NO_VERSION, STAMP, Commit, DeltaTableLog
+from writer_jobs.delta_write import DeltaWrite
+from writer_jobs.ensembles import refuse_other_ensemble
+from writer_jobs.errors import (
+    CommitUnknownError,
+    GuardMissingError,
+    SchemaMismatchError,
+    StorageError,
+    TableError,
+    UnprovenCommitError,
+    WriteFailedError,
+)
+from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
+from writer_jobs.guarded import attempts
+from writer_jobs.session import LOG_STORE, LOG_STORE_SETTING
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class CommitResult:
+    """What became of one write.
+
+    Attributes:
+        table: canonical URI, under which it was locked.
+        version: of the table, made by this write; None if it made none, because there was nothing to change.
+        rows: written; None if Delta was told not to count, or the rows were written before.
+        metrics: ``operationMetrics`` of the commit, as Delta notes them: ``numDeletedRows`` and so on.
+        already_committed: Delta had this transaction already, so nothing was written now.
+        commit_id: by which the commit is found in the log; None if there is none.
+        hold_id: of the hold under which it was done.
+        token: fencing token of that hold.
+        requested_at: when the lock was asked for, seconds since the epoch.
+        acquired_at: when it was had.
+        released_at: read just before it was given back.
+
+    """
+
+    table: str
+    version: int | None
+    rows: int | None
+    already_committed: bool
+    commit_id: str | None
+    hold_id: str
+    token: int
+    requested_at: float
+    acquired_at: float
+    released_at: float
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the lock was waited for."""
+        return self.acquired_at - self.requested_at
+
+    @property
+    def held_seconds(self) -> float:
+        """How long it was held."""
+        return self.released_at - self.acquired_at
+
+
+class LockedWrite:
+    """One write under one hold.
+
+    Args:
+        spark: the session.
+        table: canonical URI.
+        table_log: of the table.
+        write: what is to be done.
+        hold: under which.
+        bound: the hold as the commit guard knows it; None if it does not guard.
+
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        table: str,
+        table_log: DeltaTableLog,
+        write: DeltaWrite,
+        hold: HeldLock,
+        bound: GuardedHold | None,
+    ) -> None:
+        self._spark = spark
+        self._table = table
+        self._log = table_log
+        self._write = write
+        self._work = write.work
+        self._hold = hold
+        self._bound = bound
+        self._passed_before = frozenset(bound.passed) if bound is not None else frozenset()
+
+    def run(self, is_cancelled: Callable[[], bool]) -> CommitResult:
+        """Write, look for the commit in the log, and make sure that the hold stood then.
+
+        Raises:
+            SluiceError: see :meth:`LockedDeltaWriter.append`.
+
+        """
+        txn = self._work.txn
+        head = self._log.head(txn[0] if txn else None)
+        if txn is not None and head.last_transaction >= txn[1]:
+            return self._result(None)
+        # A hold that was lost while it was waited for, or during before_write, writes nothing.
+        self._hold.check()
+        if is_cancelled():
+            raise LockCancelledError(resource=self._table)
+        if not self._work.takes_metadata:
+            self._have_the_guard_note_the_id()
+        failure, interrupt = self._save()
+        try:
+            commit = self._verify(head.version, failure)
+            if commit is not None and commit.version != NO_VERSION:
+                self._confirm(commit)
+        except SluiceError:
+            if interrupt is None:
+                raise
+            raise interrupt from failure
+        except BaseException as error:
+            # A second Ctrl-C, most likely, or one that came when the write was over.
+            error.add_note(f"the write to {self._table} may have been committed: look for {self._write.commit_id}")
+            raise
+        if interrupt is not None:
+            if commit is not None:
+                interrupt.add_note(f"the write to {self._table} had been committed, as version {commit.version}")
+            raise interrupt
+        return self._result(commit)
+
+    def _have_the_guard_note_the_id(self) -> None:
+        if self._bound is None:
+            raise GuardMissingError(
+                f"nothing was done to {self._table}: the commit of this operation is found by what the commit guard "
+                "notes in it, and the guard is off here or only observes; use append or overwrite, or required mode"
+            )
+        self._bound.metadata |= {**self._write.metadata, "commit_id": self._write.commit_id}
+
+    def _save(self) -> tuple[BaseException | None, BaseException | None]:
+        """Write, again after a conflict with another writer, as long as this hold stands."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            failure, interrupt = self._write.save(
+                self._log.location, self._user_metadata(), is_pointless=lambda: self._hold.lost is not None
+            )
+            if attempt == _ATTEMPTS or interrupt is not None or self._hold.lost is not None or not is_conflict(failure):
+                break
+            if failure is None or self._may_be_stored(failure):
+                break
+            log.warning("a writer without this lock was faster on %s: writing again", self._table)
+            if self._bound is not None:
+                # What it committed may be that another ensemble's lock counts from now on.
+                refuse_other_ensemble(self._hold, self._log)
+        return failure, interrupt
+
+    def _verify(self, before: int, failure: BaseException | None) -> Commit | None:
+        """Look into the log for what the write did; None: Delta had this transaction already."""
+        txn, commit_id = self._work.txn, self._write.commit_id
+        try:
+            commit, last = self._log.find_commit(commit_id, after=before)
+            skipped = (
+                commit is None
+                and failure is None
+                and txn is not None
+                and self._log.head(txn[0]).last_transaction >= txn[1]
+            )
+        except (StorageError, TableError) as error:
+            reason = one_sentence(failure) if failure is not None else str(error)
+            raise CommitUnknownError(table=self._table, reason=reason, commit_id=commit_id) from failure or error
+        if commit is not None:
+            if failure is not None:
+                log.warning("version %d of %s is committed; after that: %s", commit.version, self._table, failure)
+            return commit
+        if failure is not None and self._may_still_be_put(failure):
+            # Also if the JVM answers again by now, as the log could be read: it may still be at it.
+            raise CommitUnknownError(table=self._table, reason=one_sentence(failure), commit_id=commit_id) from failure
+        if isinstance(failure, SluiceError):
+            # The commit guard's refusal.
+            raise failure
+        if failure is not None and self._hold.lost is not None:
+            raise LockLostError(resource=self._table, hold_id=self._hold.hold_id, reason=self._hold.lost) from failure
+        if failure is not None:
+            raise self._failed(failure) from failure
+        if skipped:
+            return None
+        if txn is None and (last == before or self._asked_for_no_commit()):
+            # There was nothing to change, or Delta was told to skip empty commits (skipRecordingEmptyCommits).
+            return Commit(NO_VERSION, 0)
+        raise CommitUnknownError(
+            table=self._table,
+            reason=f"Delta reported success, but none of the versions {before + 1} to {last} is it, so another program "
+            "writes this table without the lock",
+            commit_id=commit_id,
+        )
+
+    def _asked_for_no_commit(self) -> bool:
+        return self._bound is not None and self._bound.passed.keys() <= self._passed_before
+
+    def _may_still_be_put(self, failure: BaseException) -> bool:
+        """Tell whether a failed write may be in the table later: only if a put of it was sent and got no answer."""
+        if isinstance(failure, LOST_CONTACT):
+            return True
+        if self._bound is None:
+            # Another log store than ours, if the guard is off, says no more than that.
+            foreign = self._spark.sparkContext.getConf().get(LOG_STORE_SETTING, "") != LOG_STORE
+            return isinstance(failure, CommitUnknownError) or (foreign and is_java(failure, "java.io.IOException"))
+        try:
+            return not all(map(is_definite, attempts(self._spark, self._bound)))
+        except JVM_ERRORS:
+            return True
+
+    def _may_be_stored(self, failure: BaseException) -> bool:
+        """Tell whether a failed write is in the table, or may be later: Delta does more after a commit."""
+        if self._may_still_be_put(failure):
+            return True
+        known = attempts(self._spark, self._bound) if self._bound is not None else []
+        return any(each["outcome"] == "committed" and each["attempt"] not in self._passed_before for each in known)
+
+    def _failed(self, failure: BaseException) -> WriteFailedError:
+        with suppress(TableError, StorageError):
+            misfit = self._write.misfit(failure, self._log.state())
+            if misfit is not None:
+                return SchemaMismatchError(table=self._table, reason=misfit)
+        return WriteFailedError(table=self._table, reason=one_sentence(failure))
+
+    def _confirm(self, commit: Commit) -> None:
+        try:
+            self._hold.check()
+        except SluiceError as error:
+            reason = error.reason if isinstance(error, LockLostError) else str(error)
+            raise UnprovenCommitError(
+                resource=self._table,
+                hold_id=self._hold.hold_id,
+                reason=reason,
+                version=commit.version,
+                commit_id=self._write.commit_id,
+            ) from error
+        self._hold.record_commit(commit.version, self._table)
+
+    def _user_metadata(self) -> str:
+        stamp = {**self._write.metadata, "commit_id": self._write.commit_id}
+        user = {} if self._work.user_metadata is None else {"user": self._work.user_metadata}
+        return json.dumps({STAMP: stamp, **user}, separators=(",", ":"))
+
+    def _result(self, commit: Commit | None) -> CommitResult:
+        made = commit is not None and commit.version != NO_VERSION
+        return CommitResult(
+            table=self._table,
+            version=commit.version if commit is not None and made else None,
+            rows=commit.rows if commit is not None else None,
+            already_committed=commit is None,
+            commit_id=self._write.commit_id if made else None,
+            hold_id=self._hold.hold_id,
+            token=self._hold.token,
+            requested_at=self._hold.requested_at,
+            acquired_at=self._hold.acquired_at,
+            released_at=time.time(),
+            metrics=commit.metrics if commit is not None else {},
+        )

@@ -1,0 +1,126 @@
+"""Locks for whatever a block of code does with Spark."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from pyspark.sql import SparkSession
+
+from lock_manager import (
+    HeldLock,
+    LockSettings,
+    SettingsError,
+    ZookeeperLockManager,
+)
+from writer_jobs.delta_log import DeltaTableLog, locate_table
+from writer_jobs.failures import is_conflict
+from writer_jobs.guarded import attach_unless_off
+from writer_jobs.partitioning import Part
+
+ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
+
+_making = threading.Lock()
+_managers: dict[LockSettings, ZookeeperLockManager] = {}
+
+
+@contextmanager
+def locked(
+    spark: SparkSession,
+    table: str,
+    *,
+    partitions: Collection[Mapping[str, object]] | None = None,
+    manager: ZookeeperLockManager | None = None,
+    timeout_seconds: float | None = None,
+) -> Iterator[HeldLock]:
+    """Lock a table for whatever the block does with Spark: SQL, MERGE, OPTIMIZE, ``saveAsTable``, in this thread.
+
+    ::
+
+        with locked(spark, "s3a://lake/flights"):
+            spark.sql("DELETE FROM delta.`s3a://lake/flights` WHERE year < 2010")
+
+    A commit passes only while the lock stands. If it does not, or nobody confirms it, the statement raises
+    LockLostError or LockNotHeldError, and that commit is not made; a statement that makes several may have made others.
+
+    Args:
+        spark: a session with the guarded log store, see :func:`attach`.
+        table: location or name in the catalog; resolved once, before the lock is asked for. Need not exist yet.
+        partitions: values of its first partition columns by name, such as ``[{"year": 2013, "month": 1}]``: only these
+            are locked, and a commit that touches anything else is refused. The table must exist then.
+        manager: gives the lock. By default one for this process, from ``spark.sluice.zookeeper`` or
+            ``SLUICE_ZK_HOSTS`` and so on.
+        timeout_seconds: total, 0 means: only if it is free now. By default the manager's.
+
+    Raises:
+        GuardMissingError, UnsupportedSessionError: see :func:`attach`.
+        TableError: no Delta table, or none whose commits a lock could order.
+        ResourceError: no such partition column, or a value that does not fit it.
+        SettingsError: no ensemble was named.
+        LockTimeoutError and so on: see :meth:`ZookeeperLockManager.acquire`.
+        EnsembleMismatchError: the table is pinned to another ensemble; the block was not entered.
+        LockLostError: at the end of the block: it had been lost, so that not all of the block's reads are covered.
+
+    """
+    wanted = {table: partitions}
+    with locked_all(spark, wanted, manager=manager, timeout_seconds=timeout_seconds) as hold:
+        yield hold
+
+
+@contextmanager
+def locked_all(
+    spark: SparkSession,
+    tables: Mapping[str, Collection[Mapping[str, object]] | None],
+    *,
+    manager: ZookeeperLockManager | None = None,
+    timeout_seconds: float | None = None,
+) -> Iterator[HeldLock]:
+    """Lock several tables, or partitions of them, at once; as :func:`locked`, all or nothing and without a deadlock.
+
+    Args:
+        spark: a session with the guarded log store.
+        tables: location or name in the catalog, and partitions of it or None.
+        manager: gives the lock, as for :func:`locked`.
+        timeout_seconds: total over all of them.
+
+    """
+    # Before anybody waits for the lock, or behind it.
+    attach_unless_off(spark)
+    parts = [_part(spark, table, partitions) for table, partitions in tables.items()]
+    giver = manager or _default_manager(spark)
+    about = {"job": giver.settings.job or spark.sparkContext.appName}
+    with ExitStack() as stack:
+        hold = stack.enter_context(giver.acquire_all([part.scope for part in parts], timeout_seconds=timeout_seconds))
+        for part in parts:
+            stack.enter_context(part.guarded(spark, hold, about))
+        try:
+            yield hold
+        except Exception as error:
+            if is_conflict(error):
+                # Somebody else committed: a writer that does not ask for the lock, or the next holder of one that is
+                # lost. Raises if it is the latter.
+                hold.check()
+            raise
+
+
+def _part(spark: SparkSession, table: str, partitions: Collection[Mapping[str, object]] | None) -> Part:
+    log = DeltaTableLog(spark, locate_table(spark, table, new=True))
+    log.refuse_foreign_folder()
+    return Part.of(log, partitions)
+
+
+def _default_manager(spark: SparkSession) -> ZookeeperLockManager:
+    context = spark.sparkContext
+    hosts = context.getConf().get(ZOOKEEPER_SETTING)
+    overrides = {"zk_hosts": hosts} if hosts else {}
+    try:
+        settings = LockSettings.from_env(**overrides, app_id=context.applicationId)
+    except SettingsError as error:
+        if hosts:
+            raise
+        raise SettingsError(f"{error}, or start the session with --conf {ZOOKEEPER_SETTING}=host:port,…") from error
+    with _making:
+        if settings not in _managers:
+            _managers[settings] = ZookeeperLockManager(settings)
+        return _managers[settings]

@@ -1,0 +1,179 @@
+"""MERGE under a lock: Delta's own builder, and which partitions of the table a merge condition leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
+from typing import Any, Self
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.classic.column import Column as ClassicColumn
+from pyspark.sql.functions import expr
+
+from writer_jobs.delta_log import TableState
+from writer_jobs.errors import TableError
+from writer_jobs.failures import JVM_ERRORS, one_sentence
+from writer_jobs.partitioning import Partitions, partitions_of_rows
+from writer_jobs.work import delta_table
+
+Assignments = Mapping[str, str | Column]
+"""Values by column, as SQL or as columns."""
+
+
+class MergePlan:
+    """What is merged into a table: source, condition and clauses.
+
+    Attributes:
+        alias: of the table in the condition and the clauses.
+
+    """
+
+    def __init__(self, source: DataFrame, condition: str | Column, alias: str) -> None:
+        self.alias = alias
+        self._source = source
+        self._condition = condition
+        self._clauses: list[tuple[str, tuple[Any, ...]]] = []
+        self._by_source = False
+
+    def add(self, clause: str, *arguments: Any) -> None:
+        """Add a clause by the name of the method of Delta's builder."""
+        self._clauses.append((clause, arguments))
+        self._by_source |= "BySource" in clause
+
+    def run(self, spark: SparkSession, location: str, predicate: str | None) -> None:
+        """Merge, within the rows of the table that a predicate names."""
+        condition = expr(self._condition) if isinstance(self._condition, str) else self._condition
+        if predicate is not None:
+            condition = expr(predicate) & condition
+        builder: Any = delta_table(spark, location).alias(self.alias).merge(self._source, condition)
+        for clause, arguments in self._clauses:
+            builder = getattr(builder, clause)(*arguments)
+        builder.execute()
+
+    def refuse_clauses_on_all_rows(self) -> None:
+        """Make sure that the merge changes no row of the table but those that the condition can match.
+
+        Raises:
+            ValueError: it has a clause on rows that the source does not match.
+
+        """
+        if self._by_source:
+            raise ValueError("whenNotMatchedBySource is about all rows of the table: merge with lock='table'")
+
+    def partitions(self, spark: SparkSession, location: str, state: TableState) -> Partitions:
+        """Return the partitions that the source can match, by the condition's equalities of partition columns.
+
+        One pass over the source. ``t.day = s.day`` says that rows of other days than the source's are not concerned; a
+        condition that says nothing of the first partition column concerns all of them.
+
+        Raises:
+            TableError: it does not say, or cannot be understood.
+            ValueError: see :meth:`refuse_clauses_on_all_rows`.
+
+        """
+        self.refuse_clauses_on_all_rows()
+        target = spark.read.format("delta").load(location).alias(self.alias)
+        condition = expr(self._condition) if isinstance(self._condition, str) else self._condition
+        try:
+            joined: Any = target.join(self._source, condition)
+            plan = joined._jdf.queryExecution().analyzed()  # noqa: SLF001
+            equal = {name.lower(): column for name, column in _equalities(spark, plan)}
+        except JVM_ERRORS as error:
+            raise TableError(f"the merge condition cannot be understood: {one_sentence(error)}") from error
+        first_ones = takewhile(lambda name: name.lower() in equal, state.partition_columns)
+        names = {name: equal[name.lower()] for name in first_ones}
+        if not names:
+            first = state.partition_columns[0]
+            raise TableError(
+                f"the merge condition leaves rows of every partition: add {self.alias}.{first} = (a column of the "
+                "source) to it, name the partitions, or lock the table"
+            )
+        return partitions_of_rows(self._source, state, names)
+
+
+class LockedMerge:
+    """A MERGE in Delta's own style, done under the lock by :meth:`execute`; made by ``LockedDeltaWriter.merge``."""
+
+    def __init__(self, plan: MergePlan, execute: Callable[..., Any]) -> None:
+        self._plan = plan
+        self._execute = execute
+
+    def whenMatchedUpdate(self, condition: str | Column | None = None, set: Assignments | None = None) -> Self:
+        """Update the row of the table that matches."""
+        return self._with("whenMatchedUpdate", condition, dict(set or {}))
+
+    def whenMatchedUpdateAll(self, condition: str | Column | None = None) -> Self:
+        """Update all columns of the row that matches with those of the source."""
+        return self._with("whenMatchedUpdateAll", condition)
+
+    def whenMatchedDelete(self, condition: str | Column | None = None) -> Self:
+        """Delete the row of the table that matches."""
+        return self._with("whenMatchedDelete", condition)
+
+    def whenNotMatchedInsert(self, condition: str | Column | None = None, values: Assignments | None = None) -> Self:
+        """Insert a row of the source that matches none."""
+        return self._with("whenNotMatchedInsert", condition, dict(values or {}))
+
+    def whenNotMatchedInsertAll(self, condition: str | Column | None = None) -> Self:
+        """Insert all columns of a row of the source that matches none."""
+        return self._with("whenNotMatchedInsertAll", condition)
+
+    def whenNotMatchedBySourceUpdate(
+        self, condition: str | Column | None = None, set: Assignments | None = None
+    ) -> Self:
+        """Update a row of the table that no row of the source matches; needs the lock on the table."""
+        return self._with("whenNotMatchedBySourceUpdate", condition, dict(set or {}))
+
+    def whenNotMatchedBySourceDelete(self, condition: str | Column | None = None) -> Self:
+        """Delete a row of the table that no row of the source matches; needs the lock on the table."""
+        return self._with("whenNotMatchedBySourceDelete", condition)
+
+    def withSchemaEvolution(self) -> Self:
+        """Add columns of the source that the table has not; needs the lock on the table, if it has not."""
+        return self._with("withSchemaEvolution")
+
+    def execute(self, **how: Any) -> Any:
+        """Take the lock, merge, make sure of it, give the lock back.
+
+        Args:
+            how: ``lock``, ``lock_timeout_seconds``, ``metadata`` and ``before_write``, as for
+                :meth:`LockedDeltaWriter.append`; and it returns and raises the same.
+
+        """
+        return self._execute(self._plan, **how)
+
+    def _with(self, clause: str, *arguments: Any) -> Self:
+        self._plan.add(clause, *arguments)
+        return self
+
+
+def _equalities(spark: SparkSession, plan: Any) -> Iterator[tuple[str, Column]]:
+    """Yield a column of the table and what of the source it equals, for each such equality that a join demands."""
+    while plan.getClass().getSimpleName() != "Join":
+        plan = plan.children().head()
+    jvm: Any = spark._jvm  # noqa: SLF001
+    target, source = plan.left().outputSet(), plan.right().outputSet()
+    condition = plan.condition()
+    waiting = [condition.get()] if condition.isDefined() else []
+    while waiting:
+        each = waiting.pop()
+        kind = each.getClass().getSimpleName()
+        if kind == "And":
+            waiting += [each.left(), each.right()]
+        elif kind in ("EqualTo", "EqualNullSafe"):
+            for one, other in ((each.left(), each.right()), (each.right(), each.left())):
+                name = _column(jvm, one, target)
+                if name is not None and other.deterministic() and other.references().subsetOf(source):
+                    yield name, ClassicColumn(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(other))
+
+
+def _column(jvm: Any, expression: Any, table: Any) -> str | None:
+    """Return the name of the table's column that an expression is, or is but for a cast that keeps values apart."""
+    while expression.getClass().getSimpleName() == "Cast":
+        inner = expression.child()
+        cast = jvm.org.apache.spark.sql.catalyst.expressions.Cast
+        if not cast.canUpCast(inner.dataType(), expression.dataType()):
+            return None
+        expression = inner
+    is_column = expression.getClass().getSimpleName() == "AttributeReference" and table.contains(expression)
+    return str(expression.name()) if is_column else None

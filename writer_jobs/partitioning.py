@@ -1,0 +1,184 @@
+"""The partitions of a Delta table, as the lock has to know them."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.functions import col
+
+from lock_manager import HeldLock, PartitionSchema, TableResource, TableScope
+from lock_manager.guard import GuardedHold
+from lock_manager.partitions import MOST_PARTITIONS, Partition
+from writer_jobs.delta_log import DeltaTableLog, TableState
+from writer_jobs.errors import TableError
+from writer_jobs.guarded import guarded
+
+_log = logging.getLogger(__name__)
+
+# As SQL names what Delta's schema names otherwise.
+_SQL_NAMES = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
+_WHOLE = re.compile(r"-?\d+")
+_NEEDS_ESCAPE = re.compile(r"['\\\x00-\x1f]")
+
+Lock = Literal["table", "partitions"] | Collection[Mapping[str, object]]
+"""What a write locks: all of the table, the partitions that it touches, or these."""
+
+Partitions = Collection[Mapping[str, object]]
+"""Partitions by column."""
+
+Finder = Callable[[TableState], Partitions]
+"""Finds out which partitions a write touches, at most one more than can be locked one by one; none: any."""
+
+
+def quoted(name: str) -> str:
+    """Quote a name for SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is to be locked of a table.
+
+    Attributes:
+        log: of the table.
+        scope: what to ask for.
+        schema: of its partitions, if it is some of them.
+
+    """
+
+    log: DeltaTableLog
+    scope: TableScope
+    schema: PartitionSchema | None = None
+
+    @property
+    def partitions(self) -> tuple[Partition, ...] | None:
+        """The partitions, None for the whole table."""
+        return self.scope.partitions
+
+    def predicate(self, alias: str | None = None) -> str | None:
+        """Return the SQL predicate of the rows in these partitions, None for the whole table.
+
+        Made of literals only, so that Delta knows of a commit to other partitions that it is no conflict.
+
+        Args:
+            alias: of the table in the statement.
+
+        """
+        if self.partitions is None or self.schema is None:
+            return None
+        columns = {column.physical_name: column for column in self.schema.columns}
+        prefix = f"{quoted(alias)}." if alias else ""
+        choices = []
+        for partition in self.partitions:
+            terms = [
+                f"{prefix}{quoted(columns[name].name)} "
+                + ("IS NULL" if value is None else f"= {sql_literal(columns[name].type, value)}")
+                for name, value in partition.values
+            ]
+            choices.append(" AND ".join(terms))
+        return "(" + " OR ".join(f"({choice})" for choice in choices) + ")"
+
+    def holds(self, found: Partitions) -> bool:
+        """Tell whether these partitions are among those that are to be locked."""
+        if self.partitions is None or self.schema is None:
+            return True
+        return self.scope.contains([self.schema.partition(values) for values in found])
+
+    @classmethod
+    def of(cls, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None) -> Part:
+        """Make it of partitions by column, or of the whole table.
+
+        Raises:
+            TableError, ResourceError: the table has no such partitions.
+
+        """
+        table = TableResource.of(log.location)
+        if partitions is None:
+            return cls(log, TableScope.of(table))
+        schema = log.partition_schema()
+        return cls(log, TableScope.of(table, [schema.partition(values) for values in partitions]), schema)
+
+    @contextmanager
+    def guarded(self, spark: SparkSession, hold: HeldLock, about: Mapping[str, Any]) -> Iterator[GuardedHold | None]:
+        """Bind this thread's commits to the hold, as :func:`writer_jobs.guarded.guarded`.
+
+        Raises:
+            TableError: the table was partitioned anew while the lock was waited for.
+
+        """
+        if self.schema is not None and self.log.partition_schema() != self.schema:
+            raise TableError(f"{self.log.location} was partitioned anew while its lock was waited for: try again")
+        with guarded(spark, hold, self.log, about, schema=self.schema) as bound:
+            yield bound
+
+
+def part_of(log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
+    """Return what to lock for a write.
+
+    Args:
+        log: of the table.
+        lock: what the caller asked for.
+        find: how to find out which partitions the write touches, for ``"partitions"``.
+
+    Raises:
+        TableError, ResourceError: there are no such partitions.
+        ValueError: ``lock`` is another word.
+
+    """
+    if not isinstance(lock, str):
+        return Part.of(log, lock)
+    if lock not in ("table", "partitions"):
+        raise ValueError(f"lock={lock!r}: choose 'table', 'partitions', or a list of partitions")
+    state = log.state() if lock == "partitions" else None
+    if state is None or not state.partition_columns:
+        return Part.of(log, None)
+    found = [dict(values) for values in dict.fromkeys(tuple(each.items()) for each in find(state))]
+    if len(found) > MOST_PARTITIONS:
+        _log.warning(
+            "the write to %s touches more than %d partitions: locking the whole table", log.location, MOST_PARTITIONS
+        )
+    if not found or len(found) > MOST_PARTITIONS:
+        return Part.of(log, None)
+    return Part.of(log, found)
+
+
+def partitions_of_rows(df: DataFrame, state: TableState, names: Mapping[str, Column] | None = None) -> Partitions:
+    """Return the distinct partitions that rows are in, at most one more than can be locked; none if it is unknown.
+
+    As Delta will write them: cast to the column's type, moments in the session's time zone.
+
+    Args:
+        df: the rows.
+        state: of the table that they are for.
+        names: what the rows say of each partition column; by default what they have under its name.
+
+    """
+    has = {name.lower() for name in df.columns}
+    if names is None and any(name.lower() not in has for name in state.partition_columns):
+        # Delta makes them up (generated columns), or refuses the rows.
+        return []
+    given = names or {name: col(quoted(name)) for name in state.partition_columns}
+    columns = [
+        given[name].cast(state.schema[name].dataType).cast("string").alias(name)
+        for name in state.partition_columns
+        if name in given
+    ]
+    rows = df.select(*columns).distinct().limit(MOST_PARTITIONS + 1).collect()
+    return [row.asDict() for row in rows]
+
+
+def sql_literal(type_name: str, value: str | None) -> str:
+    """Write a partition's value as SQL, of a type as Delta names it."""
+    if value is None:
+        return "NULL"
+    if type_name in _SQL_NAMES and _WHOLE.fullmatch(value):
+        return value if type_name == "integer" else f"CAST({value} AS {_SQL_NAMES[type_name]})"
+    # Hexadecimal where a quote or a backslash would need to be escaped, which depends on the session.
+    text = f"CAST(X'{value.encode().hex()}' AS STRING)" if _NEEDS_ESCAPE.search(value) else f"'{value}'"
+    return text if type_name.startswith(("string", "varchar", "char")) else f"CAST({text} AS {type_name.upper()})"

@@ -1,0 +1,115 @@
+"""What is done to a table: rows that are written with Delta's DataFrame writer, or an operation of ``DeltaTable``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+
+from writer_jobs.errors import UnsupportedSessionError
+
+if TYPE_CHECKING:
+    from delta.tables import DeltaTable
+
+_SESSION_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+_OVERWRITE_MODE = "partitionOverwriteMode"
+_REPLACE_WHERE = "replaceWhere"
+_OWN_OPTIONS = {
+    "txnappid": "txn",
+    "txnversion": "txn",
+    "path": "table",
+    _REPLACE_WHERE.lower(): "replace_where",
+    _OVERWRITE_MODE.lower(): "dynamic",
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operation on a table.
+
+    Attributes:
+        do: does it, given the table's location and the ``userMetadata`` of the commit; may be called again.
+        columns: of the rows that it writes, for messages.
+        txn: ``(txnAppId, txnVersion)`` or None.
+        user_metadata: the caller's own, to be kept.
+        takes_metadata: whether the commit has the ``userMetadata`` that is given to it. Where it has not, Delta has
+            only a setting for the whole session, which other threads share.
+
+    """
+
+    do: Callable[[str, str], object]
+    columns: tuple[str, ...] = ()
+    txn: tuple[str, int] | None = None
+    user_metadata: str | None = None
+    takes_metadata: bool = False
+
+
+def delta_table(spark: SparkSession, location: str) -> DeltaTable:
+    """Return Delta's own handle of a table.
+
+    Raises:
+        UnsupportedSessionError: Delta's Python module is not there.
+
+    """
+    try:
+        from delta.tables import DeltaTable  # noqa: PLC0415 (appending does not need it)
+    except ModuleNotFoundError as error:
+        raise UnsupportedSessionError(
+            "merge, delete, update and optimize need Delta's Python module: give spark-submit the --py-files that "
+            "`sluice submit-args` prints, or install delta-spark for the driver"
+        ) from error
+    table: DeltaTable = DeltaTable.forPath(spark, location)
+    return table
+
+
+def write_rows(
+    spark: SparkSession,
+    df: DataFrame,
+    *,
+    mode: str,
+    partition_by: Sequence[str],
+    options: Mapping[str, str] | None,
+    txn: tuple[str, int] | None,
+    replace_where: str | None = None,
+    dynamic: bool = False,
+) -> Work:
+    """Return the work of ``df.write``.
+
+    Args:
+        spark: the session.
+        df: the rows.
+        mode: ``append`` or ``overwrite``.
+        partition_by: partition columns of a new table.
+        options: of Delta's writer.
+        txn: ``(txnAppId, txnVersion)`` or None.
+        replace_where: overwrite what this matches only.
+        dynamic: overwrite the partitions that the rows are in only.
+
+    Raises:
+        ValueError: ``options`` has what is an argument of its own.
+
+    """
+    given = dict(options or {})
+    user_metadata: str | None = spark.conf.get(_SESSION_METADATA, None)
+    for name in list(given):
+        if (argument := _OWN_OPTIONS.get(name.lower())) is not None:
+            raise ValueError(f"option {name!r} cannot be given: use the argument {argument}")
+        if name.lower() == "usermetadata":
+            user_metadata = given.pop(name)
+    if txn is not None:
+        given |= {"txnAppId": txn[0], "txnVersion": str(txn[1])}
+    if mode == "overwrite":
+        # Whatever spark.sql.sources.partitionOverwriteMode says: another meaning needs another lock.
+        given[_OVERWRITE_MODE] = "dynamic" if dynamic else "static"
+    if replace_where is not None:
+        given[_REPLACE_WHERE] = replace_where
+
+    def do(location: str, metadata: str) -> None:
+        writer = df.write.format("delta").mode(mode).options(**given).option("userMetadata", metadata)
+        if partition_by:
+            writer = writer.partitionBy(*partition_by)
+        writer.save(location)
+
+    return Work(do, tuple(df.columns), txn, user_metadata, takes_metadata=True)
