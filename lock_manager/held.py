@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
+from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from lock_manager.errors import EnsembleRefusedError, LockLostError, LockNotHeldError
 from lock_manager.events import Event, tell
@@ -22,6 +22,7 @@ from lock_manager.scope import TableScope
 from lock_manager.session import (
     KEEPALIVE_FRACTION,
     NO_ANSWER,
+    ROLLED_BACK,
     SESSION_GONE,
     VALID_FRACTION,
     Deadline,
@@ -32,9 +33,6 @@ from lock_manager.settings import check_seconds
 from lock_manager.shield import Shield
 
 log = logging.getLogger(__name__)
-
-# What ZooKeeper says of the operations of a transaction that failed for another one's sake.
-_NOT_IT = (RolledBackError, RuntimeInconsistency)
 
 RELEASE_SECONDS = 10.0
 """How long a release waits for its answer; then the contender is removed in the background or ends with its session."""
@@ -423,7 +421,7 @@ class HeldLock:
     def _is_deleted(self, answer: list[Any]) -> bool:
         """Tell whether a transaction did what was asked for; False to ask again without the intents."""
         for number, result in enumerate(answer):
-            if isinstance(result, Exception) and not isinstance(result, _NOT_IT):
+            if isinstance(result, Exception) and not isinstance(result, ROLLED_BACK):
                 if number < len(self._place.spots):
                     self._session.raise_known(result)
                 for intents in self._intents.values():

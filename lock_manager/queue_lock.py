@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError, RolledBackError, RuntimeInconsistency
+from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
 from lock_manager.errors import (
@@ -47,6 +47,7 @@ from lock_manager.session import (
     EXPECTED,
     LOOK_SECONDS,
     NO_ANSWER,
+    ROLLED_BACK,
     SESSION_GONE,
     Deadline,
     Session,
@@ -435,7 +436,7 @@ class Attempt:
         """Wait for a transaction and return its results, or raise what failed in it."""
         answers: list[Any] = self._answer(asked)
         for answer in answers:
-            if isinstance(answer, Exception) and not isinstance(answer, (RolledBackError, RuntimeInconsistency)):
+            if isinstance(answer, Exception) and not isinstance(answer, ROLLED_BACK):
                 self._session.raise_known(answer)
         return answers
 

@@ -61,8 +61,11 @@ class TableScope:
             return cls(table, None, shared)
         if not partitions:
             raise ValueError("partitions=[] asks for nothing: leave it out for the whole table")
-        location = resource.uri if isinstance(resource, TableResource) else resource
-        made = [each if isinstance(each, Partition) else schema_of(location).partition(each) for each in partitions]
+        made = [each for each in partitions if isinstance(each, Partition)]
+        if named := [each for each in partitions if not isinstance(each, Partition)]:
+            # Once: the table's log is read for it.
+            schema = schema_of(resource.uri if isinstance(resource, TableResource) else resource)
+            made += map(schema.partition, named)
         cover = smallest_cover(made)
         if len(cover) > MOST_PARTITIONS:
             log.warning("%d partitions of %s are asked for: locking the whole table", len(cover), table.uri)

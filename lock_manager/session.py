@@ -33,6 +33,8 @@ from kazoo.exceptions import (
     NoNodeError,
     NotEmptyError,
     OperationTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
     SessionExpiredError,
     SessionMovedError,
 )
@@ -68,6 +70,9 @@ SESSION_GONE = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
 """What kazoo raises when the session, and every ephemeral node of it, is gone or about to be.
 
 Refused credentials are among it: kazoo gives up then. Who waits for the next connection is told why."""
+
+ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
+"""What ZooKeeper says of the operations of a transaction that failed for another one's sake."""
 
 EXPECTED = (*NO_ANSWER, *SESSION_GONE, NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
 

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from lock_manager import LockSettings, SettingsError, canonical_table_uri
 from lock_manager.metrics import Destination
@@ -93,7 +93,7 @@ class Arguments:
     options: Mapping[str, str]
     partition_by: tuple[str, ...]
     commits: int
-    lock: str
+    lock: Literal["table", "partitions"]
     lock_timeout: float | None
     run_id: str | None
     report: str | None

@@ -183,7 +183,7 @@ class AppendLoad:
                 df,
                 partition_by=() if plan.state else arguments.partition_by,
                 txn=(run, commit) if run is not None else None,
-                lock="partitions" if arguments.lock == "partitions" else "table",
+                lock=arguments.lock,
                 metadata=noted,
                 before_write=before_write,
             )

@@ -151,15 +151,18 @@ class DeltaTableLog:
             ensemble=str(pin.get()) if pin.isDefined() else None,
         )
 
-    def partition_schema(self) -> PartitionSchema:
+    def partition_schema(self, state: TableState | None = None) -> PartitionSchema:
         """Return the partition columns of the newest version.
+
+        Args:
+            state: that version's, if it is known already; else the log is read.
 
         Raises:
             TableError: there is no table, or it is not partitioned.
             ResourceError: a column's type is one whose values Delta does not write exactly.
 
         """
-        state = self.state()
+        state = state or self.state()
         if state is None:
             raise TableError(
                 f"there is no Delta table at {self.location}: its first version needs the lock on the table"

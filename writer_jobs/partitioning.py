@@ -91,8 +91,10 @@ class Part:
         return self.scope.contains([self.schema.partition(values) for values in found])
 
     @classmethod
-    def of(cls, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None) -> Part:
-        """Make it of partitions by column, or of the whole table.
+    def of(
+        cls, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None, state: TableState | None = None
+    ) -> Part:
+        """Make it of partitions by column, or of the whole table; ``state`` is the table's, if it is known already.
 
         Raises:
             TableError, ResourceError: the table has no such partitions.
@@ -101,7 +103,7 @@ class Part:
         table = TableResource.of(log.location)
         if partitions is None:
             return cls(log, TableScope.of(table))
-        schema = log.partition_schema()
+        schema = log.partition_schema(state)
         return cls(log, TableScope.of(table, [schema.partition(values) for values in partitions]), schema)
 
     @contextmanager
@@ -145,7 +147,7 @@ def part_of(log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
         )
     if not found or len(found) > MOST_PARTITIONS:
         return Part.of(log, None)
-    return Part.of(log, found)
+    return Part.of(log, found, state)
 
 
 def partitions_of_rows(df: DataFrame, state: TableState, names: Mapping[str, Column] | None = None) -> Partitions:
@@ -173,10 +175,8 @@ def partitions_of_rows(df: DataFrame, state: TableState, names: Mapping[str, Col
     return [row.asDict() for row in rows]
 
 
-def sql_literal(type_name: str, value: str | None) -> str:
+def sql_literal(type_name: str, value: str) -> str:
     """Write a partition's value as SQL, of a type as Delta names it."""
-    if value is None:
-        return "NULL"
     if type_name in _SQL_NAMES and _WHOLE.fullmatch(value):
         return value if type_name == "integer" else f"CAST({value} AS {_SQL_NAMES[type_name]})"
     # Hexadecimal where a quote or a backslash would need to be escaped, which depends on the session.

@@ -6,18 +6,19 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lock_manager import ZookeeperLockManager
+from lock_manager import ZookeeperLockManager, installed
 from sluice.jars import resolve_jars
 from sluice.local_s3 import LocalS3
 from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 from tests.support.lake import lake
+from tests.support.months import SCHEMA
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -101,6 +102,23 @@ def manager(zookeeper: Any) -> Iterator[ZookeeperLockManager]:
     """A lock manager of the test's own: a rival of whatever is tested."""
     with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=60) as made:
         yield made
+
+
+@pytest.fixture
+def make_manager(zookeeper: Any) -> Iterator[Callable[..., ZookeeperLockManager]]:
+    """Make as many lock managers as wanted: ``make_manager(session_timeout_seconds=4)``."""
+    with ExitStack() as made:
+        yield lambda **settings: made.enter_context(
+            ZookeeperLockManager(zookeeper.hosts, **{"timeout_seconds": 30, **settings})
+        )
+
+
+@pytest.fixture
+def guard_said_to_be_there() -> Iterator[None]:
+    """Let partitions be locked where nothing is committed."""
+    installed.declare_installed(lambda _: SCHEMA)
+    yield
+    installed.declare_installed(None)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -44,20 +44,6 @@ def table() -> str:
 @pytest.fixture
 def node(table: str) -> str:
     return TableResource.of(table).znode(ROOT)
-
-
-@pytest.fixture
-def make_manager(zookeeper) -> Iterator[Callable[..., ZookeeperLockManager]]:
-    made: list[ZookeeperLockManager] = []
-
-    def make(**settings) -> ZookeeperLockManager:
-        manager = ZookeeperLockManager(zookeeper.hosts, **{"timeout_seconds": 30, **settings})
-        made.append(manager)
-        return manager
-
-    yield make
-    for manager in made:
-        manager.close()
 
 
 def contenders(client, node: str) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
@@ -18,7 +18,6 @@ from lock_manager import (
     LockLostError,
     LockOrderError,
     LockTimeoutError,
-    Partition,
     PartitionColumn,
     PartitionSchema,
     ResourceError,
@@ -29,40 +28,16 @@ from lock_manager import (
     installed,
 )
 from lock_manager.inspector import LockInspector
+from tests.support.months import SCHEMA, part
+
+pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")
 
 ROOT = "/locks/delta_tables"
-SCHEMA = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("month", "integer")))
-
-
-def part(year: int, month: int | None = None) -> Partition:
-    return SCHEMA.partition({"year": year} if month is None else {"year": year, "month": month})
-
-
-@pytest.fixture(autouse=True)
-def guarded() -> Iterator[None]:
-    """Nothing is committed here: the guard is said to be there."""
-    installed.declare_installed(lambda _: SCHEMA)
-    yield
-    installed.declare_installed(None)
 
 
 @pytest.fixture
 def table() -> str:
     return f"s3://lake/{uuid.uuid4().hex}"
-
-
-@pytest.fixture
-def make_manager(zookeeper) -> Iterator[Callable[[], ZookeeperLockManager]]:
-    made: list[ZookeeperLockManager] = []
-
-    def make() -> ZookeeperLockManager:
-        manager = ZookeeperLockManager(zookeeper.hosts, timeout_seconds=30)
-        made.append(manager)
-        return manager
-
-    yield make
-    for manager in made:
-        manager.close()
 
 
 def excluded(manager: ZookeeperLockManager, table: str, **asked) -> bool:

@@ -12,27 +12,15 @@ import pytest
 from lock_manager import (
     HeldLock,
     Partition,
-    PartitionColumn,
-    PartitionSchema,
     TableScope,
     ZookeeperLockManager,
-    installed,
 )
 from lock_manager.local import EmbeddedServer, EmbeddedZooKeeper
+from tests.support.months import part
 
-SCHEMA = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("month", "integer")))
+pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")
+
 CYCLES = 7
-
-
-def part(year: int, month: int | None = None) -> Partition:
-    return SCHEMA.partition({"year": year} if month is None else {"year": year, "month": month})
-
-
-@pytest.fixture(autouse=True)
-def guarded() -> Iterator[None]:
-    installed.declare_installed(lambda _: SCHEMA)
-    yield
-    installed.declare_installed(None)
 
 
 @pytest.fixture(scope="module")

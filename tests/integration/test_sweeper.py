@@ -7,38 +7,24 @@ import random
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
 from lock_manager import (
     LockTimeoutError,
-    Partition,
-    PartitionColumn,
-    PartitionSchema,
     TableResource,
     ZookeeperLockManager,
-    installed,
 )
 from lock_manager.queue_lock import Attempt
+from tests.support.months import part
+
+pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")
 
 ROOT = "/locks/delta_tables"
-SCHEMA = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("month", "integer")))
 MANAGERS, THREADS, ROUNDS, YEARS, MONTHS = 4, 8, 25, 25, 12
-
-
-def part(year: int, month: int | None = None) -> Partition:
-    return SCHEMA.partition({"year": year} if month is None else {"year": year, "month": month})
-
-
-@pytest.fixture(autouse=True)
-def guarded() -> Iterator[None]:
-    installed.declare_installed(lambda _: SCHEMA)
-    yield
-    installed.declare_installed(None)
 
 
 @pytest.fixture
@@ -52,16 +38,9 @@ def node(table: str) -> str:
 
 
 @pytest.fixture
-def make_manager(zookeeper: Any) -> Iterator[Callable[..., ZookeeperLockManager]]:
-    made: list[ZookeeperLockManager] = []
-
-    def make(**settings: Any) -> ZookeeperLockManager:
-        made.append(ZookeeperLockManager(zookeeper.hosts, **{"timeout_seconds": 60, **settings}))
-        return made[-1]
-
-    yield make
-    for manager in made:
-        manager.close()
+def make_manager(make_manager: Callable[..., ZookeeperLockManager]) -> Callable[..., ZookeeperLockManager]:
+    """With more patience: partitions are swept all the time."""
+    return lambda **settings: make_manager(**{"timeout_seconds": 60, **settings})
 
 
 @pytest.fixture
