@@ -25,6 +25,8 @@ _CLOSED_EARLY = "the server closed the connection before it answered, as it does
 _CLOSED_IN_SASL = "the server closed the connection in the SASL exchange, as old ones do with wrong credentials"
 _MOST_SASL_ROUNDS = 5
 """DIGEST-MD5 takes three; a server without users of its own answers for ever, and says nothing."""
+_LEAST_HANDSHAKE_SECONDS = 2.0
+"""A server that is slow, but there, gets at least this long to answer: a new session is a write of the quorum."""
 _CREDENTIALS_REFUSED = (AuthFailedError, SessionClosedRequireSaslError, SASLException)
 _TLS_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
 """TLS errors that may as well be the network's."""
@@ -88,7 +90,8 @@ def _masked(argument: object) -> object:
 class Client(KazooClient):  # type: ignore[misc]
     """A kazoo client of one ensemble.
 
-    * One unreachable server of several takes a part of the session's time, not all of it.
+    * One unreachable server of several takes a part of the session's time, not all of it, and so does one that takes
+      the connection and says nothing, as a server does now and then to a session that comes back while it starts.
     * The session time-out that the server *granted* is told: kazoo keeps only the one that it asked for.
     * A refusal of the credentials ends it, with :attr:`refusal`, and so does, before the first session, a TLS handshake
       that fails with every server: kazoo would try for ever. A server that hangs up is tried again, also in the middle
@@ -136,14 +139,19 @@ class Client(KazooClient):  # type: ignore[misc]
         self.refusal: str | None = None
         self._distrust: dict[tuple[str, int], str] = {}
         self._sasl_rounds = 0
+        self._session_seconds = session_timeout_seconds
         connection = self._connection
         invoke, connect, submit = connection._invoke, connection._connect, connection._submit  # noqa: SLF001
 
-        def invoke_and_tell(*args: Any, **kwargs: Any) -> Any:
+        def invoke_and_tell(timeout: float, request: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(request, Connect):
+                # Kazoo waits for all that it asked for, which may be many times what was granted.
+                timeout = min(timeout, max(_LEAST_HANDSHAKE_SECONDS, self._session_seconds / (3 * servers)))
             # The granted time-out is a local variable of ConnectionHandler._connect; the server's reply passes here.
-            reply = invoke(*args, **kwargs)
+            reply = invoke(timeout, request, *args, **kwargs)
             if isinstance(reply, tuple) and (milliseconds := getattr(reply[0], "time_out", 0)) > 0:
-                granted(milliseconds / 1000)
+                self._session_seconds = milliseconds / 1000
+                granted(self._session_seconds)
             return reply
 
         def submit_and_count(request: Any, *args: Any) -> None:

@@ -176,6 +176,17 @@ def test_short_loss_of_the_connection_does_not_lose_the_lock(through_proxy, prox
     hold.release()
 
 
+def test_a_server_that_takes_the_connection_and_says_nothing_is_soon_tried_again(proxy, caplog, eventually):
+    """Kazoo would wait for all of the 30 s that it asked for, though 2 s were granted."""
+    with ZookeeperLockManager(proxy.hosts, timeout_seconds=30, session_timeout_seconds=30) as manager:
+        manager.connect()
+        proxy.deaf = True
+        proxy.drop()
+        eventually(lambda: "Connection time-out" in caplog.text, within=20)
+        proxy.deaf = False
+        manager.acquire(TABLE).release()
+
+
 def test_suspended_hold_is_not_valid(through_proxy, proxy, eventually):
     hold = through_proxy.acquire(TABLE)
     proxy.refused = True
