@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from lock_manager import LockSettings, SettingsError, ZookeeperLockManager, canonical_table_uri
 from sluice.jars import jar_paths
-from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,5 +113,6 @@ def start_spark(conf: Mapping[str, str]) -> SparkSession:
         "spark.master": "local[1]",
         "spark.driver.memory": "1g",
         "spark.driver.extraJavaOptions": QUICK_JVM,
+        **FEW_ROWS,
     }
     return build_session(_NAME, jars=jar_paths(), launch_conf={**small, **conf}, log_level="FATAL")

@@ -8,6 +8,12 @@ from collections.abc import Mapping
 #: verifying again the classes of jars that were verified by their SHA-256.
 QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 
+#: For a few rows: Java that is made for a query costs more to compile than it saves.
+FEW_ROWS: Mapping[str, str] = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 #: Loopback only, and nothing to look at.
 LOCAL_DRIVER: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",

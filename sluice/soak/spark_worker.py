@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 import writer_jobs.guarded
 from sluice.jars import jar_paths
-from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.controls import Protection
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.spark_cycle import SparkCycle
@@ -31,6 +31,7 @@ _SETTINGS = {
     "spark.master": "local[1]",
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": QUICK_JVM,
+    **FEW_ROWS,
     "spark.sql.shuffle.partitions": "1",
     "spark.databricks.delta.snapshotPartitions": "1",
     # The verdict reads every version file.

@@ -21,7 +21,7 @@ MOST_SECONDS = 420
 
 def test_spark_drivers_keep_every_promise_through_a_pause(tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "sluice", "soak", "--engine", "spark", "--writers", "2", "--commits", "4",
+        sys.executable, "-m", "sluice", "soak", "--engine", "spark", "--writers", "2", "--commits", "3",
         "--faults", ",".join(CLASSES), "--gap", "1", "--seed", "1", "--output", str(tmp_path), "--json",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)

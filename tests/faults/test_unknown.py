@@ -49,14 +49,19 @@ def table(driver: Driver, new_table: str) -> str:
 
 @pytest.fixture
 def fault(s3: FaultyS3) -> Iterator[Callable[..., S3Fault]]:
-    """Spoil every PUT of a commit: ``fault(status=500)``, or of a later one: ``fault(after=1, status=500)``."""
+    """Spoil every PUT of a commit: ``fault(status=500)``, or of a later one: ``fault(after=1, status=500)``.
+
+    With ``held=True`` the first one waits, and those by which it is repeated get a 500.
+    """
     armed: list[S3Fault] = []
 
-    def arm(*, after: int = 0, **how: Any) -> S3Fault:
+    def arm(*, after: int = 0, held: bool = False, status: int = 500) -> S3Fault:
         for _ in range(after):
             s3.gate.arm(NAME, S3Fault())
-        armed.append(s3.gate.arm(NAME, S3Fault(times=99, **how)))
-        return armed[-1]
+        if held:
+            armed.append(s3.gate.arm(NAME, S3Fault(held=True)))
+        every = s3.gate.arm(NAME, S3Fault(times=99, status=status))
+        return armed[-1] if held else every
 
     yield arm
     s3.gate.disarm(NAME)

@@ -16,7 +16,7 @@ import pytest
 from lock_manager import ZookeeperLockManager, installed
 from sluice.jars import resolve_jars
 from sluice.local_s3 import LocalS3
-from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from tests.support.lake import lake
 from tests.support.months import SCHEMA
 
@@ -50,6 +50,7 @@ def spark(jars: list[Path], s3: LocalS3, tmp_path_factory: pytest.TempPathFactor
             "spark.driver.memory": "1g",
             "spark.driver.extraJavaOptions": QUICK_JVM,
             **LOCAL_DRIVER,
+            **FEW_ROWS,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             **s3.spark_conf,

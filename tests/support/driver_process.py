@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lock_manager.local import send_signal
-from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.s3_faults import FaultyS3
 from sluice.soak.tcp_proxy import Link
 
@@ -42,6 +42,7 @@ class Driver:
             "spark.driver.memory": "1g",
             "spark.driver.extraJavaOptions": QUICK_JVM,
             **LOCAL_DRIVER,
+            **FEW_ROWS,
             "spark.sql.shuffle.partitions": "1",
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.hadoop.fs.s3a.user.agent.prefix": name,
