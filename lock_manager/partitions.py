@@ -172,12 +172,21 @@ class PartitionSchema:
         if value is None or value in ("", HIVE_NULL):
             return None
         try:
-            return _normal(column.type, value, self._zone)
+            return self._normal_moment(value) if column.type == "timestamp" else _normal(column.type, value)
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
             raise ResourceError(f"{value!r} is no value of the {column.type} column {column.name!r}") from error
 
+    def _normal_moment(self, value: object) -> str:
+        moment = _moment(value)
+        if not moment.tzinfo:
+            # Where clocks are put back a time may be two moments; the first one, as for Java.
+            moment = moment.replace(tzinfo=self._zone)
+        return _written(moment.astimezone(UTC)) + "Z"
+
     @cached_property
     def _zone(self) -> tzinfo:
+        if self.time_zone.upper() in ("UTC", "GMT", "Z"):
+            return UTC
         match = re.fullmatch(r"(?:UTC|GMT)?([+-])(\d{1,2})(?::?(\d{2}))?", self.time_zone)
         if match:
             offset = timedelta(hours=int(match[2]), minutes=int(match[3] or 0))
@@ -200,16 +209,13 @@ def smallest_cover(partitions: Iterable[Partition]) -> tuple[Partition, ...]:
     return tuple(found)
 
 
-def _normal(type_name: str, value: object, zone: tzinfo) -> str:
+def _normal(type_name: str, value: object) -> str:
     kind = type_name.partition("(")[0]
     if kind in _RANGES:
         return _whole(value, _RANGES[kind])
     if kind == "decimal":
         scale = type_name.rpartition(",")[2].rstrip(")")
         return _decimal(value, int(scale))
-    if kind == "timestamp":
-        moment = _moment(value)
-        return _written((moment if moment.tzinfo else moment.replace(tzinfo=zone)).astimezone(UTC)) + "Z"
     return _NORMAL[kind](value)
 
 

@@ -6,7 +6,7 @@ life of it, though its sequence begins anew with each; fencing tokens are czxids
 extra round trips, what is swept was found empty and unchanged twice, :data:`IDLE_SECONDS` apart.
 
 Every manager sweeps what it used itself, also when it is closed, and looks now and then for what the dead left behind
-in the tables that it uses.
+in the tables of which it locks partitions.
 """
 
 from __future__ import annotations
@@ -91,14 +91,17 @@ class Sweeper:
         if self._session.state is not SessionState.CONNECTED:
             self._put_off()
             return
+        due = self._due()
         try:
             deadline = Deadline(ANSWER_SECONDS)
-            self._sweep(self._due(), deadline)
+            self._sweep(due, deadline)
             for table in self._walks_due():
                 self._walk(table, deadline)
         except (*NO_ANSWER, *SESSION_GONE, ClosedError, EnsembleRefusedError) as error:
-            # It costs nobody anything if they stay.
+            # It costs nobody anything if they stay for longer.
             log.debug("partitions are not swept: %r", error)
+            for node in due:
+                self._note_if_new(node, None)
 
     def sweep_all(self) -> None:
         """Remove at once what this manager used and nobody uses now; bounded."""

@@ -159,13 +159,13 @@ class _FolderTrial:
     def put(self, content: bytes) -> bool:
         part = self._file.with_name(f"{self._file.name}.part")
         try:
-            part.write_bytes(content)
             try:
+                part.write_bytes(content)
                 os.link(part, self._file)
             except FileExistsError:
                 return False
             finally:
-                part.unlink()
+                part.unlink(missing_ok=True)
         except OSError as error:
             raise TrialError(f"{error.strerror}: the folder must be there, and take hard links") from error
         return True

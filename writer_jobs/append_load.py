@@ -183,7 +183,8 @@ class AppendLoad:
                 df,
                 partition_by=() if plan.state else arguments.partition_by,
                 txn=(run, commit) if run is not None else None,
-                lock=arguments.lock,
+                # Who begins a run makes sure under it that nobody else has begun another one of that name.
+                lock="table" if first and plan.run is not None and plan.done == 0 else arguments.lock,
                 metadata=noted,
                 before_write=before_write,
             )

@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 HOLDS_PROPERTY = "spark.sluice.hold"
 GUARD_OFF = "off"
 _OBSERVE = "observe"
-_REQUIRED = "required"
+REQUIRED = "required"
 _AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
 # The ensemble is asked for 45 s at most; the rest is for a busy interpreter.
 _ANSWER_SECONDS = 60
@@ -96,7 +96,7 @@ def attach(spark: SparkSession) -> None:
             jvm.io.deltasluice.storage.Guard.install(guard, _ANSWER_SECONDS * 1000)
             gateway._sluice_guard = guard  # noqa: SLF001 (lives as long as the gateway)
     raise_refusals_as_python_errors(GUARD)
-    required = guard_mode(spark) == _REQUIRED
+    required = guard_mode(spark) == REQUIRED
     declare_installed((lambda location: _schema_of(spark, location)) if required else None)
     auto_compact = spark.conf.get(_AUTO_COMPACT, None)
     if auto_compact is None:

@@ -26,7 +26,7 @@ from writer_jobs.errors import (
     WriteFailedError,
 )
 from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
-from writer_jobs.guarded import attempts
+from writer_jobs.guarded import REQUIRED, attempts, guard_mode
 from writer_jobs.session import LOG_STORE, LOG_STORE_SETTING
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ class LockedWrite:
         return self._result(commit)
 
     def _have_the_guard_note_the_id(self) -> None:
-        if self._bound is None:
+        if self._bound is None or guard_mode(self._spark) != REQUIRED:
             raise GuardMissingError(
                 f"nothing was done to {self._table}: the commit of this operation is found by what the commit guard "
                 "notes in it, and the guard is off here or only observes; use append or overwrite, or required mode"
@@ -161,7 +161,7 @@ class LockedWrite:
                 break
             if failure is None or self._may_be_stored(failure):
                 break
-            log.warning("a writer without this lock was faster on %s: writing again", self._table)
+            log.warning("another writer has changed %s meanwhile: writing again", self._table)
             if self._bound is not None:
                 # What it committed may be that another ensemble's lock counts from now on.
                 refuse_other_ensemble(self._hold, self._log)

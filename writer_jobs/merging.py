@@ -16,6 +16,9 @@ from writer_jobs.failures import JVM_ERRORS, one_sentence
 from writer_jobs.partitioning import Partitions, partitions_of_rows
 from writer_jobs.work import delta_table
 
+# Spark casts one of these to another by itself only where every value keeps its own.
+_EXACT = {"byte", "short", "integer", "long", "decimal"}
+
 Assignments = Mapping[str, str | Column]
 """Values by column, as SQL or as columns."""
 
@@ -60,7 +63,7 @@ class MergePlan:
         if self._by_source:
             raise ValueError("whenNotMatchedBySource is about all rows of the table: merge with lock='table'")
 
-    def partitions(self, spark: SparkSession, location: str, state: TableState) -> Partitions:
+    def partitions(self, spark: SparkSession, location: str, state: TableState) -> Partitions | None:
         """Return the partitions that the source can match, by the condition's equalities of partition columns.
 
         One pass over the source. ``t.day = s.day`` says that rows of other days than the source's are not concerned; a
@@ -168,11 +171,16 @@ def _equalities(spark: SparkSession, plan: Any) -> Iterator[tuple[str, Column]]:
 
 
 def _column(jvm: Any, expression: Any, table: Any) -> str | None:
-    """Return the name of the table's column that an expression is, or is but for a cast that keeps values apart."""
+    """Return the name of the table's column that an expression is, or is but for a cast that keeps values apart.
+
+    Not every cast that Spark makes by itself does: two long integers may become one floating-point number, and two
+    moments one text.
+    """
     while expression.getClass().getSimpleName() == "Cast":
         inner = expression.child()
         cast = jvm.org.apache.spark.sql.catalyst.expressions.Cast
-        if not cast.canUpCast(inner.dataType(), expression.dataType()):
+        kinds = {str(each.dataType().typeName()).partition("(")[0] for each in (inner, expression)}
+        if not (kinds <= _EXACT and cast.canUpCast(inner.dataType(), expression.dataType())):
             return None
         expression = inner
     is_column = expression.getClass().getSimpleName() == "AttributeReference" and table.contains(expression)

@@ -7,14 +7,16 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql.functions import col
+from pyspark.sql.functions import col, unix_micros
+from pyspark.sql.types import TimestampType
 
-from lock_manager import HeldLock, PartitionSchema, TableResource, TableScope
+from lock_manager import HeldLock, PartitionSchema, ResourceError, TableResource, TableScope
 from lock_manager.guard import GuardedHold
-from lock_manager.partitions import MOST_PARTITIONS, Partition
+from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
 from writer_jobs.delta_log import DeltaTableLog, TableState
 from writer_jobs.errors import TableError
 from writer_jobs.guarded import guarded
@@ -23,8 +25,10 @@ _log = logging.getLogger(__name__)
 
 # As SQL names what Delta's schema names otherwise.
 _SQL_NAMES = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE = re.compile(r"-?\d+")
-_NEEDS_ESCAPE = re.compile(r"['\\\x00-\x1f]")
+# Quotes and backslashes depend on the session; ${…} Spark replaces, before it parses, by what it stands for.
+_NEEDS_ESCAPE = re.compile(r"['\\$\x00-\x1f]")
 
 Lock = Literal["table", "partitions"] | Collection[Mapping[str, object]]
 """What a write locks: all of the table, the partitions that it touches, or these."""
@@ -32,8 +36,8 @@ Lock = Literal["table", "partitions"] | Collection[Mapping[str, object]]
 Partitions = Collection[Mapping[str, object]]
 """Partitions by column."""
 
-Finder = Callable[[TableState], Partitions]
-"""Finds out which partitions a write touches, at most one more than can be locked one by one; none: any."""
+Finder = Callable[[TableState], Partitions | None]
+"""Finds out which partitions a write touches, at most one more than can be locked one by one; None: any."""
 
 
 def quoted(name: str) -> str:
@@ -49,20 +53,18 @@ class Part:
         log: of the table.
         scope: what to ask for.
         schema: of its partitions, if it is some of them.
+        named: the partitions to which the work is confined, None for the whole table; these are in the scope, which may
+            hold more, because many partitions are locked as one table.
 
     """
 
     log: DeltaTableLog
     scope: TableScope
     schema: PartitionSchema | None = None
-
-    @property
-    def partitions(self) -> tuple[Partition, ...] | None:
-        """The partitions, None for the whole table."""
-        return self.scope.partitions
+    named: tuple[Partition, ...] | None = None
 
     def predicate(self, alias: str | None = None) -> str | None:
-        """Return the SQL predicate of the rows in these partitions, None for the whole table.
+        """Return the SQL predicate of the rows in the named partitions, None for the whole table.
 
         Made of literals only, so that Delta knows of a commit to other partitions that it is no conflict.
 
@@ -70,12 +72,12 @@ class Part:
             alias: of the table in the statement.
 
         """
-        if self.partitions is None or self.schema is None:
+        if self.named is None or self.schema is None:
             return None
         columns = {column.physical_name: column for column in self.schema.columns}
         prefix = f"{quoted(alias)}." if alias else ""
         choices = []
-        for partition in self.partitions:
+        for partition in self.named:
             terms = [
                 f"{prefix}{quoted(columns[name].name)} "
                 + ("IS NULL" if value is None else f"= {sql_literal(columns[name].type, value)}")
@@ -84,11 +86,11 @@ class Part:
             choices.append(" AND ".join(terms))
         return "(" + " OR ".join(f"({choice})" for choice in choices) + ")"
 
-    def holds(self, found: Partitions) -> bool:
-        """Tell whether these partitions are among those that are to be locked."""
-        if self.partitions is None or self.schema is None:
+    def holds(self, found: Partitions | None) -> bool:
+        """Tell whether these partitions, or any if it is None, are among those that are to be locked."""
+        if self.scope.partitions is None or self.schema is None:
             return True
-        return self.scope.contains([self.schema.partition(values) for values in found])
+        return found is not None and self.scope.contains([self.schema.partition(values) for values in found])
 
     @classmethod
     def of(
@@ -104,7 +106,8 @@ class Part:
         if partitions is None:
             return cls(log, TableScope.of(table))
         schema = log.partition_schema(state)
-        return cls(log, TableScope.of(table, [schema.partition(values) for values in partitions]), schema)
+        named = smallest_cover(schema.partition(values) for values in partitions)
+        return cls(log, TableScope.of(table, named), schema, named)
 
     @contextmanager
     def guarded(self, spark: SparkSession, hold: HeldLock, about: Mapping[str, Any]) -> Iterator[GuardedHold | None]:
@@ -140,20 +143,28 @@ def part_of(log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
     state = log.state() if lock == "partitions" else None
     if state is None or not state.partition_columns:
         return Part.of(log, None)
-    found = [dict(values) for values in dict.fromkeys(tuple(each.items()) for each in find(state))]
+    touched = find(state)
+    found = [dict(values) for values in dict.fromkeys(tuple(each.items()) for each in touched or ())]
     if len(found) > MOST_PARTITIONS:
         _log.warning(
             "the write to %s touches more than %d partitions: locking the whole table", log.location, MOST_PARTITIONS
         )
     if not found or len(found) > MOST_PARTITIONS:
         return Part.of(log, None)
-    return Part.of(log, found, state)
+    try:
+        return Part.of(log, found, state)
+    except ResourceError as error:
+        _log.warning("locking the whole table: %s", error)
+        return Part.of(log, None)
 
 
-def partitions_of_rows(df: DataFrame, state: TableState, names: Mapping[str, Column] | None = None) -> Partitions:
-    """Return the distinct partitions that rows are in, at most one more than can be locked; none if it is unknown.
+def partitions_of_rows(
+    df: DataFrame, state: TableState, names: Mapping[str, Column] | None = None
+) -> Partitions | None:
+    """Return the distinct partitions that rows are in, at most one more than can be locked; None if it is unknown.
 
-    As Delta will write them: cast to the column's type, moments in the session's time zone.
+    As Delta will write them: cast to the column's type; moments as such, for their text is not one moment where clocks
+    are put back.
 
     Args:
         df: the rows.
@@ -164,15 +175,22 @@ def partitions_of_rows(df: DataFrame, state: TableState, names: Mapping[str, Col
     has = {name.lower() for name in df.columns}
     if names is None and any(name.lower() not in has for name in state.partition_columns):
         # Delta makes them up (generated columns), or refuses the rows.
-        return []
+        return None
     given = names or {name: col(quoted(name)) for name in state.partition_columns}
+    types = {name: state.schema[name].dataType for name in state.partition_columns if name in given}
     columns = [
-        given[name].cast(state.schema[name].dataType).cast("string").alias(name)
-        for name in state.partition_columns
-        if name in given
+        (unix_micros(given[name].cast(kind)) if isinstance(kind, TimestampType) else given[name].cast(kind))
+        .cast("string")
+        .alias(name)
+        for name, kind in types.items()
     ]
-    rows = df.select(*columns).distinct().limit(MOST_PARTITIONS + 1).collect()
-    return [row.asDict() for row in rows]
+    rows = [row.asDict() for row in df.select(*columns).distinct().limit(MOST_PARTITIONS + 1).collect()]
+    moments = [name for name, kind in types.items() if isinstance(kind, TimestampType)]
+    return [{**row, **{name: _moment(row[name]) for name in moments}} for row in rows]
+
+
+def _moment(microseconds: str | None) -> datetime | None:
+    return None if microseconds is None else _EPOCH + timedelta(microseconds=int(microseconds))
 
 
 def sql_literal(type_name: str, value: str) -> str:

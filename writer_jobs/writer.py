@@ -186,9 +186,11 @@ class LockedDeltaWriter:
                 dynamic=dynamic,
             )
 
-        def find(state: TableState) -> Partitions:
-            replaced = [] if replace_where is None else self._partitions_of(replace_where, state)
-            return [*partitions_of_rows(df, state), *replaced]
+        def find(state: TableState) -> Partitions | None:
+            written = partitions_of_rows(df, state)
+            if written is None or replace_where is None:
+                return written
+            return [*written, *(self._partitions_of(replace_where, state) or ())]
 
         return self._write(
             work,
@@ -482,7 +484,7 @@ class LockedDeltaWriter:
             log.warning("after the write: %s", error)
         return result
 
-    def _partitions_of(self, condition: str | None, state: TableState) -> Partitions:
+    def _partitions_of(self, condition: str | None, state: TableState) -> Partitions | None:
         rows = self._spark.read.format("delta").load(self.location)
         return partitions_of_rows(rows if condition is None else rows.where(condition), state)
 
@@ -503,4 +505,5 @@ class _OutgrownError(Exception):
 
 def _both(one: str | None, other: str | None) -> str | None:
     """Join two SQL predicates, of which any may be missing."""
-    return f"{one} AND ({other})" if one and other else one or other
+    # The second one is a user's, and may end with a comment.
+    return f"{one} AND ({other}\n)" if one and other else one or other

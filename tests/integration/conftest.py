@@ -62,13 +62,13 @@ def spark(jars: list[Path], s3: LocalS3, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def without_guard(spark: SparkSession) -> Callable[[], AbstractContextManager[None]]:
+def without_guard(spark: SparkSession) -> Callable[..., AbstractContextManager[None]]:
     """Commit as a program would that knows of no lock, and is not stopped."""
 
     @contextmanager
-    def off() -> Iterator[None]:
+    def off(mode: str = "off") -> Iterator[None]:
         conf = spark.sparkContext._jsc.sc().conf()
-        conf.set("spark.sluice.guard", "off")
+        conf.set("spark.sluice.guard", mode)
         try:
             yield
         finally:
@@ -79,7 +79,7 @@ def without_guard(spark: SparkSession) -> Callable[[], AbstractContextManager[No
 
 @pytest.fixture
 def sql_elsewhere(
-    spark: SparkSession, without_guard: Callable[[], AbstractContextManager[None]]
+    spark: SparkSession, without_guard: Callable[..., AbstractContextManager[None]]
 ) -> Callable[[str], None]:
     """Run a statement as such a program would."""
 

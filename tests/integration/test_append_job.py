@@ -547,6 +547,26 @@ def test_a_run_that_is_started_again_does_nothing_and_says_so(
     assert len(rows_of(table)) == 40
 
 
+def test_a_run_that_locks_partitions_is_begun_under_the_lock_on_the_table(
+    append: Callable[..., Any], csv_file: Callable[..., Path], table: Path
+) -> None:
+    columns = "id,y"
+    append("--table", table, "--source", csv_file("0.csv", columns, [(0, 1), (0, 2)]), "--partition-by", "y")
+    load = ("--table", table, "--commits", "2", "--run-id", "parts", "--lock", "partitions")
+    done = append(*load, "--source", csv_file("1.csv", columns, [(number, 1) for number in range(20)]))
+    assert (done.code, [line["version"] for line in done.commits]) == (0, [1, 2])
+    key = TableResource.of(table).key
+    locked_alone = []
+    for version in (1, 2):
+        info = json.loads((table / "_delta_log" / f"{version:020d}.json").read_text().splitlines()[0])["commitInfo"]
+        locked_alone.append([node["key"] for node in info["sluice"]["nodes"] if node["mode"] == "exclusive"])
+    assert locked_alone == [[key], [f"{key}/y=1"]]
+    # Another load of that name, of other partitions.
+    refused = append(*load, "--source", csv_file("2.csv", columns, [(1, 2)]))
+    assert refused.code == 2
+    assert "choose another run id" in refused.error
+
+
 def test_a_run_is_not_continued_with_other_sources_or_another_split(
     append: Callable[..., Any],
     source: Path,

@@ -18,7 +18,7 @@ from sluice.log_folder import open_log
 
 @pytest.mark.spark
 def test_its_lines_tell_what_is_in_the_table(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], without_guard: Callable[[], AbstractContextManager[None]]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], without_guard: Callable[..., AbstractContextManager[None]]
 ) -> None:
     from sluice.demo import rival_append
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
 
 from lock_manager import LockNotHeldError, TableResource, ZookeeperLockManager
+from lock_manager.partitions import MOST_PARTITIONS
 from sluice.verify import verify_table
 from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError, locked
 from writer_jobs.guarded import GUARD
@@ -117,6 +117,14 @@ def test_each_operation_locks_what_it_is_told_to(
 
 
 @pytest.fixture
+def no_commit_lock(spark: SparkSession) -> Iterator[None]:
+    """Two writers of one driver are in the way of each other before they come to the guard, on a disk."""
+    spark.conf.set(COMMIT_LOCK, "false")
+    yield
+    spark.conf.unset(COMMIT_LOCK)
+
+
+@pytest.fixture
 def confined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Whether operations are confined to what they lock by literal predicates."""
     if not request.param:
@@ -128,6 +136,7 @@ def confined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 NEEDS_THE_PREDICATE = (merge, delete, update)
 
 
+@pytest.mark.usefixtures("no_commit_lock")
 @pytest.mark.parametrize(
     ("operation", "confined"),
     [*((each, True) for each in OPERATIONS), *((each, False) for each in NEEDS_THE_PREDICATE)],
@@ -155,6 +164,7 @@ def test_writers_of_other_partitions_do_not_conflict(
             thread = threading.Thread(target=change_the_other_partition)
             thread.start()
             thread.join(60)
+            assert not thread.is_alive()
         return check(request)
 
     def change_the_other_partition() -> None:
@@ -162,30 +172,26 @@ def test_writers_of_other_partitions_do_not_conflict(
             LockedDeltaWriter(spark, other, table).update({"id": "id + 100"}, "y = 2", lock=[{"y": 2}])
 
     monkeypatch.setattr(GUARD, "check", let_the_other_commit_first)
-    # Two writers of one driver are in the way of each other before that, on a disk.
-    spark.conf.set(COMMIT_LOCK, "false")
     with caplog.at_level(logging.WARNING, "writer_jobs"):
         with ZookeeperLockManager(zookeeper.hosts, 60) as manager:
             operation(LockedDeltaWriter(spark, manager, table), spark, "partitions")
     assert rows_of(table) == sorted([*OPERATIONS[operation], (103, 2), (104, 2), (5, None), (6, None)], key=repr)
-    spark.conf.unset(COMMIT_LOCK)
     again = [record for record in caplog.records if "writing again" in record.getMessage()]
     assert len(again) == (0 if confined else 1)
 
 
 def test_what_matches_more_by_the_time_that_the_lock_is_had_locks_that_too(
-    spark: SparkSession, writer: LockedDeltaWriter, zookeeper: Any, table: str
+    spark: SparkSession, writer: LockedDeltaWriter, zookeeper: Any, table: str, eventually: Callable[..., None]
 ) -> None:
     done: list[CommitResult] = []
     with ZookeeperLockManager(zookeeper.hosts, 60) as other:
         with locked(spark, table, manager=other):
             thread = threading.Thread(target=lambda: done.append(writer.delete("id < 3", lock="partitions")))
             thread.start()
-            deadline = time.monotonic() + 60
-            while len(other.queue(table)) < 2 and time.monotonic() < deadline:
-                time.sleep(0.05)
+            eventually(lambda: len(other.queue(table)) == 2, within=60, what="the delete in the queue")
             spark.sql(f"INSERT INTO delta.`{table}` VALUES (0, 2), (0, 9)")
         thread.join(60)
+        assert not thread.is_alive()
     assert rows_of(table) == sorted(OTHERS, key=repr)
     assert locked_parts(table) == ["/y=1", "/y=2", "/y=9"]
     assert done[0].metrics["numDeletedRows"] == "4"
@@ -215,7 +221,14 @@ def test_a_merge_has_to_say_which_partitions_it_can_match(
     spark: SparkSession, writer: LockedDeltaWriter, table: str
 ) -> None:
     news = spark.createDataFrame([(2, "1", 1.5)], "id int, y string, half double").alias("s")
-    for condition in ("t.id = s.id", "t.id = s.id OR t.y = s.y", "CAST(t.y AS BOOLEAN) = (s.id = 1)", "t.y = t.id"):
+    for condition in (
+        "t.id = s.id",
+        "t.id = s.id OR t.y = s.y",
+        "CAST(t.y AS BOOLEAN) = (s.id = 1)",
+        "t.y = t.id",
+        # Several long integers may be one of these.
+        "t.y = s.half",
+    ):
         with pytest.raises(TableError, match=r"add t\.y ="):
             writer.merge(news, condition, alias="t").whenMatchedDelete().execute(lock="partitions")
     with pytest.raises(TableError, match="cannot be understood"):
@@ -250,13 +263,15 @@ def test_what_changes_nothing_says_so(spark: SparkSession, writer: LockedDeltaWr
     assert (done.version, done.metrics["numUpdatedRows"]) == (1, "0")
 
 
+@pytest.mark.parametrize("mode", ["off", "observe"])
 def test_what_only_the_guard_can_find_needs_it(
     spark: SparkSession,
     writer: LockedDeltaWriter,
     table: str,
-    without_guard: Callable[[], AbstractContextManager[None]],
+    without_guard: Callable[..., AbstractContextManager[None]],
+    mode: str,
 ) -> None:
-    with without_guard(), pytest.raises(GuardMissingError, match="use append or overwrite"):
+    with without_guard(mode), pytest.raises(GuardMissingError, match="use append or overwrite"):
         writer.delete()
     assert rows_of(table) == sorted([(1, 1), (2, 1), *OTHERS], key=repr)
 
@@ -269,14 +284,87 @@ def test_values_of_all_sorts_are_found_and_named(
         (1, "it's 5/6 \\ %", "2013-01-01 12:30:00", True),
         (2, None, "2013-01-02 00:00:00.000001", False),
         (3, "a`b", None, None),
+        # Not what Spark would put in its place.
+        (4, "${env:HOME}", None, None),
     ]
     with locked(spark, odd, manager=manager):
         made = spark.createDataFrame(rows, "id int, `the-name` string, at string, b boolean")
         made = made.withColumn("at", col("at").cast("timestamp"))
         made.write.format("delta").partitionBy("the-name", "at", "b").save(odd)
     writer = LockedDeltaWriter(spark, manager, odd)
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 4):
         done = writer.update({"id": "id + 10"}, f"id = {number}", lock="partitions")
         assert done.metrics["numUpdatedRows"] == "1"
         assert len(locked_parts(odd)) == 1
     assert verify_table(odd).problems == ()
+
+
+def test_what_is_named_stays_what_is_changed_though_the_whole_table_is_locked(
+    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+) -> None:
+    many, count = f"{tmp_path}/many", MOST_PARTITIONS + 3
+    with locked(spark, many, manager=manager):
+        rows = spark.range(count).selectExpr("CAST(id AS INT) AS id", "CAST(id AS INT) AS y").coalesce(1)
+        rows.write.format("delta").partitionBy("y").save(many)
+    writer = LockedDeltaWriter(spark, manager, many)
+    done = writer.delete(lock=[{"y": number} for number in range(MOST_PARTITIONS + 1)])
+    assert locked_parts(many) == [""]
+    assert done.version == 1
+    assert [row[0] for row in rows_of(many)] == [MOST_PARTITIONS + 1, MOST_PARTITIONS + 2]
+
+
+def test_moments_of_the_hour_that_there_is_twice_are_kept_apart(
+    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+) -> None:
+    hours = f"{tmp_path}/hours"
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        with locked(spark, hours, manager=manager):
+            rows = [(0, "2024-10-27 00:30:00"), (1, "2024-10-27 01:30:00")]
+            made = spark.createDataFrame(rows, "id int, at string").withColumn("at", col("at").cast("timestamp"))
+            made.write.format("delta").partitionBy("at").save(hours)
+        # There both are half past two.
+        spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+        writer = LockedDeltaWriter(spark, manager, hours)
+        assert writer.delete("id = 1", lock="partitions").metrics["numDeletedRows"] == "1"
+        assert writer.delete("id >= 0", lock="partitions").metrics["numDeletedRows"] == "1"
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_partitions_that_delta_makes_up_lock_the_table(
+    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+) -> None:
+    days = f"{tmp_path}/days"
+    with locked(spark, days, manager=manager):
+        spark.sql(
+            f"CREATE TABLE delta.`{days}` (id INT, at DATE, day DATE GENERATED ALWAYS AS (at)) USING delta "
+            "PARTITIONED BY (day)"
+        )
+        spark.sql(f"INSERT INTO delta.`{days}` (id, at) VALUES (1, DATE'2026-01-01')")
+    rows = spark.sql("SELECT 2 AS id, DATE'2026-01-01' AS at UNION ALL SELECT 3, DATE'2026-01-02'")
+    done = LockedDeltaWriter(spark, manager, days).overwrite(rows, replace_where="id > 0", lock="partitions")
+    assert (done.version, done.rows) == (2, 2)
+    assert locked_parts(days) == [""]
+
+
+def test_partitions_of_a_type_without_one_spelling_lock_the_table(
+    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+) -> None:
+    halves = f"{tmp_path}/halves"
+    with locked(spark, halves, manager=manager):
+        spark.sql("SELECT 1 AS id, 0.5D AS half").write.format("delta").partitionBy("half").save(halves)
+    done = LockedDeltaWriter(spark, manager, halves).delete("id = 1", lock="partitions")
+    assert done.metrics["numDeletedRows"] == "1"
+    assert locked_parts(halves) == [""]
+
+
+def test_a_condition_may_end_with_a_comment_and_rows_may_be_ordered_within_partitions(
+    writer: LockedDeltaWriter, table: str
+) -> None:
+    assert writer.delete("id < 2 -- the first one", lock="partitions").version == 1
+    assert locked_parts(table) == ["/y=1"]
+    assert writer.optimize("y IS NULL", zorder_by=["id"], lock="partitions").version == 2
+    assert locked_parts(table) == ["/y=__HIVE_DEFAULT_PARTITION__"]
+    assert rows_of(table) == sorted([(2, 1), *OTHERS], key=repr)

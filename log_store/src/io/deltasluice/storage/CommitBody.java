@@ -95,11 +95,12 @@ final class CommitBody {
       Map.Entry<String, JsonNode> action = tree.properties().iterator().next();
       String name = action.getKey();
       if (FILES.contains(name)) {
+        // Of a file that is removed Delta leaves nulls out, which may be all of them; older ones say nothing.
         JsonNode values = action.getValue().path("partitionValues");
-        if (values.isEmpty()) {
-          unplaced = true;
-        } else {
+        if (values.isObject()) {
           partitions.add(values);
+        } else {
+          unplaced = true;
         }
       } else if (name.equals("domainMetadata")) {
         actions.add(name + " " + action.getValue().path("domain").asText());
