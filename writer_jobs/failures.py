@@ -10,8 +10,15 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors.exceptions.captured import CapturedException
 
-#: What py4j raises when the JVM is gone or does not answer: what it was asked to do may have been done.
-LOST_CONTACT = (Py4JNetworkError, ConnectionError)
+#: What py4j raises when the JVM is gone or does not answer: what it was asked to do may have been done. The errors of
+#: sockets one by one, for a lost lock is a ConnectionError, too.
+LOST_CONTACT = (
+    Py4JNetworkError,
+    BrokenPipeError,
+    ConnectionAbortedError,
+    ConnectionRefusedError,
+    ConnectionResetError,
+)
 #: What py4j raises when the JVM refused something, or is gone.
 JVM_ERRORS = (Py4JJavaError, CapturedException, *LOST_CONTACT)
 

@@ -29,6 +29,7 @@ from writer_jobs import (
     build_session,
     locate_table,
 )
+from writer_jobs.guarded import GUARD
 
 pytestmark = [
     pytest.mark.spark,
@@ -228,6 +229,30 @@ def test_a_lock_that_is_lost_before_the_write_means_that_nothing_is_written(
     with pytest.raises(LockLostError) as lost:
         writer.append(spark.range(1), before_write=lose)
 
+    assert not isinstance(lost.value, UnprovenCommitError)
+    assert len(versions(table)) == 1
+
+
+def test_a_lock_of_which_the_commit_finds_out_that_it_is_lost_is_a_lost_lock(
+    spark: SparkSession,
+    writer: LockedDeltaWriter,
+    table: Path,
+    ensemble_client: KazooClient,
+    versions: Callable[[Path], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not a commit of which nobody knows: Delta was refused it by the guard."""
+    writer.append(spark.range(1))
+    check = GUARD.check
+
+    def lose_and_check(request: str) -> str:
+        for node in contenders(ensemble_client, writer):
+            ensemble_client.delete(node)
+        return check(request)
+
+    monkeypatch.setattr(GUARD, "check", lose_and_check)
+    with pytest.raises(LockLostError, match="contender was gone") as lost:
+        writer.append(spark.range(1))
     assert not isinstance(lost.value, UnprovenCommitError)
     assert len(versions(table)) == 1
 
