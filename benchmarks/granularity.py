@@ -62,8 +62,7 @@ class Writer:
                         return tries
             finally:
                 self.guard.remove(bound)
-                if bound.has_ended(self.jvm.attempts(hold.hold_id)):
-                    hold.intents.settle()
+                bound.settle(self.jvm.attempts(hold.hold_id))
 
     def _lines(self) -> list[str]:
         info = {"timestamp": 1795261760000, "operation": "WRITE", "txnId": str(uuid.uuid4())}

@@ -86,7 +86,8 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
             for mode in MODES:
                 seconds[mode].append(took[mode])
     guard.remove(bound)
-    hold.intents.settle()
+    for jvm in jvms.values():
+        bound.settle(jvm.attempts(hold.hold_id))
     stamps = [
         json.loads(jvms["off"].read(table, last)[0])["commitInfo"]["sluice"] for last in (version - 2, version - 1)
     ]

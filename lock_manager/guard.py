@@ -56,7 +56,7 @@ class GuardedHold:
         table: canonical URI; the only one of the hold by default.
         metadata: what every commit under it notes beside the hold itself (JSON values).
         schema: of the table's partitions, if the hold is of some of them.
-        passed: attempts that were let pass, by id, with the version that they may put.
+        passed: attempts that were let pass in this block, by id, with the version that they may put.
         refusal: what each of its commits is refused with, whatever the ensemble says; None for most.
         new_metadata: whether a commit was let pass that says anew what the table is, its properties included, and was
             not told to drop one of them.
@@ -114,14 +114,18 @@ class GuardedHold:
                 f"the commit to {table} touches {names_of(outside)}, and {scope} is held", resource=table
             )
 
-    def has_ended(self, attempts: Iterable[Mapping[str, Any]]) -> bool:
-        """Tell whether it is known of every attempt that was let pass that it was stored, or never will be.
+    def settle(self, attempts: Iterable[Mapping[str, Any]]) -> bool:
+        """Note which attempts have an outcome by now; tell whether all of the hold's attempts on the table have one.
+
+        The attempts of every block under the hold count: one that is open keeps the intent, whoever made it.
 
         Args:
             attempts: what the log store says of them; see ``Attempts.java``.
 
         """
-        return {each["attempt"] for each in attempts if is_definite(each)} >= self.passed.keys()
+        intents = self.hold.intents_of(self.table)
+        intents.settle(each["attempt"] for each in attempts if is_definite(each))
+        return not intents.open
 
     def stamp(self) -> dict[str, Any]:
         """Return what a commit under this hold notes of it (``commitInfo.sluice``)."""
@@ -213,30 +217,37 @@ class CommitGuard:
             *others, guarded = self._covering(asked)
             if guarded.refusal is not None:
                 raise guarded.refusal
-            # Before the question: an answer that comes too late for the log store must leave its trace here. Under the
-            # lock: nobody who has removed the hold may miss it.
-            guarded.passed[attempt] = version
+            # A hold that this block is around, or inside of, is asked once, for the innermost block.
+            gates = {each.hold.hold_id: each for each in (*others, guarded)}
+            # Under the lock: nobody who has removed the hold may miss it.
+            for each in gates.values():
+                each.passed[attempt] = version
         try:
             if guarded.name.endswith(OF_PARTITIONS):
                 # A log store of another release, which does not say what is touched, counts as touching all.
                 guarded.check_footprint(asked.get("footprint", {}))
-            for other in others:
-                # While a table is moved it has two gates, and a commit needs both.
-                if other.hold is not guarded.hold:
-                    other.hold.check()
-            guarded.hold.intend(version, txn=asked.get("txn"), attempt=attempt, table=guarded.table)
+            # While a table is moved it has two gates. A commit needs both, and its intent is left at both.
+            for each in gates.values():
+                each.hold.intend(version, txn=asked.get("txn"), attempt=attempt, table=each.table)
         except (EnsembleUnavailableError, EnsembleRefusedError) as error:
-            del guarded.passed[attempt]
+            self._withdraw(gates.values(), attempt)
             # Whether it stands is not known: to a commit that is as good as lost.
             raise LockLostError(
                 resource=guarded.hold.resource, hold_id=guarded.hold.hold_id, reason=f"not confirmed: {error}"
             ) from error
         except SluiceError:
-            del guarded.passed[attempt]
+            self._withdraw(gates.values(), attempt)
             raise
         if asked.get("metadata") and asked.get("operation") != UNPINNING:
             guarded.new_metadata = True
-        return {"hold": guarded.hold.hold_id, "stamp": guarded.stamp()}
+        return {"holds": list(gates), "stamp": guarded.stamp()}
+
+    @staticmethod
+    def _withdraw(gates: Iterable[GuardedHold], attempt: str) -> None:
+        """Forget an attempt that is refused: it is not made, whichever gate let it pass."""
+        for each in gates:
+            del each.passed[attempt]
+            each.hold.intents_of(each.table).settle([attempt])
 
     def _covering(self, asked: Mapping[str, Any]) -> list[GuardedHold]:
         try:

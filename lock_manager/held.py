@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from lock_manager.errors import EnsembleRefusedError, LockLostError, LockNotHeldError
 from lock_manager.events import Event, tell
@@ -210,7 +210,7 @@ class HeldLock:
     def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
         """Ask as :meth:`check` does and, in the same request, note that ``version`` is about to be put.
 
-        To be followed by ``intents.settle()`` when it is known what became of it; see :mod:`lock_manager.intents`.
+        To be followed by ``intents.settle([attempt])`` when its outcome is known; see :mod:`lock_manager.intents`.
 
         Raises:
             LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError, ClosedError: as
@@ -234,7 +234,7 @@ class HeldLock:
             operation: given the transaction, to add itself.
 
         Returns:
-            Why the operation was not done, if that is because a node is there, or is not there.
+            Why the operation was not done, if that is because a node is there, is not there, or is another version.
 
         Raises:
             LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: as :meth:`check`.
@@ -257,7 +257,7 @@ class HeldLock:
             if operation is not None and isinstance(outcome, list):
                 last = outcome[len(self._place.spots)]
                 problem: Exception | None = last if isinstance(last, Exception) else None
-                of_a_node = isinstance(problem, NodeExistsError | NoNodeError)
+                of_a_node = isinstance(problem, NodeExistsError | NoNodeError | BadVersionError)
                 if of_a_node:
                     return problem
             refusal = self.learn(outcome, sent_at)

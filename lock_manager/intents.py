@@ -5,25 +5,31 @@ Just before a version file is put, the request that confirms the hold also write
 what became of every put. An intent that a new holder finds is therefore of a writer that was killed, paused or cut
 off at the wrong moment: its put may still be on the way. Before the new holder reads anything it sees to it that the
 version is occupied, by whom ever; then the late put can only fail.
+
+An attempt belongs to its hold and table, not to the block of code that made it: it is open until its outcome is known,
+however many blocks begin and end under the hold meanwhile.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from kazoo.exceptions import NodeExistsError, NoNodeError
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from lock_manager.session import NO_ANSWER, SESSION_GONE, VALID_FRACTION, Deadline, Session
 
 if TYPE_CHECKING:
     from lock_manager.held import HeldLock
     from lock_manager.shield import Shield
+
+log = logging.getLogger(__name__)
 
 INTENTS = "intents"
 UNREADABLE = 2**63 - 1
@@ -129,13 +135,32 @@ class HoldIntents:
         self._noted = _Noted.NOTHING
         self._noting = threading.Lock()
         self._highest = -1
+        # Of the two next; never held across a request.
+        self._changing = threading.Lock()
+        self._open: set[str] = set()
+        self._read_at: dict[str, int] = {}
+
+    @property
+    def open(self) -> Collection[str]:
+        """Attempts of this hold whose outcome is not known yet, by name."""
+        return frozenset(self._open)
 
     def note(self, intent: Intent) -> None:
-        """Write our intent, over the one before; see :meth:`HeldLock.intend`."""
-        with self._noting:
-            self._highest = max(self._highest, intent.version)
-            # A slower thread of the same hold, whose version is taken by now, must not hide a put that is on its way.
-            self._note(replace(intent, version=self._highest).data())
+        """Write our intent, over the one before; see :meth:`HeldLock.intend`.
+
+        The attempt is open from now on, unless this raises: then it is not made.
+        """
+        with self._changing:
+            # Before the question: an answer that comes too late for the log store must leave its trace here.
+            self._open.add(intent.attempt)
+        try:
+            with self._noting:
+                self._highest = max(self._highest, intent.version)
+                # A slower thread of the same hold, whose version is taken by now, must not hide a put on its way.
+                self._note(replace(intent, version=self._highest).data())
+        except BaseException:
+            self.settle([intent.attempt])
+            raise
 
     def _note(self, data: bytes) -> None:
         deadline = self._deadline()
@@ -163,10 +188,15 @@ class HoldIntents:
                 return
             self._session.wait_again(deadline, "noting an intent")
 
-    def settle(self) -> None:
-        """Say that it is known what became of every put: that it was stored, or never will be."""
-        if self._noted is _Noted.OPEN:
-            self._noted = _Noted.SETTLED
+    def settle(self, attempts: Iterable[str]) -> None:
+        """Say that the outcome of these attempts is known: each was stored, or never will be.
+
+        The release removes our intent if no attempt of the hold is open by then.
+        """
+        with self._changing:
+            self._open.difference_update(attempts)
+            if self._noted is _Noted.OPEN and not self._open:
+                self._noted = _Noted.SETTLED
 
     def read(self) -> list[Intent]:
         """Return what the holds before this one were about to put when they ended.
@@ -179,7 +209,9 @@ class HoldIntents:
         return self._shield.run(self._read_all)
 
     def clear(self) -> None:
-        """Forget what the holds before this one were about to put: each of the versions is occupied now.
+        """Forget what the holds before this one were about to put, as it was read: their versions are occupied now.
+
+        An intent that has changed since it was read is of a hold that lives. It stays.
 
         Raises:
             LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: as
@@ -207,12 +239,16 @@ class HoldIntents:
 
     def _clear(self) -> None:
         deadline = self._deadline()
-        for name in self.unclean:
+        for name, version in self._read_at.items():
 
-            def delete(transaction: Any, *, path: str = f"{self._node}/{name}") -> None:
-                transaction.delete(path)
+            def delete(transaction: Any, *, path: str = f"{self._node}/{name}", version: int = version) -> None:
+                transaction.delete(path, version)
 
-            self._hold.confirmed(deadline, "clearing an intent", delete)
+            problem = self._hold.confirmed(deadline, "clearing an intent", delete)
+            if isinstance(problem, BadVersionError):
+                log.info("the intent %s has changed since it was read: its hold lives, and it stays", name)
+        self._read_at.clear()
+        self.unclean = ()
         self.unclean = ()
 
     def _read_all(self) -> list[Intent]:
@@ -223,7 +259,8 @@ class HoldIntents:
         while True:
             self._hold.confirmed(deadline, "reading an intent")
             try:
-                data, _ = self._session.wait(self._session.client.get_async(f"{self._node}/{name}"), deadline)
+                data, stat = self._session.wait(self._session.client.get_async(f"{self._node}/{name}"), deadline)
+                self._read_at[name] = stat.version
                 return Intent.parse(data)
             except NoNodeError:
                 return None

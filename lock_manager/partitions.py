@@ -128,6 +128,11 @@ class PartitionSchema:
                 )
         object.__setattr__(self, "_by_name", {column.name.lower(): column for column in self.columns})
 
+    def partitions_as(self, other: PartitionSchema) -> bool:
+        """Tell whether a partition of one is a partition of the other: a column may have been renamed."""
+        ours, theirs = ([(column.physical_name, column.type) for column in each.columns] for each in (self, other))
+        return ours == theirs
+
     def partition(self, values: Mapping[str, object]) -> Partition:
         """Return the partition with these values.
 

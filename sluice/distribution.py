@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import zipfile
 from collections.abc import Iterator
@@ -79,16 +80,22 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
         DistributionError: see :func:`build_zip`.
 
     """
-    from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING  # noqa: PLC0415 (PySpark takes 0.4 s)
+    from writer_jobs.session import (  # noqa: PLC0415 (PySpark takes 0.4 s)
+        GUARD_MODE,
+        KERNEL_LOG_STORE_SETTINGS,
+        LOG_STORE,
+        LOG_STORE_SETTING,
+    )
 
     jars = [str(path.absolute()) for path in jar_paths()]
+    log_stores = [("--conf", f"{key}={LOG_STORE}") for key in (LOG_STORE_SETTING, *KERNEL_LOG_STORE_SETTINGS)]
     archive = build_zip(jars_folder().parent / ZIP_NAME) if zip_path is None else Path(zip_path).absolute()
     return [
         "--jars", ",".join(jars),
         "--py-files", str(archive),
         "--conf", "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension",
         "--conf", "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog",
-        "--conf", f"{LOG_STORE_SETTING}={LOG_STORE}",
+        *itertools.chain.from_iterable(log_stores),
         *(("--conf", f"{GUARD_MODE}={guard}") if guard else ()),
     ]  # fmt: skip
 

@@ -29,11 +29,11 @@ from lock_manager import (
 from lock_manager.errors import versions_of
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.installed import declare_installed
-from lock_manager.intents import version_to_occupy
+from lock_manager.intents import Intent, version_to_occupy
 from lock_manager.partitions import PartitionSchema
 from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
 from writer_jobs.ensembles import pin_again, refuse_other_ensemble
-from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError
+from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError, TableError
 from writer_jobs.refusals import raise_refusals_as_python_errors
 from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
 
@@ -88,6 +88,7 @@ def attach(spark: SparkSession) -> None:
             "`sluice submit-args` prints, or build_session(jars=…)"
         )
     _check_log_store(context)
+    _guard_kernel(context)
     with _attaching:
         gateway: Any = context._gateway  # noqa: SLF001
         if not _is_attached(context):
@@ -163,6 +164,7 @@ def guarded(
 
     Raises:
         EnsembleMismatchError: the table is pinned to another ensemble than the hold's; nothing was written.
+        TableError: it was partitioned anew while the lock was waited for; nothing was written.
 
     """
     mode = guard_mode(spark)
@@ -172,24 +174,21 @@ def guarded(
     if not _is_attached(spark.sparkContext):
         attach(spark)
     bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
-    pinned = None
-    try:
-        if not any_ensemble:
-            # Before anything is read or occupied: under this lock another writer may be at work.
-            pinned = refuse_other_ensemble(hold, table_log)
-    except EnsembleMismatchError as error:
-        if mode != _OBSERVE:
-            raise
-        bound.refusal = error
+    # Before anything is read or occupied: under this lock another writer may be at work.
+    pinned = None if any_ensemble else _pinned_to(hold, table_log, bound, observe=mode == _OBSERVE)
+    _refuse_other_partitioning(table_log, bound)
     context = spark.sparkContext
     GUARD.add(bound)
     before = context.getLocalProperty(HOLDS_PROPERTY)
     try:
         context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, bound.name])))
+        if bound.refusal is None and _occupy_intended_versions(spark, table_log, bound):
+            # What was unfinished is finished now, and may be what moved the table or partitioned it anew.
+            pinned = None if any_ensemble else _pinned_to(hold, table_log, bound, observe=mode == _OBSERVE)
+            _refuse_other_partitioning(table_log, bound)
         if bound.refusal is not None:
             yield None
             return
-        _occupy_intended_versions(table_log, bound)
         try:
             with _recorded(spark, bound):
                 yield bound
@@ -205,6 +204,17 @@ def guarded(
         with _only_logged(hold):
             context.setLocalProperty(HOLDS_PROPERTY, before)
             _settle(spark, bound)
+
+
+def _pinned_to(hold: HeldLock, table_log: DeltaTableLog, bound: GuardedHold, *, observe: bool) -> str | None:
+    """Return the ensemble to which the table is pinned, if that is the hold's; to observe only, have it noted."""
+    try:
+        return refuse_other_ensemble(hold, table_log)
+    except EnsembleMismatchError as error:
+        if not observe:
+            raise
+        bound.refusal = error
+        return None
 
 
 def _restore_pin(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, pinned: str | None) -> None:
@@ -247,7 +257,7 @@ def _only_logged(hold: HeldLock) -> Iterator[None]:
 
 
 def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
-    """Return what became of each attempt to put a version under a hold, as the log store saw it.
+    """Return what became of each attempt of a block to put a version, as the log store saw it.
 
     Objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is another
     transaction's), ``rejected`` (nothing was stored), ``unknown`` (no answer, and the version is still free) or
@@ -255,63 +265,110 @@ def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
     """
     if not bound.passed:
         return []
+    return [each for each in _attempts_under(spark, bound.hold) if each["attempt"] in bound.passed]
+
+
+def _attempts_under(spark: SparkSession, hold: HeldLock) -> list[dict[str, Any]]:
     jvm: Any = spark._jvm  # noqa: SLF001
-    found: list[dict[str, Any]] = json.loads(jvm.io.deltasluice.storage.Attempts.of(bound.hold.hold_id))
+    found: list[dict[str, Any]] = json.loads(jvm.io.deltasluice.storage.Attempts.of(hold.hold_id))
     return found
 
 
 def _settle(spark: SparkSession, bound: GuardedHold) -> None:
-    """Note that it is known what became of every attempt that was let pass, if it is; have the log store forget then.
+    """Note which attempts under the hold have an outcome by now; have the log store forget them when all have.
 
-    Inside another block on the same hold that is left to the outer one.
+    An attempt belongs to the hold and the table, not to this block: one that an earlier block left open stays open.
     """
     others = GUARD.others_of(bound)
-    for around in others:
-        if around.table == bound.table:
-            around.passed.update(bound.passed)
-            return
-    if not bound.has_ended(attempts(spark, bound)):
-        log.warning("what became of a commit to %s is not known: the next holder will see", bound.hold.resource)
+    intents = bound.hold.intents_of(bound.table)
+    if intents.open and not bound.settle(_attempts_under(spark, bound.hold)):
+        if all(other.table != bound.table for other in others):
+            log.warning("what became of a commit to %s is not known: the next holder will see", bound.hold.resource)
         return
-    bound.hold.intents_of(bound.table).settle()
-    if not others:
+    if intents.settled and not others:
         jvm: Any = spark._jvm  # noqa: SLF001
         jvm.io.deltasluice.storage.Attempts.forget(bound.hold.hold_id)
 
 
-def _occupy_intended_versions(table_log: DeltaTableLog, bound: GuardedHold) -> None:
-    """Make sure that no put of a hold before this one can still succeed: see :mod:`lock_manager.intents`."""
+def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:
+    """Make sure that no put of a block before this one can still succeed: see :mod:`lock_manager.intents`.
+
+    That is a put of a hold before this one that ended uncleanly, or one under this very hold that had no answer.
+
+    Returns:
+        Whether there was anything unfinished.
+
+    """
     left_behind = bound.hold.intents_of(bound.table)
-    if not left_behind.unclean:
-        return
+    unanswered = _unanswered(spark, bound)
+    if not left_behind.unclean and not unanswered:
+        return False
     if bound.hold.scope[bound.table].shared:
         log.warning("what is read of %s may be overtaken: a writer ended uncleanly", bound.hold.resource)
-        return
-    intents = left_behind.read()
+        return False
+    intents = [*left_behind.read(), *unanswered]
     head = table_log.head().version
     free = version_to_occupy(intents, head)
     if head == NO_VERSION and free is not None:
         # An empty commit would be no table. Whatever is written first is version 0, so the late put and it exclude
         # each other; the intent stays for the holder that finds a table.
-        return
+        return False
     if free is not None:
         bound.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version > head]
         try:
             version = table_log.commit_nothing()
         except (StorageError, CommitUnknownError) as error:
-            if table_log.head().version < free:
+            version = table_log.head().version
+            if version < free:
                 raise StorageError(
                     f"nothing was written: version {free}, which the writer before had not finished, could not be "
                     f"occupied: {error}"
                 ) from error
-            version = free  # the late commit was faster, and changed what an empty one conflicts with
+            # The late commit was faster, and changed what an empty one conflicts with.
         finally:
             del bound.metadata["occupies"]
         log.warning(
             "the writer before had not finished version %d of %s: it is occupied now (%d)",
             free, bound.hold.resource, version,
         )  # fmt: skip
+        head = version
+    left_behind.settle(intent.attempt for intent in unanswered if intent.version <= head)
     left_behind.clear()
+    return True
+
+
+def _unanswered(spark: SparkSession, bound: GuardedHold) -> list[Intent]:
+    """Return the puts of earlier blocks under this very hold that got no answer, as intents."""
+    hold = bound.hold
+    still_open = hold.intents_of(bound.table).open
+    unknown = [each for each in _attempts_under(spark, hold) if each["outcome"] == "unknown"] if still_open else []
+    return [
+        Intent(hold_id=hold.hold_id, token=hold.token, **{name: each[name] for name in ("version", "txn", "attempt")})
+        for each in unknown
+        if each["attempt"] in still_open
+    ]
+
+
+def _refuse_other_partitioning(table_log: DeltaTableLog, bound: GuardedHold) -> None:
+    """Make sure that the table's partitions are still those by which the hold was asked for.
+
+    Raises:
+        TableError: somebody has partitioned the table in another way since.
+
+    """
+    if bound.schema is not None and not table_log.partition_schema().partitions_as(bound.schema):
+        raise TableError(f"{table_log.location} was partitioned anew while its lock was waited for: try again")
+
+
+def _guard_kernel(context: SparkContext) -> None:
+    """Have Delta Kernel commit through the guarded log store, too: it has settings of its own, one for each scheme."""
+    jvm: Any = context._jvm  # noqa: SLF001
+    others = jvm.io.deltasluice.storage.KernelLogStores.guard(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    if others:
+        raise GuardMissingError(
+            f"this session has Delta Kernel commit past the guarded log store (set: {', '.join(others)}): leave these "
+            f"settings out, or set each to {LOG_STORE}"
+        )
 
 
 def _check_log_store(context: SparkContext) -> None:

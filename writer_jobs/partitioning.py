@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
@@ -18,7 +18,6 @@ from lock_manager import HeldLock, PartitionSchema, ResourceError, TableResource
 from lock_manager.guard import GuardedHold
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
 from writer_jobs.delta_log import DeltaTableLog, TableState
-from writer_jobs.errors import TableError
 from writer_jobs.guarded import guarded
 
 _log = logging.getLogger(__name__)
@@ -109,18 +108,11 @@ class Part:
         named = smallest_cover(schema.partition(values) for values in partitions)
         return cls(log, TableScope.of(table, named), schema, named)
 
-    @contextmanager
-    def guarded(self, spark: SparkSession, hold: HeldLock, about: Mapping[str, Any]) -> Iterator[GuardedHold | None]:
-        """Bind this thread's commits to the hold, as :func:`writer_jobs.guarded.guarded`.
-
-        Raises:
-            TableError: the table was partitioned anew while the lock was waited for.
-
-        """
-        if self.schema is not None and self.log.partition_schema() != self.schema:
-            raise TableError(f"{self.log.location} was partitioned anew while its lock was waited for: try again")
-        with guarded(spark, hold, self.log, about, schema=self.schema) as bound:
-            yield bound
+    def guarded(
+        self, spark: SparkSession, hold: HeldLock, about: Mapping[str, Any]
+    ) -> AbstractContextManager[GuardedHold | None]:
+        """Bind this thread's commits to the hold, as :func:`writer_jobs.guarded.guarded`."""
+        return guarded(spark, hold, self.log, about, schema=self.schema)
 
 
 def part_of(log: DeltaTableLog, lock: Lock, find: Finder) -> Part:

@@ -30,6 +30,12 @@ _PROGRESS = "spark.ui.showConsoleProgress"
 #: How commits are written: see ``log_store/``.
 LOG_STORE = "io.deltasluice.storage.GuardedLogStore"
 LOG_STORE_SETTING = "spark.delta.logStore.class"
+#: Delta Kernel reads a setting for each scheme at each commit; in its mode ``STRICT`` Delta commits through Kernel.
+#: :func:`writer_jobs.attach` sets them for the schemes of other file systems, too.
+KERNEL_LOG_STORE_SETTINGS = tuple(
+    f"spark.hadoop.io.delta.kernel.logStore.{scheme}.impl"
+    for scheme in ("s3", "s3a", "s3n", "file", "hdfs", "abfs", "abfss", "wasb", "wasbs", "adl", "gs")
+)
 #: ``required``: no commit without the lock. ``observe``: commit, and log what would be refused. ``off``: do not ask.
 GUARD_MODE = "spark.sluice.guard"
 
@@ -46,7 +52,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.databricks.delta.autoCompact.enabled": "false",
     # Every acknowledged append leaves its commit in the log, the one of no rows too.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
-    # The other reader looks for log stores under other keys.
+    # Delta's other connector is young: most statements fail in it.
     "spark.databricks.delta.v2.enableMode": "NONE",
     # Standard error belongs to a job's one sentence.
     _PROGRESS: "false",
@@ -120,6 +126,9 @@ def driver_conf(
     if not any("delta.logStore." in key for key, _ in conf.getAll()):
         # Beside a store that was chosen for one scheme Delta would refuse one for all.
         conf.set(LOG_STORE_SETTING, LOG_STORE)
+    if conf.get(LOG_STORE_SETTING, None) == LOG_STORE:
+        for key in KERNEL_LOG_STORE_SETTINGS:
+            conf.setIfMissing(key, LOG_STORE)
     return conf
 
 

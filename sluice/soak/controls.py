@@ -75,7 +75,7 @@ class ForgetfulGuard(SoakGuard):
         except SluiceError:
             del guarded.passed[str(asked["attempt"])]
             raise
-        return {"hold": guarded.hold.hold_id, "stamp": guarded.stamp()}
+        return {"holds": [guarded.hold.hold_id], "stamp": guarded.stamp()}
 
 
 def make_guard(

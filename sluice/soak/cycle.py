@@ -132,6 +132,7 @@ class Cycle:
             raise WriteError("refused", said["refused"], said["message"])
         self._worker.jvm.write(self._table, version, [stamped(lines[0], answer, attempt), *lines[1:]], holds=hold)
         bound.passed.pop(attempt)
+        bound.hold.intents.settle([attempt])
 
     def _failed(self, bound: GuardedHold, error: WriteError) -> None:
         attempts = self._attempts(bound)
@@ -170,9 +171,8 @@ class Cycle:
         hold, token = bound.hold, bound.hold.token
         # A JVM that is gone cannot say what became of its puts: then the intent stays.
         with suppress(JvmGoneError):
-            if bound.has_ended(self._attempts(bound)):
+            if bound.settle(self._attempts(bound)):
                 self._worker.jvm.forget(hold.hold_id)
-                hold.intents.settle()
         self._point("releasing")
         try:
             hold.release()

@@ -34,7 +34,7 @@ class Asked:
         self.requests.append(asked)
         if asked["holds"] == "none":
             return json.dumps({"refused": "LockNotHeldError", "message": "no lock"})
-        return json.dumps({"hold": asked["holds"], "stamp": {"hold": asked["holds"]}})
+        return json.dumps({"holds": [asked["holds"]], "stamp": {"hold": asked["holds"]}})
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,44 @@ def test_negative_control_without_a_transaction_the_repetition_is_a_second_copy(
     assert rows(table) == [0, 1, 2, 10, 10, 11, 11]
 
 
+def look_twice_around_the_late_put(
+    driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
+) -> tuple[list[int], list[int], list[int]]:
+    """Look in a second block of the hold under which nobody answered, then as the next holder, twice."""
+    spoiled = fault(held=True)
+    driver.begin("append_then_look", table=table, first=10, end=12)
+    assert driver.answer() == {"done": "CommitUnknownError"}
+    s3.gate.disarm(NAME)
+    driver.tell("go")
+    in_the_second_block = driver.answer()["done"]
+    driver.begin("read_twice", table=table)
+    read = driver.answer()["done"]
+    spoiled.release.set()
+    eventually(spoiled.ended.is_set, what="the end of the late PUT")
+    driver.tell("go")
+    return in_the_second_block, read, driver.answer()["done"]
+
+
+def test_a_put_of_one_block_is_not_forgotten_by_a_later_block_of_the_same_hold(
+    driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
+) -> None:
+    looks = look_twice_around_the_late_put(driver, s3, table, fault, eventually)
+    assert looks == ([0, 1, 2],) * 3
+    assert rows(table) == [0, 1, 2]
+    assert set(stored(s3, table).values()) == {1}
+
+
+def test_negative_control_with_open_attempts_ignored_it_lands_between_two_reads_under_one_lock(
+    driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
+) -> None:
+    driver.do("ignore_intents")
+    try:
+        looks = look_twice_around_the_late_put(driver, s3, table, fault, eventually)
+    finally:
+        driver.do("protect_again")
+    assert looks == ([0, 1, 2], [0, 1, 2], [0, 1, 2, 10, 11])
+
+
 @pytest.fixture
 def load(driver: Driver, tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """Run the append job on a file of the ids 10 to 39: ``load(table, "--commits", "3")``."""

@@ -25,6 +25,7 @@ from sluice.local_s3 import LocalS3
 from sluice.table_log import read_table_log
 from sluice.verify import verify_table
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked
+from writer_jobs.guarded import GUARD
 
 pytestmark = pytest.mark.spark
 
@@ -182,6 +183,73 @@ def test_while_a_table_is_moved_the_old_lock_is_held(
         assert len(version_files(table)) == 2
         # Without it nothing waits for the one who is at work.
         assert adopt_table(spark, table, settings, move=True).version == 2
+
+
+def intents_of(hosts: str, table: str) -> list[int]:
+    """Return the versions of the intents on a table."""
+    client = KazooClient(hosts)
+    client.start()
+    folder = intents_node(TableResource.of(table).znode(ROOT))
+    versions = [Intent.parse(client.get(f"{folder}/{name}")[0]).version for name in client.get_children(folder)]
+    client.stop()
+    client.close()
+    return versions
+
+
+def test_a_commit_under_two_ensembles_leaves_its_intent_at_both_until_its_outcome_is_known(
+    spark: SparkSession, table: str, ensemble_a: str, ensemble_b: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adopt(spark, table, ensemble_a)
+    check, seen = GUARD.check, []
+
+    def look(request: str) -> str:
+        answer = check(request)
+        seen.append((intents_of(ensemble_a, table), intents_of(ensemble_b, table)))
+        return answer
+
+    monkeypatch.setattr(GUARD, "check", look)
+    assert adopt(spark, table, ensemble_b, move=True, old_hosts=ensemble_a).version == 2
+    assert seen == [([2], [2])]
+    assert (intents_of(ensemble_a, table), intents_of(ensemble_b, table)) == ([], [])
+
+
+@pytest.fixture
+def unfinished_move(
+    spark: SparkSession,
+    table: str,
+    ensemble_a: str,
+    sql_elsewhere: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> str:
+    """A table whose last writer was cut off with its put on the way: that of a move to another ensemble.
+
+    It lands when the next holder is about to occupy its version.
+    """
+    client = KazooClient(ensemble_a)
+    client.start()
+    left = Intent(hold_id="0" * 32, version=1, txn="lost", attempt="lost", token=1)
+    client.ensure_path(intents_node(TableResource.of(table).znode(ROOT)))
+    client.create(f"{intents_node(TableResource.of(table).znode(ROOT))}/{left.hold_id}", left.data())
+    client.stop()
+    client.close()
+    commit_nothing = DeltaTableLog.commit_nothing
+
+    def too_late(log: DeltaTableLog) -> int:
+        location = table.replace("`", "``")
+        sql_elsewhere(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
+        return commit_nothing(log)
+
+    monkeypatch.setattr(DeltaTableLog, "commit_nothing", too_late)
+    return table
+
+
+def test_the_pin_is_read_again_when_something_unfinished_was_settled(
+    spark: SparkSession, unfinished_move: str, manager_a: ZookeeperLockManager
+) -> None:
+    with pytest.raises(EnsembleMismatchError) as refused:
+        with locked(spark, unfinished_move, manager=manager_a):
+            raise AssertionError("the block is not entered")
+    assert refused.value.pinned_to == "another"
 
 
 def test_an_ensemble_that_was_wiped_and_built_again_is_another_one(

@@ -23,8 +23,10 @@ from lock_manager.local import EmbeddedZooKeeper
 from sluice import doctor_machine, jars
 from sluice.commands import app
 from sluice.doctor_ensemble import Server, ask_server, clock_finding, server_findings
+from sluice.doctor_spark import defaults_finding
 from sluice.finding import Verdict
 from sluice.local_s3 import LocalS3
+from writer_jobs.session import KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
 
 Found = dict[str, tuple[str, str]]
 
@@ -357,3 +359,33 @@ def test_a_log_store_that_is_missing_or_another_jar_is_a_fault(tmp_path: Path, m
     with zipfile.ZipFile(tmp_path / "log-store.jar", "w") as jar:
         jar.writestr("other.class", b"")
     assert "has no GuardedLogStore" in of_log_store()[1]
+
+
+KERNEL = [f"{key} {LOG_STORE}" for key in KERNEL_LOG_STORE_SETTINGS]
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdict", "says"),
+    [
+        (None, Verdict.NOTE, "no spark-defaults.conf here"),
+        (["spark.master  local[2]", "# a comment"], Verdict.NOTE, "names no log store"),
+        ([f"{LOG_STORE_SETTING}={LOG_STORE}", *KERNEL], Verdict.OK, "Delta and Delta Kernel"),
+        ([f"{LOG_STORE_SETTING}  {LOG_STORE}", *KERNEL[1:]], Verdict.FAILED, f"missing (the first: {KERNEL[0]})"),
+        (
+            [f"{LOG_STORE_SETTING}: {LOG_STORE}", *KERNEL[1:], f"{KERNEL_LOG_STORE_SETTINGS[0]} org.example.Store"],
+            Verdict.FAILED,
+            f"{KERNEL_LOG_STORE_SETTINGS[0]}=org.example.Store, past the guarded log store",
+        ),
+        (["spark.delta.logStore.s3a.impl=org.example.Store"], Verdict.FAILED, "past the guarded log store"),
+    ],
+    ids=["none", "without", "whole", "one is missing", "one is another", "another for one scheme"],
+)
+def test_spark_s_defaults_have_to_name_the_guarded_log_store_for_delta_kernel_too(
+    lines: list[str] | None, verdict: Verdict, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    if lines is not None:
+        (tmp_path / "spark-defaults.conf").write_text("\n".join(lines), encoding="utf-8")
+    found = defaults_finding()
+    assert found.verdict is verdict
+    assert says in found.says

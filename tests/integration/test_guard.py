@@ -66,36 +66,6 @@ def intents(client: KazooClient, table: str) -> list[str]:
     return list(client.get_children(intents_node(node_of(table))))
 
 
-def test_no_operation_commits_without_the_lock(
-    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str
-) -> None:
-    table = disk_table
-    with locked(spark, table, manager=manager):
-        append(spark.range(10), table)
-        append(spark.range(10, 12), table)
-    delta = DeltaTable.forPath(spark, table)
-    merge = delta.alias("t").merge(spark.range(8, 14).alias("s"), "t.id = s.id").whenNotMatchedInsertAll()
-    operations: dict[str, Callable[[], object]] = {
-        "append": lambda: append(spark.range(1), table),
-        "overwrite": lambda: spark.range(1).write.format("delta").mode("overwrite").save(table),
-        "DELETE": lambda: spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 3"),
-        "UPDATE": lambda: spark.sql(f"UPDATE delta.`{table}` SET id = 99 WHERE id = 3"),
-        "MERGE": merge.execute,
-        "OPTIMIZE": lambda: delta.optimize().executeCompaction(),
-        "SET TBLPROPERTIES": lambda: spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('a' = 'b')"),
-        "RESTORE": lambda: delta.restoreToVersion(0),
-    }
-    for name, operation in operations.items():
-        with pytest.raises(LockNotHeldError, match="bound to no lock"):
-            operation()
-        assert newest(spark, table) == 1, name
-    for operation in operations.values():
-        with locked(spark, table, manager=manager):
-            operation()
-    # The compaction had nothing to compact after the overwrite.
-    assert newest(spark, table) >= len(operations)
-
-
 def test_on_s3_a_commit_passes_under_the_lock_and_not_without(
     spark: SparkSession, manager: ZookeeperLockManager, s3: LocalS3
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from kazoo.client import KazooClient
 from pyspark.sql import SparkSession
 
 from lock_manager import LockNotHeldError, LockOrderError, ResourceError, TableResource, ZookeeperLockManager
+from lock_manager.intents import Intent, intents_node
 from sluice.verify import verify_table
-from writer_jobs import LockedDeltaWriter, TableError, locked, locked_all
+from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked, locked_all
 
 pytestmark = pytest.mark.spark
 
@@ -218,3 +219,49 @@ def test_what_cannot_be_locked_is_said(
     ):
         with pytest.raises(error, match=sentence):
             locked(spark, table, partitions=[values], manager=manager).__enter__()
+
+
+def test_a_table_that_was_partitioned_anew_while_its_lock_was_waited_for_is_not_written(
+    spark: SparkSession, manager: ZookeeperLockManager, zookeeper: Any, name: str, eventually: Any
+) -> None:
+    raised: list[Exception] = []
+
+    def wait() -> None:
+        with ZookeeperLockManager(zookeeper.hosts, 60) as other:
+            try:
+                with locked(spark, name, partitions=[{"y": 2013}], manager=other):
+                    raise AssertionError("the block is not entered")
+            except TableError as error:
+                raised.append(error)
+
+    waiting = threading.Thread(target=wait)
+    with locked(spark, name, manager=manager):
+        waiting.start()
+        eventually(lambda: len(manager.queue(name)) == 2)
+        spark.sql(f"CREATE OR REPLACE TABLE {sql(name)} USING delta PARTITIONED BY (m) AS SELECT 1 AS id, 1 AS m")
+    waiting.join(60)
+    assert "partitioned anew" in str(*raised)
+
+
+def test_partitions_are_looked_at_again_when_something_unfinished_was_settled(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    ensemble_client: KazooClient,
+    name: str,
+    sql_elsewhere: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left = Intent(hold_id="0" * 32, version=1, txn="lost", attempt="lost", token=1)
+    folder = intents_node(TableResource.of(name).znode("/locks/delta_tables"))
+    ensemble_client.create(f"{folder}/{left.hold_id}", left.data())
+    commit_nothing = DeltaTableLog.commit_nothing
+
+    def too_late(log: DeltaTableLog) -> int:
+        # The late put lands, when its version is about to be occupied.
+        sql_elsewhere(f"CREATE OR REPLACE TABLE {sql(name)} USING delta PARTITIONED BY (m) AS SELECT 1 AS id, 1 AS m")
+        return commit_nothing(log)
+
+    monkeypatch.setattr(DeltaTableLog, "commit_nothing", too_late)
+    with pytest.raises(TableError, match="partitioned anew"):
+        with locked(spark, name, partitions=[{"y": 2013}], manager=manager):
+            raise AssertionError("the block is not entered")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
-from lock_manager import LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
+from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.intents import Intent, intents_node
+from lock_manager.queue_lock import Attempt
 from sluice.soak.tcp_proxy import Link
 
 
@@ -44,7 +46,7 @@ def test_the_newest_intent_of_a_hold_stays_until_it_is_settled_and_released(mana
     assert {(name, intent.version, intent.attempt, intent.token) for name, intent in noted.items()} == {
         (hold.hold_id, 4, "b", hold.token)
     }
-    hold.intents.settle()
+    hold.intents.settle(["a", "b"])
     assert intents(ensemble_client, node) == noted
     hold.release()
     assert intents(ensemble_client, node) == {}
@@ -58,7 +60,7 @@ def test_an_unsettled_intent_is_what_the_next_holder_finds_and_clears(manager, t
         (found,) = second.intents.read()
         assert (found.version, found.txn, found.token) == (3, "t", first.token)
         second.intend(3, txn="u", attempt="b")
-        second.intents.settle()
+        second.intents.settle(["b"])
         second.intents.clear()
         assert list(intents(ensemble_client, node)) == [second.hold_id]
     assert intents(ensemble_client, node) == {}
@@ -84,10 +86,94 @@ def test_a_waiter_finds_what_was_left_behind_after_it_had_queued(zookeeper, mana
     assert found == [(first.hold_id,)]
 
 
+def test_an_attempt_without_an_outcome_keeps_the_intent_whatever_is_settled_besides(
+    manager, table, node, ensemble_client
+):
+    hold = manager.acquire(table)
+    hold.intend(3, txn="t", attempt="unknown")
+    hold.intents.settle([])
+    hold.intend(4, txn="u", attempt="stored")
+    hold.intents.settle(["stored"])
+    assert set(hold.intents.open) == {"unknown"}
+    hold.release()
+    assert [intent.version for intent in intents(ensemble_client, node).values()] == [4]
+    with manager.acquire(table) as next_one:
+        assert next_one.intents.unclean == (hold.hold_id,)
+
+
+def test_an_attempt_that_the_ensemble_refuses_is_not_open(manager, table, node, ensemble_client):
+    with pytest.raises(LockLostError), manager.acquire(table) as hold:
+        for name in ensemble_client.get_children(node):
+            if "lock__" in name:
+                ensemble_client.delete(f"{node}/{name}")
+        with pytest.raises(LockLostError):
+            hold.intend(3, txn=None, attempt="a")
+        assert not hold.intents.open
+
+
+@pytest.fixture
+def found_behind_a_stall(
+    make_manager: Callable[..., ZookeeperLockManager],
+    table: str,
+    guard_said_to_be_there: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[HeldLock, HeldLock]]:
+    """Two holds of two partitions; the second one has the intent of the first for left behind.
+
+    It listed the queue before the first one came, stalled, and listed the intents after the first one had noted one.
+    """
+    listing, alive = Attempt._list, []
+
+    def stalled(self: Attempt, indices: Iterable[int]) -> Any:
+        queues, _ = listing(self, indices)
+        for asked in queues.values():
+            self._answer(asked)
+        if not alive:
+            alive.append(None)
+            alive[0] = make_manager().acquire(table, partitions=[{"year": 2012}])
+            alive[0].intend(7, txn="t", attempt="a")
+        return queues, listing(self, indices)[1]
+
+    manager = make_manager()
+    monkeypatch.setattr(Attempt, "_list", stalled)
+    late = manager.acquire(table, partitions=[{"year": 2013}])
+    monkeypatch.setattr(Attempt, "_list", listing)
+    yield alive[0], late
+    late.release()
+
+
+def test_an_intent_that_was_taken_for_left_behind_stays_if_its_hold_notes_another_version(
+    found_behind_a_stall: tuple[HeldLock, HeldLock], node: str, ensemble_client: KazooClient
+):
+    alive, late = found_behind_a_stall
+    assert late.intents.unclean == (alive.hold_id,)
+    assert [intent.version for intent in late.intents.read()] == [7]
+    alive.intend(8, txn="t", attempt="b")
+    late.intents.clear()
+    assert intents(ensemble_client, node)[alive.hold_id].version == 8
+    alive.release()
+    assert list(intents(ensemble_client, node)) == [alive.hold_id]
+
+
+def test_an_intent_that_was_cleared_is_noted_anew_by_a_hold_that_lives(
+    found_behind_a_stall: tuple[HeldLock, HeldLock], node: str, ensemble_client: KazooClient
+):
+    alive, late = found_behind_a_stall
+    late.intents.read()
+    late.intents.clear()
+    assert intents(ensemble_client, node) == {}
+    alive.intend(8, txn="t", attempt="b")
+    assert intents(ensemble_client, node)[alive.hold_id].version == 8
+    alive.intents.settle(["a", "b"])
+    alive.release()
+    assert intents(ensemble_client, node) == {}
+
+
 def test_a_lost_hold_neither_notes_nor_clears(manager, table, node, ensemble_client):
     with manager.acquire(table) as before:
         before.intend(3, txn="t", attempt="a")
     with pytest.raises(LockLostError), manager.acquire(table) as hold:
+        hold.intents.read()
         for name in ensemble_client.get_children(node):
             if "lock__" in name:
                 ensemble_client.delete(f"{node}/{name}")
@@ -117,7 +203,7 @@ def test_an_intent_that_somebody_cleared_away_is_noted_again_and_does_not_stop_t
     hold.intend(3, txn=None, attempt="a")
     assert intents(ensemble_client, node)[hold.hold_id].version == 3
     ensemble_client.delete(f"{intents_node(node)}/{hold.hold_id}")
-    hold.intents.settle()
+    hold.intents.settle(["a"])
     hold.release()
     assert [name for name in ensemble_client.get_children(node) if "lock__" in name] == []
 
@@ -133,7 +219,7 @@ def test_a_lost_reply_is_asked_again_and_makes_one_intent(zookeeper, proxy, tabl
         asking.join(30)
         assert not asking.is_alive()
         assert intents(ensemble_client, node)[hold.hold_id].version == 5
-        hold.intents.settle()
+        hold.intents.settle(["a"])
     assert intents(ensemble_client, node) == {}
 
 
@@ -158,7 +244,7 @@ def test_the_guard_refuses_with_a_reason_and_remembers_the_error(manager, table,
     bound = GuardedHold(manager.acquire(table), {"job": "nightly"})
     guard.add(bound)
     yes = ask(guard, table, bound.hold.hold_id, 7)
-    assert yes["hold"] == bound.hold.hold_id
+    assert yes["holds"] == [bound.hold.hold_id]
     assert yes["stamp"]["job"] == "nightly"
     assert list(bound.passed.values()) == [7]
     bound.hold.release()

@@ -34,7 +34,7 @@ class Passing:
     def check(self, request: str) -> str:
         self.before()
         hold = json.loads(request)["holds"]
-        return json.dumps({"hold": hold, "stamp": {"hold": hold}})
+        return json.dumps({"holds": [hold], "stamp": {"hold": hold}})
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 import writer_jobs.guarded
 from lock_manager import ZookeeperLockManager, guard
 from sluice.jars import jar_paths
-from writer_jobs import LockedDeltaWriter, build_session, locked
+from writer_jobs import CommitUnknownError, LockedDeltaWriter, build_session, locked
 from writer_jobs.append import main as append_job
 from writer_jobs.guarded import GUARD
 
@@ -85,7 +85,7 @@ class Driver:
     def read_then_append(self, table: str) -> list[int]:
         """Append the number of rows that there are: a decision made upon a read under the lock."""
         with locked(self.spark, table, manager=self.manager):
-            read = sorted(row[0] for row in self.spark.read.format("delta").load(table).collect())
+            read = self._ids(table)
             self.spark.range(1000 + len(read), 1001 + len(read)).write.format("delta").mode("append").save(table)
         return read
 
@@ -126,11 +126,31 @@ class Driver:
         finally:
             GUARD.check = check  # type: ignore[method-assign]
 
+    def append_then_look(self, table: str, first: int, end: int) -> list[int]:
+        """Append and hear nothing; then look what is there, in another block of the same hold."""
+        with self.manager.acquire(table):
+            try:
+                LockedDeltaWriter(self.spark, self.manager, table).append(self.spark.range(first, end))
+            except CommitUnknownError as error:
+                say({"done": type(error).__name__})
+                sys.stdin.readline()
+            with locked(self.spark, table, manager=self.manager):
+                return self._ids(table)
+
+    def read_twice(self, table: str) -> list[int]:
+        with locked(self.spark, table, manager=self.manager):
+            say({"done": self._ids(table)})
+            sys.stdin.readline()
+            return self._ids(table)
+
+    def _ids(self, table: str) -> list[int]:
+        return sorted(row[0] for row in self.spark.read.format("delta").load(table).collect())
+
     # -- protections off, for the negative controls ---------------------------------------------------------------
 
     def ignore_intents(self) -> None:
         before = writer_jobs.guarded._occupy_intended_versions
-        writer_jobs.guarded._occupy_intended_versions = lambda *_: None  # type: ignore[assignment]
+        writer_jobs.guarded._occupy_intended_versions = lambda *_: False  # type: ignore[assignment]
         self.undo.callback(setattr, writer_jobs.guarded, "_occupy_intended_versions", before)
 
     def guard_off(self) -> None:

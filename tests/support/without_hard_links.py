@@ -39,7 +39,7 @@ def refuse_links() -> None:
 
 class _Pass:
     def check(self, request: str) -> str:
-        return json.dumps({"hold": json.loads(request)["holds"], "stamp": {}})
+        return json.dumps({"holds": [json.loads(request)["holds"]], "stamp": {}})
 
 
 def main() -> None:

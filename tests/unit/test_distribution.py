@@ -13,6 +13,7 @@ import pytest
 from sluice import distribution
 from sluice.distribution import DistributionError, build_zip, submit_arguments
 from sluice.jars import LOG_STORE_JAR, JarsError, locked_jars
+from writer_jobs.session import KERNEL_LOG_STORE_SETTINGS
 
 
 @pytest.fixture
@@ -71,6 +72,7 @@ def test_the_arguments_are_those_that_spark_submit_takes(jars: list[Path], tmp_p
         "spark.sql.extensions",
         "spark.sql.catalog.spark_catalog",
         "spark.delta.logStore.class",
+        *KERNEL_LOG_STORE_SETTINGS,
     ]
     assert submit_arguments(archive, guard="observe") == [*found, "--conf", "spark.sluice.guard=observe"]
     assert shlex.split(shlex.join(found)) == found

@@ -44,17 +44,16 @@ public final class Attempts {
 
   private Attempts() {}
 
-  static Attempt begin(String hold, long version, String txn, String id) {
+  /** Begins an attempt under these holds; under none where the guard is off or only observes: nobody will ask. */
+  static Attempt begin(List<String> holds, long version, String txn, String id) {
     Attempt attempt = new Attempt(version, txn, id);
-    if (hold == null) {
-      // The guard is off or only observes: nobody will ask.
-      return attempt;
+    for (String hold : holds) {
+      BY_HOLD.compute(hold, (key, list) -> {
+        List<Attempt> attempts = list == null ? new ArrayList<>() : list;
+        attempts.add(attempt);
+        return attempts;
+      });
     }
-    BY_HOLD.compute(hold, (key, list) -> {
-      List<Attempt> attempts = list == null ? new ArrayList<>() : list;
-      attempts.add(attempt);
-      return attempts;
-    });
     return attempt;
   }
 

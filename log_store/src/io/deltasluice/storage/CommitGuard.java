@@ -13,7 +13,7 @@ public interface CommitGuard {
    *     {@code operation} (may be null), {@code metadata} (whether it says anew what the table is), {@code holds} (ids
    *     of the holds that the thread is bound to), {@code observe} (whether a refusal is only noted), {@code footprint}
    *     (what it touches, see {@code CommitBody}; only if one of the holds is of partitions)
-   * @return JSON object: {@code hold} (id of the hold that covers it) and {@code stamp} (object to be noted in the
+   * @return JSON object: {@code holds} (ids of the holds that cover it, each asked) and {@code stamp} (object to be noted in the
    *     commit); or {@code refused} (name of the error) and {@code message} (one sentence)
    */
   String check(String request);

@@ -4,6 +4,8 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
 import java.io.InterruptedIOException;
+import java.util.ArrayList;
+import java.util.List;
 import java.util.Locale;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
@@ -50,7 +52,7 @@ public final class Guard {
   private Guard() {}
 
   /** What the guard says of a commit. */
-  record Verdict(String hold, ObjectNode stamp) {}
+  record Verdict(List<String> holds, ObjectNode stamp) {}
 
   enum Mode { REQUIRED, OBSERVE, OFF }
 
@@ -79,7 +81,7 @@ public final class Guard {
   static Verdict ask(VersionFile file, CommitBody body) throws CommitRefusedException, InterruptedIOException {
     Mode mode = mode();
     if (mode == Mode.OFF) {
-      return new Verdict(null, CommitBody.JSON.createObjectNode());
+      return new Verdict(List.of(), CommitBody.JSON.createObjectNode());
     }
     try {
       return required(file, body, mode);
@@ -91,7 +93,7 @@ public final class Guard {
           file.version(), file.table(), refusal.getMessage());
       ObjectNode stamp = CommitBody.JSON.createObjectNode();
       stamp.put("observed", refusal.reason());
-      return new Verdict(null, stamp);
+      return new Verdict(List.of(), stamp);
     }
   }
 
@@ -120,10 +122,12 @@ public final class Guard {
     if (answer.hasNonNull("refused")) {
       throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
     }
-    if (!answer.hasNonNull("hold") || !answer.path("stamp").isObject()) {
+    List<String> covering = new ArrayList<>();
+    answer.path("holds").forEach(hold -> covering.add(hold.asText()));
+    if (covering.isEmpty() || !answer.path("stamp").isObject()) {
       throw new CommitRefusedException("LockLostError", "the commit guard gave an answer that means nothing");
     }
-    return new Verdict(answer.get("hold").asText(), (ObjectNode) answer.get("stamp"));
+    return new Verdict(covering, (ObjectNode) answer.get("stamp"));
   }
 
   private static JsonNode answerOf(CommitGuard asked, String request, VersionFile file)

@@ -10,6 +10,7 @@ import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.nio.file.FileAlreadyExistsException;
 import java.util.Iterator;
+import java.util.List;
 import java.util.Locale;
 import java.util.Map;
 import java.util.UUID;
@@ -37,6 +38,10 @@ public class GuardedLogStore extends LogStore {
   private static final int PUTS = 4;
 
   private static final long PAUSE_MILLIS = 200;
+
+  /** The schemes for which it is known how a file is created only if there is none. */
+  static final List<String> SCHEMES =
+      List.of("s3", "s3a", "s3n", "file", "hdfs", "abfs", "abfss", "wasb", "wasbs", "adl", "gs");
 
   /** How a scheme is read, and how its version files are created; {@code put} is null where that cannot be done. */
   private record Storage(LogStore reader, PutIfAbsent put) {}
@@ -92,7 +97,7 @@ public class GuardedLogStore extends LogStore {
     CommitBody body = new CommitBody(actions, UUID.randomUUID().toString());
     Guard.Verdict verdict = Guard.ask(file, body);
     Attempts.Attempt attempt =
-        Attempts.begin(verdict.hold(), file.version(), body.txn, body.attempt);
+        Attempts.begin(verdict.holds(), file.version(), body.txn, body.attempt);
     put(storage, file, body, body.bytes(verdict.stamp()), attempt, conf);
   }
 

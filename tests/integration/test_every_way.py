@@ -1,0 +1,275 @@
+"""Every way in which a driver writes a version file of a Delta table: each is refused without the lock.
+
+Each way is tried twice on a copy of one table: with the guard off, to see that it commits, and in ``required`` mode.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import lit
+
+from lock_manager import LockNotHeldError, ZookeeperLockManager
+from sluice.local_s3 import LocalS3
+from writer_jobs import GuardMissingError, attach, locked
+
+pytestmark = pytest.mark.spark
+
+ENABLE_MODE = "spark.databricks.delta.v2.enableMode"
+KERNEL_KEY = "io.delta.kernel.logStore.{}.impl"
+OURS = "io.deltasluice.storage.GuardedLogStore"
+Off = Callable[..., AbstractContextManager[None]]
+Way = Callable[[SparkSession, str], object]
+
+
+def sql(statement: str) -> Way:
+    """Run a statement in which ``{t}`` is the table, and ``{new}`` a folder beside it."""
+    return lambda spark, table: spark.sql(
+        statement.format(t=f"delta.`{table}`", path=table, new=f"delta.`{table}-new`")
+    )
+
+
+def rows(spark: SparkSession) -> Any:
+    return spark.sql("SELECT 7L AS id, 'seven' AS name, 1L AS part")
+
+
+def writer(spark: SparkSession, mode: str, **options: str) -> Any:
+    return rows(spark).write.format("delta").mode(mode).options(**options)
+
+
+def stream(spark: SparkSession, table: str, *, each_batch: bool = False) -> None:
+    source = f"{table}-source"
+    rows(spark).write.mode("overwrite").parquet(source)
+    read = spark.readStream.schema(rows(spark).schema).parquet(source)
+    sink = read.writeStream.option("checkpointLocation", f"{table}-checkpoint").trigger(availableNow=True)
+    if each_batch:
+        query = sink.foreachBatch(lambda df, _: df.write.format("delta").mode("append").save(table)).start()
+    else:
+        query = sink.format("delta").start(table)
+    query.awaitTermination()
+
+
+def convert(spark: SparkSession, table: str) -> None:
+    rows(spark).write.mode("overwrite").parquet(f"{table}-new")
+    spark.sql(f"CONVERT TO DELTA parquet.`{table}-new`")
+
+
+def manual_commit(spark: SparkSession, table: str) -> None:
+    """Commit with Delta's own classes, as a Scala program would."""
+    jvm: Any = spark._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, table)
+    operation = getattr(getattr(jvm.org.apache.spark.sql.delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
+    nothing = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+    log.startTransaction().commit(nothing, operation)
+
+
+def kernel_commit(spark: SparkSession, table: str) -> None:
+    """Commit with Delta Kernel, as a Java program would."""
+    jvm: Any = spark._jvm
+    engine = jvm.io.delta.kernel.defaults.engine.DefaultEngine.create(
+        spark._jsparkSession.sessionState().newHadoopConf()
+    )
+    kernel = jvm.io.delta.kernel
+    table_of = kernel.Table.forPath(engine, table)
+    transaction = table_of.createTransactionBuilder(engine, "test", kernel.Operation.WRITE).build(engine)
+    transaction.commit(engine, kernel.utils.CloseableIterable.emptyIterable())
+
+
+CLASSIC: dict[str, Way] = {
+    "INSERT": sql("INSERT INTO {t} VALUES (7, 'seven', 1)"),
+    "INSERT OVERWRITE": sql("INSERT OVERWRITE {t} VALUES (7, 'seven', 1)"),
+    "INSERT REPLACE WHERE": sql("INSERT INTO {t} REPLACE WHERE part = 1 VALUES (7, 'seven', 1)"),
+    "append": lambda spark, table: writer(spark, "append").save(table),
+    "append that merges schemas": lambda spark, table: (
+        rows(spark).withColumn("more", lit(1)).write.format("delta").mode("append").save(table, mergeSchema="true")
+    ),
+    "overwrite": lambda spark, table: writer(spark, "overwrite").save(table),
+    "replaceWhere": lambda spark, table: writer(spark, "overwrite", replaceWhere="part = 1").save(table),
+    "writeTo.append": lambda spark, table: rows(spark).writeTo(f"delta.`{table}`").append(),
+    "writeTo.overwrite": lambda spark, table: rows(spark).writeTo(f"delta.`{table}`").overwrite(lit(True)),
+    "writeTo.overwritePartitions": lambda spark, table: rows(spark).writeTo(f"delta.`{table}`").overwritePartitions(),
+    "DELETE": sql("DELETE FROM {t} WHERE id = 1"),
+    "UPDATE": sql("UPDATE {t} SET name = 'x' WHERE id = 1"),
+    "MERGE": sql(
+        "MERGE INTO {t} t USING (SELECT 1L AS id) s ON t.id = s.id WHEN MATCHED THEN UPDATE SET name = 'merged'"
+    ),
+    "OPTIMIZE": sql("OPTIMIZE {t}"),
+    "ZORDER": sql("OPTIMIZE {t} ZORDER BY (id)"),
+    "REORG": sql("REORG TABLE {t} APPLY (PURGE)"),
+    "VACUUM": sql("VACUUM {t}"),
+    "RESTORE": sql("RESTORE TABLE {t} TO VERSION AS OF 0"),
+    "CREATE TABLE": sql("CREATE TABLE {new} (id LONG) USING delta"),
+    "CREATE TABLE AS SELECT": sql("CREATE TABLE {new} USING delta AS SELECT 1 AS id"),
+    "CREATE OR REPLACE TABLE": sql("CREATE OR REPLACE TABLE {t} USING delta AS SELECT 1 AS id"),
+    "DeltaTable.create": lambda spark, table: (
+        DeltaTable.create(spark).location(f"{table}-new").addColumn("id", "LONG").execute()
+    ),
+    "SHALLOW CLONE": sql("CREATE TABLE {new} SHALLOW CLONE {t}"),
+    "CONVERT TO DELTA": convert,
+    "SET TBLPROPERTIES": sql("ALTER TABLE {t} SET TBLPROPERTIES ('a' = 'b')"),
+    "UNSET TBLPROPERTIES": sql("ALTER TABLE {t} UNSET TBLPROPERTIES ('note')"),
+    "ADD COLUMN": sql("ALTER TABLE {t} ADD COLUMN more INT"),
+    "ALTER COLUMN": sql("ALTER TABLE {t} ALTER COLUMN name COMMENT 'x'"),
+    "RENAME COLUMN": sql("ALTER TABLE {t} RENAME COLUMN name TO title"),
+    "DROP COLUMN": sql("ALTER TABLE {t} DROP COLUMN name"),
+    "ADD CONSTRAINT": sql("ALTER TABLE {t} ADD CONSTRAINT positive CHECK (id > 0)"),
+    "DROP CONSTRAINT": sql("ALTER TABLE {t} DROP CONSTRAINT small"),
+    "DROP FEATURE": sql("ALTER TABLE {t} DROP FEATURE inCommitTimestamp"),
+    "COMMENT": sql("COMMENT ON TABLE {t} IS 'x'"),
+    "stream": stream,
+    "stream, each batch": lambda spark, table: stream(spark, table, each_batch=True),
+    "Delta's classes": manual_commit,
+}
+
+# What Delta's other connector can do; all else it refuses by itself.
+STRICT: dict[str, Way] = {
+    "INSERT": CLASSIC["INSERT"],
+    "writeTo.append": CLASSIC["writeTo.append"],
+    "append": CLASSIC["append"],
+    "CREATE TABLE": CLASSIC["CREATE TABLE"],
+    "CREATE TABLE AS SELECT": CLASSIC["CREATE TABLE AS SELECT"],
+    "stream": stream,
+    "Delta Kernel": kernel_commit,
+}
+
+
+@pytest.fixture(scope="module")
+def make_original(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Make a table with two files in a partition and a deleted row; more by ``then``."""
+    attach(spark)
+    # VACUUM lists folders in so many tasks.
+    spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "1")
+
+    def make(properties: str, *then: str) -> Path:
+        table = tmp_path_factory.mktemp("every-way") / "table"
+        conf = spark.sparkContext._jsc.sc().conf()
+        conf.set("spark.sluice.guard", "off")
+        try:
+            spark.sql(
+                f"CREATE TABLE delta.`{table}` (id LONG, name STRING, part LONG) USING delta PARTITIONED BY (part) "
+                f"TBLPROPERTIES ({properties})"
+            )
+            for first in (1, 3):
+                spark.sql(f"INSERT INTO delta.`{table}` SELECT id, 'n', 1 FROM range({first}, {first + 2}, 1, 1)")
+            for statement in ("DELETE FROM {t} WHERE id = 4", *then):
+                sql(statement)(spark, str(table))
+        finally:
+            conf.set("spark.sluice.guard", "required")
+        return table
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def original(make_original: Callable[..., Path]) -> Path:
+    """A table with something for each way to do."""
+    return make_original(
+        "'note' = 'x', 'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true', "
+        "'delta.enableInCommitTimestamps' = 'true'",
+        "ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 1000)",
+    )
+
+
+@pytest.fixture(scope="module")
+def plain(make_original: Callable[..., Path]) -> Path:
+    """A table with nothing that Delta Kernel cannot write."""
+    return make_original("'note' = 'x'")
+
+
+def version_files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.glob("*/_delta_log/*.json"))
+
+
+def try_way(spark: SparkSession, way: Way, original: Path, folder: Path, without_guard: Off) -> None:
+    control, tried = folder / "control", folder / "tried"
+    for each in (control, tried):
+        each.mkdir()
+        shutil.copytree(original, each / "table")
+    before = version_files(tried)
+    with without_guard():
+        way(spark, str(control / "table"))
+    assert len(version_files(control)) > len(before), "this way commits nothing: it shows nothing"
+    with pytest.raises(LockNotHeldError, match="bound to no lock"):
+        way(spark, str(tried / "table"))
+    assert version_files(tried) == before
+
+
+@pytest.mark.parametrize("name", CLASSIC)
+def test_it_commits_nothing_without_the_lock(
+    name: str, spark: SparkSession, original: Path, tmp_path: Path, without_guard: Off
+) -> None:
+    try_way(spark, CLASSIC[name], original, tmp_path, without_guard)
+
+
+@pytest.fixture
+def strict(spark: SparkSession) -> Iterator[None]:
+    """Have Delta take its other connector, which commits through Delta Kernel."""
+    before = spark.conf.get(ENABLE_MODE)
+    spark.conf.set(ENABLE_MODE, "STRICT")
+    yield
+    spark.conf.set(ENABLE_MODE, before)
+
+
+@pytest.mark.parametrize("name", STRICT)
+def test_nor_through_delta_s_other_connector(
+    name: str, spark: SparkSession, plain: Path, tmp_path: Path, without_guard: Off, strict: None
+) -> None:
+    try_way(spark, STRICT[name], plain, tmp_path, without_guard)
+
+
+@pytest.fixture
+def kernel_key(spark: SparkSession) -> Iterator[Callable[[str, str | None], None]]:
+    """Set, or unset, the log store of Delta Kernel for a scheme."""
+    conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
+
+    def give(scheme: str, name: str | None) -> None:
+        key = KERNEL_KEY.format(scheme)
+        conf.unset(key) if name is None else conf.set(key, name)
+
+    yield give
+    for scheme in ("s3a", "viewfs"):
+        give(scheme, OURS)
+
+
+def test_on_s3_the_other_connector_asks_and_does_not_overwrite(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    s3: LocalS3,
+    strict: None,
+    kernel_key: Callable[[str, str | None], None],
+) -> None:
+    table = "s3a://lake/strict"
+    with locked(spark, table, manager=manager):
+        rows(spark).write.format("delta").save(table)
+    insert = f"INSERT INTO delta.`{table}` VALUES (8, 'eight', 1)"
+    with pytest.raises(LockNotHeldError, match="bound to no lock"):
+        spark.sql(insert)
+    with locked(spark, table, manager=manager) as hold:
+        spark.sql(insert)
+    history = DeltaTable.forPath(spark, table).history()
+    assert [row["version"] for row in history.collect()] == [1, 0]
+    assert hold.commits == {"s3://lake/strict": (1,)}
+    # The control: with Kernel's own choice of a log store nobody is asked.
+    kernel_key("s3a", None)
+    spark.sql(insert)
+    assert DeltaTable.forPath(spark, table).history(1).collect()[0]["version"] == 2
+
+
+def test_attach_gives_kernel_the_guarded_log_store_and_refuses_another_one(
+    spark: SparkSession, kernel_key: Callable[[str, str | None], None]
+) -> None:
+    conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
+    for scheme in ("s3a", "viewfs"):
+        kernel_key(scheme, None)
+    attach(spark)
+    assert [conf.get(KERNEL_KEY.format(scheme)) for scheme in ("s3a", "viewfs")] == [OURS, OURS]
+    kernel_key("s3a", "io.delta.storage.S3SingleDriverLogStore")
+    with pytest.raises(GuardMissingError, match=r"io\.delta\.kernel\.logStore\.s3a\.impl=io\.delta\.storage\.S3Single"):
+        attach(spark)
