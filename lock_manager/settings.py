@@ -74,10 +74,17 @@ class LockSettings:
         return replace(base, **overrides) if isinstance(base, LockSettings) else cls(zk_hosts=base, **overrides)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> LockSettings:
+    def from_env(
+        cls, environ: Mapping[str, str] | None = None, *, hosts_hint: str = "pass zk_hosts", **overrides: Any
+    ) -> LockSettings:
         """Read ``SLUICE_ZK_HOSTS``, ``SLUICE_TIMEOUT_SECONDS`` and so on; keywords win over the environment.
 
         ``security`` is read as :meth:`Security.from_env` says.
+
+        Args:
+            environ: the environment, by default this process's.
+            hosts_hint: how this program's user names the ensemble otherwise, for the message if nobody did.
+            overrides: settings by name.
 
         Raises:
             SettingsError: a value is malformed, or ``SLUICE_ZK_HOSTS`` is not set and ``zk_hosts`` not given.
@@ -91,7 +98,7 @@ class LockSettings:
         }
         values = {**_typed(found, where=f"{ENVIRONMENT_PREFIX}* in the environment"), **overrides}
         if "zk_hosts" not in values:
-            raise SettingsError(f"no ensemble given: set {ENVIRONMENT_PREFIX}ZK_HOSTS=host:port,… or pass zk_hosts")
+            raise SettingsError(f"no ensemble given: set {ENVIRONMENT_PREFIX}ZK_HOSTS=host:port,… or {hosts_hint}")
         if "security" not in values:
             values["security"] = Security.from_env(environ)
         return cls(**values)

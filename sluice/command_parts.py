@@ -20,6 +20,8 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 FAILED, BAD_ARGUMENTS = 1, 2
+#: What a command without an ensemble tells its user to do.
+ZOOKEEPER_HINT = "give --zookeeper host:port,…"
 
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the stack trace of an error.")]
 StorageOption = Annotated[
@@ -52,5 +54,6 @@ def key_and_value(option: str, hint: str = "--storage-option") -> tuple[str, str
     """Split KEY=VALUE; ``hint`` is the option that the complaint names."""
     name, equals, value = option.partition("=")
     if not equals or not name.strip():
-        raise typer.BadParameter(f"{option!r} is not KEY=VALUE", param_hint=hint)
+        # Without what was given, which may be a secret.
+        raise typer.BadParameter("what follows it is not KEY=VALUE", param_hint=hint)
     return name.strip(), value

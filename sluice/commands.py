@@ -15,7 +15,7 @@ from rich.console import Console
 
 import sluice
 from sluice import operator_commands
-from sluice.command_parts import FAILED, StorageOption, Verbose, in_a_sentence, key_and_value
+from sluice.command_parts import FAILED, ZOOKEEPER_HINT, StorageOption, Verbose, in_a_sentence, key_and_value
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -214,7 +214,8 @@ def adopt(
     from sluice.adopt import adopt_table, describe, start_spark  # noqa: PLC0415
 
     given: dict[str, Any] = {"zk_hosts": zookeeper, "timeout_seconds": lock_timeout}
-    settings = LockSettings.from_env(**{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = LockSettings.from_env(hosts_hint=ZOOKEEPER_HINT, **given)
     options = dict(key_and_value(option, "--conf") for option in conf or ())
     with interruptible(), start_spark(options) as spark:
         done = adopt_table(spark, table, settings, move=move, old_hosts=from_hosts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from sluice.command_parts import FAILED, StorageOption, Verbose, in_a_sentence, key_and_value
+from sluice.command_parts import FAILED, ZOOKEEPER_HINT, StorageOption, Verbose, in_a_sentence, key_and_value
 from sluice.interrupts import Interrupted, interruptible
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def _settings(zookeeper: str | None, lock_root: str | None) -> LockSettings:
     # What goes wrong is told in a sentence; kazoo warns of every attempt to connect.
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
     given: dict[str, Any] = {"zk_hosts": zookeeper, "lock_root": lock_root}
-    return LockSettings.from_env(**{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    return LockSettings.from_env(hosts_hint=ZOOKEEPER_HINT, **given)
 
 
 @in_a_sentence

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from lock_manager import LockSettings, SettingsError, canonical_table_uri
 from lock_manager.metrics import Destination
-from writer_jobs.runs import check_run_id
+from writer_jobs.runs import FILE_SYSTEM_OPTIONS, check_run_id
 from writer_jobs.sources import FORMATS
 
 PROGRAM = "append.py"
@@ -48,11 +48,11 @@ several commits:
   the commits that it has made: with --run-id it can be started again to make the others.
 
 runs:
-  With --run-id ID commit i carries txnAppId=ID, txnVersion=i, and _sluice/runs/ID.json in the table's folder records
-  how the rows were divided. Started again, commits that are in the table are skipped, the rest is done. Other files,
-  other contents (size, modification time), another --commits, format, reader option, session time zone or Spark
-  version are refused. A table that forgets transactions (delta.setTransactionRetentionDuration) may have forgotten
-  what a run did: then the run is refused too.
+  With --run-id ID commit i carries txnAppId=ID, txnVersion=i, and a record below _sluice/runs in the table's folder
+  says how the rows were divided (of reader options: salted hashes, no values). Started again, commits that are in the
+  table are skipped, the rest is done. Other files, other contents (size, modification time), another --commits, format,
+  reader option, session time zone or Spark version are refused. A table that forgets transactions
+  (delta.setTransactionRetentionDuration) may have forgotten what a run did: then the run is refused too.
 
 standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}.
 standard error has one sentence if the job fails; the stack trace with --verbose.
@@ -90,7 +90,8 @@ class Arguments:
     table: str
     sources: tuple[str, ...]
     format: str | None
-    options: Mapping[str, str]
+    # Not shown: whoever passes a secret as an option has it nowhere but where Spark needs it.
+    options: Mapping[str, str] = field(repr=False)
     partition_by: tuple[str, ...]
     commits: int
     lock: Literal["table", "partitions"]
@@ -108,7 +109,8 @@ class Arguments:
 
         """
         given: dict[str, Any] = {"zk_hosts": self.zookeeper, "timeout_seconds": self.lock_timeout}
-        return LockSettings.from_env(**{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        return LockSettings.from_env(hosts_hint="give --zookeeper host:port,…", **given)
 
     def check(self) -> None:
         """Check what can be checked without asking anybody.
@@ -124,6 +126,13 @@ class Arguments:
             canonical_table_uri(self.table)
         if self.run_id is not None:
             check_run_id(self.run_id)
+        for name in self.options:
+            if name.lower().startswith(FILE_SYSTEM_OPTIONS):
+                raise ArgumentsError(
+                    f"--option {name}: settings of a file system, credentials above all, are no reader options: give "
+                    f"them to the session, by an instance role, in spark-defaults.conf, or with --conf "
+                    f"spark.hadoop.{name}=…"
+                )
 
 
 class _Parser(argparse.ArgumentParser):
@@ -177,7 +186,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     )  # fmt: skip
     add(
         "--option", action="append", default=[], type=_pair, metavar="KEY=VALUE",
-        help="option of Spark's reader, such as sep=; or timestampFormat=yyyyMMdd; may be repeated",
+        help="option of Spark's reader, such as sep=; or timestampFormat=yyyyMMdd; may be repeated. No credentials: "
+        "fs.* is refused, and belongs to the session (--conf spark.hadoop.fs…)",
     )  # fmt: skip
     add("--null-value", metavar="TEXT", help="what stands for null in CSV files: --option nullValue=TEXT")
     add("--verbose", action="store_true", help="Spark's log and stack traces on standard error")
@@ -224,5 +234,6 @@ def _count(value: str) -> int:
 def _pair(value: str) -> tuple[str, str]:
     key, equals, text = value.partition("=")
     if not equals or not key.strip():
-        raise argparse.ArgumentTypeError(f"{value!r} is not KEY=VALUE")
+        # Without what was given, which may be a secret.
+        raise argparse.ArgumentTypeError("what follows it is not KEY=VALUE")
     return key.strip(), text

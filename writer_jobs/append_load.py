@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
@@ -17,7 +18,7 @@ from writer_jobs.errors import RunError, SourceError, TableError, WriteFailedErr
 from writer_jobs.failures import JVM_ERRORS, one_sentence
 from writer_jobs.hadoop_files import HadoopFiles
 from writer_jobs.job_output import JobOutput
-from writer_jobs.runs import Run, check_same_basis, load_run, save_run, split_basis
+from writer_jobs.runs import Run, RunRecords, begun_run, check_same_basis, split_basis
 from writer_jobs.sources import SourceReader, find_sources
 from writer_jobs.split import SplitRows
 from writer_jobs.writer import LockedDeltaWriter
@@ -104,26 +105,30 @@ class AppendLoad:
         run_id = arguments.run_id
         if run_id is None:
             return _Plan(state, 0, None, self._schema(state))
-        basis = split_basis(
-            self._spark,
-            files=self._sources.files,
-            file_format=self._format,
-            options=self._reader.options,
-            commits=arguments.commits,
-        )
-        done = max(0, log.head(run_id).last_transaction)
+        records, options = self._records(run_id), self._reader.options
+        basis = split_basis(self._spark, files=self._sources.files, file_format=self._format, commits=arguments.commits)
+        head = log.head(run_id)
+        done = max(0, head.last_transaction)
         if done == 0:
-            if state and state.forgets_transactions and load_run(self._files, self._writer.location, run_id):
+            before = records.all()
+            if state and state.forgets_transactions and before:
                 raise RunError(
                     f"run {run_id!r} was begun before, and how far it came cannot be known, because the table forgets "
                     "transactions (delta.setTransactionRetentionDuration): look into its history, then choose another "
                     "run id"
                 )
             schema = self._schema(state)
-            return _Plan(state, 0, Run(run_id, basis, schema), schema)
-        recorded = check_same_basis(load_run(self._files, self._writer.location, run_id), basis, run_id, done)
+            # An attempt that ended before its first commit has left its record: it will do if nothing changed since.
+            same = (run for run in before if run.text and run.schema == schema and not run.changes(basis, options))
+            run = next(same, None) or Run.begin(run_id, basis, options, schema)
+            return _Plan(state, 0, run, schema)
+        run = begun_run(records, log, run_id, head)
+        check_same_basis(run, basis, options, done)
         # By the recorded schema: the table's may have changed since, and with it the split.
-        return _Plan(state, done, recorded, recorded.schema)
+        return _Plan(state, done, run, run.schema)
+
+    def _records(self, run_id: str) -> RunRecords:
+        return RunRecords(self._files, self._writer.location, run_id)
 
     def _schema(self, state: TableState | None) -> StructType:
         schema = self._reader.schema(state)
@@ -175,21 +180,28 @@ class AppendLoad:
             if first:
                 self._settle(plan)
 
-        run = arguments.run_id
-        noted = {"run": {"id": run, "commit": commit, "commits": arguments.commits}} if run is not None else {}
+        run = plan.run
+        begins = first and run is not None and plan.done == 0
         with self._uninterrupted(self._writer.cancel):
             self._output.waiting(commit, time.time())
             result = self._writer.append(
                 df,
                 partition_by=() if plan.state else arguments.partition_by,
-                txn=(run, commit) if run is not None else None,
+                txn=(run.run_id, commit) if run is not None else None,
                 # Who begins a run makes sure under it that nobody else has begun another one of that name.
-                lock="table" if first and plan.run is not None and plan.done == 0 else arguments.lock,
-                metadata=noted,
+                lock="table" if begins else arguments.lock,
+                metadata={} if run is None else {"run": self._noted(run, commit)},
                 before_write=before_write,
             )
+            if begins and result.already_committed:
+                # Somebody who had the lock after us has begun this run: by the same split?
+                raise _PlanOutdatedError
             self._output.commit(commit, result)
             self._reported = commit
+
+    def _noted(self, run: Run, commit: int) -> dict[str, Any]:
+        noted = {"id": run.run_id, "commit": commit, "commits": self._arguments.commits}
+        return noted if run.digest is None else {**noted, "basis": run.digest}
 
     def _settle(self, plan: _Plan) -> None:
         """Under the lock, before the first commit: see that the plan still fits the table, and record the run."""
@@ -203,7 +215,7 @@ class AppendLoad:
             if self._writer.log.head(plan.run.run_id).last_transaction > 0:
                 # Another process has begun this very run.
                 raise _PlanOutdatedError
-            save_run(self._files, self._writer.location, plan.run)
+            self._records(plan.run.run_id).save(plan.run)
 
 
 def _fits(planned: StructType, actual: StructType) -> bool:

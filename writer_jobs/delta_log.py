@@ -194,7 +194,7 @@ class DeltaTableLog:
 
         """
         version = after + 1
-        while (line := self._files.read_first_line(f"{self.location}/{LOG_FOLDER}/{version:020d}.json")) is not None:
+        while (line := self._first_line(version)) is not None:
             info = _commit_info(line)
             if commit_id in (stamp_of(info).get("commit_id"), noted_by_guard(info).get("commit_id")):
                 metrics = info.get("operationMetrics", {})
@@ -202,6 +202,30 @@ class DeltaTableLog:
                 return Commit(version, None if rows is None else int(rows), metrics), version
             version += 1
         return None, version - 1
+
+    def find_run(self, run_id: str, *, newest: int) -> tuple[Mapping[str, Any] | None, int]:
+        """Look for the newest commit that a run of the append job made, from a version backwards.
+
+        The version files are read one after the other, until that commit, the beginning, or what log clean-up has left.
+
+        Args:
+            run_id: of the run.
+            newest: version to begin with.
+
+        Returns:
+            What the commit notes of its run, or None if it is not there, and the last version that was read.
+
+        Raises:
+            StorageError: the log cannot be read.
+
+        """
+        version = newest
+        while version >= 0 and (line := self._first_line(version)) is not None:
+            run = stamp_of(_commit_info(line)).get("run")
+            if isinstance(run, dict) and run.get("id") == run_id:
+                return run, version
+            version -= 1
+        return None, version + 1
 
     def commit_nothing(self) -> int:
         """Make an empty commit, and return its version.
@@ -241,6 +265,9 @@ class DeltaTableLog:
         entries = self._files.children(self.location)
         if any(not entry.hidden for entry in entries) and all(entry.name != LOG_FOLDER for entry in entries):
             raise TableError(f"{self.location} is not a Delta table: it has files, but no {LOG_FOLDER}")
+
+    def _first_line(self, version: int) -> str | None:
+        return self._files.read_first_line(f"{self.location}/{LOG_FOLDER}/{version:020d}.json")
 
     def _snapshot(self) -> Any:
         jvm = self._spark._jvm  # noqa: SLF001

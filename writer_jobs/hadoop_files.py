@@ -18,6 +18,8 @@ from writer_jobs.failures import JVM_ERRORS, is_java, one_sentence
 
 _T = TypeVar("_T")
 _NOT_FOUND = "java.io.FileNotFoundException"
+# S3A sends ``If-None-Match: *`` for it; other stores have the condition in their ordinary create, and do not know it.
+_IF_ABSENT = "fs.option.create.conditional.overwrite"
 
 
 @dataclass(frozen=True, order=True)
@@ -146,6 +148,36 @@ class HadoopFiles:
                 stream.close()
 
         self._asked(path, write)
+
+    def create_text(self, path: str, text: str) -> None:
+        """Write a small file, never over another one; if there is one with this very text, that is as good.
+
+        Of two that write at once, S3A (Hadoop 3.4.2), HDFS, ABFS and GCS refuse one. A disk and an older S3A look
+        first, and then write: give different texts different names.
+
+        Raises:
+            StorageError: also if there is a file with another text.
+
+        """
+
+        def create() -> None:
+            system, location = self._at(path)
+            builder = system.createFile(location).recursive().overwrite(False)  # noqa: FBT003 (Java's)
+            stream = builder.opt(_IF_ABSENT, True).build()  # noqa: FBT003 (likewise)
+            try:
+                stream.write(bytearray(text.encode()))
+            finally:
+                stream.close()
+
+        try:
+            self._asked(path, create)
+        except StorageError:
+            # A request whose answer is lost is sent again, and then finds its own file.
+            found = self.read_text(path)
+            if found is None:
+                raise
+            if found != text:
+                raise StorageError(f"{path} exists already with another text, and is not replaced") from None
 
     def _at(self, path: str) -> tuple[Any, Any]:
         location = self._jvm.org.apache.hadoop.fs.Path(path)

@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 from lock_manager import (
     HeldLock,
     LockSettings,
-    SettingsError,
     ZookeeperLockManager,
 )
 from writer_jobs.delta_log import DeltaTableLog, locate_table
@@ -114,12 +113,8 @@ def _default_manager(spark: SparkSession) -> ZookeeperLockManager:
     context = spark.sparkContext
     hosts = context.getConf().get(ZOOKEEPER_SETTING)
     overrides = {"zk_hosts": hosts} if hosts else {}
-    try:
-        settings = LockSettings.from_env(**overrides, app_id=context.applicationId)
-    except SettingsError as error:
-        if hosts:
-            raise
-        raise SettingsError(f"{error}, or start the session with --conf {ZOOKEEPER_SETTING}=host:port,…") from error
+    hint = f"start the session with --conf {ZOOKEEPER_SETTING}=host:port,… or pass manager"
+    settings = LockSettings.from_env(hosts_hint=hint, **overrides, app_id=context.applicationId)
     with _making:
         if settings not in _managers:
             _managers[settings] = ZookeeperLockManager(settings)

@@ -1,14 +1,20 @@
-"""The record of a run: by what split of what sources its commits were made, so that they can be completed later.
+"""The records of runs: by what split of what sources commits were made, so that they can be completed later.
 
-It lies in the table's folder, as ``_sluice/runs/<id>.json``, below a name that Delta, Spark's readers and VACUUM pass
-over. It is written under the table's lock before the run's first commit, and from then on never changed. Delta itself
-knows how far the run came: commit *i* carries ``txnAppId`` = the run's id and ``txnVersion`` = *i*.
+A record lies in the table's folder, as ``_sluice/runs/<id>/<sha256 of the file>.json``, below a name that Delta,
+Spark's readers and VACUUM pass over. It is written before the run's first commit. Each attempt to begin a run may leave
+its own; each commit of the run notes the hash of the one that counts. So no record is ever replaced: a process that
+lost its lock and goes on can add a record of which no commit speaks, and nothing else. Delta itself knows how far the
+run came: commit *i* carries ``txnAppId`` = the run's id and ``txnVersion`` = *i*.
+
+Earlier releases kept one record for each run, ``_sluice/runs/<id>.json``, and noted no hash in its commits. Such a run
+can be completed by that record.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import time
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,13 +23,22 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from writer_jobs.errors import RunError
+from writer_jobs.delta_log import DeltaTableLog, Head
+from writer_jobs.errors import RunError, StorageError
+from writer_jobs.failures import is_java
 from writer_jobs.hadoop_files import FileStatus, HadoopFiles
 from writer_jobs.split import SPLIT_RULE
 
 RUNS_FOLDER = "_sluice/runs"
-_FORMAT = 1
+#: Reader options whose keys begin so are settings of a file system, credentials among them.
+FILE_SYSTEM_OPTIONS = "fs."
+_TORN = "org.apache.hadoop.fs.ChecksumException"
+_FORMAT = 2
+_FORMAT_WITH_VALUES = 1
+_OPTIONS = "reader options"
 _LONGEST_ID = 128
+# Some 30 ms for each option, and for each guess at its value.
+_HASH_ITERATIONS = 100_000
 
 
 def check_run_id(run_id: str) -> str:
@@ -44,30 +59,122 @@ class Run:
 
     Attributes:
         run_id: chosen by the user, unique in the table.
-        basis: by name, everything on which the split depends but the schema; JSON values.
+        basis: by name, everything on which the split depends but the schema; JSON values. Of the reader's options it
+            has a salt and a hash of each value.
         schema: names and types with which the files are read.
+        text: of the record; None of one that an earlier release wrote.
 
     """
 
     run_id: str
     basis: Mapping[str, Any]
     schema: StructType
+    text: str | None = None
+
+    @classmethod
+    def begin(cls, run_id: str, basis: Mapping[str, Any], options: Mapping[str, str], schema: StructType) -> Run:
+        """Describe a run that has no record yet.
+
+        Args:
+            run_id: its id.
+            basis: see :func:`split_basis`.
+            options: of the reader.
+            schema: of the rows.
+
+        """
+        whole = {**basis, _OPTIONS: _hashed(options, secrets.token_hex(16))}
+        record = {"format": _FORMAT, "id": run_id, "basis": whole, "schema": schema.jsonValue()}
+        return cls(run_id, whole, schema, json.dumps(record, indent=1) + "\n")
 
     @property
-    def location(self) -> str:
-        """Path of the record, below the table's folder."""
-        return f"{RUNS_FOLDER}/{quote(self.run_id, safe='')}.json"
+    def digest(self) -> str | None:
+        """Hash of the record, as the run's commits note it; None if they note none."""
+        return None if self.text is None else _digest(self.text)
+
+    def changes(self, basis: Mapping[str, Any], options: Mapping[str, str]) -> list[str]:
+        """Name what is different now: of the options each one, but no value."""
+        then = {name: value for name, value in self.basis.items() if name != _OPTIONS}
+        changed = [name for name in sorted({*then, *basis}) if then.get(name) != basis.get(name)]
+        before = self.basis[_OPTIONS]
+        after = _hashed(options, before["salt"])["hashes"]
+        before = before["hashes"]
+        names = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
+        return changed + [f"reader option {name}" for name in names]
 
 
-def split_basis(
-    spark: SparkSession,
-    *,
-    files: Sequence[FileStatus],
-    file_format: str,
-    options: Mapping[str, str],
-    commits: int,
-) -> dict[str, Any]:
-    """Collect what the split depends on, beside the schema.
+class RunRecords:
+    """The records of one run in a table's folder.
+
+    Args:
+        files: to read and write them with.
+        table_location: the table's folder.
+        run_id: of the run.
+
+    Every method raises :class:`StorageError` if a record cannot be read or written, and :class:`RunError` if it was
+    written by an unknown release. A record that was torn when its writer was killed is passed over.
+
+    """
+
+    def __init__(self, files: HadoopFiles, table_location: str, run_id: str) -> None:
+        self._files = files
+        self._run_id = run_id
+        name = f"{table_location}/{RUNS_FOLDER}/{quote(run_id, safe='')}"
+        #: Where the record of an earlier release is.
+        self.earlier = f"{name}.json"
+        #: Folder of the records. Without dots, so that it is neither "..", nor a file that an earlier release wrote.
+        self.folder = f"{table_location}/{RUNS_FOLDER}/{quote(run_id, safe='').replace('.', '%2E')}"
+
+    def all(self) -> list[Run]:
+        """Return every whole record, that of an earlier release last."""
+        names = [entry.name for entry in self._files.children(self.folder)]
+        digests = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+        return [run for run in (*map(self.noted, digests), self.of_earlier_release()) if run is not None]
+
+    def noted(self, digest: str) -> Run | None:
+        """Return the record with this hash."""
+        text = self._text(f"{self.folder}/{digest}.json")
+        # Torn, if its hash is another one.
+        return self._parsed(text) if text is not None and _digest(text) == digest else None
+
+    def of_earlier_release(self) -> Run | None:
+        """Return the record that an earlier release wrote, which may have been replaced since its first commit."""
+        text = self._text(self.earlier)
+        return None if text is None else self._parsed(text)
+
+    def save(self, run: Run) -> None:
+        """Write a record, if it is not there yet. To be called before the run's first commit."""
+        if run.text is not None:
+            self._files.create_text(f"{self.folder}/{run.digest}.json", run.text)
+
+    def _text(self, path: str) -> str | None:
+        try:
+            return self._files.read_text(path)
+        except StorageError as error:
+            # On a disk Hadoop keeps a checksum beside the file, which a torn one does not fit.
+            if error.__cause__ is not None and is_java(error.__cause__, _TORN):
+                return None
+            raise
+
+    def _parsed(self, text: str) -> Run | None:
+        try:
+            record = json.loads(text)
+            form, basis, schema = record["format"], record["basis"], StructType.fromJson(record["schema"])
+        except (ValueError, KeyError, TypeError):
+            return None
+        if form not in (_FORMAT, _FORMAT_WITH_VALUES):
+            raise RunError(
+                f"the record of run {self._run_id!r} was written by an unknown release (format {form}): complete "
+                "it with that one, or choose another run id"
+            )
+        if form == _FORMAT:
+            return Run(record["id"], basis, schema, text)
+        # It has the values themselves, and those of options that are refused by now.
+        options = {name: value for name, value in basis[_OPTIONS].items() if not name.startswith(FILE_SYSTEM_OPTIONS)}
+        return Run(record["id"], {**basis, _OPTIONS: _hashed(options, "")}, schema)
+
+
+def split_basis(spark: SparkSession, *, files: Sequence[FileStatus], file_format: str, commits: int) -> dict[str, Any]:
+    """Collect what the split depends on, beside the schema and the reader's options.
 
     The session's time zone and parsers decide how CSV and JSON times are read, Spark's version how anything is. The
     partitioning is not among it: it decides in which files a part lies, not which rows are in it.
@@ -75,7 +182,6 @@ def split_basis(
     return {
         "source files": [[file.path, file.length, file.modified_ms] for file in files],
         "format": file_format,
-        "reader options": dict(sorted((name.lower(), value) for name, value in options.items())),
         "number of commits": commits,
         "session time zone": spark.conf.get("spark.sql.session.timeZone"),
         "time parser policy": spark.conf.get("spark.sql.legacy.timeParserPolicy"),
@@ -85,65 +191,76 @@ def split_basis(
     }
 
 
-def load_run(files: HadoopFiles, table_location: str, run_id: str) -> Run | None:
-    """Read the record of a run, None if there is none, or only a torn one of a job that was killed while writing it.
+def begun_run(records: RunRecords, log: DeltaTableLog, run_id: str, head: Head) -> Run:
+    """Return the record by which a run's commits were made that are in the table.
+
+    The newest of them that the log still has says which one it is. Where log clean-up has removed them all it is the
+    only record that there is.
+
+    Args:
+        records: of the run.
+        log: of the table.
+        run_id: of the run.
+        head: of the log, which knows transactions of this run.
 
     Raises:
-        StorageError: it cannot be read.
-        RunError: it was written by an unknown release.
+        RunError: there is no such record, or several that could be it.
+        StorageError: the log or a record cannot be read.
 
     """
-    text = files.read_text(f"{table_location}/{Run(run_id, {}, StructType()).location}")
-    try:
-        record = json.loads(text) if text else None
-        if not isinstance(record, dict):
-            return None
-        if record.get("format") != _FORMAT:
+    note, oldest = log.find_run(run_id, newest=head.version)
+    if note is not None:
+        digest = note.get("basis")
+        run = records.of_earlier_release() if digest is None else records.noted(str(digest))
+        if run is None:
+            where = records.earlier if digest is None else f"{records.folder}/{digest}.json"
             raise RunError(
-                f"the record of run {run_id!r} was written by an unknown release (format {record['format']})"
+                f"run {run_id!r} has commits in the table (up to {head.last_transaction}), and the record by which "
+                f"they were made is missing or damaged: restore {where}, or choose another run id for the rows that "
+                "are not in the table"
             )
-        return Run(record["id"], record["basis"], StructType.fromJson(record["schema"]))
-    except (ValueError, KeyError) as error:
-        if isinstance(error, RunError):
-            raise
-        return None
-
-
-def save_run(files: HadoopFiles, table_location: str, run: Run) -> None:
-    """Write the record, over that of an earlier attempt. Only under the table's lock, before the first commit.
-
-    Raises:
-        StorageError: it cannot be written.
-
-    """
-    record = {
-        "format": _FORMAT,
-        "id": run.run_id,
-        "basis": run.basis,
-        "schema": run.schema.jsonValue(),
-        "written_at": time.time(),
-    }
-    files.write_text(f"{table_location}/{run.location}", json.dumps(record, indent=1) + "\n")
-
-
-def check_same_basis(recorded: Run | None, basis: Mapping[str, Any], run_id: str, done: int) -> Run:
-    """Return the record of a run of which ``done`` commits are in the table, if it can be completed from ``basis``.
-
-    Raises:
-        RunError: there is no record, or it is of another split.
-
-    """
-    if recorded is None:
+        return run
+    found = records.all() if oldest > 0 else []
+    if len(found) > 1:
         raise RunError(
-            f"the table has transactions of {run_id!r} already (up to {done}), but no record of such a run: "
-            "choose another run id"
+            f"run {run_id!r} was begun more than once, and the log no longer has its commits (up to "
+            f"{head.last_transaction}), which say by which record: choose another run id for the rows that are not in "
+            "the table"
         )
-    # Through JSON, as the recorded one went: tuples are lists there.
-    now = json.loads(json.dumps(basis))
-    changed = [name for name in sorted({*recorded.basis, *now}) if recorded.basis.get(name) != now.get(name)]
+    if not found:
+        raise RunError(
+            f"the table has transactions of {run_id!r} already (up to {head.last_transaction}), but no record of such "
+            "a run: choose another run id"
+        )
+    return found[0]
+
+
+def check_same_basis(run: Run, basis: Mapping[str, Any], options: Mapping[str, str], done: int) -> None:
+    """Make sure that a run of which ``done`` commits are in the table can be completed from ``basis`` and ``options``.
+
+    Raises:
+        RunError: it is of another split.
+
+    """
+    changed = run.changes(basis, options)
     if changed:
         raise RunError(
-            f"run {run_id!r} has {done} of {recorded.basis.get('number of commits')} commits in the table already, and "
+            f"run {run.run_id!r} has {done} of {run.basis.get('number of commits')} commits in the table already, and "
             f"since then the {' and the '.join(changed)} changed: bring them back, or choose another run id"
         )
-    return recorded
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _hashed(options: Mapping[str, str], salt: str) -> dict[str, Any]:
+    """Hash each value slowly, with the salt and its own name: equal values of two options, or two records, differ."""
+
+    def hashed(name: str, value: str) -> str:
+        return hashlib.pbkdf2_hmac("sha256", value.encode(), f"{salt} {name}".encode(), _HASH_ITERATIONS).hex()
+
+    return {
+        "salt": salt,
+        "hashes": {name: hashed(name, value) for name, value in sorted((k.lower(), v) for k, v in options.items())},
+    }

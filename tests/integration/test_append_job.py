@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import socket
 import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,13 @@ from kazoo.exceptions import NoNodeError
 from pyspark.sql import SparkSession
 
 from lock_manager import LockSettings, TableResource, ZookeeperLockManager, canonical_table_uri
-from writer_jobs import locked
+from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.append import main
+from writer_jobs.append_arguments import parse_arguments
+from writer_jobs.append_load import AppendLoad
+from writer_jobs.errors import RunError, StorageError
+from writer_jobs.hadoop_files import HadoopFiles
+from writer_jobs.job_output import JobOutput
 from writer_jobs.split import SplitRows
 
 pytestmark = pytest.mark.spark
@@ -315,6 +321,46 @@ def test_an_s3_table_from_s3_files_with_a_report_on_s3(
     assert (report["exit_code"], report["table"]) == (0, "s3://lake/job")
 
 
+class TextThatAnotherPrecedes(str):
+    """A text of which somebody else writes another version after its file was opened, and before it is closed."""
+
+    __slots__ = ("write_another",)
+
+    write_another: Callable[[], object]
+
+    def encode(self, *arguments: Any) -> bytes:
+        self.write_another()
+        return super().encode(*arguments)
+
+
+@pytest.mark.parametrize("conditional", [True, False], ids=["conditional", "control"])
+def test_a_record_on_s3_is_created_by_a_conditional_put(
+    s3: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, conditional: bool
+) -> None:
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=s3.endpoint)
+    name = f"records/{conditional}.json"
+    text = TextThatAnotherPrecedes("ours")
+    text.write_another = lambda: client.put_object(Bucket="lake", Key=name, Body=b"theirs")
+    if not conditional:
+        monkeypatch.setattr("writer_jobs.hadoop_files._IF_ABSENT", "fs.option.create.no.such.option")
+    with pytest.raises(StorageError, match="exists already with another text") if conditional else nullcontext():
+        HadoopFiles.of(spark).create_text(f"s3a://lake/{name}", text)
+    kept = client.get_object(Bucket="lake", Key=name)["Body"].read()
+    assert kept == (b"theirs" if conditional else b"ours")
+
+
+@pytest.mark.parametrize("where", ["s3a://lake/records", "{folder}"])
+def test_a_record_is_never_written_over_another(spark: SparkSession, tmp_path: Path, where: str) -> None:
+    files, path = HadoopFiles.of(spark), f"{where.format(folder=tmp_path)}/new/folder/r.json"
+    for _ in range(2):
+        files.create_text(path, "one")
+    with pytest.raises(StorageError, match="exists already with another text, and is not replaced"):
+        files.create_text(path, "another")
+    assert files.read_text(path) == "one"
+
+
 # -- what it refuses -------------------------------------------------------------------------------------------------
 
 
@@ -524,6 +570,19 @@ def run_commits(table: Path, run_id: str) -> list[int]:
     return [action["txn"]["version"] for action in actions if action.get("txn", {}).get("appId") == run_id]
 
 
+def noted_records(table: Path) -> list[str | None]:
+    """Return which record each of a table's commits says that it was made by."""
+    logs = sorted(table.glob("_delta_log/*.json"))
+    notes = [json.loads(path.read_text().splitlines()[0])["commitInfo"].get("userMetadata") for path in logs]
+    return [json.loads(note)["sluice"]["run"].get("basis") for note in notes if note]
+
+
+def records(table: Path, folder: str) -> list[tuple[str, str]]:
+    """Return the names and texts of a run's records."""
+    paths = sorted((table / "_sluice" / "runs" / folder).glob("*.json"))
+    return [(path.stem, path.read_text()) for path in paths]
+
+
 def test_a_run_that_is_started_again_does_nothing_and_says_so(
     append: Callable[..., Any],
     source: Path,
@@ -543,7 +602,8 @@ def test_a_run_that_is_started_again_does_nothing_and_says_so(
     assert all(line["version"] is None and line["rows"] is None for line in again.commits)
     assert run_commits(table, "a/b c") == [1, 2]
     assert len(versions(table)) == 2
-    assert [path.name for path in (table / "_sluice" / "runs").glob("*.json")] == ["a%2Fb%20c.json"]
+    assert [digest for digest, _ in records(table, "a%2Fb%20c")] == noted_records(table)[:1]
+    assert len(set(noted_records(table))) == 1
     assert len(rows_of(table)) == 40
 
 
@@ -579,7 +639,7 @@ def test_a_run_is_not_continued_with_other_sources_or_another_split(
     assert append(*arguments).code == 0
     changes = {
         "the number of commits changed": ("--commits", "3"),
-        "the reader options changed": ("--option", "sep=;"),
+        "the reader option sep changed": ("--option", "sep=;"),
         "the source files changed": ("--source", more),
     }
     for said, change in changes.items():
@@ -599,23 +659,157 @@ def test_a_run_without_a_commit_may_still_change(
     append: Callable[..., Any], source: Path, table: Path, csv_file: Callable[..., Path], rows_of: Callable[..., Any]
 ) -> None:
     arguments = ("--table", table, "--source", source, "--run-id", "r")
-    # The first attempt fails under the lock, after the run was recorded.
+    # The first attempts fail under the lock, after the run was recorded; the second one finds the record that it needs.
     csv_file("source.csv", "id,name", [(1, "x"), (2,)])
     assert append(*arguments).code == 5
-    assert (table / "_sluice" / "runs" / "r.json").exists()
+    first = records(table, "r")
+    assert append(*arguments).code == 5
+    assert records(table, "r") == first
     csv_file("source.csv", "id,name", [(1, "x"), (2, "y")])
     assert append(*arguments).code == 0
     assert rows_of(table) == [(1, "x"), (2, "y")]
+    # Nothing was replaced, and the commit says which one counts.
+    (kept,) = first
+    assert kept in records(table, "r")
+    assert {digest for digest, _ in records(table, "r")} == {kept[0], *noted_records(table)}
+    assert kept[0] not in noted_records(table)
 
 
-def test_a_torn_record_of_a_killed_first_attempt_is_replaced(
+def test_a_record_that_was_torn_before_the_first_commit_is_in_nobodys_way(
     append: Callable[..., Any], source: Path, table: Path
 ) -> None:
-    runs = table / "_sluice" / "runs"
-    runs.mkdir(parents=True)
-    (runs / "r.json").write_text('{"format": 1, "id"')
-    assert append("--table", table, "--source", source, "--run-id", "r").code == 0
-    assert json.loads((runs / "r.json").read_text())["id"] == "r"
+    arguments = ("--table", table, "--source", source, "--run-id", "r")
+    whole = source.read_text()
+    # This attempt fails under the lock, after it wrote its record.
+    source.write_text(f"{HEADER}\n1,x\n")
+    assert append(*arguments).code == 5
+    source.write_text(whole)
+    ((digest, text),) = records(table, "r")
+    # One that Hadoop's checksum of local files tells, and what a store without one may leave.
+    folder = table / "_sluice" / "runs" / "r"
+    for path in (folder / f"{digest}.json", folder / f"{'0' * 64}.json", folder.with_suffix(".json")):
+        path.write_text(text[:-9])
+    done = [append(*arguments) for _ in range(2)]
+    assert [(each.code, each.error) for each in done] == [(0, "")] * 2
+    assert run_commits(table, "r") == [1]
+    assert len(records(table, "r")) == 3
+
+
+@pytest.mark.parametrize("harm", ["missing", "torn", "changed"])
+def test_a_run_is_not_completed_without_the_very_record_of_its_commits(
+    append: Callable[..., Any], source: Path, table: Path, versions: Callable[[Path], list[str]], harm: str
+) -> None:
+    arguments = ("--table", table, "--source", source, "--run-id", "r")
+    assert append(*arguments).code == 0
+    ((digest, text),) = records(table, "r")
+    path = table / "_sluice" / "runs" / "r" / f"{digest}.json"
+    path.unlink()
+    if harm == "changed":
+        # Else the checksum that Hadoop keeps beside a local file would tell.
+        (path.parent / f".{path.name}.crc").unlink()
+    if harm != "missing":
+        path.write_text(
+            text[:-5] if harm == "torn" else text.replace('"number of commits": 1', '"number of commits": 2')
+        )
+    refused = append(*arguments)
+    assert refused.code == 2
+    assert "the record by which they were made is missing or damaged" in refused.error
+    assert f"restore file:{path}, or choose another run id" in refused.error
+    assert len(versions(table)) == 1
+
+
+def as_an_earlier_release_left_it(table: Path, options: dict[str, str]) -> str:
+    """Give a run's one record and its one commit the form that they had, and return the record's name."""
+    ((digest, text),) = records(table, "r")
+    record = json.loads(text)
+    record["basis"]["reader options"] = options
+    folder = table / "_sluice" / "runs" / "r"
+    for path in folder.iterdir():
+        path.unlink()
+    earlier = folder.with_suffix(".json")
+    earlier.write_text(json.dumps({**record, "format": 1, "written_at": 1.5}, indent=1))
+    commit = table / "_delta_log" / f"{0:020d}.json"
+    note = f',\\"basis\\":\\"{digest}\\"'
+    assert note in commit.read_text()
+    commit.write_text(commit.read_text().replace(note, ""))
+    return earlier.name
+
+
+def test_a_run_of_an_earlier_release_is_completed_by_its_record(
+    append: Callable[..., Any],
+    source: Path,
+    table: Path,
+    sql_elsewhere: Callable[[str], None],
+    rows_of: Callable[..., Any],
+) -> None:
+    arguments = ("--table", table, "--source", source, "--run-id", "r", "--commits", "2")
+    assert append(*arguments).code == 0
+    for path in table.glob(f"_delta_log/*{1:020d}*"):
+        path.unlink()
+    sql_elsewhere(f"alter table delta.`{table}` add column later string")
+    defaults = {"enforceschema": "false", "header": "true", "mode": "FAILFAST"}
+    of_files = {"ignorecorruptfiles": "false", "ignoremissingfiles": "false"}
+    as_an_earlier_release_left_it(table, {**defaults, **of_files, "fs.s3a.secret.key": "open"})
+    # What a job left that ended before its first commit says nothing.
+    refused = append(*arguments, "--option", "sep=;")
+    assert (refused.code, "the reader option sep changed" in refused.error) == (2, True)
+    rest = append(*arguments)
+    assert (rest.code, rest.error) == (0, "")
+    assert [line["already_committed"] for line in rest.commits] == [True, False]
+    assert rows_of(table, "id", "name", "amount") == sorted(ROWS, key=repr)
+    assert noted_records(table) == [None, None]
+    assert append(*arguments).code == 0
+
+
+def test_a_run_whose_commits_were_cleaned_up_has_its_only_record(
+    append: Callable[..., Any], source: Path, table: Path, spark: SparkSession, sql_elsewhere: Callable[[str], None]
+) -> None:
+    arguments = ("--table", table, "--source", source, "--run-id", "r")
+    assert append(*arguments).code == 0
+    sql_elsewhere(f"alter table delta.`{table}` add column later string")
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(table)).checkpoint()
+    for path in table.glob(f"_delta_log/*{0:020d}*"):
+        path.unlink()
+    done = append(*arguments)
+    assert (done.code, [line["already_committed"] for line in done.commits]) == (0, [True])
+    # Of two it cannot be known which one it was.
+    ((_, text),) = records(table, "r")
+    other = json.dumps(json.loads(text))
+    (table / "_sluice" / "runs" / "r" / f"{hashlib.sha256(other.encode()).hexdigest()}.json").write_text(other)
+    refused = append(*arguments)
+    assert refused.code == 2
+    assert "run 'r' was begun more than once" in refused.error
+
+
+def test_no_value_of_a_reader_option_is_stored_or_said(
+    append: Callable[..., Any], source: Path, table: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = tmp_path / "report.json"
+    arguments = ("--table", table, "--source", source, "--run-id", "r", "--report", report, "--verbose", "--option")
+    first = append(*arguments, "Kms.Token=a-secret-1")
+    refused = append(*arguments, "kms.token=a-secret-2")
+    again = append(*arguments, "kms.token=a-secret-1")
+    malformed = append(*arguments, "a-secret-3")
+    assert [each.code for each in (first, refused, again, malformed)] == [0, 2, 0, 2]
+    assert "the reader option kms.token changed" in refused.error
+    said = [f"{each.lines} {each.error}" for each in (first, refused, again, malformed)]
+    kept = [path.read_bytes().decode(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
+    assert any("kms.token" in text for text in kept)
+    assert not any("a-secret" in text for text in (*said, *kept, caplog.text))
+
+
+def test_an_option_of_a_file_system_is_refused_before_anything_is_read(
+    append: Callable[..., Any], table: Path, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    source = ("--table", table, "--source", "/nowhere.csv", "--report", report)
+    refused = append(*source, "--option", "fs.s3a.secret.key=a-secret")
+    assert (refused.code, refused.lines) == (2, [])
+    assert "with --conf spark.hadoop.fs.s3a.secret.key=…" in refused.error
+    assert len(refused.error.splitlines()) == 1
+    assert "a-secret" not in refused.error + report.read_text()
+    assert not table.exists()
 
 
 def test_a_name_that_another_application_used_for_its_transactions_is_refused(
@@ -715,7 +909,7 @@ def test_vacuum_and_readers_pass_over_the_record(
         spark.conf.unset(tasks)
 
     assert not (table / "orphan.parquet").exists()
-    assert (table / "_sluice" / "runs" / "r.json").exists()
+    assert len(records(table, "r")) == 1
     assert len(rows_of(table)) == spark.read.format("delta").load(str(table)).count() == 40
     assert append(*arguments).code == 0
 
@@ -726,3 +920,73 @@ def test_the_location_of_a_table_is_locked_whatever_its_spelling(
     with manager.acquire(canonical_table_uri(table)):
         failed = append("--table", f"file://{table}/../table//", "--source", source, "--lock-timeout", "0")
     assert failed.code == 3
+
+
+class KilledError(Exception):
+    """Stands for the end of a process between two steps of its job."""
+
+
+class Watched(JobOutput):
+    """A job's output that tells where the job is, and can end it before a commit."""
+
+    def __init__(self, commits: int, *, killed_before: int | None = None) -> None:
+        super().__init__(commits)
+        self.holds = self.slept = False
+        self._killed_before = killed_before
+
+    def waiting(self, commit: int, requested_at: float) -> None:
+        if commit == self._killed_before:
+            raise KilledError
+        super().waiting(commit, requested_at)
+
+    def holding(self, commit: int, token: int, acquired_at: float) -> None:
+        super().holding(commit, token, acquired_at)
+        self.holds = True
+
+
+def load_by(writer: LockedDeltaWriter, spark: SparkSession, output: JobOutput, *arguments: object) -> AppendLoad:
+    asked = parse_arguments(["--table", writer.table, *map(str, arguments)])
+    return AppendLoad(spark, writer, asked, output, lambda _: nullcontext())
+
+
+def test_a_zombie_replaces_no_record_of_its_successors(
+    append: Callable[..., Any],
+    spark: SparkSession,
+    make_manager: Callable[..., ZookeeperLockManager],
+    source: Path,
+    table: Path,
+    ensemble_client: KazooClient,
+    rows_of: Callable[..., Any],
+) -> None:
+    run = ("--source", source, "--run-id", "r")
+    writers = [LockedDeltaWriter(spark, make_manager(), str(table)) for _ in range(2)]
+    output = Watched(2)
+    zombie = load_by(writers[0], spark, output, *run, "--commits", 2)
+    successor = load_by(writers[1], spark, Watched(3, killed_before=2), *run, "--commits", 3)
+    look = writers[0].log.head
+    node = TableResource.of(writers[0].table).znode(LockSettings.lock_root)
+
+    def look_and_fall_asleep(app_id: str | None = None) -> Any:
+        """Look, under the lock, whether the run has begun; lose the lock; return when another one has begun it."""
+        found = look(app_id)
+        if output.holds and not output.slept:
+            output.slept = True
+            for name in ensemble_client.get_children(node):
+                if "lock__" in name:
+                    ensemble_client.delete(f"{node}/{name}")
+            with ThreadPoolExecutor(1) as pool, pytest.raises(KilledError):
+                pool.submit(successor.run).result()
+        return found
+
+    writers[0].log.head = look_and_fall_asleep  # type: ignore[method-assign]
+    # The table's first commit is one of three, so the zombie's split does not fit it, and the successor's does.
+    with pytest.raises(RunError, match="run 'r' has 1 of 3 commits in the table already"):
+        zombie.run()
+    assert run_commits(table, "r") == [1]
+    refused = append("--table", table, *run, "--commits", "2")
+    assert (refused.code, run_commits(table, "r")) == (2, [1])
+    assert "run 'r' has 1 of 3 commits in the table already" in refused.error
+    done = append("--table", table, *run, "--commits", "3")
+    assert (done.code, done.error) == (0, "")
+    assert [line["already_committed"] for line in done.commits] == [True, False, False]
+    assert rows_of(table, "id", "name", "amount") == sorted(ROWS, key=repr)

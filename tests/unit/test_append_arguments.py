@@ -80,6 +80,26 @@ def test_values_are_checked_before_anything_is_started(more: list[str], error: t
         parse_arguments([*LEAST, *more]).check()
 
 
+@pytest.mark.parametrize("name", ["fs.s3a.secret.key", "FS.azure.account.key", " Fs.s3a.endpoint"])
+def test_settings_of_a_file_system_are_no_reader_options(name: str) -> None:
+    found = parse_arguments([*LEAST, "--option", "sep=;", "--option", f"{name}=a-secret"])
+    with pytest.raises(ArgumentsError, match=f"--conf spark.hadoop.{name.strip()}=") as refused:
+        found.check()
+    assert "a-secret" not in f"{refused.value} {found!r}"
+
+
+def test_without_an_ensemble_the_option_and_the_variable_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLUICE_ZK_HOSTS", raising=False)
+    with pytest.raises(SettingsError, match="set SLUICE_ZK_HOSTS=host:port,… or give --zookeeper host:port,…"):
+        parse_arguments(LEAST[2:]).check()
+
+
+def test_an_option_without_a_value_is_not_repeated() -> None:
+    with pytest.raises(ArgumentsError, match="not KEY=VALUE") as refused:
+        parse_arguments([*LEAST, "--option", "a-secret"])
+    assert "a-secret" not in str(refused.value)
+
+
 def test_help_is_not_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(HelpShown):
         parse_arguments(["-h"])

@@ -126,6 +126,17 @@ def test_options_out_of_range_are_exit_code_2(run: CliRunner, arguments: list[st
     assert "Traceback" not in answer.output
 
 
+@pytest.mark.parametrize("arguments", [["status"], ["break", "/t"], ["doctor"], ["adopt", "/t"]])
+def test_without_an_ensemble_the_option_and_the_variable_are_named(
+    run: CliRunner, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLUICE_ZK_HOSTS", raising=False)
+    answer = run.invoke(app, arguments)
+    assert answer.exit_code == 2
+    assert "no ensemble given: set SLUICE_ZK_HOSTS=host:port,… or give --zookeeper host:port,…" in answer.stderr
+    assert "zk_hosts" not in answer.output
+
+
 def test_missing_jars_are_told_before_anything_is_started(
     run: CliRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

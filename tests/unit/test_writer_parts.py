@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -28,9 +29,9 @@ from writer_jobs.errors import (
     WriteFailedError,
 )
 from writer_jobs.failures import _gist
-from writer_jobs.hadoop_files import FileStatus
+from writer_jobs.hadoop_files import FileStatus, HadoopFiles
 from writer_jobs.job_output import JobOutput
-from writer_jobs.runs import Run, check_same_basis
+from writer_jobs.runs import Run, RunRecords, check_same_basis
 from writer_jobs.sources import SourceFiles, _escaped, _unknown_fields
 from writer_jobs.stopping import Stopped, StopSignals
 
@@ -172,22 +173,40 @@ def test_unknown_fields_are_found_at_any_depth() -> None:
     assert _unknown_fields(source, target, str) == ["a", "list.X", "list.y", "more"]
 
 
-def test_a_runs_record_has_a_name_that_is_one_file_whatever_its_id() -> None:
-    def name(run_id: str) -> str:
-        return Run(run_id, {}, StructType()).location
+def test_a_runs_records_have_a_folder_of_their_own_whatever_its_id() -> None:
+    def names(run_id: str) -> tuple[str, str]:
+        found = RunRecords(HadoopFiles(None, None), "/t", run_id)
+        return found.folder, found.earlier
 
-    assert name("nightly-2013.01") == "_sluice/runs/nightly-2013.01.json"
-    assert name("../a:b c%2F") == "_sluice/runs/..%2Fa%3Ab%20c%252F.json"
+    assert names("nightly-2013") == ("/t/_sluice/runs/nightly-2013", "/t/_sluice/runs/nightly-2013.json")
+    # Neither another folder, nor the file in which an earlier release kept the run "r".
+    assert names("..")[0] == "/t/_sluice/runs/%2E%2E"
+    assert names("r.json")[0] == "/t/_sluice/runs/r%2Ejson"
+    assert names("../a:b c%2F") == (
+        "/t/_sluice/runs/%2E%2E%2Fa%3Ab%20c%252F",
+        "/t/_sluice/runs/..%2Fa%3Ab%20c%252F.json",
+    )
 
 
-def test_what_changed_since_a_run_began_is_named() -> None:
-    recorded = Run("r", {"number of commits": 4, "format": "csv", "source files": [["a", 1, 2]]}, StructType())
-    same = {"number of commits": 4, "format": "csv", "source files": [("a", 1, 2)]}
-    assert check_same_basis(recorded, same, "r", 2) is recorded
+def test_what_changed_since_a_run_began_is_named_and_no_value() -> None:
+    basis = {"number of commits": 4, "format": "csv", "source files": [["a", 1, 2]]}
+    options = {"Sep": ";", "kms.token": "a-secret"}
+    run = Run.begin("r", basis, options, StructType())
+    check_same_basis(run, basis, {"sep": ";", "KMS.token": "a-secret"}, 2)
     with pytest.raises(RunError, match=r"2 of 4 commits.*the format and the source files changed"):
-        check_same_basis(recorded, same | {"format": "json", "source files": []}, "r", 2)
-    with pytest.raises(RunError, match="no record of such a run"):
-        check_same_basis(None, same, "r", 2)
+        check_same_basis(run, basis | {"format": "json", "source files": []}, options, 2)
+    with pytest.raises(RunError, match=r"the reader option header and the reader option sep changed") as refused:
+        check_same_basis(run, basis, {"header": "a-secret-2", "kms.token": "a-secret"}, 2)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_record_has_slow_salted_hashes_of_the_reader_options() -> None:
+    runs = [Run.begin("r", {}, {"one": "a-secret", "other": "a-secret"}, StructType()) for _ in range(2)]
+    assert runs[0].digest != runs[1].digest
+    assert not any("a-secret" in (run.text or "") for run in runs)
+    hashes = [value for run in runs for value in run.basis["reader options"]["hashes"].values()]
+    assert len(set(hashes)) == 4
+    assert hashlib.sha256(b"a-secret").hexdigest() not in hashes
 
 
 def test_a_signal_is_raised_where_the_job_is() -> None:
