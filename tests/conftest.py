@@ -26,6 +26,7 @@ CLIENT_PORT = 2181
 SHARED_DRIVER = (
     "test_adopt.py",
     "test_append_job.py",
+    "test_default_manager.py",
     "test_guard.py",
     "test_guard_partitions.py",
     "test_readme.py",
