@@ -3,13 +3,15 @@
 A thread that holds something and waits for more can be a part of a deadlock. The rule that prevents it is about what
 the thread holds in one *ensemble*: what it holds already it gets again, and for more it may wait only in the order of
 the tables. Two managers of one ensemble are one here, however their host lists are spelled. The ensemble is told by the
-UUID at its lock root, so that different lock roots and different ensembles are unrelated.
+UUID at its lock root, so that different lock roots and different ensembles are unrelated. A thread waits in one acquire
+at a time, for something that comes after all that it holds: so there is no circle of waiting in one ensemble.
 
 What this cannot decide:
 
 * Two ensembles, or two lock roots of one: there is no order between them. A thread that holds a table in the first and
   waits in the second may wait for one that does the reverse, until the deadline of one of the two.
-* Threads that wait for each other by other means: one that holds a table and joins a thread that asks for it.
+* Threads that wait for each other by other means: one that holds a table and joins a thread that asks for it. A hold
+  counts for the thread that acquired it, whoever works under it.
 * An ensemble that was restored from a copy of another one has the UUID of that one, and counts as the same.
 """
 
