@@ -159,6 +159,11 @@ class HeldLock:
         """How the hold was lost, None as long as that is not known."""
         return self._loss
 
+    @property
+    def over(self) -> bool:
+        """Whether it is known to be lost, was released, or ended with the manager that gave it."""
+        return self._loss is not None or self.released_at is not None or self._session.closed
+
     def __repr__(self) -> str:
         state = f"lost: {self._loss}" if self._loss else "released" if self.released_at else "held"
         return f"<HeldLock {self.resource} {'shared' if self.shared else 'exclusive'} token={self.token} {state}>"
@@ -325,7 +330,7 @@ class HeldLock:
 
         """
         with self._lock:
-            over = self.released_at is not None or self._loss is not None
+            over = self.over
             self._entries += not over
         return not over
 
@@ -505,7 +510,7 @@ class HeldLock:
             self._closed_inside = ends and self._loss is None and bool(self._blocks)
         self._crew.keeper.remove(self)
         if self._closed_inside:
-            self._lose("its manager was closed", releasing=True)
+            self._lose("the manager that gave it was closed", releasing=True)
         elif ends and self._loss is None:
             self._tell_end(Event.RELEASED)
 

@@ -15,7 +15,6 @@ from lock_manager.errors import (
     EnsembleUnavailableError,
     LockCancelledError,
     LockNotHeldError,
-    LockOrderError,
     UnguardedError,
 )
 from lock_manager.events import Event, tell
@@ -24,6 +23,7 @@ from lock_manager.inspect import QueueEntry, read_queue
 from lock_manager.installed import guard_is_installed
 from lock_manager.janitor import Janitor
 from lock_manager.keeper import Keeper
+from lock_manager.nesting import REGISTRY, covering
 from lock_manager.partitions import Partition
 from lock_manager.queue_lock import Attempt, Request
 from lock_manager.resources import TableResource
@@ -45,7 +45,8 @@ class ZookeeperLockManager:
                 df.write.format("delta").mode("append").save("s3a://lake/flights")
 
     One ZooKeeper session, connected at the first use, shared by all threads; each ``acquire`` queues for itself. A lock
-    belongs to the thread that acquired it for the rule on nesting only: any thread may release it.
+    belongs to the thread that acquired it for the rule on nesting only: any thread may release it. That rule counts
+    what the thread has through every manager of the same ensemble (:mod:`lock_manager.nesting`).
 
     A lock orders writers; by itself it does not stop one that was paused past its session from writing afterwards. See
     :meth:`HeldLock.check` and docs/concepts.md.
@@ -140,6 +141,7 @@ class ZookeeperLockManager:
         for attempt in attempts:
             attempt.cancel()
         for hold in holds:
+            REGISTRY.remove(hold)
             hold.close()
         self._janitor.close()
         self._session.close()
@@ -164,7 +166,10 @@ class ZookeeperLockManager:
     ) -> HeldLock:
         """Lock a table, or partitions of it; wait for everybody who asked before.
 
-        Whoever has the lock already, or one that covers it, gets the same hold again and gives it back as often.
+        A thread that has the lock already, or one that covers it, gets the same hold again and gives it back as often;
+        also through another manager of the same ensemble. Of the manager that gave it first are the session, the
+        ``max_hold_seconds`` and the :meth:`close` that ends it. A manager that is not connected yet connects before it
+        looks what the thread has through others.
 
         Args:
             resource: location of the table, in any spelling that :func:`canonical_table_uri` takes.
@@ -219,11 +224,9 @@ class ZookeeperLockManager:
         if not wanted or len(wanted) != len(scopes):
             raise ValueError("give at least one scope, and at most one for each table")
         self._session.check_usable()
-        while held := self._held_already(wanted):
-            if held.enter_again():
-                return held
-        if any(scope.partitions is not None for scope in wanted.values()) and not guard_is_installed():
-            raise UnguardedError(resource=", ".join(map(str, wanted.values())))
+        thread = threading.current_thread()
+        if (held := self._held_already(wanted, thread)) is not None:
+            return held
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         check_seconds("timeout_seconds", seconds)
         deadline = Deadline(seconds)
@@ -237,7 +240,6 @@ class ZookeeperLockManager:
             wanted={uri: scope.told() for uri, scope in wanted.items()},
         )
         attempt = Attempt(self._session, request, deadline)
-        thread = threading.current_thread()
         return self._shield.run(
             lambda: self._attempt(request, attempt, wanted, deadline, thread),
             interrupted=attempt.cancel,
@@ -254,6 +256,28 @@ class ZookeeperLockManager:
     ) -> HeldLock:
         with self._lock:
             self._attempts.append(attempt)
+        try:
+            if (held := self._held_elsewhere(attempt, scope, thread)) is not None:
+                return held
+            if any(each.partitions is not None for each in scope.values()) and not guard_is_installed():
+                raise UnguardedError(resource=request.resource)
+            return self._queue_up(request, attempt, scope, deadline, thread)
+        except ClosedError:
+            if request.cancelled.is_set():
+                raise LockCancelledError(resource=request.resource) from None
+            raise
+        finally:
+            with self._lock:
+                self._attempts.remove(attempt)
+
+    def _queue_up(
+        self,
+        request: Request,
+        attempt: Attempt,
+        scope: Mapping[str, TableScope],
+        deadline: Deadline,
+        thread: threading.Thread,
+    ) -> HeldLock:
         for table in request.tables:
             tell(Event.QUEUED, table)
         try:
@@ -267,22 +291,20 @@ class ZookeeperLockManager:
                 thread=thread,
                 crew=Crew(self._keeper, self._janitor, self._shield, self._forget),
             )
+            REGISTRY.add(hold)
             with self._lock:
                 self._holds.append(hold)
-        except BaseException as error:
+        except BaseException:
             for table in request.tables:
                 tell(Event.GAVE_UP, table, seconds=deadline.elapsed())
             attempt.abandon(self._janitor)
-            if isinstance(error, ClosedError) and request.cancelled.is_set():
-                raise LockCancelledError(resource=request.resource) from None
             raise
-        finally:
-            with self._lock:
-                self._attempts.remove(attempt)
         return hold
 
     def release(self, resource: str | os.PathLike[str] | TableResource) -> None:
-        """Give back the lock on ``resource``: this thread's, or else the only one that this manager has.
+        """Give back the lock on ``resource``: this thread's, or else the only one that this manager gave.
+
+        That of this thread may be another manager's of the same ensemble, see :meth:`acquire`.
 
         Raises:
             LockNotHeldError: there is none, or several of other threads.
@@ -294,7 +316,10 @@ class ZookeeperLockManager:
         self._session.check_usable()
         with self._lock:
             holds = [hold for hold in self._holds if table.uri in hold.scope]
-        own = [hold for hold in holds if hold.thread is threading.current_thread()]
+        thread = threading.current_thread()
+        own = [hold for hold in self._held_by(thread) if table.uri in hold.scope]
+        # An ensemble that was rebuilt has another id by now.
+        own = own or [hold for hold in holds if hold.thread is thread]
         if own:
             own[-1].release()
         elif len(holds) == 1:
@@ -344,51 +369,31 @@ class ZookeeperLockManager:
         }
         return {name: value for name, value in known.items() if value is not None} | {"requested_at": time.time()}
 
-    def _held_already(self, wanted: Mapping[str, TableScope]) -> HeldLock | None:
-        """Return a hold of this thread that covers what is asked for, None if it has nothing to do with it.
+    def _held_by(self, thread: threading.Thread) -> list[HeldLock]:
+        """Return what a thread has in this manager's ensemble, whichever manager gave it, oldest first."""
+        return [hold for hold in REGISTRY.of(thread) if hold.ensemble_id == self._session.ensemble_id]
+
+    def _held_already(self, wanted: Mapping[str, TableScope], thread: threading.Thread) -> HeldLock | None:
+        """Enter again and return the hold of this thread that covers what is asked for; None if there is none.
 
         Raises:
             LockOrderError: it has something that makes the request a possible deadlock.
 
         """
-        thread = threading.current_thread()
-        with self._lock:
-            held = [
-                hold for hold in self._holds
-                if hold.thread is thread and hold.lost is None and hold.released_at is None
-            ]  # fmt: skip
-        for hold in held:
-            if hold.covers(wanted):
+        while True:
+            hold = covering([hold for hold in self._held_by(thread) if not hold.over], wanted)
+            if hold is None or hold.enter_again():
                 return hold
-        for hold in held:
-            for uri in wanted:
-                if uri in hold.scope and hold.scope[uri].covers(wanted[uri]):
-                    raise LockOrderError(
-                        f"this thread holds {uri} already and asks for it together with others: ask for the others "
-                        "only, or for all of them at once in the beginning",
-                        resource=uri,
-                    )
-                if uri in hold.scope:
-                    raise LockOrderError(self._sentence_on(hold.scope[uri], wanted[uri]), resource=uri)
-                if max(hold.scope) > uri:
-                    raise LockOrderError(
-                        f"this thread holds {max(hold.scope)} and asks for {uri}, while another may hold them the "
-                        f"other way round: ask for both at once (acquire_all), or for {uri} first",
-                        resource=uri,
-                    )
-        return None
 
-    @staticmethod
-    def _sentence_on(has: TableScope, wanted: TableScope) -> str:
-        if has.shared and not wanted.shared:
-            return (
-                f"this thread shares {has} and asks to have {wanted} alone: two that did so would wait for each other; "
-                "ask for it alone from the start, or release first"
-            )
-        return (
-            f"this thread holds {has} and asks for {wanted}: two that did so may wait for each other; ask for all of "
-            "it at once, or release first"
-        )
+    def _held_elsewhere(
+        self, attempt: Attempt, wanted: Mapping[str, TableScope], thread: threading.Thread
+    ) -> HeldLock | None:
+        """Look again, connected, if the thread has something and it is not known yet of which ensemble this is."""
+        if all(hold.ensemble_id == self._session.ensemble_id for hold in REGISTRY.of(thread)):
+            return None
+        # With an id that is known this asks nobody, unless the session is gone, and the ensemble perhaps with it.
+        attempt.connect()
+        return self._held_already(wanted, thread)
 
     def _read_queue(self, node: str, deadline: Deadline) -> list[QueueEntry]:
         while True:
@@ -401,6 +406,7 @@ class ZookeeperLockManager:
                     ) from None
 
     def _forget(self, hold: HeldLock) -> None:
+        REGISTRY.remove(hold)
         with self._lock:
             if hold in self._holds:
                 self._holds.remove(hold)

@@ -266,6 +266,20 @@ class Attempt:
         """Have the waiting thread look again."""
         self._wake.set()
 
+    def connect(self) -> int:
+        """Connect, if need be, and return the session's id; :meth:`run` does it by itself.
+
+        Raises:
+            LockCancelledError: cancelled.
+            EnsembleUnavailableError: no answer before the deadline.
+
+        """
+        try:
+            return self._session.ready(self._answer_by, self._request.cancelled)
+        except EnsembleUnavailableError:
+            self._raise_if_cancelled()
+            raise
+
     def run(self) -> Place:
         """Queue up, wait, and return the place at the head of every queue.
 
@@ -297,14 +311,11 @@ class Attempt:
         while True:
             self._raise_if_cancelled()
             try:
-                session_id = self._session.ready(self._answer_by, self._request.cancelled)
+                session_id = self.connect()
                 self._asked_at = time.monotonic()
                 if (place := self._look(session_id)) is not None:
                     self._raise_if_cancelled()
                     return place
-            except EnsembleUnavailableError:
-                self._raise_if_cancelled()
-                raise
             except NO_ANSWER:
                 self._unsure = bool(self._hold_id)
                 if self._answer_by.remaining() == 0:

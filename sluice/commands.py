@@ -280,6 +280,7 @@ class Without(StrEnum):
     CONDITION = "condition"
     BINDING = "binding"
     INTENT = "intent"
+    REGISTRY = "registry"
 
 
 @app.command()

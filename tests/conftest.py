@@ -27,6 +27,7 @@ SHARED_DRIVER = (
     "test_adopt.py",
     "test_append_job.py",
     "test_every_way.py",
+    "test_default_manager.py",
     "test_guard.py",
     "test_guard_partitions.py",
     "test_readme.py",

@@ -43,6 +43,9 @@ def locked(
     A commit passes only while the lock stands. If it does not, or nobody confirms it, the statement raises
     LockLostError or LockNotHeldError, and that commit is not made; a statement that makes several may have made others.
 
+    Inside the block this thread gets the same hold again, by ``locked`` or from a :class:`LockedDeltaWriter`, whichever
+    manager of the same ensemble they have.
+
     Args:
         spark: a session with the guarded log store, see :func:`attach`.
         table: location or name in the catalog; resolved once, before the lock is asked for. Need not exist yet.

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from lock_manager import LockNotHeldError, SluiceError, canonical_table_uri
+from lock_manager import HeldLock, LockNotHeldError, SluiceError, ZookeeperLockManager, canonical_table_uri
 from lock_manager.guard import CommitGuard, GuardedHold
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ class Protection(StrEnum):
     BINDING = "binding"
     #: Nothing is noted before a put, so that the next holder does not know of it.
     INTENT = "intent"
+    #: A lock manager does not know what a thread holds through another one.
+    REGISTRY = "registry"
 
 
 class SoakGuard(CommitGuard):
@@ -76,6 +79,19 @@ class ForgetfulGuard(SoakGuard):
             del guarded.passed[str(asked["attempt"])]
             raise
         return {"holds": [guarded.hold.hold_id], "stamp": guarded.stamp()}
+
+
+class LonelyManager(ZookeeperLockManager):
+    """A lock manager that knows the holds which it gave itself, and no other."""
+
+    def _held_by(self, thread: threading.Thread) -> list[HeldLock]:
+        return [hold for hold in super()._held_by(thread) if hold in self._holds]
+
+
+def make_manager(without: Protection | None, hosts: str, **settings: Any) -> ZookeeperLockManager:
+    """Return a lock manager for a run in which this protection is left out."""
+    kind = LonelyManager if without is Protection.REGISTRY else ZookeeperLockManager
+    return kind(hosts, **settings)
 
 
 def make_guard(

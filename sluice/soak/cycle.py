@@ -18,8 +18,10 @@ from lock_manager.intents import version_to_occupy
 from sluice.soak.controls import Protection, stamped
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreError, VersionTakenError, WriteError
+from sluice.soak.steps import ACQUIRED
 
 if TYPE_CHECKING:
+    from lock_manager import HeldLock
     from sluice.soak.worker import StoreWorker
 
 NO_VERSION = -1
@@ -67,6 +69,7 @@ class Cycle:
         worker.guard.add(bound)
         try:
             self._point("acquired")
+            self._take_steps(hold)
             self._settle(bound)
             self._transact(bound)
             if self._second:
@@ -166,6 +169,11 @@ class Cycle:
                 self._txn = own
                 del bound.metadata["occupies"]
         hold.intents.clear()
+
+    def _take_steps(self, hold: HeldLock) -> None:
+        if not self._second:
+            for done in self._worker.steps.at(ACQUIRED, hold):
+                self._say("step", token=hold.token, **done)
 
     def _end(self, bound: GuardedHold) -> None:
         hold, token = bound.hold, bound.hold.token

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sluice.soak.evidence import Event, Evidence
+from sluice.soak.steps import SAME
 from sluice.soak.violation import Violation, piece_of, who
 
 _SCHEDULING_SECONDS = 2.0
@@ -100,6 +101,22 @@ def work_goes_on(evidence: Evidence) -> Iterator[Violation]:
         elif event["event"] == "ended" and event["incarnation"] not in accounted:
             sentence = f"{event['worker']} ended of itself, though nobody had told it to"
             yield Violation("I9", sentence, [*_last_words(history, event, event["worker"]), event])
+
+
+def two_managers_are_one(evidence: Evidence) -> Iterator[Violation]:
+    """I10: what a thread holds it gets again through another lock manager, and LockOrderError for what comes before."""
+    for event in evidence.history:
+        # Of a hold that is lost nothing is had any more.
+        if event["event"] != "step" or event["kind"] != "two-managers" or event["lost"]:
+            continue
+        # Who has never been connected may find no ensemble, and then knows nothing of it.
+        unknown = set() if event["connected"] else {"EnsembleUnavailableError"}
+        if event["again"] not in {SAME, *unknown}:
+            sentence = f"{who(event)} asked again for what it holds, through another manager: {event['again']}"
+            yield Violation("I10", sentence, [event])
+        if event["order"] not in {"LockOrderError", *unknown}:
+            sentence = f"{who(event)} asked through another manager for a table that comes before: {event['order']}"
+            yield Violation("I10", sentence, [event])
 
 
 def _last_words(history: Sequence[Event], end: Event, worker: str | None = None) -> list[Event]:

@@ -18,6 +18,7 @@ from sluice.soak.evidence import Evidence
 from sluice.soak.liveness import takeovers
 from sluice.soak.options import SoakOptions
 from sluice.soak.run import Progress
+from sluice.soak.steps import STEPS
 from sluice.soak.verdict import INVARIANTS
 from sluice.soak.violation import Violation
 
@@ -49,11 +50,27 @@ def summary(
         "takeovers": len(took),
         "slowest_takeover_seconds": round(max(took, default=0.0), 2),
         "faults": dict(sorted(progress.faults.items())),
+        "fault_shares": {
+            name: _share(progress.faults[name], progress.chances[name]) for name in sorted(options.faults)
+        },
+        "step_shares": _step_shares(evidence),
         "did_not_strike": sorted(set(options.faults) - progress.faults.keys()),
         "violations": len(violations),
         "violations_by_invariant": dict(sorted(Counter(each.invariant for each in violations).items())),
         "shown": [each.to_json() for each in violations[:_SHOWN]],
     }
+
+
+def _share(times: int, chances: int) -> dict[str, Any]:
+    return {"times": times, "chances": chances, "share": round(times / chances, 3) if chances else None}
+
+
+def _step_shares(evidence: Evidence) -> dict[str, Any]:
+    """Tell of each kind of step how often it was taken, of the holds in which it could have been."""
+    taken = Counter(event["kind"] for event in evidence.history if event["event"] == "step")
+    # The second thread of a writer takes none.
+    moments = Counter(event["event"] for event in evidence.history if "thread" not in event)
+    return {name: _share(taken[name], moments[step.moment]) for name, step in STEPS.items()}
 
 
 def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], console: Console) -> None:
@@ -63,11 +80,14 @@ def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], con
     table.add_column("how many", justify="right")
     for name in ("acknowledged", "refused", "unknown", "occupied", "lost_holds", "versions", "rows"):
         table.add_row(name.replace("_", " "), f"{found[name]:,}")
-    for name, count in found["faults"].items():
-        table.add_row(f"  fault {name}", f"{count:,}")
+    for kind in ("fault", "step"):
+        for name, share in found[f"{kind}_shares"].items():
+            if share["chances"]:
+                times, chances, percent = share["times"], share["chances"], f"{share['share']:.0%}"
+                table.add_row(f"  {kind} {name}", f"{times:,} of {chances:,} ({percent})")
     console.print(table)
-    if found["did_not_strike"]:
-        console.print(f"did not strike in so short a run: {', '.join(found['did_not_strike'])}", soft_wrap=True)
+    if no_turn := [name for name in found["did_not_strike"] if not found["fault_shares"][name]["chances"]]:
+        console.print(f"had no chance in so short a run: {', '.join(no_turn)}", soft_wrap=True)
     for invariant, function in INVARIANTS.items():
         broken = [each for each in violations if each.invariant == invariant]
         if not broken:

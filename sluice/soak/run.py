@@ -49,12 +49,14 @@ class Progress:
     Attributes:
         counts: events by kind.
         faults: faults by class.
+        chances: turns of each class in the plan: it lay in wait for a writer at a point, whether it struck or not.
         now: the class of fault under way.
 
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
+    chances: Counter[str] = field(default_factory=Counter)
     now: str = ""
 
 
@@ -143,6 +145,7 @@ class Soak:
             if self.options.faults and done - acknowledged_then >= self.options.commits_between_faults:
                 fault, writer, point = next(plan)
                 self.progress.now = f"{fault.name} at {point} of {writer}"
+                self._say("chance", kind=fault.name, writer=writer, point=point)
                 incident = advance(fault.strike(self.stage, writer, point), None)
         self.finish()
 
@@ -262,6 +265,7 @@ class Soak:
             hadoop=hadoop_settings(name, self._s3, s3_link),
             without=self.options.without,
             rows=self.options.rows,
+            seed=self.options.seed,
             engine=self.options.engine,
             log=str(self.options.output / f"{name}.log"),
         )
@@ -321,6 +325,8 @@ class Soak:
             self.stage.session_seconds = event["session_seconds"]
         if kind == "fault":
             self.progress.faults[event["kind"]] += 1
+        if kind == "chance":
+            self.progress.chances[event["kind"]] += 1
         if kind == "acknowledged":
             self._per_table[event["table"]] += 1
             if event["table"] == self.tables[-1] and self._per_table[event["table"]] >= _MOST_COMMITS_PER_TABLE:

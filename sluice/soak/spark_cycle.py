@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lock_manager import LockLostError, SluiceError
 from sluice.soak.controls import Protection
 from sluice.soak.gateway import JvmGoneError
+from sluice.soak.steps import ACQUIRED
 from writer_jobs.delta_log import LOG_FOLDER, NO_VERSION, STAMP, DeltaTableLog
 from writer_jobs.failures import JVM_ERRORS, is_conflict
 from writer_jobs.guarded import guarded
@@ -86,6 +87,7 @@ class SparkCycle:
         worker.cycles[hold.hold_id] = self
         try:
             self._point("acquired")
+            self._take_steps(hold)
             self._log = _SettlingLog(worker, self._table, self._occupy)
             with guarded(worker.spark, hold, self._log, {"job": worker.options.name}):
                 self._transact()
@@ -205,6 +207,11 @@ class SparkCycle:
         if failure is not None:
             raise failure
         return versions[0]
+
+    def _take_steps(self, hold: HeldLock) -> None:
+        if not self._second:
+            for done in self._worker.steps.at(ACQUIRED, hold):
+                self._say("step", **done)
 
     def _end(self) -> None:
         lost = False

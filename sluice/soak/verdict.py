@@ -1,4 +1,4 @@
-"""The verdict on a soak: nine invariants, each a pure function over what the soak left behind.
+"""The verdict on a soak: ten invariants, each a pure function over what the soak left behind.
 
 A writer's word is in its history, what is so is in the log. Time is ``time.monotonic`` of one machine.
 """
@@ -12,7 +12,13 @@ from typing import Any
 
 from sluice.checks import check_tokens
 from sluice.soak.evidence import Event, Evidence, TableState
-from sluice.soak.liveness import no_contender_left, nobody_skips_in_silence, waiters_get_in, work_goes_on
+from sluice.soak.liveness import (
+    no_contender_left,
+    nobody_skips_in_silence,
+    two_managers_are_one,
+    waiters_get_in,
+    work_goes_on,
+)
 from sluice.soak.violation import Violation, piece_of, who
 
 
@@ -131,6 +137,7 @@ INVARIANTS: Mapping[str, Callable[[Evidence], Iterator[Violation]]] = {
     "I7": waiters_get_in,
     "I8": no_contender_left,
     "I9": work_goes_on,
+    "I10": two_managers_are_one,
 }
 
 

@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from lock_manager import SluiceError, ZookeeperLockManager
-from sluice.soak.controls import Protection, make_guard
+from sluice.soak.controls import Protection, make_guard, make_manager
 from sluice.soak.cycle import Cycle
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreJvm
+from sluice.soak.steps import Steps
 
 _PAUSE_SECONDS = 0.1
 POINTS = ("asking", "acquired", "read", "data", "checked", "stored", "releasing")
@@ -48,6 +49,7 @@ class WorkerOptions:
         hadoop: Hadoop's settings.
         without: the protection to leave out.
         rows: per commit.
+        seed: of the steps that it takes; see :mod:`sluice.soak.steps`.
         engine: ``store`` or ``spark``.
         log: file for what its JVM says.
 
@@ -61,6 +63,7 @@ class WorkerOptions:
     hadoop: dict[str, str]
     without: str | None
     rows: int
+    seed: int = 1
     engine: str = "store"
     log: str
 
@@ -96,11 +99,16 @@ class Worker(ABC):
         self.guard = make_guard(self.without, lambda: self.point("checked"), self.asked)
         threading.Thread(target=self._listen, daemon=True).start()
         self.jvm_pid = self.start_jvm()
-        self.manager = ZookeeperLockManager(
-            options.hosts,
+        self.manager = self._make_manager(options.session_timeout_seconds)
+        self.steps = Steps(f"{options.seed}/{options.name}/{options.incarnation}/steps", self._make_manager)
+
+    def _make_manager(self, session_seconds: float) -> ZookeeperLockManager:
+        return make_manager(
+            self.without,
+            self.options.hosts,
             timeout_seconds=600,
-            session_timeout_seconds=options.session_timeout_seconds,
-            job=options.name,
+            session_timeout_seconds=session_seconds,
+            job=self.options.name,
         )
 
     @abstractmethod
@@ -161,6 +169,7 @@ class Worker(ABC):
         # With the session open: what is in a queue now was left there.
         self.say("idle")
         self._close.wait()
+        self.steps.close()
         self.manager.close()
         self.end_jvm()
         self.say("finished")

@@ -42,6 +42,23 @@ def test_without_a_protection_a_promise_is_broken(
     assert all(each.sentence for each in violations)
 
 
+@pytest.mark.parametrize("without", [None, "registry"])
+def test_without_the_registry_a_writer_s_second_manager_does_not_know_what_it_holds(
+    make_soak: Callable[..., Soak], without: str | None
+) -> None:
+    """No fault strikes; with the registry the same steps are as they must be."""
+    soak = make_soak(without=without)
+    while soak.progress.counts["step"] < 4:
+        soak.next_event()
+    soak.finish()
+    steps = [event for event in soak.history if event["event"] == "step"]
+    violations = judge(soak.evidence())
+    if without is None:
+        assert violations == []
+    else:
+        assert len([each for each in violations if each.invariant == "I10"]) == 2 * len(steps)
+
+
 def test_a_contender_that_stays_in_the_queue_is_found(make_soak: Callable[..., Soak]) -> None:
     soak = make_soak()
     while not soak.progress.counts["acknowledged"]:

@@ -19,6 +19,7 @@ from sluice.local_s3 import LocalS3
 from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from tests.support.lake import lake
 from tests.support.months import SCHEMA
+from tests.support.rivals import RivalManager
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -100,7 +101,7 @@ def heed_ctrl_c() -> Iterator[None]:
 
 @pytest.fixture
 def manager(zookeeper: Any) -> Iterator[ZookeeperLockManager]:
-    """A lock manager of the test's own: a rival of whatever is tested."""
+    """A lock manager of the test's own; a rival only of what other threads and programs do."""
     with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=60) as made:
         yield made
 
@@ -111,6 +112,15 @@ def make_manager(zookeeper: Any) -> Iterator[Callable[..., ZookeeperLockManager]
     with ExitStack() as made:
         yield lambda **settings: made.enter_context(
             ZookeeperLockManager(zookeeper.hosts, **{"timeout_seconds": 30, **settings})
+        )
+
+
+@pytest.fixture
+def make_rival(zookeeper: Any) -> Iterator[Callable[..., RivalManager]]:
+    """Make as many lock managers as wanted whose holds are not the calling thread's."""
+    with ExitStack() as made:
+        yield lambda **settings: made.enter_context(
+            RivalManager(zookeeper.hosts, **{"timeout_seconds": 30, **settings})
         )
 
 

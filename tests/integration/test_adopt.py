@@ -24,6 +24,7 @@ from sluice.commands import app
 from sluice.local_s3 import LocalS3
 from sluice.table_log import read_table_log
 from sluice.verify import verify_table
+from tests.support.rivals import RivalManager
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked
 from writer_jobs.guarded import GUARD
 
@@ -173,11 +174,11 @@ def test_a_table_moves_only_if_it_is_told_to(
 
 
 def test_while_a_table_is_moved_the_old_lock_is_held(
-    spark: SparkSession, table: str, ensemble_a: str, ensemble_b: str, manager_a: ZookeeperLockManager
+    spark: SparkSession, table: str, ensemble_a: str, ensemble_b: str
 ) -> None:
     adopt(spark, table, ensemble_a)
     settings = LockSettings(zk_hosts=ensemble_b, timeout_seconds=0.5)
-    with manager_a.acquire(table):
+    with RivalManager(ensemble_a, 60) as rival, rival.acquire(table):
         with pytest.raises(TimeoutError):
             adopt_table(spark, table, settings, move=True, old_hosts=ensemble_a)
         assert len(version_files(table)) == 2

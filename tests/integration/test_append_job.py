@@ -22,6 +22,7 @@ from kazoo.exceptions import NoNodeError
 from pyspark.sql import SparkSession
 
 from lock_manager import LockSettings, TableResource, ZookeeperLockManager, canonical_table_uri
+from tests.support.rivals import RivalManager
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.append import main
 from writer_jobs.append_arguments import parse_arguments
@@ -492,9 +493,9 @@ def test_json_with_unknown_or_malformed_fields_is_refused(
 
 
 def test_a_lock_that_is_not_free_in_time_is_exit_code_3(
-    append: Callable[..., Any], source: Path, table: Path, manager: ZookeeperLockManager
+    append: Callable[..., Any], source: Path, table: Path, make_rival: Callable[..., RivalManager]
 ) -> None:
-    with manager.acquire(f"file:{table}"):
+    with make_rival().acquire(f"file:{table}"):
         failed = append("--table", table, "--source", source, "--lock-timeout", "0.2")
     assert failed.code == 3
     assert [line["event"] for line in failed.lines] == ["waiting"]
@@ -915,9 +916,9 @@ def test_vacuum_and_readers_pass_over_the_record(
 
 
 def test_the_location_of_a_table_is_locked_whatever_its_spelling(
-    append: Callable[..., Any], source: Path, table: Path, manager: ZookeeperLockManager
+    append: Callable[..., Any], source: Path, table: Path, make_rival: Callable[..., RivalManager]
 ) -> None:
-    with manager.acquire(canonical_table_uri(table)):
+    with make_rival().acquire(canonical_table_uri(table)):
         failed = append("--table", f"file://{table}/../table//", "--source", source, "--lock-timeout", "0")
     assert failed.code == 3
 

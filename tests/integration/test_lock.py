@@ -80,9 +80,9 @@ def test_the_users_api_holds(make_manager, table):
             manager.release(table)
 
 
-def test_spellings_of_one_table_are_one_lock(make_manager, table):
+def test_spellings_of_one_table_are_one_lock(make_manager, make_rival, table):
     bucket_and_path = table.removeprefix("s3a://lake")
-    with make_manager().acquire(f"s3n://LAKE//{bucket_and_path}/"), pytest.raises(LockTimeoutError):
+    with make_rival().acquire(f"s3n://LAKE//{bucket_and_path}/"), pytest.raises(LockTimeoutError):
         make_manager().acquire(table, timeout_seconds=0)
 
 
@@ -199,19 +199,19 @@ def test_a_deadline_that_is_none_is_refused(make_manager, table, bad):
         hold.check(timeout_seconds=bad)
 
 
-def test_timeout_names_the_holder(make_manager, table):
+def test_timeout_names_the_holder(make_manager, make_rival, table):
     waiting = make_manager()
     waiting.connect()
-    with make_manager(job="compaction").acquire(table), pytest.raises(LockTimeoutError, match="compaction") as told:
+    with make_rival(job="compaction").acquire(table), pytest.raises(LockTimeoutError, match="compaction") as told:
         waiting.acquire(table, timeout_seconds=0.5)
     assert told.value.holder["pid"] == os.getpid()
     assert isinstance(told.value, TimeoutError)
 
 
-def test_200_failed_acquires_leave_no_contender(make_manager, table, node, ensemble_client, zookeeper):
+def test_200_failed_acquires_leave_no_contender(make_manager, make_rival, table, node, ensemble_client, zookeeper):
     """Time-outs, cancellations and interrupts at random moments; asserted on the server while all sessions live on."""
     choose = random.Random(7)
-    holder = make_manager().acquire(table)
+    holder = make_rival().acquire(table)
     manager = make_manager()
     manager.connect()
     outcomes: list[type] = []
@@ -501,10 +501,10 @@ def test_on_loss_is_not_called_for_a_release(make_manager, table, monkeypatch):
     assert lost == []
 
 
-def test_nothing_piles_up(make_manager, table, eventually):
+def test_nothing_piles_up(make_manager, make_rival, table, eventually):
     manager = make_manager()
     manager.connect()
-    with make_manager().acquire(table):
+    with make_rival().acquire(table):
         for _ in range(20):
             with pytest.raises(LockTimeoutError):
                 manager.acquire(table, timeout_seconds=0.05)

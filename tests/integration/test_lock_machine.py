@@ -52,8 +52,8 @@ PATIENCE = 20.0
 NOWHERE = "127.0.0.1:1"
 STUCK = "wait for each other"
 KINDS = (
-    "granted", "stood behind another", "taken again", "refused at once", "timed out while waiting", "holders expired",
-    "holders killed", "waiters killed",
+    "granted", "stood behind another", "taken again", "taken again through another manager", "refused at once",
+    "timed out while waiting", "holders expired", "holders killed", "waiters killed",
 )  # fmt: skip
 Parts = frozenset[tuple[int, ...]] | None
 
@@ -124,6 +124,8 @@ class LockMachine(RuleBasedStateMachine):
     undertaker: ClassVar[ThreadPoolExecutor]
     seen: ClassVar[Counter[str]]
     look: ClassVar[KazooClient]
+    #: A second manager for every client, with which it takes again what it has.
+    beside: ClassVar[ZookeeperLockManager]
     patience: ClassVar[float] = PATIENCE
     nests: ClassVar[bool] = True
 
@@ -148,6 +150,9 @@ class LockMachine(RuleBasedStateMachine):
                 for number in range(again if self.nests else 0):
                     table, parts, shared = wish.wanted[number % len(wish.wanted)]
                     held = self.scopes(wish, (table, parts, shared or number > 0))
+                    if self.is_had_beside(wish, held):
+                        wish.again += 1
+                        self.seen["taken again through another manager"] += 1
                     hold = wish.manager.acquire_all(held, timeout_seconds=PATIENCE * 10)
                     if hold is wish.holds[0]:
                         wish.again += 1
@@ -308,6 +313,18 @@ class LockMachine(RuleBasedStateMachine):
     def wish(self, client: int, wanted: list[tuple[int, Parts, bool]]) -> Wish:
         return Wish(client, self.managers[client], wanted, uri_of=self.uri)
 
+    def is_had_beside(self, wish: Wish, held: list[TableScope]) -> bool:
+        """Take again, at once, through a manager that is not the one which gave it; tell whether it was the same."""
+        try:
+            hold = self.beside.acquire_all(held, timeout_seconds=0)
+        except LockTimeoutError:
+            hold = None
+        if hold is not wish.holds[0]:
+            assert wish.holds[0].lost, "had it, and another manager did not know"
+            if hold is not None:
+                hold.release()
+        return hold is wish.holds[0]
+
     def is_queued(self, wish: Wish, known: list[Attempt]) -> bool:
         return any(each._spots for each in list(wish.manager._attempts) if each not in known)
 
@@ -430,7 +447,11 @@ def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Lo
     monkeypatch.setattr(LockMachine, "seen", Counter(), raising=False)
     monkeypatch.setattr(LockMachine, "undertaker", ThreadPoolExecutor(16), raising=False)
     monkeypatch.setattr(LockMachine, "look", look, raising=False)
+    beside = ZookeeperLockManager(zookeeper.hosts, 60)
+    beside.connect()
+    monkeypatch.setattr(LockMachine, "beside", beside, raising=False)
     yield LockMachine
+    beside.close()
     installed.declare_installed(None)
     LockMachine.undertaker.shutdown()
     for manager in managers:

@@ -19,6 +19,7 @@ from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableRe
 from lock_manager.events import Event, observe, tell
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.metrics import Destination, MetricsError, MetricsExporter
+from tests.support.rivals import RivalManager
 
 TABLE, OTHER = "s3a://lake/metrics", "s3a://lake/other-metrics"
 LABEL = "s3://lake/metrics"
@@ -51,7 +52,7 @@ def scraped(exporter: MetricsExporter) -> dict[tuple[str, ...], float]:
 def test_waiting_holding_commits_losses_and_refusals_are_counted_by_table(
     zookeeper: Any, manager: ZookeeperLockManager, ensemble_client: KazooClient
 ) -> None:
-    with MetricsExporter("0") as exporter, ZookeeperLockManager(zookeeper.hosts) as rival:
+    with MetricsExporter("0") as exporter, RivalManager(zookeeper.hosts) as rival:
         with manager.acquire(OTHER) as hold:
             hold.record_commit(1)
         with manager.acquire(TABLE) as hold:

@@ -36,6 +36,7 @@ from lock_manager.claims import Claim
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.inspector import LockInspector
 from sluice.commands import app
+from tests.support.rivals import RivalManager
 
 ROOT = Path(__file__).parents[2]
 TABLE = "s3a://lake/flights"
@@ -63,8 +64,8 @@ def manager(settings: LockSettings) -> Iterator[ZookeeperLockManager]:
 
 
 @pytest.fixture
-def rival(settings: LockSettings) -> Iterator[ZookeeperLockManager]:
-    with ZookeeperLockManager(settings, job="rival") as made:
+def rival(settings: LockSettings) -> Iterator[RivalManager]:
+    with RivalManager(settings, job="rival") as made:
         yield made
 
 
@@ -142,7 +143,7 @@ def test_holder_and_waiters_are_told_in_order(
     sluice: Callable[..., Result],
     tables: Callable[..., Any],
     manager: ZookeeperLockManager,
-    rival: ZookeeperLockManager,
+    rival: RivalManager,
     eventually: Callable[..., None],
 ) -> None:
     with manager.acquire("s3a://lake/idle"):
@@ -244,7 +245,7 @@ def test_who_waits_behind_a_table_is_told_with_the_partitions_it_asked_for(
     sluice: Callable[..., Result],
     tables: Callable[..., Any],
     manager: ZookeeperLockManager,
-    rival: ZookeeperLockManager,
+    rival: RivalManager,
     eventually: Callable[..., None],
 ) -> None:
     schema = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("month", "integer")))
@@ -280,7 +281,7 @@ def test_who_waits_too_long_is_exit_code_3_and_named(
     sluice: Callable[..., Result],
     tables: Callable[..., Any],
     manager: ZookeeperLockManager,
-    rival: ZookeeperLockManager,
+    rival: RivalManager,
     eventually: Callable[..., None],
 ) -> None:
     outcome: list[Any] = []
@@ -331,7 +332,7 @@ def test_a_watch_on_a_terminal_is_shown_in_place_and_ends_with_ctrl_c(
 
 def test_who_waits_logs_now_and_then_for_whom(
     manager: ZookeeperLockManager,
-    rival: ZookeeperLockManager,
+    rival: RivalManager,
     eventually: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -356,7 +357,7 @@ def test_break_fences_the_holder_that_was_shown_and_the_next_one_gets_the_lock(
     sluice: Callable[..., Result],
     tables: Callable[..., Any],
     manager: ZookeeperLockManager,
-    rival: ZookeeperLockManager,
+    rival: RivalManager,
     eventually: Callable[..., None],
 ) -> None:
     outcome: list[Any] = []
@@ -407,7 +408,7 @@ def test_break_with_another_token_removes_nobody(sluice: Callable[..., Result], 
 
 
 def test_who_got_the_lock_in_the_meantime_keeps_it(
-    settings: LockSettings, manager: ZookeeperLockManager, rival: ZookeeperLockManager
+    settings: LockSettings, manager: ZookeeperLockManager, rival: RivalManager
 ) -> None:
     resource = TableResource.of(TABLE)
     with LockInspector(settings) as inspector:

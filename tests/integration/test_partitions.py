@@ -29,6 +29,7 @@ from lock_manager import (
 )
 from lock_manager.inspector import LockInspector
 from tests.support.months import SCHEMA, part
+from tests.support.rivals import RivalManager
 
 pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")
 
@@ -40,7 +41,7 @@ def table() -> str:
     return f"s3://lake/{uuid.uuid4().hex}"
 
 
-def excluded(manager: ZookeeperLockManager, table: str, **asked) -> bool:
+def excluded(manager: RivalManager, table: str, **asked) -> bool:
     try:
         manager.acquire(table, timeout_seconds=0, **asked).release()
     except LockTimeoutError:
@@ -76,9 +77,9 @@ def contenders(client, table: str) -> list[str]:
     ],
 )
 def test_a_partition_excludes_what_it_is_part_of_and_what_is_part_of_it(
-    make_manager, table, ensemble_client, held, asked, conflict
+    make_manager, make_rival, table, ensemble_client, held, asked, conflict
 ):
-    other = make_manager()
+    other = make_rival()
     with make_manager().acquire(table, partitions=held):
         assert excluded(other, table, partitions=asked) is conflict
     assert not excluded(other, table, partitions=asked)
@@ -99,14 +100,14 @@ def test_a_partition_excludes_what_it_is_part_of_and_what_is_part_of_it(
         ({"partitions": [part(2013)], "shared": True}, {}, True),
     ],
 )
-def test_readers_exclude_writers_of_what_they_read(make_manager, table, held, asked, conflict):
-    other = make_manager()
+def test_readers_exclude_writers_of_what_they_read(make_manager, make_rival, table, held, asked, conflict):
+    other = make_rival()
     with make_manager().acquire(table, **held):
         assert excluded(other, table, **asked) is conflict
 
 
-def test_a_waiter_gets_in_when_the_last_one_in_front_leaves(make_manager, table, eventually):
-    first, second, third = make_manager(), make_manager(), make_manager()
+def test_a_waiter_gets_in_when_the_last_one_in_front_leaves(make_manager, make_rival, table, eventually):
+    first, second, third = make_manager(), make_rival(), make_manager()
     one, two = first.acquire(table, partitions=[part(2013, 1)]), second.acquire(table, partitions=[part(2013, 2)])
     got: list[HeldLock] = []
     waiting = threading.Thread(target=lambda: got.append(third.acquire(table, partitions=[part(2013)])))
@@ -121,7 +122,7 @@ def test_a_waiter_gets_in_when_the_last_one_in_front_leaves(make_manager, table,
     got[0].release()
 
 
-def test_who_waits_in_one_queue_stands_in_no_later_one(make_manager, table, ensemble_client, eventually):
+def test_who_waits_in_one_queue_stands_in_no_later_one(make_manager, make_rival, table, ensemble_client, eventually):
     """Else a circle: it would stand in front of somebody who holds what it waits for."""
     first, second = make_manager(), make_manager()
     held = first.acquire(table, partitions=[part(2013, 1)])
@@ -131,7 +132,7 @@ def test_who_waits_in_one_queue_stands_in_no_later_one(make_manager, table, ense
     waiting.start()
     # The table, the year and the first month; the second month is given up before the wait.
     eventually(lambda: len([path for path in contenders(ensemble_client, table) if held.hold_id not in path]) == 3)
-    third = make_manager()
+    third = make_rival()
     assert not excluded(third, table, partitions=[part(2013, 2)])
     held.release()
     waiting.join(30)
@@ -156,8 +157,8 @@ def test_several_tables_are_one_hold_and_opposite_orders_do_not_block(make_manag
     assert [path for each in tables for path in contenders(ensemble_client, each)] == []
 
 
-def test_a_thread_that_has_it_gets_it_again_and_gives_it_back_as_often(make_manager, table):
-    manager, other = make_manager(), make_manager()
+def test_a_thread_that_has_it_gets_it_again_and_gives_it_back_as_often(make_manager, make_rival, table):
+    manager, other = make_manager(), make_rival()
     with manager.acquire(table) as outer:
         with manager.acquire(table) as inner, manager.acquire(table, partitions=[part(2013)]) as covered:
             assert outer is inner is covered
@@ -202,7 +203,7 @@ def test_partitions_are_not_locked_where_nobody_sees_what_is_committed(make_mana
         make_manager().acquire(table, partitions=[part(2013)])
 
 
-def test_a_lost_contender_at_any_level_is_a_lost_hold(make_manager, table, ensemble_client, eventually):
+def test_a_lost_contender_at_any_level_is_a_lost_hold(make_manager, make_rival, table, ensemble_client, eventually):
     manager = make_manager()
     for number in range(3):
         hold = manager.acquire(table, partitions=[part(2013, 1)])
@@ -213,11 +214,11 @@ def test_a_lost_contender_at_any_level_is_a_lost_hold(make_manager, table, ensem
             hold.release()
         # The others are removed in the background.
         eventually(lambda: contenders(ensemble_client, table) == [])
-        assert not excluded(make_manager(), table)
+        assert not excluded(make_rival(), table)
 
 
-def test_what_times_out_leaves_nothing_at_any_level(make_manager, table, ensemble_client):
-    manager, held = make_manager(), make_manager().acquire(table, partitions=[part(2013, 1)])
+def test_what_times_out_leaves_nothing_at_any_level(make_manager, make_rival, table, ensemble_client):
+    manager, held = make_manager(), make_rival().acquire(table, partitions=[part(2013, 1)])
     mine = len(contenders(ensemble_client, table))
     for wanted in ([part(2013, 1)], [part(2013)], [part(2012), part(2013, 1), part(2014)], None):
         with pytest.raises(LockTimeoutError):
@@ -233,11 +234,11 @@ def test_a_partition_node_says_which_it_is(make_manager, table, ensemble_client)
         assert ensemble_client.get(node)[0] == b'{"partition": {"year": "2013", "month": "1"}}'
 
 
-def test_partitions_are_given_by_their_values(make_manager, table):
+def test_partitions_are_given_by_their_values(make_manager, make_rival, table):
     manager = make_manager()
     with manager.acquire(table, partitions=[{"Year": "2013", "month": "01"}]) as hold:
         assert hold.covers({table: TableScope.of(table, [part(2013, 1)])})
-        assert excluded(make_manager(), table, partitions=[part(2013, 1)])
+        assert excluded(make_rival(), table, partitions=[part(2013, 1)])
     with pytest.raises(ResourceError, match="is no value"):
         manager.acquire(table, partitions=[{"year": "last"}])
     with manager.acquire_all([f"{table}/b", TableScope.of(f"{table}/a", [{"year": 1}])]) as both:
@@ -271,21 +272,21 @@ def test_the_next_holder_of_a_partition_finds_what_the_last_one_intended(
                     found.intents.clear()
 
 
-def test_a_block_gives_back_what_it_has_and_no_more(make_manager, table):
+def test_a_block_gives_back_what_it_has_and_no_more(make_manager, make_rival, table):
     manager = make_manager()
     with manager.acquire(table):
         with manager.acquire(table) as inner:
             inner.release()
-        assert excluded(make_manager(), table)
+        assert excluded(make_rival(), table)
         with manager.acquire(table):
             pass
-        assert excluded(make_manager(), table)
-    assert not excluded(make_manager(), table)
+        assert excluded(make_rival(), table)
+    assert not excluded(make_rival(), table)
 
 
 def test_a_manager_that_is_closed_in_a_block_is_a_lost_lock(make_manager, table):
     manager, told = make_manager(), threading.Event()
-    with pytest.raises(LockLostError, match="its manager was closed"):
+    with pytest.raises(LockLostError, match="the manager that gave it was closed"):
         with manager.acquire(table) as hold:
             hold.on_loss(lambda _: told.set())
             manager.close()

@@ -17,6 +17,7 @@ from lock_manager.inspector import LockInspector
 from sluice.commands import app
 from sluice.local_s3 import LocalS3
 from sluice.verify import verify_table
+from tests.support.rivals import RivalManager
 
 PAGE = Path(__file__).parents[2] / "docs" / "python-writers.md"
 
@@ -91,7 +92,7 @@ def test_check_stops_a_writer_that_asks_and_verify_finds_one_that_does_not(zooke
     """The sentence "this orders such a writer; it does not fence it", both halves of it."""
     table = str(tmp_path / "t")
     settings = LockSettings(zk_hosts=zookeeper.hosts, timeout_seconds=60)
-    with ZookeeperLockManager(settings) as one, ZookeeperLockManager(settings) as other:
+    with ZookeeperLockManager(settings) as one, RivalManager(settings) as other:
         late = one.acquire(table)
         late.check()
         append(table, late)

@@ -11,6 +11,7 @@ import pytest
 
 from lock_manager import (
     HeldLock,
+    LockOrderError,
     Partition,
     TableScope,
     ZookeeperLockManager,
@@ -38,22 +39,31 @@ def manager(server: EmbeddedServer) -> Iterator[ZookeeperLockManager]:
 
 
 @pytest.fixture
-def requests_of(server: EmbeddedServer, manager: ZookeeperLockManager) -> Callable[[Callable[[], HeldLock]], int]:
-    """Tell how many requests one acquire and release are, of a lock whose queues are there already."""
+def received(server: EmbeddedServer) -> Callable[[ZookeeperLockManager], int]:
+    """Tell how many requests of a manager's session the server has had."""
 
-    def received() -> int:
+    def look(manager: ZookeeperLockManager) -> int:
         pattern = rf"recved=(\d+),[^\n]*sid={manager._session.session_id or 0:#x},"
         found = re.search(pattern, server.command(b"cons").decode())
         assert found is not None
         return int(found[1])
 
+    return look
+
+
+@pytest.fixture
+def requests_of(
+    received: Callable[[ZookeeperLockManager], int], manager: ZookeeperLockManager
+) -> Callable[[Callable[[], HeldLock]], int]:
+    """Tell how many requests one acquire and release are, of a lock whose queues are there already."""
+
     def count(acquire: Callable[[], HeldLock]) -> int:
         acquire().release()
         counts = []
         for _ in range(CYCLES):
-            before = received()
+            before = received(manager)
             acquire().release()
-            counts.append(received() - before)
+            counts.append(received(manager) - before)
         # A ping, three of which fit into a minute, makes one of them larger.
         assert max(counts) <= mode(counts) + 1
         return mode(counts)
@@ -106,3 +116,26 @@ def test_several_tables_take_four_each_and_three_for_each_level_and_key(
     tables = [f"s3://lake/{uuid.uuid4().hex}" for _ in range(3)]
     scopes = [TableScope.of(tables[0]), TableScope.of(tables[1], [part(2013, 1)]), TableScope.of(tables[2])]
     assert requests_of(lambda: manager.acquire_all(scopes)) <= 3 * 4 + 3 * 2
+
+
+def test_what_another_manager_holds_is_had_again_without_a_request(
+    server: EmbeddedServer, received: Callable[[ZookeeperLockManager], int], manager: ZookeeperLockManager
+) -> None:
+    table, low = (f"s3://lake/{uuid.uuid4().hex}{end}" for end in ("/b", "/a"))
+    counts = []
+    with ZookeeperLockManager(server.address, 30, session_timeout_seconds=60) as other, manager.acquire(table) as hold:
+        other.connect()
+        for _ in range(CYCLES):
+            before = received(other)
+            for _ in range(10):
+                assert other.acquire(table) is hold
+                hold.release()
+                with pytest.raises(LockOrderError):
+                    other.acquire(low)
+            counts.append(received(other) - before)
+        # The control: what nobody has is asked for.
+        with other.acquire(f"{table}/c"):
+            pass
+        assert received(other) - before >= 4
+    assert mode(counts) == 0
+    assert max(counts) <= 1, "a ping"

@@ -27,6 +27,7 @@ from lock_manager import (
 )
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.tcp_proxy import Link
+from tests.support.rivals import RivalManager
 
 TABLE = "s3://lake/faults"
 NODE = TableResource.of(TABLE).znode("/locks/delta_tables")
@@ -41,8 +42,8 @@ def server() -> Iterator[EmbeddedZooKeeper]:
 
 
 @pytest.fixture
-def direct(server) -> Iterator[ZookeeperLockManager]:
-    with ZookeeperLockManager(server.hosts, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS) as manager:
+def direct(server) -> Iterator[RivalManager]:
+    with RivalManager(server.hosts, timeout_seconds=30, session_timeout_seconds=SESSION_SECONDS) as manager:
         yield manager
 
 

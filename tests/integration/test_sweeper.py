@@ -20,6 +20,7 @@ from lock_manager import (
 )
 from lock_manager.queue_lock import Attempt
 from tests.support.months import part
+from tests.support.rivals import RivalManager
 
 pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")
 
@@ -159,9 +160,13 @@ def test_what_is_used_stays_and_what_is_idle_goes(
 
 
 def test_closing_sweeps_what_was_used_but_not_what_is_held(
-    make_manager: Callable[..., ZookeeperLockManager], table: str, node: str, ensemble_client: KazooClient
+    make_manager: Callable[..., ZookeeperLockManager],
+    make_rival: Callable[..., RivalManager],
+    table: str,
+    node: str,
+    ensemble_client: KazooClient,
 ) -> None:
-    manager, other = make_manager(), make_manager()
+    manager, other = make_manager(), make_rival()
     held = other.acquire(table, partitions=[part(2013, 2)])
     manager.acquire(table, partitions=[part(2013, 1), part(2014)]).release()
     with pytest.raises(LockTimeoutError):

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import LockCancelledError, LockLostError, LockTimeoutError, TableResource, ZookeeperLockManager
+from tests.support.rivals import RivalManager
 from writer_jobs import (
     LockedDeltaWriter,
     SchemaMismatchError,
@@ -406,13 +407,9 @@ def test_writers_of_one_table_take_turns_and_never_conflict(
 
 
 def test_a_lock_that_is_not_free_in_time_is_a_timeout(
-    spark: SparkSession, zookeeper: Any, writer: LockedDeltaWriter, table: Path
+    spark: SparkSession, make_rival: Callable[..., RivalManager], writer: LockedDeltaWriter, table: Path
 ) -> None:
-    with (
-        ZookeeperLockManager(zookeeper.hosts) as rival,
-        rival.acquire(writer.table),
-        pytest.raises(LockTimeoutError),
-    ):
+    with make_rival().acquire(writer.table), pytest.raises(LockTimeoutError):
         writer.append(spark.range(1), lock_timeout_seconds=0)
     assert not table.exists()
 

@@ -11,7 +11,7 @@ from sluice.soak.s3_faults import Put
 TABLE = "s3a://lake/soak-0"
 
 
-def event(kind: str, at: float, **more: Any) -> dict[str, Any]:
+def event(kind: str, at: float, /, **more: Any) -> dict[str, Any]:
     return {"event": kind, "monotonic": at, "wall": at, "table": TABLE, **more}
 
 

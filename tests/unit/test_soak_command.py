@@ -15,7 +15,7 @@ from sluice.soak import command
 from sluice.soak.evidence import Evidence
 from sluice.soak.options import SoakOptions
 from sluice.soak.run import Progress
-from tests.support.soak_history import sound
+from tests.support.soak_history import event, sound
 
 
 class OverSoak:
@@ -25,7 +25,8 @@ class OverSoak:
 
     def __init__(self, _: SoakOptions) -> None:
         counts = Counter(event["event"] for event in self.left.history)
-        self.progress = Progress(counts=counts, faults=Counter(["pause-both"]))
+        chances = Counter({"pause-both": 4, "s3-403": 2})
+        self.progress = Progress(counts=counts, faults=Counter(["pause-both"]), chances=chances)
 
     def __enter__(self) -> Self:
         return self
@@ -45,10 +46,10 @@ class OverSoak:
 
 @pytest.fixture
 def soaked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., bool]:
-    def run(faults: tuple[str, ...], left: Evidence, **more: Any) -> bool:
+    def run(faults: tuple[str, ...], left: Evidence, *, as_json: bool = True, **more: Any) -> bool:
         monkeypatch.setattr(OverSoak, "left", left, raising=False)
         monkeypatch.setattr(command, "Soak", OverSoak)
-        return command.run_soak(SoakOptions(faults=faults, output=tmp_path), as_json=True, **more)
+        return command.run_soak(SoakOptions(faults=faults, output=tmp_path), as_json=as_json, **more)
 
     return run
 
@@ -67,6 +68,42 @@ def test_a_class_that_was_named_and_never_struck_is_a_failure(
 
 def test_of_all_classes_some_may_not_come_up(soaked: Callable[..., bool]) -> None:
     assert soaked(("pause-both", "s3-500"), sound(), must_strike=False)
+
+
+FAULTS = ("pause-both", "s3-403", "s3-500")
+
+
+def after_a_step() -> Evidence:
+    """Three holds of first threads, one of a second thread; one step, which is as it must be."""
+    evidence = sound()
+    fine = {"again": "same", "order": "LockOrderError", "connected": True, "lost": False}
+    step = event("step", 2.15, worker="writer-1", incarnation=1, token=9, kind="two-managers", **fine)
+    second = event("holding", 3.0, worker="writer-1", incarnation=1, token=11, thread=2)
+    return replace(evidence, history=[*evidence.history, step, second])
+
+
+def test_it_is_said_how_often_each_class_struck_and_each_step_was_taken_of_how_many_chances(
+    soaked: Callable[..., bool], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert soaked(FAULTS, after_a_step())
+    said = json.loads(capsys.readouterr().out)
+    assert said["fault_shares"] == {
+        "pause-both": {"times": 1, "chances": 4, "share": 0.25},
+        "s3-403": {"times": 0, "chances": 2, "share": 0.0},
+        "s3-500": {"times": 0, "chances": 0, "share": None},
+    }
+    assert said["step_shares"] == {"two-managers": {"times": 1, "chances": 3, "share": 0.333}}
+    assert (said["faults"], said["did_not_strike"]) == ({"pause-both": 1}, ["s3-403", "s3-500"])
+    assert json.loads((tmp_path / "verdict.json").read_text())["fault_shares"] == said["fault_shares"]
+
+
+def test_the_shares_are_shown_to_people_too(soaked: Callable[..., bool], capsys: pytest.CaptureFixture[str]) -> None:
+    assert soaked(FAULTS, after_a_step(), as_json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["fault", "pause-both", "1", "of", "4", "(25%)"] in lines
+    assert ["fault", "s3-403", "0", "of", "2", "(0%)"] in lines
+    assert ["step", "two-managers", "1", "of", "3", "(33%)"] in lines
+    assert ["had", "no", "chance", "in", "so", "short", "a", "run:", "s3-500"] in lines
 
 
 def test_a_run_in_which_nothing_was_acknowledged_fails(

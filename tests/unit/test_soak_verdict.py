@@ -51,6 +51,30 @@ def test_i2_finds_what_was_said_not_to_be_there_and_what_is_there_twice() -> Non
     assert "nobody attempted" in found(strange, "I2")[0].sentence
 
 
+@pytest.mark.parametrize(
+    ("said", "sentences"),
+    [
+        ({}, []),
+        ({"again": "LockTimeoutError"}, ["asked again for what it holds, through another manager: LockTimeoutError"]),
+        ({"again": "another", "order": "another"}, ["manager: another", "a table that comes before: another"]),
+        ({"order": "LockTimeoutError"}, ["a table that comes before: LockTimeoutError"]),
+        ({"again": "EnsembleUnavailableError"}, ["through another manager: EnsembleUnavailableError"]),
+        ({"again": "EnsembleUnavailableError", "connected": False}, []),
+        ({"again": "LockTimeoutError", "connected": False}, ["through another manager: LockTimeoutError"]),
+        ({"again": "another", "order": "same", "lost": True}, []),
+    ],
+)
+def test_i10_finds_a_second_manager_that_does_not_know_what_its_thread_holds(
+    said: dict[str, Any], sentences: list[str]
+) -> None:
+    fine = {"again": "same", "order": "LockOrderError", "connected": True, "lost": False}
+    step = event("step", 3.0, worker="writer-2", token=7, kind="two-managers", **{**fine, **said})
+    violations = found(with_history(step), "I10")
+    assert len(violations) == len(sentences)
+    assert all(sentence in each.sentence for sentence, each in zip(sentences, violations, strict=True))
+    assert all(each.piece == [step] for each in violations)
+
+
 def test_i2_knows_the_commits_of_an_engine_whose_every_attempt_is_in_the_history() -> None:
     spark = replace(commit(0, 5, "nobody's"), engine="Apache-Spark/4.2.0 Delta-Lake/4.4.0")
     strange = with_table(commits=[spark])
@@ -182,5 +206,5 @@ def test_i9_finds_a_writer_that_did_not_end_and_one_that_ended_of_itself() -> No
 
 
 def test_every_invariant_has_its_function() -> None:
-    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 10)]
+    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 11)]
     assert all(function.__doc__ and function.__doc__.startswith(name) for name, function in INVARIANTS.items())

@@ -1,0 +1,114 @@
+"""What each thread of this process holds, whichever of its lock managers gave it: the rule on nested acquires.
+
+A thread that holds something and waits for more can be a part of a deadlock. The rule that prevents it is about what
+the thread holds in one *ensemble*: what it holds already it gets again, and for more it may wait only in the order of
+the tables. Two managers of one ensemble are one here, however their host lists are spelled. The ensemble is told by the
+UUID at its lock root, so that different lock roots and different ensembles are unrelated. A thread waits in one acquire
+at a time, for something that comes after all that it holds: so there is no circle of waiting in one ensemble.
+
+What this cannot decide:
+
+* Two ensembles, or two lock roots of one: there is no order between them. A thread that holds a table in the first and
+  waits in the second may wait for one that does the reverse, until the deadline of one of the two.
+* Threads that wait for each other by other means: one that holds a table and joins a thread that asks for it. A hold
+  counts for the thread that acquired it, whoever works under it.
+* An ensemble that was restored from a copy of another one has the UUID of that one, and counts as the same.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from lock_manager.errors import LockOrderError
+from lock_manager.scope import TableScope
+
+if TYPE_CHECKING:
+    from lock_manager.held import HeldLock
+
+
+class Registry:
+    """Holds by the thread that acquired them, in the order of their acquisition; thread-safe.
+
+    It keeps nothing alive: a hold that stands is kept by its manager's threads.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: in a forked child, whose threads hold nothing."""
+        self._lock = threading.Lock()
+        self._holds: weakref.WeakKeyDictionary[threading.Thread, tuple[weakref.ref[HeldLock], ...]]
+        self._holds = weakref.WeakKeyDictionary()
+
+    def add(self, hold: HeldLock) -> None:
+        """Note that ``hold.thread`` has it."""
+        with self._lock:
+            self._holds[hold.thread] = (*self._others(hold), weakref.ref(hold))
+
+    def remove(self, hold: HeldLock) -> None:
+        """Note that it was released, or that its manager was closed."""
+        with self._lock:
+            self._holds[hold.thread] = self._others(hold)
+
+    def of(self, thread: threading.Thread) -> list[HeldLock]:
+        """Return what a thread has, in every ensemble; also what is lost and not given back."""
+        with self._lock:
+            known = self._holds.get(thread, ())
+        return [hold for each in known if (hold := each()) is not None]
+
+    def _others(self, hold: HeldLock) -> tuple[weakref.ref[HeldLock], ...]:
+        return tuple(each for each in self._holds.get(hold.thread, ()) if each() not in (None, hold))
+
+
+REGISTRY = Registry()
+os.register_at_fork(after_in_child=REGISTRY.reset)
+
+
+def covering(held: Sequence[HeldLock], wanted: Mapping[str, TableScope]) -> HeldLock | None:
+    """Return the hold among ``held`` that covers what is asked for; None if they have nothing to do with it.
+
+    Args:
+        held: what a thread holds in one ensemble.
+        wanted: what it asks for there, by canonical URI of the table.
+
+    Raises:
+        LockOrderError: it holds something that makes the request a possible deadlock.
+
+    """
+    for hold in held:
+        if hold.covers(wanted):
+            return hold
+    for hold in held:
+        for uri in wanted:
+            if uri in hold.scope and hold.scope[uri].covers(wanted[uri]):
+                raise LockOrderError(
+                    f"this thread holds {uri} already and asks for it together with others: ask for the others "
+                    "only, or for all of them at once in the beginning",
+                    resource=uri,
+                )
+            if uri in hold.scope:
+                raise LockOrderError(_sentence_on(hold.scope[uri], wanted[uri]), resource=uri)
+            if max(hold.scope) > uri:
+                raise LockOrderError(
+                    f"this thread holds {max(hold.scope)} and asks for {uri}, while another may hold them the "
+                    f"other way round: ask for both at once (acquire_all), or for {uri} first",
+                    resource=uri,
+                )
+    return None
+
+
+def _sentence_on(has: TableScope, wanted: TableScope) -> str:
+    if has.shared and not wanted.shared:
+        return (
+            f"this thread shares {has} and asks to have {wanted} alone: two that did so would wait for each other; "
+            "ask for it alone from the start, or release first"
+        )
+    return (
+        f"this thread holds {has} and asks for {wanted}: two that did so may wait for each other; ask for all of "
+        "it at once, or release first"
+    )

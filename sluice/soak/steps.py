@@ -1,0 +1,112 @@
+"""What writers do beside their transactions now and then: each kind of step by name, and at which moment of a hold.
+
+A step is no fault: what it asks for is ordinary, and must work. A writer takes steps by the seed, and says what came of
+them (``step`` in the history) for the verdict; see :func:`sluice.soak.liveness.two_managers_are_one`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from lock_manager import HeldLock, SluiceError, ZookeeperLockManager
+
+ACQUIRED = "holding"
+"""The moment at which a writer has the lock and nothing else yet; by the event that says so."""
+
+SAME = "same"
+ANOTHER = "another"
+_SHARE = 0.25
+# The longest that an embedded server grants: such a session asks for little.
+_SESSION_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A kind of step.
+
+    Attributes:
+        name: as in the history and in the verdict.
+        what: one line for people.
+        moment: when it may be taken; a chance of it is an event of this kind.
+        take: does it under a hold, and returns what to say of it.
+
+    """
+
+    name: str
+    what: str
+    moment: str
+    take: Callable[[Steps, HeldLock], dict[str, Any]]
+
+
+class Steps:
+    """The steps of one writer.
+
+    Args:
+        seed: of which steps it takes when.
+        make_manager: makes another lock manager of the same ensemble, with a session of so many seconds.
+
+    """
+
+    def __init__(self, seed: str, make_manager: Callable[[float], ZookeeperLockManager]) -> None:
+        self._random = random.Random(seed)  # noqa: S311 (to be repeated, not to be secret)
+        self._make_manager = make_manager
+        self._other: ZookeeperLockManager | None = None
+        #: Whether the other manager was connected before, and so knows its ensemble.
+        self.connected = False
+
+    def at(self, moment: str, hold: HeldLock) -> Iterator[dict[str, Any]]:
+        """Take the steps that are due at this moment; yield what to say of each."""
+        for step in STEPS.values():
+            if step.moment == moment and self._random.random() < _SHARE:
+                yield {"kind": step.name, **step.take(self, hold)}
+
+    @property
+    def other(self) -> ZookeeperLockManager:
+        """The writer's second lock manager; connected at its first use."""
+        if self._other is None:
+            self._other = self._make_manager(_SESSION_SECONDS)
+        return self._other
+
+    def close(self) -> None:
+        """End the session of the second manager, if there is one."""
+        if self._other is not None:
+            self._other.close()
+
+
+def _use_two_managers(steps: Steps, hold: HeldLock) -> dict[str, Any]:
+    """Ask through another manager for the table that is held, and for one that comes before it."""
+    connected = steps.connected
+    again = _asked(steps.other, hold.resource, hold)
+    # Whatever it is, a part of a name comes before the name.
+    order = _asked(steps.other, hold.resource[:-1], hold)
+    steps.connected = connected or SAME in (again, order) or order == "LockOrderError"
+    return {"again": again, "order": order, "connected": connected, "lost": hold.lost is not None}
+
+
+def _asked(manager: ZookeeperLockManager, resource: str, hold: HeldLock) -> str:
+    """Try to acquire without waiting, and give it back; return how it went: the same hold, another, or an error."""
+    try:
+        got = manager.acquire(resource, timeout_seconds=0)
+    except SluiceError as error:
+        return type(error).__name__
+    with suppress(SluiceError):
+        got.release()
+    return SAME if got is hold else ANOTHER
+
+
+STEPS: Mapping[str, Step] = {
+    each.name: each
+    for each in (
+        Step(
+            "two-managers",
+            "what it holds it asks for again through a second manager, and then for a table that comes before it",
+            ACQUIRED,
+            _use_two_managers,
+        ),
+    )
+}
+"""Every kind of step, by name."""
