@@ -26,10 +26,12 @@ CLIENT_PORT = 2181
 SHARED_DRIVER = (
     "test_adopt.py",
     "test_append_job.py",
+    "test_dropped_table.py",
     "test_guard.py",
     "test_guard_partitions.py",
     "test_readme.py",
     "test_rival_append.py",
+    "test_table_names.py",
     "test_writer.py",
 )
 DOCKER_SOCKET = "/var/run/docker.sock"

@@ -21,9 +21,10 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from lock_manager import (
-    EnsembleMismatchError,
     HeldLock,
     LockLostError,
+    Pin,
+    PinMismatchError,
     canonical_table_uri,
 )
 from lock_manager.errors import versions_of
@@ -155,14 +156,14 @@ def guarded(
         table_log: of the table.
         metadata: what every commit notes beside the hold (JSON values).
         schema: of the table's partitions, where the hold is of some of them.
-        any_ensemble: do not ask whether the hold is of the ensemble to which the table is pinned: to move it.
+        any_ensemble: do not ask whether the hold is what the table is pinned to: to move it.
 
     Yields:
         The hold as the guard knows it; None if the guard is off in this session, or only observes a hold that does not
         count.
 
     Raises:
-        EnsembleMismatchError: the table is pinned to another ensemble than the hold's; nothing was written.
+        PinMismatchError: the table is pinned to another ensemble or name than the hold's; nothing was written.
 
     """
     mode = guard_mode(spark)
@@ -172,12 +173,12 @@ def guarded(
     if not _is_attached(spark.sparkContext):
         attach(spark)
     bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
-    pinned = None
+    pinned: Pin | None = None
     try:
         if not any_ensemble:
             # Before anything is read or occupied: under this lock another writer may be at work.
             pinned = refuse_other_ensemble(hold, table_log)
-    except EnsembleMismatchError as error:
+    except PinMismatchError as error:
         if mode != _OBSERVE:
             raise
         bound.refusal = error
@@ -197,7 +198,7 @@ def guarded(
             try:
                 _restore_pin(spark, table_log, bound, pinned)
             except Exception as problem:  # noqa: BLE001 (whatever it is, it is second to the body's)
-                error.add_note(f"the table was pinned to ensemble {pinned}, and is not any more: {problem}")
+                error.add_note(f"the block changed the table's pin ({pinned}), run `sluice adopt` again: {problem}")
             raise
         _restore_pin(spark, table_log, bound, pinned)
     finally:
@@ -207,9 +208,9 @@ def guarded(
             _settle(spark, bound)
 
 
-def _restore_pin(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, pinned: str | None) -> None:
-    if pinned is not None and bound.new_metadata:
-        pin_again(spark, table_log, pinned)
+def _restore_pin(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, pinned: Pin | None) -> None:
+    if bound.new_metadata:
+        pin_again(spark, table_log, bound.hold, pinned)
 
 
 @contextmanager
