@@ -16,15 +16,18 @@ from lock_manager.errors import (
     LockNotHeldError,
     LockOrderError,
     LockTimeoutError,
+    PinMismatchError,
     ResourceError,
     SettingsError,
     SluiceError,
+    TableNameMismatchError,
     UnguardedError,
 )
 from lock_manager.held import HeldLock
 from lock_manager.inspect import QueueEntry
 from lock_manager.manager import ZookeeperLockManager
 from lock_manager.partitions import Partition, PartitionColumn, PartitionSchema
+from lock_manager.pin import Pin
 from lock_manager.resources import TableResource, canonical_table_uri
 from lock_manager.scope import TableScope
 from lock_manager.security import Security
@@ -50,12 +53,15 @@ __all__ = [
     "Partition",
     "PartitionColumn",
     "PartitionSchema",
+    "Pin",
+    "PinMismatchError",
     "QueueEntry",
     "ResourceError",
     "Security",
     "SessionState",
     "SettingsError",
     "SluiceError",
+    "TableNameMismatchError",
     "TableResource",
     "TableScope",
     "UnguardedError",

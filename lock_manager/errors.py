@@ -15,7 +15,9 @@
         ├── LockCancelledError (RuntimeError)      a waiting acquire was cancelled
         ├── LockOrderError (RuntimeError)          a nested acquire that could deadlock
         ├── LockNotHeldError (RuntimeError)        released or used, but not held
-        ├── EnsembleMismatchError (RuntimeError)   held, but of an ensemble that is not the table's
+        ├── PinMismatchError (RuntimeError)        held, but not the lock that counts for the table
+        │   ├── EnsembleMismatchError              it is of an ensemble that is not the table's
+        │   └── TableNameMismatchError             it is of a name that is not the table's
         └── LockLostError (ConnectionError)        held once, and lost: work since then is not covered
 
 Each one carries what a program needs as attributes, survives pickling (it may cross a process pool), and its message
@@ -26,12 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-
-#: Table property with the UUID of the one ensemble whose lock on the table counts; `sluice adopt` sets it.
-ENSEMBLE_PROPERTY = "sluice.ensemble"
-
-#: The operation, in Delta's words, that may drop that property on purpose; others drop it by the way.
-UNPINNING = "UNSET TBLPROPERTIES"
 
 
 class SluiceError(Exception):
@@ -202,7 +198,11 @@ class LockNotHeldError(LockError, RuntimeError):
     """A lock was released or used that is not held."""
 
 
-class EnsembleMismatchError(LockError, RuntimeError):
+class PinMismatchError(LockError, RuntimeError):
+    """A lock was acquired that is not the one to which the table is pinned; nothing was written."""
+
+
+class EnsembleMismatchError(PinMismatchError):
     """A lock was had, but the table is pinned to another ensemble, whose lock alone counts; nothing was written.
 
     Attributes:
@@ -220,6 +220,26 @@ class EnsembleMismatchError(LockError, RuntimeError):
         )
         self.ensemble = ensemble
         self.pinned_to = pinned_to
+
+
+class TableNameMismatchError(PinMismatchError):
+    """A lock was acquired, but the table is pinned to another name, whose lock alone counts; nothing was written.
+
+    Two names lead to one table (an S3 access point and its bucket, two mounts), or the table was copied or moved.
+
+    Attributes:
+        pinned_name: canonical URI to which the table is pinned; ``resource`` is that of the lock.
+
+    """
+
+    def __init__(self, *, resource: str, pinned_name: str) -> None:
+        super().__init__(
+            f"{resource} is pinned to the name {pinned_name}, and a lock on another name excludes nobody there: if "
+            f"both are one table, use that name; if this one was copied or moved here, give it its own name with "
+            f"`sluice adopt {resource} --zookeeper HOSTS --move`",
+            resource=resource,
+        )
+        self.pinned_name = pinned_name
 
 
 def versions_of(commits: Mapping[str, tuple[int, ...]]) -> str:

@@ -19,7 +19,6 @@ from contextlib import suppress
 from typing import Any
 
 from lock_manager.errors import (
-    UNPINNING,
     EnsembleRefusedError,
     EnsembleUnavailableError,
     LockLostError,
@@ -30,6 +29,7 @@ from lock_manager.errors import (
 from lock_manager.events import Event, tell
 from lock_manager.held import HeldLock
 from lock_manager.partitions import PartitionSchema, names_of
+from lock_manager.pin import UNPINNING
 from lock_manager.queue_lock import Mode
 from lock_manager.resources import canonical_table_uri
 

@@ -2,12 +2,17 @@
 
 Two spellings of one table must be one lock, so every spelling goes through :func:`canonical_table_uri`:
 
-* ``s3://``, ``s3a://`` and ``s3n://`` are one scheme (``s3``): they are three clients of one store. ``abfss`` is
-  ``abfs``, and ``wasbs`` is ``wasb``.
+* ``s3://``, ``s3a://`` and ``s3n://`` are one scheme (``s3``): they are three clients of one store.
+* ``abfs``, ``abfss``, ``wasb`` and ``wasbs`` are one scheme (``abfs``), and the two endpoints of an Azure account,
+  ``ACCOUNT.blob.CLOUD`` and ``ACCOUNT.dfs.CLOUD``, are one host (``dfs``), in every cloud:
+  https://learn.microsoft.com/azure/storage/blobs/data-lake-storage-introduction-abfs-uri
 * Scheme and host are lower-case; ``hdfs``' default port is dropped.
 * No duplicate or trailing slashes; ``.`` and ``..`` are resolved, as Hadoop's ``Path`` does.
 * A local path is an absolute ``file:`` URI with symbolic links resolved.
 * Nothing is percent-decoded: Hadoop's ``Path`` takes a string literally, and ``%20`` is a legal part of an S3 key.
+
+Two names of one store that do not show it (an S3 access point and its bucket, an HDFS name service and its name node)
+stay two: the table's pin tells them apart, see :mod:`lock_manager.pin`.
 """
 
 from __future__ import annotations
@@ -23,7 +28,9 @@ from lock_manager.errors import ResourceError
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<host>[^/]*))?(?P<path>/.*)?", re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 #: Clients, or ways to connect, of one store.
-_ONE_SCHEME = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasbs": "wasb"}
+_ONE_SCHEME = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
+#: ``CONTAINER@ACCOUNT.blob.core.windows.net``; a newer account has the number of its DNS zone behind its name.
+_AZURE_ENDPOINT = re.compile(r"(?P<account>[^.]+(?:\.z\d+)?)\.(?:blob|dfs)\.(?P<cloud>.+)")
 _DEFAULT_PORTS = {"hdfs": ":8020"}
 
 
@@ -57,6 +64,8 @@ def canonical_table_uri(table: str | os.PathLike[str]) -> str:
     if not host:
         raise ResourceError(f"{name!r} has no bucket or host: write {scheme}://BUCKET/path")
     host = host.removesuffix(_DEFAULT_PORTS.get(scheme, ":"))
+    if scheme == "abfs" and (azure := _AZURE_ENDPOINT.fullmatch(host)) is not None:
+        host = f"{azure['account']}.dfs.{azure['cloud']}"
     return f"{scheme}://{host}{_normal_path(path, name)}"
 
 
@@ -95,6 +104,11 @@ def _normal_path(path: str, name: str) -> str:
     return "".join(f"/{part}" for part in parts)
 
 
+def table_key(uri: str) -> str:
+    """Return the name of the znode of the table with this canonical URI."""
+    return hashlib.sha256(uri.encode()).hexdigest()
+
+
 @dataclass(frozen=True, order=True)
 class TableResource:
     """A table, as the lock knows it.
@@ -126,7 +140,7 @@ class TableResource:
     @cached_property
     def key(self) -> str:
         """SHA-256 of the canonical URI, 64 hexadecimal digits: the name of the table's znode."""
-        return hashlib.sha256(self.uri.encode()).hexdigest()
+        return table_key(self.uri)
 
     def znode(self, lock_root: str) -> str:
         """Return the path of the table's znode under ``lock_root``."""

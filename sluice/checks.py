@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lock_manager.errors import UNPINNING
+from lock_manager.pin import UNPINNING
+from lock_manager.resources import table_key
 from sluice.delta_log import CHECKSUM_FILE, Checksum, DataFile, LogCommit, version_files
 
 _SHOWN = 5
@@ -94,7 +95,10 @@ def check_versions(names: Sequence[str]) -> list[str]:
     """
     versions = version_files(names)
     problems = [
-        f"{_missing(before + 1, after - 1)} from the log" for before, after in pairwise(versions) if after != before + 1
+        f"{_missing(before + 1, after - 1)} from the log, and version {after} is there: either what is missing was "
+        f"deleted, or version {after} is a late commit to a table that was dropped here before this one was made"
+        for before, after in pairwise(versions)
+        if after != before + 1
     ]
     checkpoints = [int(match[1]) for match in map(_CHECKPOINT_FILE.fullmatch, names) if match]
     noted = [int(name[:20]) for name in names if CHECKSUM_FILE.fullmatch(name)] + checkpoints
@@ -121,16 +125,28 @@ def check_tokens(commits: Iterable[LogCommit]) -> list[str]:
     """Look for fencing tokens that are not in the order of the versions: an earlier holder wrote after a later one.
 
     Of each ensemble, at each locked node: an exclusive token is above all earlier tokens of other holds, a shared one
-    above all earlier exclusive ones. One hold has one token at a node, and may commit any number of times.
+    above all earlier exclusive ones. One hold has one token at a node, and may commit any number of times. A token
+    below that of version 0 is of a hold that was over when the table was made: the commit is to another table, which
+    was dropped here before.
     """
     problems = []
+    born: dict[tuple[str, str], int] = {}
     nodes: dict[tuple[str, str], _Node] = defaultdict(_Node)
     for commit in commits:
         stamp = commit.stamp
         if stamp is None:
             continue
+        if commit.version == 0:
+            born = {(stamp.ensemble, key): token for key, token in stamp.tokens.items()}
         for shared, tokens in ((False, stamp.tokens), (True, stamp.shared_tokens)):
             for key, token in tokens.items():
+                if token < born.get((stamp.ensemble, key), -1):
+                    problems.append(
+                        f"version {commit.version} carries fencing token {token:#x}, below "
+                        f"{born[stamp.ensemble, key]:#x} of version 0: it is a late commit to a table that was dropped "
+                        "here before this one was made (docs/operate.md)"
+                    )
+                    continue
                 node = nodes[stamp.ensemble, key]
                 earlier = node.exclusive if shared else max(node.exclusive, node.shared)
                 if token <= earlier[0] and (token, stamp.hold) != earlier[:2]:
@@ -165,12 +181,16 @@ def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[s
         if commit.pin is not None and commit.pin != pinned:
             silent = commit.pin == "" and commit.operation != UNPINNING
             dropped = (pinned, commit.version) if silent else None
+            # The commit itself may be under either: a clone begins with its source's pin, RESTORE brings an older one.
+            counts = {pinned, commit.pin}
             pinned = commit.pin
             last_under.pop(pinned, None)
+        else:
+            counts = {pinned}
         if commit.stamp is None:
             continue
         ensemble = commit.stamp.ensemble
-        if pinned and ensemble != pinned:
+        if pinned and "" not in counts and ensemble not in counts:
             problems.append(
                 f"version {commit.version} was made under ensemble {ensemble}, but the table is pinned to {pinned}: "
                 "it had two gates"
@@ -192,6 +212,32 @@ def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[s
             f"the table was pinned to ensemble {dropped[0]} until version {dropped[1]} dropped that by the way: any "
             "ensemble's lock counts now; run `sluice adopt` again"
         )
+    return _shown(problems)
+
+
+def check_names(commits: Iterable[LogCommit], *, pinned: str = "") -> list[str]:
+    """Look for commits under a lock on another name than the one to which the table was pinned: it had two gates.
+
+    A commit that changes the pin may be under the lock on either name: what moves a table holds both, and a clone
+    begins with the pin of its source.
+
+    Args:
+        commits: in the order of their versions.
+        pinned: to which name the table is pinned before the first of them, if that is known.
+
+    """
+    problems = []
+    for commit in commits:
+        before = pinned
+        pinned = pinned if commit.pinned_name is None else commit.pinned_name
+        if commit.stamp is None or not before:
+            continue
+        held = {key.partition("/")[0] for key in (*commit.stamp.tokens, *commit.stamp.shared_tokens)}
+        if held.isdisjoint({table_key(before), table_key(pinned)}):
+            problems.append(
+                f"version {commit.version} was made under a lock that is not on {before}, the name to which the table "
+                "is pinned: it had two gates"
+            )
     return _shown(problems)
 
 

@@ -127,8 +127,8 @@ def verify(
 
     Versions are contiguous and none was overwritten; the rows are those that
     the log counts; no key is there twice; fencing tokens rise, recorded holds
-    do not overlap, and all are of the table's own ZooKeeper ensemble. Commits
-    without the lock are no failure: they are listed, by engine and version.
+    do not overlap, and all are of the table's own ZooKeeper ensemble and under
+    its own name (sluice adopt). Commits without the lock are no failure: they are listed, by engine and version.
 
     [bold]sluice verify s3a://lake/flights --key time_hour,carrier,flight[/]
     [bold]sluice verify ./flights --json[/]
@@ -185,7 +185,9 @@ def adopt(
     zookeeper: Annotated[
         str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
     ] = None,
-    move: Annotated[bool, typer.Option("--move", help="Also if the table is pinned to another ensemble.")] = False,
+    move: Annotated[
+        bool, typer.Option("--move", help="Also if the table is pinned to another ensemble or name.")
+    ] = False,
     from_hosts: Annotated[
         str | None,
         typer.Option("--from", metavar="HOSTS", help="The ensemble to move from: hold its lock meanwhile, too."),
@@ -199,13 +201,15 @@ def adopt(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
 ) -> None:
-    """Pin a table to this ZooKeeper ensemble: no other one's lock counts from then on.
+    """Pin a table to this ZooKeeper ensemble and this name: no other lock counts.
 
-    Commits the ensemble's id as the table property sluice.ensemble, under the
-    table's lock, with a small Spark of its own. A writer with another
-    --zookeeper, or with an ensemble that was wiped and built again, is then
+    Commits the ensemble's id and the table's name as the table properties
+    sluice.ensemble and sluice.table, under the table's lock, with a small Spark
+    of its own. A writer with another --zookeeper, or with an ensemble that was
+    wiped and built again, or that reaches the table by another name, is then
     refused before it writes. A table that is pinned elsewhere is left as it is,
-    unless --move says otherwise; stop its writers first, or give --from.
+    unless --move says otherwise: for one that was moved to another ensemble
+    (stop its writers first, or give --from), copied, or renamed.
 
     [bold]sluice adopt s3a://lake/flights --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice adopt s3a://lake/flights --zookeeper new:2181 --move --from old:2181[/]
@@ -455,6 +459,8 @@ def _print_verification(found: Verification, console: Console) -> None:
     ]
     if found.ensemble is not None:
         rows.append(("pinned to ensemble", found.ensemble))
+    if found.pinned_name is not None and found.is_pinned_elsewhere:
+        rows.append(("locked by another name than this", found.pinned_name))
     if found.key:
         rows.append((f"duplicate rows by {', '.join(found.key)}", say(found.duplicate_rows, "not readable")))
     table = Table(box=box.SIMPLE_HEAD, show_header=False, title=found.table, title_justify="left", pad_edge=False)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from lock_manager.errors import ENSEMBLE_PROPERTY
+from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from sluice.log_folder import PARALLEL_READS, LogFolder
 
 _VERSION_FILE = re.compile(r"(\d{20})\.json")
@@ -91,6 +91,7 @@ class LogCommit:
         observed: with which error the guard would have refused it, had it not only observed.
         stamp: what it says of its hold, None if it names none.
         pin: the ensemble that it makes the table's own, "" for none; None if it leaves that as it is.
+        pinned_name: the name under which the table is locked from then on, likewise.
         adds: data files that it adds.
         removes: data files that it removes.
 
@@ -107,6 +108,7 @@ class LogCommit:
     observed: str | None = None
     stamp: LockStamp | None = None
     pin: str | None = None
+    pinned_name: str | None = None
     adds: tuple[DataFile, ...] = ()
     removes: tuple[DataFile, ...] = ()
 
@@ -164,6 +166,7 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
     timestamp = info.get("timestamp")
     adds = tuple(_data_file(action["add"]) for action in actions if "add" in action)
     metadata = next((action["metaData"] for action in actions if "metaData" in action), None)
+    properties = None if metadata is None else metadata.get("configuration") or {}
     return LogCommit(
         version=version,
         timestamp=timestamp / 1000 if isinstance(timestamp, int) else None,
@@ -175,7 +178,8 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
         rows=_rows(info, adds),
         observed=_observed(info),
         stamp=parse_stamp(info),
-        pin=None if metadata is None else str((metadata.get("configuration") or {}).get(ENSEMBLE_PROPERTY, "")),
+        pin=None if properties is None else str(properties.get(ENSEMBLE_PROPERTY, "")),
+        pinned_name=None if properties is None else str(properties.get(TABLE_PROPERTY, "")),
         adds=adds,
         removes=tuple(_data_file(action["remove"]) for action in actions if "remove" in action),
     )

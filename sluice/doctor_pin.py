@@ -1,25 +1,26 @@
-"""Is this the ensemble whose lock counts for a table? By the table's own word, see ``sluice adopt``."""
+"""Is this the lock that counts for a table? By the table's own word, see ``sluice adopt``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lock_manager.errors import ENSEMBLE_PROPERTY, LockError, SluiceError
+from lock_manager import Pin, canonical_table_uri
+from lock_manager.errors import LockError, ResourceError, SluiceError
 from lock_manager.inspector import LockInspector
 from lock_manager.settings import LockSettings
 from sluice.delta_log import version_files
 from sluice.finding import Finding, failed, note, ok
-from sluice.log_folder import LogAccessError, open_log
+from sluice.log_folder import LogAccessError, LogFolder, open_log
 
 _WHAT = "pin"
 
 
 class PinError(SluiceError, RuntimeError):
-    """The table's property cannot be read."""
+    """The table's properties cannot be read."""
 
 
 def pin_finding(settings: LockSettings, table: str, storage_options: Mapping[str, str]) -> Finding:
-    """Compare the ensemble that the table is pinned to with the one that answers.
+    """Compare the ensemble and the name that the table is pinned to with the ensemble that answers and this name.
 
     Args:
         settings: of the lock.
@@ -28,44 +29,62 @@ def pin_finding(settings: LockSettings, table: str, storage_options: Mapping[str
 
     """
     try:
-        pinned = _pin(table, storage_options)
-        if pinned is None:
+        log = open_log(table, storage_options)
+        if not version_files(log.names()):
             return note(_WHAT, f"there is no Delta table at {table} yet: adopt it when its first version is written")
+        pin = _pin(log)
         with LockInspector(settings) as inspector:
             here = inspector.ensemble_id()
-    except (PinError, LogAccessError, LockError) as error:
+        return judge(table, pin, here, canonical_table_uri(log.uri))
+    except (PinError, LogAccessError, LockError, ResourceError) as error:
         return failed(_WHAT, f"could not be compared: {error}")
-    return judge(table, pinned, here)
 
 
-def judge(table: str, pinned: str, here: str | None) -> Finding:
-    """Judge the two UUIDs; ``pinned`` is empty for a table that is pinned to none, ``here`` None below a new root."""
-    if not pinned:
+def judge(table: str, pin: Pin | None, here: str | None, name: str) -> Finding:
+    """Judge a pin.
+
+    Args:
+        table: as the user named it.
+        pin: of the table; None if it is pinned to nothing.
+        here: UUID of the ensemble that answers; None below a new lock root.
+        name: canonical URI of the table, by the name that the user gave.
+
+    """
+    if pin is None:
         return note(
             _WHAT,
             "the table is pinned to no ensemble, so that the lock of any other one passes for its lock, too: "
             f"`sluice adopt {table}`",
         )
-    if pinned == here:
-        return ok(_WHAT, f"the table is pinned to this ensemble, {here}")
-    what = "nothing was ever locked below this lock root" if here is None else f"this is ensemble {here}"
-    return failed(
-        _WHAT,
-        f"the table is pinned to ensemble {pinned}, but {what}: commits will be refused. Name the table's own "
-        f"ZooKeeper and lock root, or move the table to this one: `sluice adopt {table} --move`",
-    )
+    if pin.table not in (None, name):
+        return failed(
+            _WHAT,
+            f"the table is pinned to the name {pin.table}, but this is {name}: commits under a lock on it will be "
+            f"refused. If both are one table, use that name; if it was copied or moved here: `sluice adopt {table} "
+            "--move`",
+        )
+    if pin.ensemble != here:
+        what = "nothing was ever locked below this lock root" if here is None else f"this is ensemble {here}"
+        return failed(
+            _WHAT,
+            f"the table is pinned to ensemble {pin.ensemble}, but {what}: commits will be refused. Name the table's "
+            f"own ZooKeeper and lock root, or move the table to this one: `sluice adopt {table} --move`",
+        )
+    if pin.table is None:
+        return note(
+            _WHAT,
+            f"the table is pinned to this ensemble, {here}, but to no name, for an earlier release did it, so that a "
+            f"lock on another name of it passes for its lock, too: `sluice adopt {table}`",
+        )
+    return ok(_WHAT, f"the table is pinned to this ensemble, {here}, and to this name")
 
 
-def _pin(table: str, storage_options: Mapping[str, str]) -> str | None:
-    """Return the UUID to which a table is pinned, "" if to none; None if there is no table."""
+def _pin(log: LogFolder) -> Pin | None:
     from deltalake import DeltaTable  # noqa: PLC0415 (0.2 s that a look at the ensemble alone need not pay)
     from deltalake.exceptions import DeltaError  # noqa: PLC0415
 
-    log = open_log(table, storage_options)
-    if not version_files(log.names()):
-        return None
     try:
         found = DeltaTable(log.uri, storage_options=log.options or None)
     except (DeltaError, OSError) as error:
         raise PinError(f"deltalake cannot open the table: {str(error).splitlines()[0]}") from error
-    return str(found.metadata().configuration.get(ENSEMBLE_PROPERTY) or "")
+    return Pin.of(found.metadata().configuration)

@@ -75,6 +75,7 @@ def _entry(commit: LogCommit) -> dict[str, Any]:
         "acquired_at": stamp.acquired_at if stamp else None,
         "commit_id": stamp.commit_id if stamp else None,
         "pins": commit.pin or None,
+        "pins_name": commit.pinned_name or None,
     }
 
 

@@ -17,12 +17,12 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 
-from lock_manager import SluiceError
-from lock_manager.errors import ENSEMBLE_PROPERTY
+from lock_manager import Pin, ResourceError, SluiceError, canonical_table_uri
 from sluice.checks import (
     Replay,
     check_commit_ids,
     check_ensembles,
+    check_names,
     check_tokens,
     check_transactions,
     check_versions,
@@ -64,6 +64,7 @@ class Verification:
         unlocked_writers: the versions of the latter, by engine.
         observed: versions that the guard would have refused, had it not been told to observe only, by error.
         ensemble: to which the table is pinned; None if it is to none, or cannot be read.
+        pinned_name: under which the table is locked, likewise; None also if an earlier release pinned it.
         conflicts: commits that lost at least one race for a version, by their ``readVersion``.
         overlapping_holds: pairs of recorded holds that share time.
         problems: one sentence each; empty if every check passed.
@@ -84,6 +85,7 @@ class Verification:
     unlocked_writers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     observed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     ensemble: str | None = None
+    pinned_name: str | None = None
     conflicts: int = 0
     overlapping_holds: int = 0
     problems: tuple[str, ...] = ()
@@ -92,6 +94,14 @@ class Verification:
     def ok(self) -> bool:
         """Whether every check passed."""
         return not self.problems
+
+    @property
+    def is_pinned_elsewhere(self) -> bool:
+        """Whether it is pinned to another name than that by which it was checked: an alias, or the table was copied."""
+        try:
+            return self.pinned_name not in (None, canonical_table_uri(self.table))
+        except ResourceError:
+            return True
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``sluice verify --json`` prints."""
@@ -143,7 +153,9 @@ def verify_table(
     reading = _read_table(log, versions[-1], replayed, tuple(key))
     # After a clean-up the commit that pinned the table may be gone, but not the pin.
     unchanged = all(commit.pin is None for commit in commits)
-    problems += check_ensembles(commits, pinned=(reading.ensemble or "") if unchanged else "")
+    pin = reading.pin
+    problems += check_ensembles(commits, pinned=pin.ensemble if unchanged and pin else "")
+    problems += check_names(commits, pinned=(pin.table or "") if unchanged and pin else "")
     if reading.refusal and not problems:  # a log with a gap cannot be opened: the gap says more
         problems.append(reading.refusal)
     unlocked = unlocked_writers(commits)
@@ -162,7 +174,8 @@ def verify_table(
         unlocked_commits=unlocked_commits,
         unlocked_writers=unlocked,
         observed=observed_commits(commits),
-        ensemble=reading.ensemble,
+        ensemble=pin.ensemble if pin else None,
+        pinned_name=pin.table if pin else None,
         conflicts=count_conflicts(commits),
         overlapping_holds=len(overlapping),
         problems=(*problems, *reading.problems),
@@ -176,7 +189,7 @@ class _Reading:
     rows_found: int | None = None
     rows_in_log: int | None = None
     duplicate_rows: int | None = None
-    ensemble: str | None = None
+    pin: Pin | None = None
     refusal: str | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -189,7 +202,7 @@ def _read_table(log: LogFolder, version: int, replayed: Replay | None, key: tupl
         reading.refusal = f"deltalake cannot open the table: {reason_of(error)}"
         return reading
     _refuse_unknown_columns(table, key)
-    reading.ensemble = table.metadata().configuration.get(ENSEMBLE_PROPERTY)
+    reading.pin = Pin.of(table.metadata().configuration)
     if replayed is None:
         reading.rows_in_log = _rows_by_statistics(table)
     else:

@@ -28,10 +28,12 @@ SHARED_DRIVER = (
     "test_append_job.py",
     "test_every_way.py",
     "test_default_manager.py",
+    "test_dropped_table.py",
     "test_guard.py",
     "test_guard_partitions.py",
     "test_readme.py",
     "test_rival_append.py",
+    "test_table_names.py",
     "test_writer.py",
 )
 DOCKER_SOCKET = "/var/run/docker.sock"

@@ -20,13 +20,13 @@ try:
     from lock_manager import (
         ClosedError,
         EnsembleFormatError,
-        EnsembleMismatchError,
         EnsembleRefusedError,
         EnsembleUnavailableError,
         LockCancelledError,
         LockLostError,
         LockNotHeldError,
         LockTimeoutError,
+        PinMismatchError,
         SluiceError,
         ZookeeperLockManager,
     )
@@ -66,7 +66,7 @@ _EXIT_CODES: tuple[tuple[type[BaseException], int], ...] = (
     (EnsembleUnavailableError, EXIT_NO_LOCK),
     (EnsembleRefusedError, EXIT_NO_LOCK),
     (EnsembleFormatError, EXIT_NO_LOCK),
-    (EnsembleMismatchError, EXIT_NO_LOCK),
+    (PinMismatchError, EXIT_NO_LOCK),
     (ClosedError, EXIT_NO_LOCK),
     (LockLostError, EXIT_LOCK_LOST),
     (LockNotHeldError, EXIT_LOCK_LOST),

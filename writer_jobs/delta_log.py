@@ -18,8 +18,8 @@ from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from lock_manager import PartitionColumn, PartitionSchema
-from lock_manager.errors import ENSEMBLE_PROPERTY
+from lock_manager import PartitionColumn, PartitionSchema, Pin
+from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
 from writer_jobs.hadoop_files import HadoopFiles
@@ -65,7 +65,7 @@ class TableState:
         partition_columns: in partition order.
         supplied_columns: columns that Delta fills in by itself (generated, identity, with a default).
         forgets_transactions: whether ``txnVersion`` is kept for a limited time only.
-        ensemble: the one whose lock on the table counts, None if any does; see :mod:`writer_jobs.ensembles`.
+        pin: which lock on the table counts, None if any does; see :mod:`lock_manager.pin`.
 
     """
 
@@ -74,7 +74,7 @@ class TableState:
     partition_columns: tuple[str, ...]
     supplied_columns: frozenset[str]
     forgets_transactions: bool
-    ensemble: str | None = None
+    pin: Pin | None = None
 
 
 @dataclass(frozen=True)
@@ -141,14 +141,15 @@ class DeltaTableLog:
         # Not Spark's view of the table, which hides what Delta keeps in the fields' metadata.
         schema = StructType.fromJson(json.loads(metadata.schemaString()))
         columns = metadata.partitionColumns()
-        pin = metadata.configuration().get(ENSEMBLE_PROPERTY)
+        properties = metadata.configuration()
+        found = {name: properties.get(name) for name in (ENSEMBLE_PROPERTY, TABLE_PROPERTY)}
         return TableState(
             version=int(snapshot.version()),
             schema=schema,
             partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
             supplied_columns=frozenset(field.name for field in schema if _supplied(field.metadata)),
-            forgets_transactions=bool(metadata.configuration().contains(_RETENTION)),
-            ensemble=str(pin.get()) if pin.isDefined() else None,
+            forgets_transactions=bool(properties.contains(_RETENTION)),
+            pin=Pin.of({name: str(value.get()) for name, value in found.items() if value.isDefined()}),
         )
 
     def partition_schema(self, state: TableState | None = None) -> PartitionSchema:

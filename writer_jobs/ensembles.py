@@ -1,50 +1,71 @@
-"""One ensemble per table: the pin, a table property that names the ensemble whose lock on the table counts.
+"""The pin in a table's properties (:mod:`lock_manager.pin`): read before a write, kept through it, set by a commit.
 
-A lock of another ensemble excludes nobody: with a wrong host list, or after an ensemble was wiped and built again,
-there would be two gates. So a table that was adopted (`sluice adopt`) is written under its own ensemble's lock only.
+A lock of another ensemble, or on another name of the table, excludes nobody. So a table that was adopted (`sluice
+adopt`) is written under its own lock only.
 """
 
 from __future__ import annotations
 
-import uuid
-
 from pyspark.sql import SparkSession
 
-from lock_manager import EnsembleMismatchError, HeldLock
-from lock_manager.errors import ENSEMBLE_PROPERTY
+from lock_manager import HeldLock, Pin, canonical_table_uri
 from writer_jobs.delta_log import DeltaTableLog
 from writer_jobs.errors import TableError
 from writer_jobs.failures import JVM_ERRORS, one_sentence
 
 
-def refuse_other_ensemble(hold: HeldLock, table_log: DeltaTableLog) -> str | None:
-    """Make sure that a hold is of the ensemble to which its table is pinned, if it is to one; return that one.
+def refuse_other_ensemble(hold: HeldLock, table_log: DeltaTableLog) -> Pin | None:
+    """Make sure that a hold is the one that its table is pinned to, by ensemble and by name, and return the pin.
 
     Raises:
-        EnsembleMismatchError: it is of another one.
+        PinMismatchError: it is of another ensemble, or of another name of the table.
         TableError, StorageError: the table's log cannot be read; see :meth:`DeltaTableLog.state`.
 
     """
     state = table_log.state()
-    if state is not None and state.ensemble is not None and state.ensemble != hold.ensemble_id:
-        raise EnsembleMismatchError(resource=hold.resource, ensemble=hold.ensemble_id, pinned_to=state.ensemble)
-    return None if state is None else state.ensemble
+    if state is None or state.pin is None:
+        return None
+    state.pin.check(ensemble=hold.ensemble_id, table=canonical_table_uri(table_log.location))
+    return state.pin
 
 
-def pin_again(spark: SparkSession, table_log: DeltaTableLog, ensemble: str) -> None:
-    """Pin a table that was replaced or restored under its lock, which drops its properties; as :func:`pin_table`."""
-    state = table_log.state()
-    if state is not None and state.ensemble is None:
-        pin_table(spark, table_log, ensemble)
+def own_pin(hold: HeldLock, table_log: DeltaTableLog) -> Pin:
+    """Return the pin of a table whose lock is this hold."""
+    return Pin(hold.ensemble_id, canonical_table_uri(table_log.location))
 
 
-def pin_table(spark: SparkSession, table_log: DeltaTableLog, ensemble: str) -> int:
-    """Pin a table to an ensemble by a commit, and return its version. To be called under the table's lock.
+def pin_again(spark: SparkSession, table_log: DeltaTableLog, hold: HeldLock, pinned: Pin | None) -> None:
+    """Undo what a block did to the table's pin by the way.
+
+    To replace or restore a table drops its properties, or brings back older ones. A clone has those of its source. So
+    the table gets back the pin that it had before the block; if it had none, and has one now, that is somebody else's,
+    and it gets its own.
 
     Args:
         spark: the session.
         table_log: of the table.
-        ensemble: UUID.
+        hold: under which the block ran.
+        pinned: to what the table was pinned before the block.
+
+    Raises:
+        TableError, StorageError, SluiceError: as :func:`pin_table`.
+
+    """
+    state = table_log.state()
+    if state is None or state.pin == pinned:
+        return
+    wanted = pinned or own_pin(hold, table_log)
+    if state.pin != wanted:
+        pin_table(spark, table_log, wanted)
+
+
+def pin_table(spark: SparkSession, table_log: DeltaTableLog, pin: Pin) -> int:
+    """Pin a table by a commit, and return its version. To be called under the table's lock.
+
+    Args:
+        spark: the session.
+        table_log: of the table.
+        pin: to what.
 
     Raises:
         TableError: Delta refused, or the table's log cannot be read.
@@ -53,8 +74,17 @@ def pin_table(spark: SparkSession, table_log: DeltaTableLog, ensemble: str) -> i
 
     """
     location = table_log.location.replace("`", "``")
+    pairs = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in pin.properties.items())
     try:
-        spark.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = '{uuid.UUID(ensemble)}')")
+        spark.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ({pairs})")
     except JVM_ERRORS as error:
         raise TableError(f"{table_log.location} was not pinned: {one_sentence(error)}") from error
     return table_log.head().version
+
+
+def _literal(text: str) -> str:
+    """Write a text in SQL, as a raw literal, in which nothing but its quote has a meaning."""
+    quote = '"' if "'" in text else "'"
+    if quote in text:
+        raise TableError(f"a table cannot be pinned to a name with both kinds of quotes in it: {text}")
+    return f"r{quote}{text}{quote}"

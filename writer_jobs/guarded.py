@@ -21,9 +21,10 @@ from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from lock_manager import (
-    EnsembleMismatchError,
     HeldLock,
     LockLostError,
+    Pin,
+    PinMismatchError,
     canonical_table_uri,
 )
 from lock_manager.errors import versions_of
@@ -156,14 +157,14 @@ def guarded(
         table_log: of the table.
         metadata: what every commit notes beside the hold (JSON values).
         schema: of the table's partitions, where the hold is of some of them.
-        any_ensemble: do not ask whether the hold is of the ensemble to which the table is pinned: to move it.
+        any_ensemble: do not ask whether the hold is what the table is pinned to: to move it.
 
     Yields:
         The hold as the guard knows it; None if the guard is off in this session, or only observes a hold that does not
         count.
 
     Raises:
-        EnsembleMismatchError: the table is pinned to another ensemble than the hold's; nothing was written.
+        PinMismatchError: the table is pinned to another ensemble or name than the hold's; nothing was written.
         TableError: it was partitioned anew while the lock was waited for; nothing was written.
 
     """
@@ -196,7 +197,7 @@ def guarded(
             try:
                 _restore_pin(spark, table_log, bound, pinned)
             except Exception as problem:  # noqa: BLE001 (whatever it is, it is second to the body's)
-                error.add_note(f"the table was pinned to ensemble {pinned}, and is not any more: {problem}")
+                error.add_note(f"the block changed the table's pin ({pinned}), run `sluice adopt` again: {problem}")
             raise
         _restore_pin(spark, table_log, bound, pinned)
     finally:
@@ -206,20 +207,20 @@ def guarded(
             _settle(spark, bound)
 
 
-def _pinned_to(hold: HeldLock, table_log: DeltaTableLog, bound: GuardedHold, *, observe: bool) -> str | None:
-    """Return the ensemble to which the table is pinned, if that is the hold's; to observe only, have it noted."""
+def _pinned_to(hold: HeldLock, table_log: DeltaTableLog, bound: GuardedHold, *, observe: bool) -> Pin | None:
+    """Return the table's pin, if the hold is of it; a driver that only observes has it noted."""
     try:
         return refuse_other_ensemble(hold, table_log)
-    except EnsembleMismatchError as error:
+    except PinMismatchError as error:
         if not observe:
             raise
         bound.refusal = error
         return None
 
 
-def _restore_pin(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, pinned: str | None) -> None:
-    if pinned is not None and bound.new_metadata:
-        pin_again(spark, table_log, pinned)
+def _restore_pin(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, pinned: Pin | None) -> None:
+    if bound.new_metadata:
+        pin_again(spark, table_log, bound.hold, pinned)
 
 
 @contextmanager

@@ -46,6 +46,9 @@ def locked(
     Inside the block this thread gets the same hold again, by ``locked`` or from a :class:`LockedDeltaWriter`, whichever
     manager of the same ensemble they have.
 
+    DROP makes version names free again, so that a late commit to the dropped table may land in the next one at its
+    place: rather replace the table, or see docs/operate.md ("DROP and CREATE at one place").
+
     Args:
         spark: a session with the guarded log store, see :func:`attach`.
         table: location or name in the catalog; resolved once, before the lock is asked for. Need not exist yet.
@@ -61,7 +64,7 @@ def locked(
         ResourceError: no such partition column, or a value that does not fit it.
         SettingsError: no ensemble was named.
         LockTimeoutError and so on: see :meth:`ZookeeperLockManager.acquire`.
-        EnsembleMismatchError: the table is pinned to another ensemble; the block was not entered.
+        PinMismatchError: the table is pinned to another ensemble, or to another name; the block was not entered.
         LockLostError: at the end of the block: it had been lost, so that not all of the block's reads are covered.
 
     """

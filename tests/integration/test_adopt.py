@@ -15,10 +15,10 @@ from kazoo.client import KazooClient
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
-from lock_manager import EnsembleMismatchError, LockSettings, SettingsError, TableResource, ZookeeperLockManager
-from lock_manager.errors import ENSEMBLE_PROPERTY
+from lock_manager import EnsembleMismatchError, LockSettings, Pin, SettingsError, TableResource, ZookeeperLockManager
 from lock_manager.intents import Intent, intents_node
 from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from sluice.adopt import Adoption, adopt_table, describe
 from sluice.commands import app
 from sluice.local_s3 import LocalS3
@@ -86,7 +86,10 @@ def test_a_pinned_table_is_written_under_its_own_ensemble_and_under_no_other(
         append(spark.range(3, 4), table)
     done = adopt(spark, table, ensemble_a)
     assert (done.version, done.moved_from) == (2, None)
-    assert DeltaTable(table).metadata().configuration == {ENSEMBLE_PROPERTY: done.ensemble}
+    assert DeltaTable(table).metadata().configuration == {
+        ENSEMBLE_PROPERTY: done.ensemble,
+        TABLE_PROPERTY: done.table,
+    }
 
     before = version_files(table)
     entered = False
@@ -146,7 +149,9 @@ def test_a_table_moves_only_if_it_is_told_to(
 ) -> None:
     first = adopt(spark, table, ensemble_a)
     again = adopt(spark, table, ensemble_a)
-    assert again == Adoption(table=first.table, ensemble=first.ensemble, moved_from=None, version=None)
+    assert again == Adoption(
+        table=first.table, ensemble=first.ensemble, moved_from=None, renamed_from=None, version=None
+    )
     assert describe(again).endswith("already; nothing was committed")
     with pytest.raises(EnsembleMismatchError):
         adopt(spark, table, ensemble_b)
@@ -276,27 +281,29 @@ def test_the_pin_survives_what_changes_the_table(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
 ) -> None:
     log = DeltaTableLog(spark, f"file:{table}")
-    pinned = adopt(spark, table, ensemble_a).ensemble
+    done = adopt(spark, table, ensemble_a)
+    pinned = Pin(done.ensemble, done.table)
     name = "delta.`{}`".format(table.replace("`", "``"))
     for statement in (f"ALTER TABLE {name} ADD COLUMNS (more STRING)", f"INSERT OVERWRITE {name} VALUES (7, 'x')"):
         with locked(spark, table, manager=manager_a):
             spark.sql(statement)
         state = log.state()
         assert state is not None
-        assert state.ensemble == pinned, statement
+        assert state.pin == pinned, statement
     with locked(spark, table, manager=manager_a):
         other = spark.range(2).selectExpr("id AS another")
         other.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(table)
     state = log.state()
     assert state is not None
-    assert state.ensemble == pinned
+    assert state.pin == pinned
 
 
 def test_what_replaces_a_table_or_restores_it_is_followed_by_the_pin(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
 ) -> None:
     log = DeltaTableLog(spark, f"file:{table}")
-    pinned = adopt(spark, table, ensemble_a).ensemble
+    done = adopt(spark, table, ensemble_a)
+    pinned = Pin(done.ensemble, done.table)
     name = "delta.`{}`".format(table.replace("`", "``"))
     replacing = f"CREATE OR REPLACE TABLE {name} USING delta AS SELECT id FROM range(3)"
     for statement in (replacing, f"RESTORE TABLE {name} TO VERSION AS OF 0"):
@@ -304,24 +311,25 @@ def test_what_replaces_a_table_or_restores_it_is_followed_by_the_pin(
             spark.sql(statement)
         state = log.state()
         assert state is not None
-        assert state.ensemble == pinned, statement
+        assert state.pin == pinned, statement
         _, (newest, dropping, *_) = read_table_log(table, limit=2)
         assert not isinstance(newest, str)
         assert not isinstance(dropping, str)
-        assert (dropping.pin, newest.pin) == ("", pinned)
+        assert (dropping.pin, newest.pin) == ("", pinned.ensemble)
+        assert (dropping.pinned_name, newest.pinned_name) == ("", pinned.table)
         assert newest.stamp is not None
         assert newest.stamp.hold == hold.hold_id
     assert verify_table(table).problems == ()
     # Whoever says so may.
     with locked(spark, table, manager=manager_a):
-        spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}')")
+        spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}', '{TABLE_PROPERTY}')")
     state = log.state()
     assert state is not None
-    assert state.ensemble is None
+    assert state.pin is None
     assert verify_table(table).ensemble is None
 
 
-def replace_and_fail(spark: SparkSession, table: str, manager: ZookeeperLockManager) -> str | None:
+def replace_and_fail(spark: SparkSession, table: str, manager: ZookeeperLockManager) -> Pin | None:
     """Have a block replace the table and raise then; return to what it is pinned afterwards."""
     name = "delta.`{}`".format(table.replace("`", "``"))
     with pytest.raises(ZeroDivisionError), locked(spark, table, manager=manager):
@@ -329,14 +337,14 @@ def replace_and_fail(spark: SparkSession, table: str, manager: ZookeeperLockMana
         raise ZeroDivisionError
     state = DeltaTableLog(spark, f"file:{table}").state()
     assert state is not None
-    return state.ensemble
+    return state.pin
 
 
 def test_a_block_that_replaced_the_table_and_raised_is_followed_by_the_pin_too(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
 ) -> None:
-    pinned = adopt(spark, table, ensemble_a).ensemble
-    assert replace_and_fail(spark, table, manager_a) == pinned
+    done = adopt(spark, table, ensemble_a)
+    assert replace_and_fail(spark, table, manager_a) == Pin(done.ensemble, done.table)
     assert len(version_files(table)) == 4
 
 

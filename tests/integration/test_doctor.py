@@ -18,7 +18,7 @@ from kazoo.client import KazooClient
 from kazoo.security import make_acl
 from typer.testing import CliRunner
 
-from lock_manager import TableResource, ZookeeperLockManager
+from lock_manager import TableResource, ZookeeperLockManager, canonical_table_uri
 from lock_manager.local import EmbeddedZooKeeper
 from sluice import doctor_machine, jars
 from sluice.commands import app
@@ -296,17 +296,24 @@ def test_a_table_that_is_pinned_elsewhere_is_a_fault(
     with ZookeeperLockManager(hosts) as manager, manager.acquire(tmp_path) as hold:
         here = hold.ensemble_id
 
-    def pinned(name: str, pin: str | None) -> tuple[int, tuple[str, str]]:
+    def pinned(name: str, pin: str | None, *, to: str = "") -> tuple[int, tuple[str, str]]:
         folder = tmp_path / name
         if pin is not None:
             configuration = {"sluice.ensemble": pin} if pin else {}
+            configuration |= {"sluice.table": to} if to else {}
             schema = Schema([Field("id", "long")])
             DeltaTable.create(folder, schema, configuration=configuration, raise_if_key_not_exists=False)
         folder.mkdir(exist_ok=True)
         code, found = doctor(hosts, "--table", str(folder))
         return code, found["pin"]
 
-    assert pinned("here", here) == (0, ("ok", f"the table is pinned to this ensemble, {here}"))
+    name = canonical_table_uri(tmp_path / "here")
+    says = f"the table is pinned to this ensemble, {here}, and to this name"
+    assert pinned("here", here, to=name) == (0, ("ok", says))
+    code, (verdict, says) = pinned("copy", here, to=name)
+    assert (code, verdict, f"pinned to the name {name}" in says, "--move`" in says) == (1, "failed", True, True)
+    code, (verdict, says) = pinned("earlier", here)
+    assert (code, verdict, "but to no name" in says) == (0, "note", True)
     code, (verdict, says) = pinned("elsewhere", "another")
     assert (code, verdict) == (1, "failed")
     assert f"pinned to ensemble another, but this is ensemble {here}" in says

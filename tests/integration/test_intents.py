@@ -255,6 +255,18 @@ def test_the_guard_refuses_with_a_reason_and_remembers_the_error(manager, table,
     assert guard.refusal_in("something else") is None
 
 
+def test_the_guard_knows_a_hold_by_either_name_of_an_azure_account(manager, ask):
+    guard, folder = CommitGuard(), uuid.uuid4().hex
+    with manager.acquire(f"wasbs://data@Account.blob.core.windows.net/{folder}") as hold:
+        guard.add(GuardedHold(hold, {}))
+        for version, name in enumerate(
+            ("abfss://data@account.dfs", "wasb://data@account.blob", "abfs://data@account.blob")
+        ):
+            answer = ask(guard, f"{name}.core.windows.net/{folder}", hold.hold_id, version)
+            assert answer.get("hold") == hold.hold_id, answer
+        hold.intents.settle()
+
+
 def test_what_the_guard_does_not_understand_is_refused(ask):
     import json
 

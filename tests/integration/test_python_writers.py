@@ -12,7 +12,15 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
-from lock_manager import LockLostError, LockSettings, TableResource, ZookeeperLockManager, commit_metadata
+from lock_manager import (
+    EnsembleMismatchError,
+    LockLostError,
+    LockSettings,
+    TableNameMismatchError,
+    TableResource,
+    ZookeeperLockManager,
+    commit_metadata,
+)
 from lock_manager.inspector import LockInspector
 from sluice.commands import app
 from sluice.local_s3 import LocalS3
@@ -71,13 +79,16 @@ def test_the_page_s_python_runs_and_verify_sees_what_it_notes(
     assert newer > older
 
 
-def test_another_ensemble_than_the_table_s_own_is_refused_by_the_page(
+def test_another_ensemble_or_name_than_the_table_s_own_is_refused_by_the_page(
     tmp_path: Path, run_page: Callable[[str], None]
 ) -> None:
     table = str(tmp_path / "prices")
     run_page(table)
     DeltaTable(table).alter.set_table_properties({"sluice.ensemble": "another"}, raise_if_not_exists=False)
-    with pytest.raises(RuntimeError, match="belongs to ensemble another"):
+    with pytest.raises(EnsembleMismatchError, match="is pinned to ensemble another"):
+        run_page(table)
+    DeltaTable(table).alter.set_table_properties({"sluice.table": "s3://elsewhere/t"}, raise_if_not_exists=False)
+    with pytest.raises(TableNameMismatchError, match="is pinned to the name s3://elsewhere/t"):
         run_page(table)
 
 

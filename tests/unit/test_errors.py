@@ -17,6 +17,7 @@ from lock_manager import (
     LockTimeoutError,
     SettingsError,
     SluiceError,
+    TableNameMismatchError,
 )
 
 EXAMPLES = [
@@ -27,6 +28,7 @@ EXAMPLES = [
     LockCancelledError(resource="s3://l/t"),
     LockOrderError("order", resource="s3://l/t"),
     EnsembleMismatchError(resource="s3://l/t", ensemble="b", pinned_to="a"),
+    TableNameMismatchError(resource="s3://alias/t", pinned_name="s3://l/t"),
     LockLostError(resource="s3://l/t", hold_id="x", reason="gone", commits={"s3://l/t": (3,)}),
 ]
 
@@ -54,7 +56,8 @@ def test_public_surface_is_what_it_was():
         "ClosedError", "EnsembleFormatError", "EnsembleMismatchError", "EnsembleRefusedError",
         "EnsembleUnavailableError", "HeldLock", "LocalServerError",
         "LockCancelledError", "LockError", "LockLostError", "LockNotHeldError", "LockOrderError", "LockSettings",
-        "LockTimeoutError", "Partition", "PartitionColumn", "PartitionSchema", "QueueEntry", "ResourceError",
-        "Security", "SessionState", "SettingsError", "SluiceError", "TableResource", "TableScope", "UnguardedError",
-        "ZookeeperLockManager", "canonical_table_uri", "commit_metadata",
+        "LockTimeoutError", "Partition", "PartitionColumn", "PartitionSchema", "Pin", "PinMismatchError", "QueueEntry",
+        "ResourceError", "Security", "SessionState", "SettingsError", "SluiceError", "TableNameMismatchError",
+        "TableResource", "TableScope", "UnguardedError", "ZookeeperLockManager", "canonical_table_uri",
+        "commit_metadata",
     ]  # fmt: skip

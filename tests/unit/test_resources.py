@@ -27,6 +27,8 @@ from lock_manager import ResourceError, TableResource, canonical_table_uri
         ("hdfs://NN:8020/t", "hdfs://nn/t"),
         ("hdfs://nn:9000/t", "hdfs://nn:9000/t"),
         ("abfss://Data@Account.dfs.core.windows.net/t/", "abfs://data@account.dfs.core.windows.net/t"),
+        ("abfs://data@onelake.dfs.fabric.microsoft.com/t", "abfs://data@onelake.dfs.fabric.microsoft.com/t"),
+        ("adl://Account.azuredatalakestore.net/t/", "adl://account.azuredatalakestore.net/t"),
         ("file:/no/such/t", "file:/no/such/t"),
         ("file:///no/such/t/", "file:/no/such/t"),
         ("file://localhost/no/such/t", "file:/no/such/t"),
@@ -36,6 +38,47 @@ from lock_manager import ResourceError, TableResource, canonical_table_uri
 def test_spellings(spelling, canonical):
     assert canonical_table_uri(spelling) == canonical
     assert canonical_table_uri(canonical) == canonical
+
+
+@pytest.mark.parametrize(
+    ("account", "cloud"),
+    [
+        ("account", "core.windows.net"),
+        ("account", "core.chinacloudapi.cn"),
+        ("account", "core.usgovcloudapi.net"),
+        ("account", "core.cloudapi.de"),
+        ("account.z07", "storage.azure.net"),
+        ("account", "local.azurestack.external"),
+        ("onelake", "fabric.microsoft.com"),
+    ],
+)
+def test_azures_two_endpoints_of_an_account_are_one_store(account, cloud):
+    names = {
+        f"{scheme}://Data@{account.title()}.{endpoint}.{cloud}//a/./T/"
+        for scheme in ("abfs", "abfss", "wasb", "WASBS")
+        for endpoint in ("blob", "dfs", "BLOB")
+    }
+    assert {canonical_table_uri(name) for name in names} == {f"abfs://data@{account}.dfs.{cloud}/a/T"}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("wasb://a@account.blob.core.windows.net/t", "wasb://b@account.blob.core.windows.net/t"),
+        ("wasb://a@blob.dfs.core.windows.net/t", "wasb://a@account.dfs.core.windows.net/t"),
+        ("abfs://a@account.blob.core.windows.net/blob", "abfs://a@account.blob.core.windows.net/dfs"),
+        # These say nothing of where they lead: the table's pin tells (docs/concepts.md).
+        ("adl://account.azuredatalakestore.net/t", "abfs://gen1@account.dfs.core.windows.net/t"),
+        ("wasb://a@lake.example.com/t", "wasb://a@account.blob.core.windows.net/t"),
+    ],
+)
+def test_what_may_be_two_tables_stays_two(one, other):
+    assert canonical_table_uri(one) != canonical_table_uri(other)
+
+
+def test_an_account_that_is_called_like_an_endpoint_keeps_its_name():
+    assert canonical_table_uri("wasb://a@blob.blob.core.windows.net/t") == "abfs://a@blob.dfs.core.windows.net/t"
+    assert canonical_table_uri("s3a://a.blob.core.windows.net/t") == "s3://a.blob.core.windows.net/t"
 
 
 def test_relative_paths_and_links_are_the_folder_they_lead_to(tmp_path, monkeypatch):

@@ -108,6 +108,7 @@ def test_programs_read_all_of_it(table: Path) -> None:
         "acquired_at": 1_795_261_700.0,
         "commit_id": "attempt-3",
         "pins": None,
+        "pins_name": None,
     }
     assert (observed["locked"], observed["observed"]) == (False, "LockNotHeldError")
 

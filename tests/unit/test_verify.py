@@ -16,8 +16,9 @@ from arro3.core import Array, DataType, Table
 from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
-from lock_manager.errors import ENSEMBLE_PROPERTY
-from sluice.checks import check_ensembles, check_tokens, version_ranges
+from lock_manager.pin import ENSEMBLE_PROPERTY
+from lock_manager.resources import table_key
+from sluice.checks import check_ensembles, check_names, check_tokens, version_ranges
 from sluice.commands import app
 from sluice.delta_log import LockStamp, LogCommit
 from sluice.log_folder import LogAccessError
@@ -211,7 +212,10 @@ def test_versions_are_told_in_ranges(versions: list[int], said: str) -> None:
 
 def test_a_removed_version_is_a_gap(table: Path) -> None:
     version_file(table, 2).unlink()
-    assert problem(verify_table(table)) == "version 2 is missing from the log"
+    assert problem(verify_table(table)) == (
+        "version 2 is missing from the log, and version 3 is there: either what is missing was deleted, or version 3 "
+        "is a late commit to a table that was dropped here before this one was made"
+    )
 
 
 def test_removed_first_versions_without_a_checkpoint_are_a_gap(table: Path) -> None:
@@ -224,7 +228,7 @@ def test_a_gap_below_a_checkpoint_is_found_although_the_table_can_be_read(table:
     DeltaTable(table).create_checkpoint()
     version_file(table, 1).unlink()
     found = verify_table(table)
-    assert problem(found) == "version 1 is missing from the log"
+    assert problem(found).startswith("version 1 is missing from the log, and version 2 is there")
     assert found.rows_found == found.rows_in_log == 10
 
 
@@ -360,6 +364,66 @@ def test_a_commit_of_an_earlier_hold_at_a_node_is_found(hold: str, late: dict[st
     assert check_tokens(commits) == []
     (problem,) = check_tokens([*commits, locked_commit(3, hold, **late)])
     assert problem.startswith(f"version 3 carries fencing {said}")
+
+
+@pytest.mark.parametrize("late", [{"tokens": {TABLE_NODE: 9}}, {"shared": {TABLE_NODE: 8}, "tokens": {MONTH_1: 9}}])
+def test_a_token_below_that_of_version_0_is_of_a_table_that_was_dropped(late: dict[str, Any]) -> None:
+    commits = [locked_commit(0, "a", tokens={TABLE_NODE: 10}), locked_commit(1, "a", tokens={TABLE_NODE: 10})]
+    assert check_tokens([*commits, locked_commit(2, "b", tokens={TABLE_NODE: 12})]) == []
+    (problem,) = check_tokens([*commits, locked_commit(2, "z", **late)])
+    assert problem.startswith("version 2 carries fencing token 0x")
+    assert "below 0xa of version 0: it is a late commit to a table that was dropped here" in problem
+    # One without version 0 cannot tell, and says what it can.
+    (problem,) = check_tokens([commits[1], locked_commit(2, "z", **late)])
+    assert "an earlier holder wrote after a later one" in problem
+
+
+NAME, ALIAS = "s3://lake/t", "s3://lake-alias/t"
+
+
+def named_commit(version: int, *names: str, pins: str | None = None, partition: str = "") -> LogCommit:
+    tokens = {table_key(name) + partition: 10 + version for name in names}
+    return replace(locked_commit(version, f"h{version}", tokens=tokens), pinned_name=pins)
+
+
+@pytest.mark.parametrize(
+    ("commits", "problems"),
+    [
+        ([named_commit(0, NAME), named_commit(1, ALIAS)], 0),
+        ([named_commit(0, NAME), named_commit(1, NAME, pins=NAME), named_commit(2, NAME, partition="/month=1")], 0),
+        ([named_commit(0, NAME, pins=NAME), named_commit(1, ALIAS)], 1),
+        ([named_commit(0, NAME, pins=NAME), named_commit(1, ALIAS, partition="/month=1")], 1),
+        # Moved under both locks.
+        ([named_commit(0, NAME, pins=NAME), named_commit(1, NAME, ALIAS, pins=ALIAS), named_commit(2, ALIAS)], 0),
+        ([named_commit(0, NAME, pins=NAME), named_commit(1, NAME, ALIAS, pins=ALIAS), named_commit(2, NAME)], 1),
+        # A clone has its source's name until it has its own.
+        ([named_commit(0, ALIAS, pins=NAME), named_commit(1, ALIAS, pins=ALIAS), named_commit(2, ALIAS)], 0),
+        ([named_commit(0, ALIAS, pins=NAME), named_commit(1, ALIAS)], 1),
+        # Taken off.
+        ([named_commit(0, NAME, pins=NAME), named_commit(1, NAME, pins=""), named_commit(2, ALIAS)], 0),
+    ],
+)
+def test_a_commit_under_a_lock_on_another_name_is_found(commits: list[LogCommit], problems: int) -> None:
+    found = check_names(commits)
+    assert len(found) == problems
+    assert all(problem.endswith("to which the table is pinned: it had two gates") for problem in found)
+
+
+def test_a_pinned_name_whose_commit_was_cleaned_up_still_counts() -> None:
+    assert check_names([named_commit(7, NAME)], pinned=NAME) == []
+    assert len(check_names([named_commit(7, ALIAS)], pinned=NAME)) == 1
+
+
+def test_the_ensemble_of_a_clone_s_source_is_no_second_gate() -> None:
+    clone = [
+        locked_commit(0, "a", ensemble="B", pin="A"),
+        locked_commit(1, "a", ensemble="B", pin="B"),
+        locked_commit(2, "b", ensemble="B"),
+    ]
+    assert check_ensembles(clone) == []
+    restored = [replace(commit, version=commit.version + 3) for commit in clone]
+    assert check_ensembles([*clone, *restored]) == []
+    assert len(check_ensembles([clone[0], clone[2]])) == 1
 
 
 def test_an_exclusive_token_is_above_the_shared_ones_before_it() -> None:
