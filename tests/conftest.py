@@ -28,6 +28,7 @@ SHARED_DRIVER = (
     "test_append_job.py",
     "test_guard.py",
     "test_guard_partitions.py",
+    "test_guard_transport.py",
     "test_readme.py",
     "test_rival_append.py",
     "test_writer.py",

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
 from lock_manager.local import find_java, find_spark_jars
 from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.soak.gateway import connect, start_jvm
 from sluice.soak.jvm import StoreJvm, VersionTakenError, WriteError
 from tests.support.without_hard_links import SYSTEM_CALLS
 
@@ -102,6 +104,24 @@ def test_a_scheme_that_is_not_known_is_refused_before_anything_is_asked_or_writt
         jvm.write("weird://host/table", 0, COMMIT, holds="hold-weird")
     assert (refused.value.kind, refused.value.reason) == ("refused", "TableError")
     assert (asked, jvm.attempts("hold-weird")) == ([], [])
+
+
+def test_a_driver_without_python_is_refused_with_a_reason(folder: Path, tmp_path: Path) -> None:
+    process, port, token = start_jvm("required", tmp_path / "jvm.log")
+    gateway = connect(port, token)
+    try:
+        java: Any = gateway.jvm
+        conf = java.org.apache.hadoop.conf.Configuration()
+        path = java.org.apache.hadoop.fs.Path(f"file:{version_file(folder, 0)}")
+        lines = java.java.util.ArrayList(COMMIT).iterator()
+        with pytest.raises(Py4JJavaError, match="a driver without Python cannot write a guarded table") as refused:
+            java.io.deltasluice.storage.GuardedLogStore(conf).write(path, lines, False, conf)
+        assert refused.value.java_exception.reason() == "GuardMissingError"
+    finally:
+        gateway.close()
+        process.kill()
+        process.communicate()
+    assert list((folder / "_delta_log").iterdir()) == []
 
 
 @pytest.mark.parametrize(
