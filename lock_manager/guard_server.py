@@ -87,7 +87,7 @@ class _Server(socketserver.ThreadingTCPServer):
         super().__init__((_HOST, 0), _Conversation)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the base class's names)
-        log.debug("a connection to the commit guard ended", exc_info=True)
+        log.debug("a connection to the commit guard ended", exc_info=True)  # noqa: LOG014 (it is called in one)
 
 
 class _Conversation(socketserver.StreamRequestHandler):

@@ -45,7 +45,9 @@ def listening_ports() -> list[int]:
     for each in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             sockets.update(re.findall(r"socket:\[(\d+)\]", str(each.readlink())))
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+    ]
     return sorted(int(line[1].rpartition(":")[2], 16) for line in lines if line[3] == LISTENS and line[9] in sockets)
 
 

@@ -30,7 +30,7 @@ _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ASK, _ALLOW = 0x7FC0_0000, 0x7FFF_0000
 _RECEIVE, _SEND = 0xC050_2100, 0xC018_2101
 # struct seccomp_notif: id, pid, flags; struct seccomp_data: number, architecture, instruction, arguments.
-_QUESTION = struct.Struct("=QII" "iIQ6Q")
+_QUESTION = struct.Struct("=QIIiIQ6Q")
 _ANSWER = struct.Struct("=QqiI")
 _LATER_SECONDS = 0.5
 
