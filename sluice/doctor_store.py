@@ -1,183 +1,114 @@
-"""Whether a store refuses to overwrite what is there: tried, with a scratch object that is removed again.
+"""Whether a store refuses to overwrite what is there: tried, with scratch objects that are removed again.
 
-Promise 1 rests on it: a version file is created only if there is none. On S3 by ``If-None-Match: *``, on a disk by a
-hard link.
+Promise 1 rests on it: a version file is created only if there is none. Some gateways to S3 refuse the second of two
+writers in a row, and let two at once pass: so rivals are tried, too.
 """
 
 from __future__ import annotations
 
-import os
-import uuid
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Protocol
 
-from lock_manager.errors import SluiceError
-from lock_manager.resources import canonical_table_uri
-from sluice.finding import Finding, failed, ok
-from sluice.log_folder import LogAccessError, parse_s3, s3_client
+from sluice.finding import Finding, failed, note, ok
+from sluice.scratch import Trial, TrialError
 
 _WHAT = "put-if-absent"
 _FIRST, _SECOND = b"first", b"second"
-_PRECONDITION_FAILED = 412
+_RIVALS, _ROUNDS = 8, 8
+_SECONDS = 2.0
+"""After which no further round of rivals begins."""
+_BARRIER_SECONDS = 5.0
+_ADVICE = "Use a store that honours If-None-Match (AWS S3 does, MinIO and Ceph in recent releases)"
 
 
-class TrialError(SluiceError, RuntimeError):
-    """The store refuses, or does not answer."""
+def store_findings(scratch: Callable[[], Trial]) -> list[Finding]:
+    """Put a scratch object twice, and others by rivals; remove all, however this ends."""
+    made: list[Trial] = []
 
+    def make() -> Trial:
+        made.append(scratch())
+        return made[-1]
 
-class Trial(Protocol):
-    """A scratch object that does not exist yet.
-
-    Attributes:
-        where: its location, for people.
-
-    """
-
-    where: str
-
-    def put(self, content: bytes) -> bool:
-        """Create it if there is none; tell whether it was created.
-
-        Raises:
-            TrialError: the store refuses for another reason, or does not answer.
-
-        """
-
-    def read(self) -> bytes:
-        """Return its content.
-
-        Raises:
-            TrialError: see :meth:`put`.
-
-        """
-
-    def remove(self) -> None:
-        """Remove it.
-
-        Raises:
-            TrialError: see :meth:`put`.
-
-        """
-
-
-def open_trial(location: str, options: Mapping[str, str]) -> Trial:
-    """Return the scratch object to try a store with.
-
-    Args:
-        location: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path.
-        options: as ``deltalake`` takes them.
-
-    Raises:
-        LogAccessError: a store of another kind.
-        ResourceError: no usable location.
-
-    """
-    if (found := parse_s3(location)) is not None:
-        bucket, prefix = found
-        return _S3Trial(bucket, f"{prefix}/_sluice/doctor-{uuid.uuid4().hex}".lstrip("/"), options)
-    uri = canonical_table_uri(location)
-    if not uri.startswith("file:"):
-        raise LogAccessError(
-            f"{location!r}: only s3://, s3a://, file: and local paths can be tried; elsewhere the log store relies on "
-            "Delta's own store for that scheme (HDFS, ABFS, GCS)"
-        )
-    return _FolderTrial(Path(uri.removeprefix("file:")))
-
-
-def store_findings(trial: Trial) -> list[Finding]:
-    """Put the scratch object twice, and remove it."""
+    left: list[str] = []
     try:
-        found = _tried(trial)
-    except TrialError as error:
-        with suppress(TrialError):  # it may have been stored all the same
-            trial.remove()
-        return [failed(_WHAT, f"could not be tried at {trial.where}: {error}")]
-    try:
-        trial.remove()
-    except TrialError as error:
-        return [found, failed("scratch object", f"{trial.where} could not be removed, remove it yourself: {error}")]
-    return [found]
+        first = make()
+        try:
+            found = _tried_in_a_row(first) or _tried_at_once(first.where, make)
+        except TrialError as error:
+            found = failed(_WHAT, f"could not be tried at {made[-1].where}: {error}")
+            # It may have been stored all the same; and a store that refuses everything has nothing of ours.
+            with suppress(TrialError):
+                made.pop().remove()
+    finally:
+        for trial in made:
+            try:
+                trial.remove()
+            except TrialError as error:
+                left.append(f"{trial.where} ({error})")
+    if not left:
+        return [found]
+    return [found, failed("scratch object", f"could not be removed, remove it yourself: {', '.join(left)}")]
 
 
-def _tried(trial: Trial) -> Finding:
+def _tried_in_a_row(trial: Trial) -> Finding | None:
     if not trial.put(_FIRST):
         return failed(_WHAT, f"{trial.where} was refused although it is not there: the store is not to be trusted")
     if trial.put(_SECOND) or trial.read() != _FIRST:
         return failed(
+            _WHAT, f"the store overwrote {trial.where} although it was told not to: two writers can both win one "
+            f"version there. {_ADVICE}",
+        )  # fmt: skip
+    return None
+
+
+def _tried_at_once(where: str, make: Callable[[], Trial]) -> Finding:
+    """Have rivals create one object at the same moment, round by round."""
+    decided = 0
+    end = time.monotonic() + _SECONDS
+    with ThreadPoolExecutor(_RIVALS) as pool:
+        for number in range(1, _ROUNDS + 1):
+            trial = make()
+            barrier = threading.Barrier(_RIVALS)
+            puts = {
+                content: pool.submit(_put_together, trial, content, barrier)
+                for content in (f"rival {rival}".encode() for rival in range(_RIVALS))
+            }
+            winners = [content for content, put in puts.items() if put.result()]
+            if len(winners) > 1:
+                return failed(
+                    _WHAT,
+                    f"{len(winners)} of {_RIVALS} rivals who created {trial.where} at the same moment were all told "
+                    f"that they had (round {number}), though the store refuses the second of two in a row: two writers "
+                    f"can both win one version there, and one commit is lost. {_ADVICE}",
+                )
+            if winners and trial.read() != winners[0]:
+                return failed(
+                    _WHAT,
+                    f"{trial.where} has not the content of the one rival who was told that he had created it (round "
+                    f"{number}): a commit that was refused can replace one that was not. {_ADVICE}",
+                )
+            decided += len(winners)
+            if time.monotonic() > end:
+                break
+    if not decided:
+        return note(
             _WHAT,
-            f"the store overwrote {trial.where} although it was told not to: two writers can both win one version "
-            "there. Use a store that honours If-None-Match (AWS S3 does, MinIO and Ceph in recent releases)",
+            f"the store refuses the second of two writers in a row, but of {_RIVALS} at once it refused all, "
+            f"{number} times (tried at {where}): whether it lets two at once pass is not known, so try again",
         )
-    return ok(_WHAT, f"the store refuses to overwrite (tried at {trial.where})")
+    return ok(
+        _WHAT,
+        f"the store refuses to overwrite (tried at {where}: twice in a row, and by {_RIVALS} rivals at once, with one "
+        f"winner each time, in {decided} of {number} rounds)",
+    )
 
 
-class _S3Trial:
-    def __init__(self, bucket: str, key: str, options: Mapping[str, str]) -> None:
-        self.where = f"s3://{bucket}/{key}"
-        self._object = {"Bucket": bucket, "Key": key}
-        self._client = s3_client(options)
+def _put_together(trial: Trial, content: bytes, barrier: threading.Barrier) -> bool:
+    def ready() -> None:
+        with suppress(threading.BrokenBarrierError):  # a rival could not even ask: the others still do
+            barrier.wait(_BARRIER_SECONDS)
 
-    def put(self, content: bytes) -> bool:
-        from botocore.exceptions import ClientError  # noqa: PLC0415 (0.4 s that local tables need not pay)
-
-        try:
-            self._ask("put_object", Body=content, IfNoneMatch="*")
-        except TrialError as error:
-            cause = error.__cause__
-            if isinstance(cause, ClientError) and _status(cause) == _PRECONDITION_FAILED:
-                return False
-            raise
-        return True
-
-    def read(self) -> bytes:
-        content: bytes = self._ask("get_object")["Body"].read()
-        return content
-
-    def remove(self) -> None:
-        self._ask("delete_object")
-
-    def _ask(self, operation: str, **arguments: Any) -> Any:
-        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
-
-        try:
-            return getattr(self._client, operation)(**self._object, **arguments)
-        except (BotoCoreError, ClientError) as error:
-            raise TrialError(f"{error}") from error
-
-
-def _status(error: Any) -> int:
-    return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
-
-
-class _FolderTrial:
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / f".sluice-doctor-{uuid.uuid4().hex}"
-        self.where = str(self._file)
-
-    def put(self, content: bytes) -> bool:
-        part = self._file.with_name(f"{self._file.name}.part")
-        try:
-            try:
-                part.write_bytes(content)
-                os.link(part, self._file)
-            except FileExistsError:
-                return False
-            finally:
-                part.unlink(missing_ok=True)
-        except OSError as error:
-            raise TrialError(f"{error.strerror}: the folder must be there, and take hard links") from error
-        return True
-
-    def read(self) -> bytes:
-        try:
-            return self._file.read_bytes()
-        except OSError as error:
-            raise TrialError(str(error.strerror)) from error
-
-    def remove(self) -> None:
-        try:
-            self._file.unlink(missing_ok=True)
-        except OSError as error:
-            raise TrialError(str(error.strerror)) from error
+    return trial.put(content, ready)

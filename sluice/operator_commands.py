@@ -214,8 +214,8 @@ def doctor(
     versions, latency, clocks, what this client may do below the lock root. This
     machine: Python packages, jars as pinned, the guarded log store. With
     --table or --bucket: whether the store really refuses to overwrite, tried
-    with a scratch object that is removed again. With --table: whether the table
-    is pinned to this ensemble. Creates nothing that stays.
+    by rivals, too, with scratch objects that are removed again. With --table:
+    whether the table is pinned to this ensemble. Creates nothing that stays.
 
     [bold]sluice doctor --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice doctor --table s3a://lake/flights[/]

@@ -31,6 +31,7 @@ SHARED_DRIVER = (
     "test_dropped_table.py",
     "test_guard.py",
     "test_guard_partitions.py",
+    "test_guard_transport.py",
     "test_readme.py",
     "test_rival_append.py",
     "test_table_names.py",

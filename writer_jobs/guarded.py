@@ -16,8 +16,8 @@ from typing import Any
 
 from py4j.clientserver import ClientServer
 from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
-from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import SparkSession
 
 from lock_manager import (
@@ -29,6 +29,7 @@ from lock_manager import (
 )
 from lock_manager.errors import versions_of
 from lock_manager.guard import CommitGuard, GuardedHold
+from lock_manager.guard_server import GuardServer
 from lock_manager.installed import declare_installed
 from lock_manager.intents import Intent, version_to_occupy
 from lock_manager.partitions import PartitionSchema
@@ -41,6 +42,7 @@ from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classi
 log = logging.getLogger(__name__)
 
 HOLDS_PROPERTY = "spark.sluice.hold"
+_GUARD_PROPERTY = "spark.sluice.guard.name"
 GUARD_OFF = "off"
 _OBSERVE = "observe"
 REQUIRED = "required"
@@ -50,19 +52,6 @@ _ANSWER_SECONDS = 60
 
 GUARD = CommitGuard()
 _attaching = threading.Lock()
-
-
-class _JavaGuard:
-    """The guard as Java sees it."""
-
-    def check(self, request: str) -> str:
-        return GUARD.check(request)
-
-    def toString(self) -> str:  # noqa: N802 (Java's name)
-        return "Sluice's commit guard, in Python"
-
-    class Java:
-        implements = ("io.deltasluice.storage.CommitGuard",)
 
 
 def attach(spark: SparkSession) -> None:
@@ -93,10 +82,7 @@ def attach(spark: SparkSession) -> None:
     with _attaching:
         gateway: Any = context._gateway  # noqa: SLF001
         if not _is_attached(context):
-            ensure_callback_server_started(gateway)
-            guard = _JavaGuard()
-            jvm.io.deltasluice.storage.Guard.install(guard, _ANSWER_SECONDS * 1000)
-            gateway._sluice_guard = guard  # noqa: SLF001 (lives as long as the gateway)
+            gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
     raise_refusals_as_python_errors(GUARD)
     required = guard_mode(spark) == REQUIRED
     declare_installed((lambda location: _schema_of(spark, location)) if required else None)
@@ -110,6 +96,19 @@ def attach(spark: SparkSession) -> None:
             _AUTO_COMPACT,
             auto_compact,
         )
+
+
+def _install_guard(jvm: Any) -> GuardServer:
+    server = GuardServer(GUARD)
+    try:
+        server.install(jvm, answer_seconds=_ANSWER_SECONDS)
+    except Py4JJavaError as error:
+        server.close()
+        raise GuardMissingError(
+            f"the driver's JVM cannot ask this process whether a lock is held, on port {server.port} of 127.0.0.1: run "
+            f"both on one machine, with one loopback interface ({error.java_exception})"
+        ) from error
+    return server
 
 
 def attach_unless_off(spark: SparkSession) -> None:
@@ -183,6 +182,8 @@ def guarded(
     before = context.getLocalProperty(HOLDS_PROPERTY)
     try:
         context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, bound.name])))
+        # Stays: whatever this thread commits, this process is to be asked.
+        context.setLocalProperty(_GUARD_PROPERTY, context._gateway._sluice_guard.name)  # noqa: SLF001
         if bound.refusal is None and _occupy_intended_versions(spark, table_log, bound):
             # What was unfinished is finished now, and may be what moved the table or partitioned it anew.
             pinned = None if any_ensemble else _pinned_to(hold, table_log, bound, observe=mode == _OBSERVE)

@@ -1,4 +1,4 @@
-"""A bare JVM with what Spark and Delta have on their class path, and Py4J's way into it and back."""
+"""A bare JVM with what Spark and Delta have on their class path, and Py4J's way into it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from py4j.java_gateway import CallbackServerParameters, GatewayParameters, JavaGateway
+from py4j.java_gateway import GatewayParameters, JavaGateway
 
 from lock_manager import SluiceError
 from lock_manager.local import find_java, find_spark_jars
@@ -55,27 +55,8 @@ def start_jvm(mode: str, errors: Path) -> tuple[subprocess.Popen[bytes], int, st
 
 
 def connect(port: int, token: str) -> JavaGateway:
-    """Return a gateway whose calls carry the token both ways, the JVM's own calls into Python too.
-
-    The gateway that Py4J's main class starts leaves it out there; so the first one makes another.
-    """
-    first = JavaGateway(gateway_parameters=GatewayParameters(address=_HOST, port=port, auth_token=token))
-    address = first.jvm.java.net.InetAddress.getByName(_HOST)
-    builder = getattr(first.jvm.py4j, "GatewayServer$GatewayServerBuilder")()
-    server = builder.javaPort(0).javaAddress(address).authToken(token).callbackClient(0, address, token).build()
-    server.start()
-    gateway = JavaGateway(
-        gateway_parameters=GatewayParameters(
-            address=_HOST,
-            port=server.getListeningPort(),
-            auth_token=token,
-            auto_convert=True,
-            enable_memory_management=False,
-        ),
-        callback_server_parameters=CallbackServerParameters(
-            address=_HOST, port=0, daemonize=True, daemonize_connections=True, auth_token=token
-        ),
+    """Return a gateway whose calls carry the token."""
+    parameters = GatewayParameters(
+        address=_HOST, port=port, auth_token=token, auto_convert=True, enable_memory_management=False
     )
-    callback_port = gateway.get_callback_server().get_listening_port()
-    gateway.java_gateway_server.resetCallbackClient(gateway.jvm.java.net.InetAddress.getByName(_HOST), callback_port)
-    return gateway
+    return JavaGateway(gateway_parameters=parameters)

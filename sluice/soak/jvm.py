@@ -12,21 +12,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
+from lock_manager.guard_server import Guarding, GuardServer
 from sluice.soak.gateway import JvmError, JvmGoneError, connect, start_jvm
 
 _ANSWER_SECONDS = 60
 _SCHEMA = "message spark_schema { required int64 id; }"
-
-
-class Guarding(Protocol):
-    """What decides on commits: see :class:`lock_manager.guard.CommitGuard`."""
-
-    def check(self, request: str) -> str:
-        """Answer one question of the log store's."""
 
 
 class VersionTakenError(Exception):
@@ -57,20 +51,6 @@ class WriteError(StoreError):
     def __init__(self, kind: str, reason: str, message: str) -> None:
         super().__init__(reason, message)
         self.kind = kind
-
-
-class _JavaGuard:
-    def __init__(self, guard: Guarding) -> None:
-        self._guard = guard
-
-    def check(self, request: str) -> str:
-        return self._guard.check(request)
-
-    def toString(self) -> str:  # noqa: N802 (Java's name)
-        return "Sluice's commit guard, in a soak writer"
-
-    class Java:
-        implements = ("io.deltasluice.storage.CommitGuard",)
 
 
 class StoreJvm:
@@ -112,8 +92,8 @@ class StoreJvm:
         )
         self._guarded = jvm.io.deltasluice.storage.GuardedLogStore(self._conf)
         self._writer = self._guarded if conditional else jvm.io.delta.storage.S3SingleDriverLogStore(self._conf)
-        self._java_guard = _JavaGuard(guard)
-        jvm.io.deltasluice.storage.Guard.install(self._java_guard, _ANSWER_SECONDS * 1000)
+        self._guard_server = GuardServer(guard)
+        self._guard_server.install(jvm, answer_seconds=_ANSWER_SECONDS)
         self._schema = jvm.org.apache.parquet.schema.MessageTypeParser.parseMessageType(_SCHEMA)
         self._groups = jvm.org.apache.parquet.example.data.simple.SimpleGroupFactory(self._schema)
         # What the JVM keeps for Python, by name; and the names of what is used again.
@@ -203,8 +183,8 @@ class StoreJvm:
     def close(self) -> None:
         """End the JVM."""
         with suppress(Exception):
-            self._gateway.shutdown_callback_server()
             self._gateway.close()
+        self._guard_server.close()
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

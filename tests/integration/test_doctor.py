@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from http import HTTPStatus
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Lock, Thread
 from urllib.parse import urlsplit
 
 import pytest
@@ -198,29 +204,41 @@ def test_clocks_may_differ_by_what_a_request_takes_and_a_second() -> None:
 # -- the store -------------------------------------------------------------------------------------------------------
 
 
-class Forgetful(BaseHTTPRequestHandler):
-    """Forwards to an S3, without the condition: what a store does that does not know it."""
+class Gateway(BaseHTTPRequestHandler):
+    """Forwards to an S3."""
 
     protocol_version = "HTTP/1.1"
     backend = ""
 
-    def _forward(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        headers = {name: value for name, value in self.headers.items() if name.lower() != "if-none-match"}
+    def ask(self, command: str, body: bytes = b"") -> tuple[int, bytes, Sequence[tuple[str, str]]]:
+        """Return the S3's answer, without the condition: what a store does that does not know it."""
+        left_out = ("if-none-match", "content-length", "expect", "x-amz-checksum", "x-amz-sdk-checksum")
+        headers = {name: value for name, value in self.headers.items() if not name.lower().startswith(left_out)}
         connection = HTTPConnection(self.backend, timeout=30)
-        connection.request(self.command, self.path, body, headers)
-        answer = connection.getresponse()
-        content = answer.read()
-        self.send_response(answer.status)
-        for name, value in answer.getheaders():
+        try:
+            connection.request(command, self.path, body or None, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(), answer.getheaders()
+        finally:
+            connection.close()
+
+    def say(self, status: int, content: bytes = b"", headers: Sequence[tuple[str, str]] = ()) -> None:
+        self.send_response(status)
+        for name, value in headers:
             if name.lower() not in ("content-length", "connection", "transfer-encoding", "server", "date"):
                 self.send_header(name, value)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
-        connection.close()
 
-    do_GET = do_PUT = do_DELETE = _forward  # noqa: N815 (the base class's names)
+    def refuse(self, status: int, code: str) -> None:
+        self.say(status, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
+
+    def forward(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.say(*self.ask(self.command, body))
+
+    do_GET = do_PUT = do_DELETE = forward  # noqa: N815 (the base class's names)
 
     def log_message(self, *arguments: object) -> None:
         pass
@@ -235,17 +253,105 @@ def s3() -> Iterator[LocalS3]:
         yield running
 
 
+class LooksFirst(Gateway):
+    """Looks whether there is an object, and stores it a moment later: two at once both find none."""
+
+    together = nullcontext()
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.together:
+            if self.ask("HEAD")[0] == HTTPStatus.OK:
+                self.refuse(412, "PreconditionFailed")
+                return
+            time.sleep(0.02)  # the flaw itself
+            answer = self.ask("PUT", body)
+        self.say(*answer)
+
+
+class LooksFirstOneByOne(LooksFirst):
+    """The same, and nobody comes between."""
+
+    together = Lock()  # type: ignore[assignment]
+
+
+class Overlooks(LooksFirst):
+    """Tells one winner only, and stores what the rivals brought who were refused, too."""
+
+    puts = 0
+    together = Lock()  # type: ignore[assignment]
+
+    def refuse(self, status: int, code: str) -> None:
+        type(self).puts += 1
+        # The first is no rival's.
+        if self.puts > 1:
+            self.ask("PUT", b"of a rival")
+        super().refuse(status, code)
+
+
+class Conflicts(Gateway):
+    """Has 409 for all but the first of some who come at once, as S3 may; for every rival if it is told to.
+
+    Attributes:
+        all_of_them: whether nobody wins where there are rivals.
+
+    """
+
+    all_of_them = False
+    puts = 0
+    turn = Lock()
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with self.turn:
+            type(self).puts += 1
+            there = self.ask("HEAD")[0] == HTTPStatus.OK
+            rival = self.puts > IN_A_ROW
+            if there or (rival and self.all_of_them):
+                self.refuse(409 if rival else 412, "ConditionalRequestConflict" if rival else "PreconditionFailed")
+                return
+            self.say(*self.ask("PUT", body))
+
+
+class AllConflict(Conflicts):
+    """Has 409 for all rivals."""
+
+    all_of_them = True
+
+
+class Stops(LooksFirstOneByOne):
+    """Keeps the rivals waiting, until it is told to go on."""
+
+    puts = 0
+    waiting, go_on = Event(), Event()
+
+    def do_PUT(self) -> None:
+        type(self).puts += 1
+        if self.puts > IN_A_ROW:
+            self.waiting.set()
+            self.go_on.wait(30)
+        super().do_PUT()
+
+
+IN_A_ROW = 2
+"""How many puts the trial makes before there are rivals."""
+
+
 @pytest.fixture
-def forgetful(s3: LocalS3) -> Iterator[str]:
-    """The endpoint of a store that overwrites whatever it is told."""
-    handler = type("Handler", (Forgetful,), {"backend": urlsplit(s3.endpoint).netloc})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def gateway(s3: LocalS3) -> Iterator[Callable[[type[Gateway]], str]]:
+    """Start a store that has a fault; return its endpoint."""
+    with ExitStack() as stack:
+
+        def start(kind: type[Gateway]) -> str:
+            handler = type("Handler", (kind,), {"backend": urlsplit(s3.endpoint).netloc})
+            server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+            thread = Thread(target=server.serve_forever)
+            thread.start()
+            for undo in (server.server_close, thread.join, server.shutdown):
+                stack.callback(undo)
+            return f"http://127.0.0.1:{server.server_port}"
+
+        yield start
 
 
 def keys(s3: LocalS3) -> list[str]:
@@ -256,18 +362,76 @@ def keys(s3: LocalS3) -> list[str]:
 
 @pytest.mark.parametrize("where", [("--bucket", "lake"), ("--table", "s3a://lake/raw/flights")])
 def test_a_store_that_refuses_to_overwrite_is_sound_and_one_that_does_not_is_not(
-    zookeeper: object, s3: LocalS3, forgetful: str, doctor: Callable[..., tuple[int, Found]], where: tuple[str, str]
-) -> None:
+    zookeeper: object, s3: LocalS3, gateway: Callable[[type[Gateway]], str], doctor: Callable[..., tuple[int, Found]],
+    where: tuple[str, str],
+) -> None:  # fmt: skip
     hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
     code, found = doctor(hosts, *where)
     assert code == 0, found
     assert found["put-if-absent"][0] == "ok"
     assert keys(s3) == []
-    code, found = doctor(hosts, *where, "--storage-option", f"AWS_ENDPOINT_URL={forgetful}")
+    code, found = doctor(hosts, *where, "--storage-option", f"AWS_ENDPOINT_URL={gateway(Gateway)}")
     assert code == 1
     assert found["put-if-absent"][0] == "failed"
     assert "overwrote" in found["put-if-absent"][1]
     assert keys(s3) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict", "words"),
+    [
+        (LooksFirst, "failed", "rivals who created s3://lake/_sluice/doctor-"),
+        (Overlooks, "failed", "has not the content of the one rival"),
+        (LooksFirstOneByOne, "ok", "one winner each time"),
+        (Conflicts, "ok", "one winner each time"),
+        (AllConflict, "note", "of 8 at once it refused all"),
+    ],
+)
+def test_a_store_that_refuses_the_second_in_a_row_is_tried_with_rivals_too(
+    zookeeper: object, s3: LocalS3, gateway: Callable[[type[Gateway]], str], doctor: Callable[..., tuple[int, Found]],
+    kind: type[Gateway], verdict: str, words: str,
+) -> None:  # fmt: skip
+    hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
+    code, found = doctor(hosts, "--bucket", "lake", "--storage-option", f"AWS_ENDPOINT_URL={gateway(kind)}")
+    assert found["put-if-absent"][0] == verdict, found
+    assert words in found["put-if-absent"][1]
+    assert code == (1 if verdict == "failed" else 0)
+    assert keys(s3) == []
+
+
+def test_ctrl_c_among_the_rivals_leaves_nothing_behind(
+    zookeeper: object, s3: LocalS3, gateway: Callable[[type[Gateway]], str]
+) -> None:
+    hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
+    command = [sys.executable, "-m", "sluice", "doctor", "--zookeeper", hosts, "--bucket", "lake"]
+    doctor = subprocess.Popen([*command, "--storage-option", f"AWS_ENDPOINT_URL={gateway(Stops)}"])
+    try:
+        assert Stops.waiting.wait(60)
+        assert len(keys(s3)) == 1
+        doctor.send_signal(signal.SIGTERM)
+        Stops.go_on.set()
+        assert doctor.wait(60) == 143
+    finally:
+        Stops.go_on.set()
+        doctor.kill()
+        doctor.wait()
+    assert keys(s3) == []
+
+
+def test_a_folder_where_two_links_at_once_both_succeed_is_a_fault(
+    zookeeper: object, tmp_path: Path, doctor: Callable[..., tuple[int, Found]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(source: Path, target: Path) -> None:
+        if target.exists():
+            raise FileExistsError
+        time.sleep(0.02)  # the flaw itself
+        shutil.copy(source, target)
+
+    monkeypatch.setattr("os.link", link)
+    code, found = doctor(zookeeper.hosts, "--table", str(tmp_path))  # type: ignore[attr-defined]
+    assert (code, found["put-if-absent"][0]) == (1, "failed")
+    assert "were all told that they had" in found["put-if-absent"][1]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_bucket_that_is_not_there_is_told(

@@ -21,6 +21,7 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
+from lock_manager.guard_server import GuardServer
 from lock_manager.intents import Intent, intents_node
 from sluice.local_s3 import LocalS3
 from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, attach, locked
@@ -484,41 +485,20 @@ def test_a_mode_that_is_none_is_refused(spark: SparkSession, disk_table: str, mo
         append(spark.range(1), disk_table)
 
 
-def test_a_driver_without_python_is_refused_with_a_reason(spark: SparkSession, disk_table: str) -> None:
-    jvm: Any = spark._jvm
-    attach(spark)
-    jvm.io.deltasluice.storage.Guard.install(None, 0)
-    try:
-        with pytest.raises(GuardMissingError, match="a driver without Python cannot write"):
-            append(spark.range(1), disk_table)
-    finally:
-        jvm.io.deltasluice.storage.Guard.install(spark.sparkContext._gateway._sluice_guard, 60000)
-    assert not list(Path(disk_table).glob("_delta_log/*.json"))
-
-
 def test_a_guard_that_does_not_answer_in_time_is_a_refusal(
-    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str
+    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jvm: Any = spark._jvm
-    answered = threading.Event()
-
-    class Slow:
-        def check(self, _request: str) -> str:
-            answered.wait(60)
-            return "{}"
-
-        class Java:
-            implements = ("io.deltasluice.storage.CommitGuard",)
-
     attach(spark)
-    slow = Slow()
-    jvm.io.deltasluice.storage.Guard.install(slow, 300)
+    server: GuardServer = spark.sparkContext._gateway._sluice_guard  # type: ignore[union-attr]
+    answered = threading.Event()
+    server.install(spark._jvm, answer_seconds=0.3)
+    monkeypatch.setattr(GUARD, "check", lambda _: str(answered.wait(60)))
     try:
         with locked(spark, disk_table, manager=manager), pytest.raises(LockLostError, match="did not answer"):
             append(spark.range(1), disk_table)
     finally:
         answered.set()
-        jvm.io.deltasluice.storage.Guard.install(spark.sparkContext._gateway._sluice_guard, 60000)
+        server.install(spark._jvm, answer_seconds=60)
     assert not list(Path(disk_table).glob("_delta_log/*.json"))
 
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import platform
+import socketserver
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 
+from lock_manager.guard_server import GuardServer
 from lock_manager.local import find_java, find_spark_jars
 from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.soak.gateway import connect, start_jvm
 from sluice.soak.jvm import StoreJvm, VersionTakenError, WriteError
 from tests.support.without_hard_links import SYSTEM_CALLS
 
@@ -104,6 +109,51 @@ def test_a_scheme_that_is_not_known_is_refused_before_anything_is_asked_or_writt
     assert (asked, jvm.attempts("hold-weird")) == ([], [])
 
 
+def test_a_driver_without_python_is_refused_with_a_reason(folder: Path, tmp_path: Path) -> None:
+    process, port, token = start_jvm("required", tmp_path / "jvm.log")
+    gateway = connect(port, token)
+    try:
+        java: Any = gateway.jvm
+        conf = java.org.apache.hadoop.conf.Configuration()
+        path = java.org.apache.hadoop.fs.Path(f"file:{version_file(folder, 0)}")
+        lines = java.java.util.ArrayList(COMMIT).iterator()
+        with pytest.raises(Py4JJavaError, match="a driver without Python cannot write a guarded table") as refused:
+            java.io.deltasluice.storage.GuardedLogStore(conf).write(path, lines, False, conf)
+        assert refused.value.java_exception.reason() == "GuardMissingError"
+    finally:
+        gateway.close()
+        process.kill()
+        process.communicate()
+    assert list((folder / "_delta_log").iterdir()) == []
+
+
+class Forger(socketserver.StreamRequestHandler):
+    """Lets every commit pass."""
+
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.rfile.readline()
+        self.wfile.write(b"0" * 64 + b'\n{"hold": "forged", "stamp": {}}\n')
+
+
+def test_whoever_takes_the_port_of_a_python_that_ended_lets_nothing_pass(
+    jvm: StoreJvm, guard: Passing, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else Linux keeps the port for a minute.
+    monkeypatch.setattr(socketserver.TCPServer, "allow_reuse_address", True)
+    ended = GuardServer(guard)
+    ended.install(jvm._jvm, answer_seconds=60)
+    ended.close()
+    with socketserver.ThreadingTCPServer(("127.0.0.1", ended.port), Forger) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(WriteError, match="is not the Python process that was to be asked") as refused:
+            jvm.write(f"file:{folder}", 0, COMMIT, holds="hold-forged")
+        server.shutdown()
+    assert (refused.value.kind, list((folder / "_delta_log").iterdir())) == ("refused", [])
+    # With nobody there, the JVM forgets that one, and asks the one before it.
+    jvm.write(f"file:{folder}", 0, COMMIT, holds="hold-forged")
+
+
 @pytest.mark.parametrize(
     ("scheme", "visible"),
     [("s3", False), ("s3a", False), ("s3n", False), ("S3A", False), ("file", True), *DELTAS_OWN.items()],
@@ -120,18 +170,61 @@ def test_a_reader_may_see_half_a_file_where_the_store_makes_it_so(
     assert jvm._guarded.isPartialWriteVisible(path, jvm._conf) is visible
 
 
-@pytest.mark.skipif(platform.machine() not in SYSTEM_CALLS, reason="the numbers of its system calls are not known here")
-def test_a_disk_without_hard_links_is_refused_and_left_as_it_was(folder: Path, tmp_path: Path) -> None:
-    program = SUPPORT / "without_hard_links.py"
-    done = subprocess.run(
-        [sys.executable, str(program), f"file:{folder}", str(tmp_path / "jvm.log")],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=WAIT,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
+KNOWN_MACHINE = pytest.mark.skipif(
+    platform.machine() not in SYSTEM_CALLS, reason="the numbers of its system calls are not known here"
+)
+
+
+@KNOWN_MACHINE
+@pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
+def test_a_disk_that_makes_no_hard_links_is_refused_and_left_as_it_was(
+    answer_to_link: Callable[[str, bool], dict[str, Any]], folder: Path, error: str
+) -> None:
+    said = answer_to_link(error, False)
     assert said["message"].startswith("this disk makes no hard links: ")
     assert (said["kind"], said["outcomes"]) == ("failed", ["rejected"])
     assert list((folder / "_delta_log").iterdir()) == []
+
+
+@KNOWN_MACHINE
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_an_error_that_does_not_say_that_no_link_was_made_leaves_it_unknown(
+    answer_to_link: Callable[[str, bool], dict[str, Any]], folder: Path, error: str
+) -> None:
+    said = answer_to_link(error, False)
+    assert (said["kind"], said["reason"], said["outcomes"]) == ("unknown", "CommitUnknownException", ["unknown"])
+    assert said["links"] == 4
+    assert list((folder / "_delta_log").iterdir()) == []
+
+
+@KNOWN_MACHINE
+def test_a_link_that_is_made_after_its_error_is_found_and_is_ours(
+    answer_to_link: Callable[[str, bool], dict[str, Any]], folder: Path
+) -> None:
+    said = answer_to_link("EIO", True)
+    assert said["outcomes"] == ["committed"]
+    assert "kind" not in said
+    (file,) = (folder / "_delta_log").iterdir()
+    first = json.loads(file.read_text().splitlines()[0])
+    assert file == version_file(folder, 0)
+    assert first["commitInfo"]["sluice"]["attempt"] == said["attempt"]
+
+
+@pytest.fixture
+def answer_to_link(folder: Path, tmp_path: Path) -> Callable[[str, bool], dict[str, Any]]:
+    """Write a version where a link ends with this error, and is made a moment later all the same or never."""
+
+    def write(error: str, later: bool) -> dict[str, Any]:  # noqa: FBT001
+        program = [sys.executable, str(SUPPORT / "without_hard_links.py"), f"file:{folder}", str(tmp_path / "jvm.log")]
+        done = subprocess.run(
+            [*program, error, *(["later"] if later else [])],
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=WAIT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        said: dict[str, Any] = json.loads(done.stdout)
+        return said
+
+    return write
 
 
 WITHOUT_THE_JAR = """

@@ -171,6 +171,18 @@ class Driver:
         self.undo.close()
 
 
+def serve(driver: Driver) -> None:
+    """Do what standard input tells, until it ends."""
+    say({"done": "ready"})
+    for line in sys.stdin:
+        told = json.loads(line)
+        try:
+            answer = {"done": getattr(driver, told.pop("do"))(**told)}
+        except Exception as error:
+            answer = {"error": type(error).__name__, "message": str(error)}
+        say(answer)
+
+
 def main() -> None:
     """Serve until standard input ends."""
     # As the append job has it: its standard error is for its sentence.
@@ -181,15 +193,7 @@ def main() -> None:
     duration = spark._jvm.java.time.Duration.ofMillis(1)
     spark._jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig.setMinimumOperationDuration(duration)
     with ZookeeperLockManager(zookeeper, 120, session_timeout_seconds=session_seconds) as manager:
-        driver = Driver(spark, manager)
-        say({"done": "ready"})
-        for line in sys.stdin:
-            told = json.loads(line)
-            try:
-                answer = {"done": getattr(driver, told.pop("do"))(**told)}
-            except Exception as error:
-                answer = {"error": type(error).__name__, "message": str(error)}
-            say(answer)
+        serve(Driver(spark, manager))
     spark.stop()
 
 

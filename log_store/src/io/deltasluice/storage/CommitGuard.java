@@ -1,8 +1,10 @@
 package io.deltasluice.storage;
 
+import java.io.IOException;
+
 /**
- * Decides whether a commit may be written. Implemented in Python, and called through py4j at every commit, at the last
- * moment before its version file is put.
+ * Decides whether a commit may be written. The decision is Python's ({@link PythonGuard}), which is asked at every
+ * commit, at the last moment before its version file is put.
  */
 public interface CommitGuard {
   /**
@@ -15,6 +17,7 @@ public interface CommitGuard {
    *     (what it touches, see {@code CommitBody}; only if one of the holds is of partitions)
    * @return JSON object: {@code holds} (ids of the holds that cover it, each asked) and {@code stamp} (object to be noted in the
    *     commit); or {@code refused} (name of the error) and {@code message} (one sentence)
+   * @throws IOException no answer
    */
-  String check(String request);
+  String check(String request) throws IOException;
 }

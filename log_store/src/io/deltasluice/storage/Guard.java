@@ -4,14 +4,18 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
 import java.io.InterruptedIOException;
+import java.net.ConnectException;
 import java.util.ArrayList;
+import java.util.Collections;
+import java.util.Comparator;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Locale;
+import java.util.Map;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
 import java.util.concurrent.Future;
-import java.util.concurrent.SynchronousQueue;
-import java.util.concurrent.ThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import org.apache.spark.SparkContext;
@@ -28,6 +32,9 @@ public final class Guard {
    */
   public static final String HOLDS = "spark.sluice.hold";
 
+  /** Local property of Spark's threads: name of the guard that knows these holds. */
+  public static final String NAME = "spark.sluice.guard.name";
+
   private static final char OF_PARTITIONS = '*';
 
   /** Setting of the driver: {@code required} (the default), {@code observe} or {@code off}. */
@@ -37,17 +44,15 @@ public final class Guard {
   private static final InheritableThreadLocal<String> BOUND = new InheritableThreadLocal<>();
 
   private static final Logger LOG = LoggerFactory.getLogger(Guard.class);
-  // Not the committing thread: a callback of py4j's would come out of the very connection on which Python waits.
-  // The threads stay: py4j keeps a connection for each one that ever called, and closes none of them.
-  private static final ExecutorService CALLS = new ThreadPoolExecutor(
-      0, Integer.MAX_VALUE, Long.MAX_VALUE, TimeUnit.NANOSECONDS, new SynchronousQueue<>(), work -> {
-        Thread thread = new Thread(work, "sluice-guard");
-        thread.setDaemon(true);
-        return thread;
-      });
+  // Not the committing thread: its wait has an end, and Spark may interrupt it.
+  private static final ExecutorService CALLS = Executors.newCachedThreadPool(work -> {
+    Thread thread = new Thread(work, "sluice-guard");
+    thread.setDaemon(true);
+    return thread;
+  });
 
-  private static volatile CommitGuard guard;
-  private static volatile long timeoutMillis;
+  /** By name, the newest last. Several Python processes may use one JVM, and each knows its own holds only. */
+  private static final Map<String, PythonGuard> GUARDS = Collections.synchronizedMap(new LinkedHashMap<>());
 
   private Guard() {}
 
@@ -57,14 +62,20 @@ public final class Guard {
   enum Mode { REQUIRED, OBSERVE, OFF }
 
   /**
-   * Has {@code asked} decide on all commits of this JVM from now on.
+   * Has a Python process decide on the commits of the threads that are bound to it, from now on.
    *
-   * @param asked the guard; null for none
-   * @param timeout milliseconds to wait for its answer; no answer is a refusal
+   * @param name of its guard
+   * @param port on 127.0.0.1 where it listens
+   * @param questionKey by which it knows this JVM
+   * @param answerKey by which this JVM knows it
+   * @param timeoutMillis to wait for its answer; no answer is a refusal
+   * @throws IOException it cannot be reached
    */
-  public static void install(CommitGuard asked, long timeout) {
-    timeoutMillis = timeout;
-    guard = asked;
+  public static void install(String name, int port, String questionKey, String answerKey, long timeoutMillis)
+      throws IOException {
+    PythonGuard guard = new PythonGuard(port, questionKey, answerKey, timeoutMillis);
+    guard.greet();
+    GUARDS.put(name, guard);
   }
 
   /** Binds this thread to holds, in a JVM without Spark; null unbinds it. */
@@ -99,12 +110,6 @@ public final class Guard {
 
   private static Verdict required(VersionFile file, CommitBody body, Mode mode)
       throws CommitRefusedException, InterruptedIOException {
-    CommitGuard asked = guard;
-    if (asked == null) {
-      throw new CommitRefusedException("GuardMissingError",
-          "this driver has no commit guard to ask whether the lock on " + file.table() + " is held: attach(spark) in "
-              + "PySpark installs one; a driver without Python cannot write a guarded table (" + MODE + "=required)");
-    }
     ObjectNode request = CommitBody.JSON.createObjectNode();
     request.put("table", file.table());
     request.put("version", file.version());
@@ -118,7 +123,7 @@ public final class Guard {
       request.set("footprint", body.footprint());
     }
     request.put("observe", mode == Mode.OBSERVE);
-    JsonNode answer = answerOf(asked, request.toString(), file);
+    JsonNode answer = answerOf(request.toString(), file);
     if (answer.hasNonNull("refused")) {
       throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
     }
@@ -130,25 +135,51 @@ public final class Guard {
     return new Verdict(covering, (ObjectNode) answer.get("stamp"));
   }
 
-  private static JsonNode answerOf(CommitGuard asked, String request, VersionFile file)
+  private static JsonNode answerOf(String request, VersionFile file)
       throws CommitRefusedException, InterruptedIOException {
-    Future<String> call = CALLS.submit(() -> asked.check(request));
-    String problem;
-    try {
-      return CommitBody.JSON.readTree(call.get(timeoutMillis, TimeUnit.MILLISECONDS));
-    } catch (TimeoutException e) {
-      problem = "did not answer for " + timeoutMillis / 1000 + " s";
-    } catch (ExecutionException e) {
-      problem = "failed: " + e.getCause();
-    } catch (IOException e) {
-      problem = "gave an answer that is no JSON";
-    } catch (InterruptedException e) {
-      Thread.currentThread().interrupt();
-      throw new InterruptedIOException("interrupted before version " + file.version() + " of " + file.table()
-          + " was put: nothing is committed");
+    for (Map.Entry<String, PythonGuard> each : guards()) {
+      PythonGuard asked = each.getValue();
+      Future<String> call = CALLS.submit(() -> asked.check(request));
+      String problem;
+      try {
+        return CommitBody.JSON.readTree(call.get(asked.timeoutMillis(), TimeUnit.MILLISECONDS));
+      } catch (TimeoutException e) {
+        problem = "did not answer for " + asked.timeoutMillis() / 1000 + " s";
+      } catch (ExecutionException e) {
+        if (e.getCause() instanceof ConnectException) {
+          // That Python has ended, and its holds are gone. Any other one knows that the commit has no hold.
+          GUARDS.remove(each.getKey(), asked);
+          continue;
+        }
+        problem = "failed: " + e.getCause();
+      } catch (IOException e) {
+        problem = "gave an answer that is no JSON";
+      } catch (InterruptedException e) {
+        Thread.currentThread().interrupt();
+        throw new InterruptedIOException("interrupted before version " + file.version() + " of " + file.table()
+            + " was put: nothing is committed");
+      } finally {
+        call.cancel(true);
+      }
+      throw new CommitRefusedException("LockLostError",
+          "the commit guard of version " + file.version() + " of " + file.table() + " " + problem);
     }
-    throw new CommitRefusedException("LockLostError",
-        "the commit guard of version " + file.version() + " of " + file.table() + " " + problem);
+    throw new CommitRefusedException("GuardMissingError",
+        "this driver has no commit guard to ask whether the lock on " + file.table() + " is held: attach(spark) in "
+            + "PySpark installs one; a driver without Python cannot write a guarded table (" + MODE + "=required)");
+  }
+
+  /** Returns the guard to which this thread is bound, and then the others, the newest first. */
+  private static List<Map.Entry<String, PythonGuard>> guards() {
+    List<Map.Entry<String, PythonGuard>> all;
+    synchronized (GUARDS) {
+      all = new ArrayList<>(GUARDS.entrySet());
+    }
+    Collections.reverse(all);
+    SparkContext context = context();
+    String bound = context == null ? null : context.getLocalProperty(NAME);
+    all.sort(Comparator.comparing(each -> !each.getKey().equals(bound)));
+    return all;
   }
 
   private static String holds() {

@@ -5,11 +5,13 @@ import java.net.URI;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.AccessDeniedException;
 import java.nio.file.FileAlreadyExistsException;
 import java.nio.file.FileSystemException;
 import java.nio.file.Files;
 import java.nio.file.StandardOpenOption;
 import java.util.Arrays;
+import java.util.Set;
 import java.util.UUID;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FSDataOutputStream;
@@ -19,6 +21,19 @@ import org.apache.hadoop.fs.Path;
 
 /** How one kind of storage creates a file that must not exist yet, whole or not at all. */
 interface PutIfAbsent {
+  /**
+   * What the C library says of the errors that mean that no link was made, and none will be: EPERM, EOPNOTSUPP, ENOSYS,
+   * EMLINK, EXDEV, EROFS. Java has the words only. In another language, and with every other error, it is not known: a
+   * server of NFS may make a link whose client gave up waiting (EIO, ETIMEDOUT).
+   */
+  Set<String> NO_LINK = Set.of(
+      "Operation not permitted",
+      "Operation not supported",
+      "Function not implemented",
+      "Too many links",
+      "Invalid cross-device link",
+      "Read-only file system");
+
   /**
    * Creates the file.
    *
@@ -135,14 +150,18 @@ interface PutIfAbsent {
   private static void link(java.nio.file.Path target, java.nio.file.Path temporary) throws IOException {
     try {
       Files.createLink(target, temporary);
-    } catch (FileAlreadyExistsException e) {
-      throw e;
-    } catch (FileSystemException | UnsupportedOperationException e) {
-      if (Files.notExists(target)) {
-        throw new RejectedException(new IOException("this disk makes no hard links: " + e.getMessage(), e));
-      }
-      throw e instanceof IOException failure ? failure : new IOException(e);
+    } catch (AccessDeniedException | UnsupportedOperationException e) {
+      throw noLink(target, e);
+    } catch (FileSystemException e) {
+      throw NO_LINK.contains(e.getReason()) ? noLink(target, e) : e;
     }
+  }
+
+  private static IOException noLink(java.nio.file.Path target, Exception cause) {
+    if (Files.notExists(target)) {
+      return new RejectedException(new IOException("this disk makes no hard links: " + cause.getMessage(), cause));
+    }
+    return cause instanceof IOException failure ? failure : new IOException(cause);
   }
 
   /** A file system for which Delta's own log store puts if absent. */
