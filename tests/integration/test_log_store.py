@@ -133,7 +133,7 @@ class Forger(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         self.rfile.readline()
         self.rfile.readline()
-        self.wfile.write(b"0" * 64 + b'\n{"hold": "forged", "stamp": {}}\n')
+        self.wfile.write(b"0" * 64 + b'\n{"holds": ["forged"], "stamp": {}}\n')
 
 
 def test_whoever_takes_the_port_of_a_python_that_ended_lets_nothing_pass(
