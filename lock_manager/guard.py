@@ -28,6 +28,7 @@ from lock_manager.errors import (
 )
 from lock_manager.events import Event, tell
 from lock_manager.held import HeldLock
+from lock_manager.intents import Intent
 from lock_manager.partitions import PartitionSchema, names_of
 from lock_manager.pin import UNPINNING
 from lock_manager.queue_lock import Mode
@@ -126,6 +127,27 @@ class GuardedHold:
         intents = self.hold.intents_of(self.table)
         intents.settle(each["attempt"] for each in attempts if is_definite(each))
         return not intents.open
+
+    def unanswered(self, attempts: Iterable[Mapping[str, Any]]) -> list[Intent]:
+        """Return the puts of earlier blocks under this very hold that got no answer, as intents to be settled.
+
+        Args:
+            attempts: as for :meth:`settle`.
+
+        """
+        hold = self.hold
+        still_open = hold.intents_of(self.table).open
+        return [
+            Intent(
+                hold_id=hold.hold_id,
+                version=each["version"],
+                txn=each["txn"],
+                attempt=each["attempt"],
+                token=hold.token,
+            )
+            for each in attempts
+            if each["outcome"] == "unknown" and each["attempt"] in still_open
+        ]
 
     def stamp(self) -> dict[str, Any]:
         """Return what a commit under this hold notes of it (``commitInfo.sluice``)."""

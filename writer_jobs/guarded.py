@@ -31,7 +31,7 @@ from lock_manager.errors import versions_of
 from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.guard_server import GuardServer
 from lock_manager.installed import declare_installed
-from lock_manager.intents import Intent, version_to_occupy
+from lock_manager.intents import version_to_occupy
 from lock_manager.partitions import PartitionSchema
 from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
 from writer_jobs.ensembles import pin_again, refuse_other_ensemble
@@ -302,7 +302,7 @@ def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bou
 
     """
     left_behind = bound.hold.intents_of(bound.table)
-    unanswered = _unanswered(spark, bound)
+    unanswered = bound.unanswered(_attempts_under(spark, bound.hold)) if left_behind.open else []
     if not left_behind.unclean and not unanswered:
         return False
     if bound.hold.scope[bound.table].shared:
@@ -337,18 +337,6 @@ def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bou
     left_behind.settle(intent.attempt for intent in unanswered if intent.version <= head)
     left_behind.clear()
     return True
-
-
-def _unanswered(spark: SparkSession, bound: GuardedHold) -> list[Intent]:
-    """Return the puts of earlier blocks under this very hold that got no answer, as intents."""
-    hold = bound.hold
-    still_open = hold.intents_of(bound.table).open
-    unknown = [each for each in _attempts_under(spark, hold) if each["outcome"] == "unknown"] if still_open else []
-    return [
-        Intent(hold_id=hold.hold_id, token=hold.token, **{name: each[name] for name in ("version", "txn", "attempt")})
-        for each in unknown
-        if each["attempt"] in still_open
-    ]
 
 
 def _refuse_other_partitioning(table_log: DeltaTableLog, bound: GuardedHold) -> None:
