@@ -263,8 +263,8 @@ def test_the_guard_knows_a_hold_by_either_name_of_an_azure_account(manager, ask)
             ("abfss://data@account.dfs", "wasb://data@account.blob", "abfs://data@account.blob")
         ):
             answer = ask(guard, f"{name}.core.windows.net/{folder}", hold.hold_id, version)
-            assert answer.get("hold") == hold.hold_id, answer
-        hold.intents.settle()
+            assert answer.get("holds") == [hold.hold_id], answer
+        hold.intents.settle(hold.intents.open)
 
 
 def test_what_the_guard_does_not_understand_is_refused(ask):

@@ -121,7 +121,8 @@ def test_several_tables_take_four_each_and_three_for_each_level_and_key(
 def test_what_another_manager_holds_is_had_again_without_a_request(
     server: EmbeddedServer, received: Callable[[ZookeeperLockManager], int], manager: ZookeeperLockManager
 ) -> None:
-    table, low = (f"s3://lake/{uuid.uuid4().hex}{end}" for end in ("/b", "/a"))
+    folder = f"s3://lake/{uuid.uuid4().hex}"
+    table, low = f"{folder}/b", f"{folder}/a"
     counts = []
     with ZookeeperLockManager(server.address, 30, session_timeout_seconds=60) as other, manager.acquire(table) as hold:
         other.connect()
