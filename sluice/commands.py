@@ -305,6 +305,9 @@ def soak(
     zookeeper: Annotated[
         str | None, typer.Option(metavar="HOSTS", help="An ensemble.  [dim]default: an embedded one[/]")
     ] = None,
+    zookeeper_image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Run the soak's own ensemble in containers of this image.")
+    ] = None,
     table: Annotated[
         str | None,
         typer.Option(metavar="URI", help="s3a://BUCKET/PREFIX, with AWS_* variables.  [dim]default: an embedded S3[/]"),
@@ -349,8 +352,8 @@ def soak(
         raise typer.BadParameter("give either --commits or --minutes", param_hint="--minutes")
     options = SoakOptions(
         engine=engine.value, writers=writers, commits=None if minutes else commits or 300, minutes=minutes, seed=seed,
-        without=without.value if without else None, zookeeper=zookeeper, table=table, session_seconds=session, gap=gap,
-        output=output,
+        without=without.value if without else None, zookeeper=zookeeper, zookeeper_image=zookeeper_image, table=table,
+        session_seconds=session, gap=gap, output=output,
     )  # fmt: skip
     options = replace(options, faults=choose_faults(faults, options))
     with interruptible():
