@@ -39,7 +39,7 @@ def test_a_soak_finds_no_violation(zookeeper: Any, tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["violations"] == 0
     assert found["acknowledged"] >= 300
-    assert found["did_not_strike"] == []
+    assert len(found["faults"]) >= 20
 
 
 def test_every_process_fault_at_every_point_breaks_no_promise(make_soak: Callable[..., Soak]) -> None:
