@@ -67,6 +67,8 @@ def test_without_an_engine_the_image_script_says_so_in_one_sentence(tmp_path: Pa
 
 
 def test_the_same_files_give_the_same_image(image: str) -> None:
+    if image != OWN_IMAGE:
+        pytest.skip(f"{image} is what the tests run on here: no {OWN_IMAGE} is left behind")
     said = [subprocess.run(IMAGE_SCRIPT, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert said[0].startswith(f"{OWN_IMAGE} is built: ")
     assert said[0].split()[-1] == said[1].split()[-1]
