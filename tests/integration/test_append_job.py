@@ -298,21 +298,24 @@ def test_a_table_that_another_writer_made_meanwhile_is_appended_to_with_its_type
     assert rows_of(table) == [(1, "5"), (2, "6")]
 
 
+@pytest.mark.s3
 def test_an_s3_table_from_s3_files_with_a_report_on_s3(
     append: Callable[..., Any], source: Path, s3: Any, spark: SparkSession, rows_of: Callable[..., Any]
 ) -> None:
-    import boto3
+    from sluice.log_folder import s3_client
 
-    client = boto3.client("s3", endpoint_url=s3.endpoint)
-    client.upload_file(str(source), "lake", "landing/source.csv")
+    client = s3_client(s3.environment)
+    bucket, _, prefix = f"{s3.root}/".partition("/")
+    client.upload_file(str(source), bucket, f"{prefix}landing/source.csv")
     done = append(
-        "--table", "s3://lake/job", "--source", "s3a://lake/landing/*.csv", "--report", "s3://lake/report.json",
+        "--table", f"s3://{s3.root}/job", "--source", f"s3a://{s3.root}/landing/*.csv",
+        "--report", f"s3://{s3.root}/report.json",
         "--run-id", "on s3",
     )  # fmt: skip
     assert (done.code, done.error) == (0, "")
-    assert rows_of("s3://lake/job", "id") == [(row[0],) for row in sorted(ROWS, key=lambda row: repr((row[0],)))]
-    report = json.loads(client.get_object(Bucket="lake", Key="report.json")["Body"].read())
-    assert (report["exit_code"], report["table"]) == (0, "s3://lake/job")
+    assert rows_of(f"s3://{s3.root}/job", "id") == [(row[0],) for row in sorted(ROWS, key=lambda row: repr((row[0],)))]
+    report = json.loads(client.get_object(Bucket=bucket, Key=f"{prefix}report.json")["Body"].read())
+    assert (report["exit_code"], report["table"]) == (0, f"s3://{s3.root}/job")
 
 
 # -- what it refuses -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -24,7 +25,7 @@ from sluice import doctor_machine, jars
 from sluice.commands import app
 from sluice.doctor_ensemble import Server, ask_server, clock_finding, server_findings
 from sluice.finding import Verdict
-from sluice.local_s3 import LocalS3
+from tests.support.lake import S3, lake, need_the_gate
 
 Found = dict[str, tuple[str, str]]
 
@@ -225,17 +226,16 @@ class Forgetful(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[LocalS3]:
-    with LocalS3() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        running.create_bucket("lake")
+def s3() -> Iterator[S3]:
+    with lake() as running:
         yield running
 
 
 @pytest.fixture
-def forgetful(s3: LocalS3) -> Iterator[str]:
+def forgetful(s3: S3) -> Iterator[str]:
     """The endpoint of a store that overwrites whatever it is told."""
+    need_the_gate("a store that forgets the condition of a PUT")
+    assert s3.endpoint is not None
     handler = type("Handler", (Forgetful,), {"backend": urlsplit(s3.endpoint).netloc})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = Thread(target=server.serve_forever)
@@ -246,30 +246,43 @@ def forgetful(s3: LocalS3) -> Iterator[str]:
     server.server_close()
 
 
-def keys(s3: LocalS3) -> list[str]:
+def keys(s3: S3) -> list[str]:
     from sluice.log_folder import s3_client
 
-    return [each["Key"] for each in s3_client({}).list_objects_v2(Bucket="lake").get("Contents", ())]
+    bucket, _, prefix = s3.root.partition("/")
+    return [each["Key"] for each in s3_client({}).list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", ())]
 
 
-@pytest.mark.parametrize("where", [("--bucket", "lake"), ("--table", "s3a://lake/raw/flights")])
-def test_a_store_that_refuses_to_overwrite_is_sound_and_one_that_does_not_is_not(
-    zookeeper: object, s3: LocalS3, forgetful: str, doctor: Callable[..., tuple[int, Found]], where: tuple[str, str]
+WHERE = [("--bucket", "{root}"), ("--table", "s3a://{root}/raw/flights")]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("where", WHERE)
+def test_a_store_that_refuses_to_overwrite_is_sound(
+    zookeeper: Any, s3: S3, doctor: Callable[..., tuple[int, Found]], where: tuple[str, str]
 ) -> None:
-    hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
-    code, found = doctor(hosts, *where)
+    code, found = doctor(zookeeper.hosts, *(word.format(root=s3.root) for word in where))
     assert code == 0, found
     assert found["put-if-absent"][0] == "ok"
     assert keys(s3) == []
-    code, found = doctor(hosts, *where, "--storage-option", f"AWS_ENDPOINT_URL={forgetful}")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("where", WHERE)
+def test_a_store_that_overwrites_is_not_sound(
+    zookeeper: Any, s3: S3, forgetful: str, doctor: Callable[..., tuple[int, Found]], where: tuple[str, str]
+) -> None:
+    place = (word.format(root=s3.root) for word in where)
+    code, found = doctor(zookeeper.hosts, *place, "--storage-option", f"AWS_ENDPOINT_URL={forgetful}")
     assert code == 1
     assert found["put-if-absent"][0] == "failed"
     assert "overwrote" in found["put-if-absent"][1]
     assert keys(s3) == []
 
 
+@pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_told(
-    zookeeper: object, s3: LocalS3, doctor: Callable[..., tuple[int, Found]]
+    zookeeper: object, s3: S3, doctor: Callable[..., tuple[int, Found]]
 ) -> None:
     code, found = doctor(zookeeper.hosts, "--bucket", "nobody-s")  # type: ignore[attr-defined]
     assert (code, "NoSuchBucket" in found["put-if-absent"][1]) == (1, True)

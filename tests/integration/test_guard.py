@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.intents import Intent, intents_node
-from sluice.local_s3 import LocalS3
+from tests.support.lake import S3
 from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, attach, locked
 from writer_jobs.guarded import GUARD
 
@@ -96,11 +96,12 @@ def test_no_operation_commits_without_the_lock(
     assert newest(spark, table) >= len(operations)
 
 
+@pytest.mark.s3
 def test_on_s3_a_commit_passes_under_the_lock_and_not_without(
-    spark: SparkSession, manager: ZookeeperLockManager, s3: LocalS3
+    spark: SparkSession, manager: ZookeeperLockManager, s3: S3
 ) -> None:
-    table = "s3a://lake/guarded"
-    with locked(spark, "s3://lake//guarded/", manager=manager):
+    table = f"s3a://{s3.root}/guarded"
+    with locked(spark, f"s3://{s3.root}//guarded/", manager=manager):
         append(spark.range(2), table)
         spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 0")
     with pytest.raises(LockNotHeldError):
