@@ -15,10 +15,10 @@ unexport SPARK_HOME SPARK_CONF_DIR HADOOP_CONF_DIR SPARK_REMOTE
 unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format check bench dist lock clean
+.PHONY: help setup demo test lint types format check test-s3 soak zookeeper-image bench dist lock clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z]+:.*## / {printf "  %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(LOG_STORE) ## Make .venv, install the pinned set, bring the jars (once; needs Python 3.11 and a JDK 17)
 
@@ -54,6 +54,15 @@ format: $(LOG_STORE) ## Let ruff format and mend what it can
 	@$(VENV)/bin/ruff format .
 
 check: lint types test ## What CI runs
+
+test-s3: $(LOG_STORE) ## The tests on S3 against an S3 of your own (SLUICE_TEST_S3_ENDPOINT=URL; docs/compatibility.md)
+	@$(PY) -m pytest -m s3 -rs --no-fold-skipped $(ARGS)
+
+soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers where Docker answers (half an hour; ARGS="-k violation")
+	@$(PY) -m pytest -m soak -s tests/faults/test_soak.py $(ARGS)
+
+zookeeper-image: $(LOG_STORE) ## Build the ZooKeeper image of the tests on this machine, for Docker without a registry
+	@$(PY) scripts/zookeeper_image.py
 
 bench: $(LOG_STORE) ## The lock beside kazoo's and Curator's, and what the guard adds to a commit (ARGS="--servers 3")
 	@$(PY) benchmarks/lock.py $(ARGS)

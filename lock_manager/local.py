@@ -13,6 +13,7 @@ import random
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,50 @@ def find_spark_jars() -> Path:
     return base / "jars"
 
 
+def find_server_jars() -> list[Path]:
+    """Return those of PySpark's jars that a ZooKeeper server needs.
+
+    Raises:
+        LocalServerError: PySpark is not installed.
+
+    """
+    folder = find_spark_jars()
+    return sorted({jar for pattern in _SERVER_JARS for jar in folder.glob(pattern + ".jar")})
+
+
+def server_configuration(data: str | os.PathLike[str], tick_ms: int, max_session_timeout_ms: int, members: str) -> str:
+    """Return the lines of ``zoo.cfg`` that all of our servers share.
+
+    Args:
+        data: the server's folder for its data.
+        tick_ms: the unit of ZooKeeper's time-outs, in milliseconds.
+        max_session_timeout_ms: the longest session that it grants.
+        members: the ``server.N=`` lines of an ensemble, empty for one server.
+
+    """
+    return (
+        f"tickTime={tick_ms}\ninitLimit=20\nsyncLimit=10\ndataDir={os.fspath(data)}\nmaxClientCnxns=0\n"
+        f"maxSessionTimeout={max_session_timeout_ms}\nadmin.enableServer=false\n4lw.commands.whitelist=*\n{members}"
+    )
+
+
+def ask_server(address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None = None) -> bytes:
+    """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the answer, empty if there is none."""
+    with suppress(OSError), socket.create_connection(address, timeout=2) as connection:
+        speaking = tls.wrap_socket(connection) if tls else connection
+        with speaking:
+            speaking.sendall(word)
+            return b"".join(iter(lambda: speaking.recv(65536), b""))
+    return b""
+
+
+def last_words(log: str) -> str:
+    """Return the line of a server's log that says best why it does not serve."""
+    lines = log.strip().splitlines()
+    told = [line for line in lines if "Exception" in line or "ERROR" in line] or lines
+    return told[-1] if told else "it said nothing"
+
+
 class EmbeddedServer:
     """One ZooKeeper server process, and what a test wants to do to it.
 
@@ -110,8 +155,7 @@ class EmbeddedServer:
         """Start the process; :meth:`wait_until_serving` tells when it serves."""
         if self._supervisor is not None:
             raise LocalServerError(f"server {self.server_id} is running already (pid {self.pid})")
-        jars = find_spark_jars()
-        classpath = os.pathsep.join(str(jar) for pattern in _SERVER_JARS for jar in jars.glob(pattern + ".jar"))
+        classpath = os.pathsep.join(map(str, find_server_jars()))
         with (self.folder / "server.log").open("ab") as log:
             self._supervisor = subprocess.Popen(
                 [
@@ -154,22 +198,14 @@ class EmbeddedServer:
             if b"Mode: " in self.command(b"srvr"):
                 return
             if self._supervisor is None or self._supervisor.poll() is not None:
-                raise LocalServerError(f"the embedded ZooKeeper ended at once: {self._last_words()}")
+                raise LocalServerError(f"the embedded ZooKeeper ended at once: {last_words(self._log())}")
             if time.monotonic() > deadline:
-                raise LocalServerError(f"the embedded ZooKeeper does not serve: {self._last_words()}")
+                raise LocalServerError(f"the embedded ZooKeeper does not serve: {last_words(self._log())}")
             time.sleep(0.02)
 
     def command(self, word: bytes) -> bytes:
-        """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the answer, empty if there is none."""
-        with (
-            suppress(OSError),
-            socket.create_connection(("127.0.0.1", self.client_port), timeout=2) as connection,
-        ):
-            speaking = self._tls.wrap_socket(connection) if self._tls else connection
-            with speaking:
-                speaking.sendall(word)
-                return b"".join(iter(lambda: speaking.recv(65536), b""))
-        return b""
+        """Ask it a four-letter word; see :func:`ask_server`."""
+        return ask_server(("127.0.0.1", self.client_port), word, self._tls)
 
     def pause(self) -> None:
         """Stop the process where it stands (SIGSTOP); returns when all of its threads do."""
@@ -196,11 +232,6 @@ class EmbeddedServer:
         if self.pid is None:
             raise LocalServerError(f"server {self.server_id} does not run")
         send_signal(self.pid, number)
-
-    def _last_words(self) -> str:
-        lines = self._log().strip().splitlines()
-        told = [line for line in lines if "Exception" in line or "ERROR" in line] or lines
-        return told[-1] if told else "it said nothing"
 
     def port_was_taken(self) -> bool:
         """Tell whether it has met somebody else at one of its ports."""
@@ -294,7 +325,7 @@ class EmbeddedZooKeeper:
         if self._data_dir is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="sluice-zookeeper-")
         base = self._data_dir or Path(self._temporary.name if self._temporary else "")
-        ports = _free_ports(3 * self._count)
+        ports = free_ports(3 * self._count)
         if self._port is not None:
             ports[: self._count] = range(self._port, self._port + self._count)
         members = "".join(
@@ -303,11 +334,9 @@ class EmbeddedZooKeeper:
         )
         for index in range(self._count):
             folder = base / f"server-{index + 1}"
-            configuration = (
-                f"tickTime={self._tick_ms}\ninitLimit=20\nsyncLimit=10\ndataDir={folder / 'data'}\nmaxClientCnxns=0\n"
-                f"maxSessionTimeout={self._max_session_timeout_ms}\nadmin.enableServer=false\n"
-                f"4lw.commands.whitelist=*\n{members}{(self._demands or Demands()).configuration(ports[index])}"
-            )
+            configuration = server_configuration(
+                folder / "data", self._tick_ms, self._max_session_timeout_ms, members
+            ) + (self._demands or Demands()).configuration(ports[index])
             self.servers.append(EmbeddedServer(index + 1, ports[index], folder, configuration, self._demands))
         for server in self.servers:
             server.start()
@@ -337,7 +366,7 @@ def _stands_still(pid: int) -> bool:
     return all(state in "TtZX" for state in states)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports that nobody listens on, outside of those from which connections get theirs at any moment."""
     found: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):

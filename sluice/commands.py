@@ -79,6 +79,14 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for the report, the picture and the logs.")] = Path("build/demo"),
     keep: Annotated[bool, typer.Option("--keep", help="Keep the table and the loaded files there too.")] = False,
     rows: Annotated[int | None, typer.Option(min=1, help="Load only the first flights.  [dim]default: all[/]")] = None,
+    s3_endpoint: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Another S3, with AWS_* variables.  [dim]default: an embedded S3[/]"),
+    ] = None,
+    bucket: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="One that is there, to use a prefix of it.  [dim]default: one is made[/]"),
+    ] = None,
     verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
 ) -> None:
     """Five Spark writers load 336,776 flights into one table at once; check that nothing is lost.
@@ -91,12 +99,20 @@ def demo(
     [bold]sluice demo[/]
     [bold]sluice demo --compare[/]                            what happens without the lock?
     [bold]sluice demo --storage local --writers 2 --commits 6 --rows 50000[/]
+    [bold]sluice demo --s3-endpoint https://s3.example.com[/]  makes a bucket and removes it
+    [bold]sluice demo --bucket scratch[/]                     AWS itself, below a prefix
+
+    On another S3 credentials and region are those of AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION; buckets are part of
+    the path, or with AWS_VIRTUAL_HOSTED_STYLE_REQUEST=true of the host's name.
+    What the demo writes there is removed in the end.
     """
     from sluice.demo.run import DemoOptions, run_demo  # noqa: PLC0415
 
     options = DemoOptions(
-        storage=storage.value, writers=writers, commits=commits, compare=compare, output=output, keep=keep, rows=rows
-    )
+        storage=storage.value, writers=writers, commits=commits, compare=compare, output=output, keep=keep, rows=rows,
+        s3_endpoint=s3_endpoint, bucket=bucket,
+    )  # fmt: skip
     with interruptible():
         if not run_demo(options, Console(highlight=False)):
             raise typer.Exit(FAILED)
@@ -311,6 +327,9 @@ def soak(
     zookeeper: Annotated[
         str | None, typer.Option(metavar="HOSTS", help="An ensemble.  [dim]default: an embedded one[/]")
     ] = None,
+    zookeeper_image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="Run the soak's own ensemble in containers of this image.")
+    ] = None,
     table: Annotated[
         str | None,
         typer.Option(metavar="URI", help="s3a://BUCKET/PREFIX, with AWS_* variables.  [dim]default: an embedded S3[/]"),
@@ -355,8 +374,8 @@ def soak(
         raise typer.BadParameter("give either --commits or --minutes", param_hint="--minutes")
     options = SoakOptions(
         engine=engine.value, writers=writers, commits=None if minutes else commits or 300, minutes=minutes, seed=seed,
-        without=without.value if without else None, zookeeper=zookeeper, table=table, session_seconds=session, gap=gap,
-        output=output,
+        without=without.value if without else None, zookeeper=zookeeper, zookeeper_image=zookeeper_image, table=table,
+        session_seconds=session, gap=gap, output=output,
     )  # fmt: skip
     options = replace(options, faults=choose_faults(faults, options))
     with interruptible():

@@ -23,7 +23,7 @@ from lock_manager.errors import SluiceError
 _SERVER = Path(__file__).with_name("_s3_server.py")
 _REGION = "us-east-1"
 _GRACE_SECONDS = 5.0
-_THIS_MACHINE = ("127.0.0.1", "localhost")
+THIS_MACHINE = ("127.0.0.1", "localhost")
 _NO_PROXY = ("no_proxy", "NO_PROXY")
 
 
@@ -38,7 +38,7 @@ def past_proxies() -> dict[str, str]:
     for name in _NO_PROXY:
         # Programs differ in which of the two they heed first: one that is not set must not hide the other.
         hosts = os.environ.get(name) or "".join(given[:1])
-        variables[name] = ",".join(dict.fromkeys([*filter(None, hosts.split(",")), *_THIS_MACHINE]))
+        variables[name] = ",".join(dict.fromkeys([*filter(None, hosts.split(",")), *THIS_MACHINE]))
     return variables
 
 
@@ -53,9 +53,13 @@ class LocalS3:
     Args:
         log: a file that gets what the server says; by default it is kept for error messages only.
 
+    Attributes:
+        root: the bucket that was made last, below which tables are.
+
     """
 
     def __init__(self, *, log: Path | None = None) -> None:
+        self.root = ""
         self._log = log
         self._port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -158,6 +162,7 @@ class LocalS3:
             connection.close()
         if response.status != http.client.OK and "BucketAlreadyOwnedByYou" not in answer:
             raise LocalS3Error(f"bucket {name!r} was refused ({response.status} {response.reason}): {answer[:200]}")
+        self.root = name
 
     def __enter__(self) -> Self:
         return self.start()

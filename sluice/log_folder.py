@@ -105,6 +105,7 @@ def s3_client(options: Mapping[str, str]) -> Any:
     from botocore.config import Config  # noqa: PLC0415
 
     given, endpoint = _plain(options), s3_endpoint(options)
+    style = "virtual" if virtual_hosted(options) else "path"
     region = given.get("region") or given.get("default_region")
     return boto3.client(
         "s3",
@@ -113,8 +114,14 @@ def s3_client(options: Mapping[str, str]) -> Any:
         aws_access_key_id=given.get("access_key_id"),
         aws_secret_access_key=given.get("secret_access_key"),
         aws_session_token=given.get("session_token") or given.get("token"),
-        config=Config(max_pool_connections=PARALLEL_READS, s3={"addressing_style": "path"} if endpoint else {}),
+        config=Config(max_pool_connections=PARALLEL_READS, s3={"addressing_style": style} if endpoint else {}),
     )
+
+
+def virtual_hosted(options: Mapping[str, str]) -> bool:
+    """Tell whether ``deltalake``'s storage options or the environment put the bucket into the host's name."""
+    given = _plain(options).get("virtual_hosted_style_request")
+    return (given or os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "")).lower() in ("true", "1", "yes", "on")
 
 
 def _plain(options: Mapping[str, str]) -> dict[str, str]:

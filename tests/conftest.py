@@ -20,9 +20,9 @@ from kazoo.client import KazooClient
 from xdist.scheduler import LoadScopeScheduling
 
 from lock_manager.local import EmbeddedZooKeeper
+from sluice.soak.containers import ContainerError, ContainerZooKeeper
 
-ZOOKEEPER_IMAGE = "zookeeper:3.9.5"
-CLIENT_PORT = 2181
+ROOT = Path(__file__).parents[1]
 SHARED_DRIVER = (
     "test_adopt.py",
     "test_append_job.py",
@@ -45,26 +45,26 @@ class ZooKeeperService:
     """The ZooKeeper that tests talk to when they do not need one of their own."""
 
     hosts: str
+    image: str | None = None
 
 
 @functools.cache
-def _docker_answers() -> bool:
-    """Ask the engine that testcontainers would find, by DOCKER_HOST, context or socket.
+def _image() -> str | None:
+    """Ask the engine that testcontainers would find for the image to run, None if no engine answers.
 
     In a process of its own: the docker package leaves its connection open where there is no engine.
     """
     if not (os.environ.get("DOCKER_HOST") or shutil.which("docker") or Path(DOCKER_SOCKET).exists()):
-        return False
-    question = "from testcontainers.core.docker_client import DockerClient; DockerClient().client.ping()"
-    command = [sys.executable, "-c", question]
+        return None
+    command = [sys.executable, "-c", "from sluice.soak.containers import best_image; print(best_image())"]
     with suppress(subprocess.TimeoutExpired):
-        return subprocess.run(command, check=False, capture_output=True, timeout=30).returncode == 0
-    return False
+        asked = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=30)
+        return asked.stdout.strip() or None
+    return None
 
 
 def pytest_report_header() -> str:
-    kind = f"container {ZOOKEEPER_IMAGE}" if _docker_answers() else "embedded server (no Docker engine answers)"
-    return f"zookeeper: {kind}"
+    return f"zookeeper: {f'container {_image()}' if _image() else 'embedded server (no Docker engine answers)'}"
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
@@ -83,23 +83,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 def zookeeper() -> Iterator[ZooKeeperService]:
     """A ZooKeeper server: a container where a Docker engine answers and can run it, else the embedded one."""
     with ExitStack() as stack:
-        hosts = _container(stack) if _docker_answers() else None
-        yield ZooKeeperService(hosts or stack.enter_context(EmbeddedZooKeeper()).hosts)
+        yield _container(stack) or ZooKeeperService(stack.enter_context(EmbeddedZooKeeper()).hosts)
 
 
-def _container(stack: ExitStack) -> str | None:
-    from docker.errors import DockerException
-    from testcontainers.core.container import DockerContainer
-    from testcontainers.core.wait_strategies import PortWaitStrategy
-
-    container = DockerContainer(ZOOKEEPER_IMAGE).with_exposed_ports(CLIENT_PORT)
+def _container(stack: ExitStack) -> ZooKeeperService | None:
+    image = _image()
+    if image is None:
+        return None
     try:
-        running = stack.enter_context(container.waiting_for(PortWaitStrategy(CLIENT_PORT)))
-    except (DockerException, TimeoutError) as error:
+        return ZooKeeperService(stack.enter_context(ContainerZooKeeper(image)).hosts, image)
+    except ContainerError as error:
         # No registry to be reached, for one.
         warnings.warn(f"the embedded server stands in for the container: {error}", stacklevel=1)
         return None
-    return f"{running.get_container_host_ip()}:{running.get_exposed_port(CLIENT_PORT)}"
 
 
 @pytest.fixture

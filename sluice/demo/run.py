@@ -20,6 +20,7 @@ from rich.console import Console
 from lock_manager import SettingsError
 from lock_manager.local import find_java
 from sluice.checks import count_of
+from sluice.chosen_s3 import ChosenS3
 from sluice.delta_log import LogCommit, read_commits, version_files
 from sluice.demo.flights import KEY, PARTITION, Contents, deal_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
@@ -62,9 +63,11 @@ class DemoOptions:
         output: folder for the report, the picture and the logs.
         keep: leave the table and what was loaded in that folder too.
         rows: load only the first flights; None for all of them.
+        s3_endpoint: URL of another S3 than the embedded one.
+        bucket: of another S3, AWS itself if no endpoint is given; tables go below a prefix that is removed in the end.
 
     Raises:
-        SettingsError: fewer commits than writers, or none at all.
+        SettingsError: fewer commits than writers, or none at all; an S3 beside ``local``.
 
     """
 
@@ -75,8 +78,12 @@ class DemoOptions:
     output: Path = Path("build/demo")
     keep: bool = False
     rows: int | None = None
+    s3_endpoint: str | None = None
+    bucket: str | None = None
 
     def __post_init__(self) -> None:
+        if self.storage == "local" and (self.s3_endpoint or self.bucket):
+            raise SettingsError("--storage local: --s3-endpoint and --bucket are for --storage s3")
         if self.writers < 1:
             raise SettingsError(f"--writers {self.writers}: there must be at least one")
         if self.commits < self.writers:
@@ -120,7 +127,8 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     with console.status("Dealing the flights of 2013 to the writers …"):
         files, source = deal_flights(folder / "source", options.writers, limit=options.rows)
     console.print(f"{source.rows:,} flights dealt to {options.writers} writers: {options.commits} commits in all")
-    with open_services(options.storage, folder, console) as (store, hosts):
+    chosen = ChosenS3(options.s3_endpoint, options.bucket) if options.s3_endpoint or options.bucket else None
+    with open_services(options.storage, folder, console, chosen) as (store, hosts):
         stage = _Stage(options, console, folder, files, source, store)
         locked = stage.load("flights", hosts)
         _leave(stage, locked)

@@ -13,7 +13,9 @@ from rich.console import Console
 
 from lock_manager import SluiceError
 from lock_manager.local import EmbeddedZooKeeper
+from sluice.chosen_s3 import ChosenS3
 from sluice.local_s3 import LocalS3, past_proxies
+from sluice.log_folder import s3_client
 
 _MARKER = ".sluice-demo"
 _WRITTEN = ("report.json", "timeline.png", "comparison.png", "logs", "source", "tables")
@@ -61,7 +63,7 @@ class Store:
         where: the same for people.
         environment: variables with which writers and readers find it.
         spark_conf: Spark properties with which writers find it.
-        bucket: of the embedded S3, None on disk.
+        bucket: of an S3, with a prefix if tables are below one; None on disk.
 
     """
 
@@ -77,21 +79,25 @@ class Store:
 
 
 @contextmanager
-def open_store(kind: str, folder: Path) -> Iterator[Store]:
-    """Start an embedded S3 with a bucket (``s3``), or use the disk (``local``)."""
+def open_store(kind: str, folder: Path, chosen: ChosenS3 | None = None) -> Iterator[Store]:
+    """Start an embedded S3 with a bucket (``s3``), or use the one that was chosen, or the disk (``local``)."""
     if kind == "local":
         yield Store(f"file:{folder / 'tables'}", str(folder / "tables"))
         return
-    with LocalS3(log=folder / "logs" / "s3.log") as s3, _past_proxies():
+    if chosen is not None:
+        with _environment(chosen.environment), chosen:
+            where = f"s3a://{chosen.root} on {chosen.endpoint or 'AWS'}"
+            yield Store(f"s3a://{chosen.root}", where, chosen.environment, chosen.spark_conf, chosen.root)
+        return
+    with LocalS3(log=folder / "logs" / "s3.log") as s3, _environment(past_proxies()):
         s3.create_bucket(_BUCKET)
         where = f"s3a://{_BUCKET} on {s3.endpoint}"
         yield Store(f"s3a://{_BUCKET}", where, s3.environment, s3.spark_conf, _BUCKET)
 
 
 @contextmanager
-def _past_proxies() -> Iterator[None]:
-    """Let this process reach its own servers: boto3 and ``deltalake`` look for proxies in its environment."""
-    wanted = past_proxies()
+def _environment(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Have variables in the environment, where boto3 and ``deltalake`` look for proxies and credentials."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -105,32 +111,27 @@ def _past_proxies() -> Iterator[None]:
 
 
 @contextmanager
-def open_services(kind: str, folder: Path, console: Console) -> Iterator[tuple[Store, str]]:
+def open_services(
+    kind: str, folder: Path, console: Console, chosen: ChosenS3 | None = None
+) -> Iterator[tuple[Store, str]]:
     """Start what a demo needs; yield the store and the ensemble's connection string."""
     with ExitStack() as stack:
         with console.status("Starting the embedded servers …"):
-            store = stack.enter_context(open_store(kind, folder))
+            store = stack.enter_context(open_store(kind, folder, chosen))
             hosts = stack.enter_context(EmbeddedZooKeeper()).hosts
         console.print(f"ZooKeeper serves on {hosts}, tables go to {store.where}", soft_wrap=True)
         yield store, hosts
 
 
 def keep_tables(store: Store, folder: Path) -> None:
-    """Bring every table of an embedded S3 to disk; tables on disk are there already."""
+    """Bring every table of an S3 to disk; tables on disk are there already."""
     if store.bucket is None:
         return
-    import boto3  # noqa: PLC0415 (0.4 s)
-
-    client = boto3.client(
-        "s3",
-        endpoint_url=store.environment["AWS_ENDPOINT_URL"],
-        region_name=store.environment["AWS_REGION"],
-        aws_access_key_id=store.environment["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=store.environment["AWS_SECRET_ACCESS_KEY"],
-    )
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=store.bucket):
+    client = s3_client(store.environment)
+    bucket, _, prefix = store.bucket.partition("/")
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
         for entry in page.get("Contents", ()):
-            path = folder / entry["Key"]
+            path = folder / entry["Key"].removeprefix(prefix).lstrip("/")
             if not entry["Key"].endswith("/"):  # S3A marks folders so
                 path.parent.mkdir(parents=True, exist_ok=True)
-                client.download_file(store.bucket, entry["Key"], str(path))
+                client.download_file(bucket, entry["Key"], str(path))

@@ -29,6 +29,9 @@ def choose_faults(given: str, options: SoakOptions) -> tuple[str, ...]:
     if given == "none":
         return ()
     if given == "all":
+        for need in dict.fromkeys(options.unavailable_faults.values()):
+            left_out = ", ".join(name for name, what in options.unavailable_faults.items() if what == need)
+            sys.stderr.write(f"left out: {left_out} (needs {need})\n")
         return options.available_faults() if options.writers > 1 else ()
     names = tuple(dict.fromkeys(name.strip() for name in given.split(",") if name.strip()))
     if unknown := sorted(set(names) - set(CLASSES)):

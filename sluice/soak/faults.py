@@ -26,7 +26,7 @@ class FaultClass:
         what: one line for people.
         points: where it may strike.
         strike: does it, to the writer of this name at this point.
-        needs: ``gate`` or ``zookeeper``, if it takes one of ours.
+        needs: ``gate`` or ``zookeeper``, if it takes one of ours; ``container``, if it takes one in containers.
 
     """
 
@@ -86,7 +86,9 @@ _ALL = (
     FaultClass("zookeeper-leader-kill", "the leader of the ensemble is killed, and started again", ("read", "data"),
                zookeeper_fault("zookeeper-leader-kill"), "zookeeper"),
     FaultClass("zookeeper-leader-pause", "the leader stands still for a while", ("read", "data"),
-               zookeeper_fault("zookeeper-leader-pause"), "zookeeper"),
+               zookeeper_fault("zookeeper-leader-pause", "pause", "resume"), "zookeeper"),
+    FaultClass("zookeeper-leader-cut", "the leader's container is taken off its network until there is another leader",
+               ("read", "data"), zookeeper_fault("zookeeper-leader-cut", "cut", "mend", (2.5, 3.5)), "container"),
     FaultClass("zookeeper-quorum", "two of three servers are killed, and started again", ("read", "data"),
                zookeeper_fault("zookeeper-quorum"), "zookeeper"),
     FaultClass("zookeeper-rolling-restart", "its servers are restarted one after the other", ("read", "data"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from sluice.chosen_s3 import s3a_settings
 from sluice.local_s3 import LocalS3
 from sluice.soak.tcp_proxy import Link
 
@@ -35,13 +36,5 @@ def hadoop_settings(writer: str, s3: LocalS3 | None, link: Link | None = None) -
         if link is not None:
             found["fs.s3a.endpoint"] = f"http://{link.hosts}"
     else:
-        found = {}
-        if endpoint := os.environ.get("AWS_ENDPOINT_URL"):
-            found = {
-                "fs.s3a.endpoint": endpoint,
-                "fs.s3a.path.style.access": "true",
-                "fs.s3a.connection.ssl.enabled": str(endpoint.startswith("https:")).lower(),
-            }
-        if region := os.environ.get("AWS_REGION"):
-            found["fs.s3a.endpoint.region"] = region
+        found = s3a_settings(os.environ.get("AWS_ENDPOINT_URL"), os.environ.get("AWS_REGION"))
     return {**found, "fs.s3a.user.agent.prefix": writer, **_IMPATIENT}

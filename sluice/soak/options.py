@@ -23,7 +23,8 @@ class SoakOptions:
         faults: names of classes.
         seed: of the plan of faults.
         without: the protection to leave out, or None.
-        zookeeper: connection string of an ensemble; None for an embedded one.
+        zookeeper: connection string of an ensemble; None for one of the soak's own.
+        zookeeper_image: the image to run that one from, in containers; None for embedded servers.
         table: ``s3a://…`` below which it makes its tables, in the S3 of the AWS variables; None for an embedded S3.
         session_seconds: session time-out that writers ask for.
         gap: acknowledged commits between two faults; None for a hundredth of all, and at least 5.
@@ -44,6 +45,7 @@ class SoakOptions:
     seed: int = 1
     without: str | None = None
     zookeeper: str | None = None
+    zookeeper_image: str | None = None
     table: str | None = None
     session_seconds: float = 3.0
     gap: int | None = None
@@ -54,11 +56,11 @@ class SoakOptions:
         unknown = sorted(set(self.faults) - set(CLASSES))
         if unknown:
             raise SettingsError(f"--faults {unknown[0]}: choose none, all, or among {', '.join(CLASSES)}")
-        ours = {"gate": self.table is None, "zookeeper": self.zookeeper is None}
         for name in self.faults:
-            need = CLASSES[name].needs
-            if need and not ours[need]:
-                raise SettingsError(f"--faults {name}: needs an embedded {'S3' if need == 'gate' else 'ZooKeeper'}")
+            if name in self.unavailable_faults:
+                raise SettingsError(f"--faults {name}: needs {self.unavailable_faults[name]}")
+        if self.zookeeper and self.zookeeper_image:
+            raise SettingsError("give either --zookeeper or --zookeeper-image")
         if self.engine == SPARK.name and self.without == Protection.CONDITION:
             raise SettingsError("--without condition: only --engine store can put without the condition")
         if self.writers < 2 and self.faults:  # noqa: PLR2004
@@ -71,9 +73,16 @@ class SoakOptions:
         """What ``gap`` means."""
         return self.gap or max(5, (self.commits or 0) // 100)
 
+    @property
+    def unavailable_faults(self) -> dict[str, str]:
+        """The classes that cannot be had with these services, and what each needs."""
+        missing = {
+            "gate": "an embedded S3" if self.table else "",
+            "zookeeper": "an embedded ZooKeeper or --zookeeper-image" if self.zookeeper else "",
+            "container": "" if self.zookeeper_image else "--zookeeper-image",
+        }
+        return {each.name: missing[each.needs] for each in CLASSES.values() if each.needs and missing[each.needs]}
+
     def available_faults(self) -> tuple[str, ...]:
         """Return the classes that can be had with these services."""
-        return tuple(
-            each.name for each in CLASSES.values()
-            if not (each.needs == "gate" and self.table) and not (each.needs == "zookeeper" and self.zookeeper)
-        )  # fmt: skip
+        return tuple(name for name in CLASSES if name not in self.unavailable_faults)

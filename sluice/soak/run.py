@@ -16,6 +16,7 @@ from lock_manager import SettingsError
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.demo.processes import spark_submit
 from sluice.jars import jar_paths
+from sluice.soak.containers import ContainerZooKeeper
 from sluice.soak.controls import Protection
 from sluice.soak.engines import ENGINES, SPARK
 from sluice.soak.evidence import Evidence, read_table
@@ -215,13 +216,7 @@ class Soak:
         for old in options.output.glob("writer-*.log"):
             old.unlink()
         self._file = self._stack.enter_context((options.output / "history.jsonl").open("w", encoding="utf-8"))
-        three = any(CLASSES[name].needs == "zookeeper" for name in options.faults)
-        zookeeper = None
-        if options.zookeeper is None:
-            zookeeper = EmbeddedZooKeeper(
-                3 if three else 1, tick_ms=int(_TICK_SECONDS * 1000), max_session_timeout_ms=_LONGEST_SESSION_MS
-            )
-            self._stack.enter_context(zookeeper)
+        zookeeper = None if options.zookeeper else self._zookeeper()
         self.hosts = options.zookeeper or (zookeeper.hosts if zookeeper else "")
         self._s3 = self._stack.enter_context(FaultyS3()) if options.table is None else None
         if self._s3 is not None:
@@ -245,6 +240,15 @@ class Soak:
             random=random.Random(f"{options.seed}/acts"),  # noqa: S311 (to be repeated, not to be secret)
         )
         self._stack.callback(self._end_writers)
+
+    def _zookeeper(self) -> EmbeddedZooKeeper | ContainerZooKeeper:
+        servers = 3 if any(CLASSES[name].needs in ("zookeeper", "container") for name in self.options.faults) else 1
+        tick_ms, longest_ms = int(_TICK_SECONDS * 1000), _LONGEST_SESSION_MS
+        if image := self.options.zookeeper_image:
+            return self._stack.enter_context(
+                ContainerZooKeeper(image, servers, tick_ms=tick_ms, max_session_timeout_ms=longest_ms)
+            )
+        return self._stack.enter_context(EmbeddedZooKeeper(servers, tick_ms=tick_ms, max_session_timeout_ms=longest_ms))
 
     def _next_table(self) -> None:
         # In a store that outlives the run, its tables have names that no earlier run has had.

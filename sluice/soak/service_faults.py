@@ -84,8 +84,18 @@ def _repaired(stage: Stage, name: str) -> Incident:
     )
 
 
-def zookeeper_fault(name: str) -> Callable[..., Incident]:
-    """Return the fault that kills or pauses the leader, or kills the others."""
+def zookeeper_fault(
+    name: str, hurt: str = "kill", heal: str = "start", sessions: tuple[float, float] = (0.3, 1.5)
+) -> Callable[..., Incident]:
+    """Return the fault that does this to the leader, or to the others.
+
+    Args:
+        name: of the class.
+        hurt: the server's method that harms it.
+        heal: the one that undoes that.
+        sessions: how long in between, at least and at most, in session time-outs.
+
+    """
 
     def strike(stage: Stage, writer: str, point: str) -> Incident:
         assert stage.zookeeper is not None  # noqa: S101 (the class needs it)
@@ -96,17 +106,11 @@ def zookeeper_fault(name: str) -> Callable[..., Incident]:
             victims = [server for server in stage.zookeeper.servers if server is not leader]
         stage.say("fault", kind=name, worker=writer, point=point, **(place_of(found[0]) if found else {}))
         for server in victims:
-            if name == "zookeeper-leader-pause":
-                server.pause()
-            else:
-                server.kill()
+            getattr(server, hurt)()
         stage.writers[writer].tell("go")
-        yield from until(stage.session_seconds * stage.random.uniform(0.3, 1.5), lambda _: False)
+        yield from until(stage.session_seconds * stage.random.uniform(*sessions), lambda _: False)
         for server in victims:
-            if name == "zookeeper-leader-pause":
-                server.resume()
-            else:
-                server.start()
+            getattr(server, heal)()
         yield from _serving(stage)
         yield from _repaired(stage, name)
 

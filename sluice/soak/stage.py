@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager.local import EmbeddedZooKeeper
+from sluice.soak.containers import ContainerZooKeeper
 from sluice.soak.processes import WriterProcess
 from sluice.soak.queues import LockQueues
 from sluice.soak.s3_faults import FaultGate, S3Fault
@@ -43,7 +44,7 @@ class Stage:
     writers: dict[str, WriterProcess]
     session_seconds: float
     gate: FaultGate | None
-    zookeeper: EmbeddedZooKeeper | None
+    zookeeper: EmbeddedZooKeeper | ContainerZooKeeper | None
     queues: LockQueues
     say: Callable[..., None]
     random: random.Random

@@ -20,6 +20,7 @@ from sluice.soak.jvm import StoreError, StoreJvm, VersionTakenError, WriteError
 from sluice.soak.s3_faults import FaultyS3, S3Fault
 
 TABLE = "s3a://lake/machinery"
+pytestmark = pytest.mark.s3
 COMMIT = ['{"commitInfo":{"txnId":"a"}}']
 
 

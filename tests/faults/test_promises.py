@@ -13,7 +13,11 @@ import pytest
 
 from sluice.soak.faults import CLASSES
 from sluice.soak.run import Soak
+from sluice.soak.stage import PUT
 from sluice.soak.verdict import judge
+from tests.support.lake import need_the_gate
+
+pytestmark = pytest.mark.s3
 
 WRITER = "writer-1"
 END = ("acknowledged", "refused", "unknown", "gave-up")
@@ -31,6 +35,8 @@ def soak(make_soak: Callable[..., Soak]) -> Soak:
 
 def strike(soak: Soak, name: str, point: str) -> list[dict[str, Any]]:
     """Let a fault happen; return the history from then on."""
+    if CLASSES[name].needs == "gate" or point == PUT:
+        need_the_gate(f"{name} at {point}")
     before = len(soak.history)
     soak.play(CLASSES[name].strike(soak.stage, WRITER, point))
     since = soak.history[before:]
@@ -182,4 +188,4 @@ def test_every_promise_holds_in_the_end(soak: Soak) -> None:
     counts = soak.progress.counts
     assert counts["acknowledged"] > 10
     assert counts["fault"] == soak.progress.faults.total() > 15
-    assert evidence.puts
+    assert bool(evidence.puts) == (soak.stage.gate is not None)

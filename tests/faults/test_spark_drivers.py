@@ -16,7 +16,7 @@ from sluice.soak.s3_faults import FaultyS3, S3Fault
 from tests.support.driver_process import WAIT, Driver
 from tests.support.s3_table import read, rows, stored
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
 STOCK_STORE = {"spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore"}
 ANOTHER_ENGINE = """

@@ -18,7 +18,7 @@ from sluice.soak.s3_faults import FaultyS3, S3Fault
 from tests.support.driver_process import Driver
 from tests.support.s3_table import rows, stored
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
 NAME = "writer-1"
 PATIENCE = {"fs.s3a.attempts.maximum": "1", "fs.s3a.connection.timeout": "1500ms"}

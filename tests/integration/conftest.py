@@ -15,9 +15,8 @@ import pytest
 
 from lock_manager import ZookeeperLockManager, installed
 from sluice.jars import resolve_jars
-from sluice.local_s3 import LocalS3
 from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
-from tests.support.lake import lake
+from tests.support.lake import S3, lake
 from tests.support.months import SCHEMA
 from tests.support.rivals import RivalManager
 
@@ -32,14 +31,14 @@ def jars() -> list[Path]:
 
 
 @pytest.fixture(scope="session")
-def s3() -> Iterator[LocalS3]:
-    """An S3 with the bucket ``lake``, whose credentials are in the environment."""
-    with lake(LocalS3()) as running:
+def s3() -> Iterator[S3]:
+    """An S3 with a place for tables, ``s3.root``, whose credentials are in the environment."""
+    with lake() as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def spark(jars: list[Path], s3: LocalS3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(jars: list[Path], s3: S3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One driver for the whole test run, with the writers' own settings."""
     from writer_jobs import build_session
 

@@ -21,9 +21,9 @@ from lock_manager.local import EmbeddedZooKeeper
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from sluice.adopt import Adoption, adopt_table, describe
 from sluice.commands import app
-from sluice.local_s3 import LocalS3
 from sluice.table_log import read_table_log
 from sluice.verify import verify_table
+from tests.support.lake import S3
 from tests.support.rivals import RivalManager
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked
 from writer_jobs.guarded import GUARD
@@ -381,21 +381,22 @@ def test_the_append_job_under_another_ensemble_ends_with_code_3(
     assert append("--table", table, "--source", source, hosts=ensemble_a).code == 0
 
 
+@pytest.mark.s3
 def test_on_s3_a_table_is_adopted_and_its_log_tells_so(
-    spark: SparkSession, s3: LocalS3, ensemble_a: str, ensemble_b: str, manager_a: ZookeeperLockManager
+    spark: SparkSession, s3: S3, ensemble_a: str, ensemble_b: str, manager_a: ZookeeperLockManager
 ) -> None:
-    with locked(spark, "s3a://lake/adopted", manager=manager_a) as hold:
-        append(spark.range(3), "s3a://lake/adopted")
+    with locked(spark, f"s3a://{s3.root}/adopted", manager=manager_a) as hold:
+        append(spark.range(3), f"s3a://{s3.root}/adopted")
     run = CliRunner()
-    done = adopt(spark, "s3://lake/adopted", ensemble_a)
+    done = adopt(spark, f"s3://{s3.root}/adopted", ensemble_a)
     with pytest.raises(EnsembleMismatchError):
-        adopt(spark, "s3a://lake/adopted/", ensemble_b)
-    answer = run.invoke(app, ["log", "s3a://lake/adopted", "--json"])
+        adopt(spark, f"s3a://{s3.root}/adopted/", ensemble_b)
+    answer = run.invoke(app, ["log", f"s3a://{s3.root}/adopted", "--json"])
     newest, oldest = json.loads(answer.stdout)["commits"]
     assert (newest["version"], newest["operation"], newest["pins"]) == (1, "SET TBLPROPERTIES", done.ensemble)
     assert (oldest["version"], oldest["rows"], oldest["locked"], oldest["job"]) == (0, 3, True, "writer")
     assert list(oldest["tokens"].values()) == [hold.token]
-    verified = json.loads(run.invoke(app, ["verify", "s3a://lake/adopted", "--json"]).stdout)
+    verified = json.loads(run.invoke(app, ["verify", f"s3a://{s3.root}/adopted", "--json"]).stdout)
     assert (verified["ok"], verified["ensemble"]) == (True, done.ensemble)
 
 

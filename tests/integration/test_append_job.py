@@ -305,21 +305,24 @@ def test_a_table_that_another_writer_made_meanwhile_is_appended_to_with_its_type
     assert rows_of(table) == [(1, "5"), (2, "6")]
 
 
+@pytest.mark.s3
 def test_an_s3_table_from_s3_files_with_a_report_on_s3(
     append: Callable[..., Any], source: Path, s3: Any, spark: SparkSession, rows_of: Callable[..., Any]
 ) -> None:
-    import boto3
+    from sluice.log_folder import s3_client
 
-    client = boto3.client("s3", endpoint_url=s3.endpoint)
-    client.upload_file(str(source), "lake", "landing/source.csv")
+    client = s3_client(s3.environment)
+    bucket, _, prefix = f"{s3.root}/".partition("/")
+    client.upload_file(str(source), bucket, f"{prefix}landing/source.csv")
     done = append(
-        "--table", "s3://lake/job", "--source", "s3a://lake/landing/*.csv", "--report", "s3://lake/report.json",
+        "--table", f"s3://{s3.root}/job", "--source", f"s3a://{s3.root}/landing/*.csv",
+        "--report", f"s3://{s3.root}/report.json",
         "--run-id", "on s3",
     )  # fmt: skip
     assert (done.code, done.error) == (0, "")
-    assert rows_of("s3://lake/job", "id") == [(row[0],) for row in sorted(ROWS, key=lambda row: repr((row[0],)))]
-    report = json.loads(client.get_object(Bucket="lake", Key="report.json")["Body"].read())
-    assert (report["exit_code"], report["table"]) == (0, "s3://lake/job")
+    assert rows_of(f"s3://{s3.root}/job", "id") == [(row[0],) for row in sorted(ROWS, key=lambda row: repr((row[0],)))]
+    report = json.loads(client.get_object(Bucket=bucket, Key=f"{prefix}report.json")["Body"].read())
+    assert (report["exit_code"], report["table"]) == (0, f"s3://{s3.root}/job")
 
 
 class TextThatAnotherPrecedes(str):
@@ -334,6 +337,7 @@ class TextThatAnotherPrecedes(str):
         return super().encode(*arguments)
 
 
+@pytest.mark.s3
 @pytest.mark.parametrize("conditional", [True, False], ids=["conditional", "control"])
 def test_a_record_on_s3_is_created_by_a_conditional_put(
     s3: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, conditional: bool
@@ -341,20 +345,21 @@ def test_a_record_on_s3_is_created_by_a_conditional_put(
     import boto3
 
     client = boto3.client("s3", endpoint_url=s3.endpoint)
-    name = f"records/{conditional}.json"
+    bucket, _, name = f"{s3.root}/records/{conditional}.json".partition("/")
     text = TextThatAnotherPrecedes("ours")
-    text.write_another = lambda: client.put_object(Bucket="lake", Key=name, Body=b"theirs")
+    text.write_another = lambda: client.put_object(Bucket=bucket, Key=name, Body=b"theirs")
     if not conditional:
         monkeypatch.setattr("writer_jobs.hadoop_files._IF_ABSENT", "fs.option.create.no.such.option")
     with pytest.raises(StorageError, match="exists already with another text") if conditional else nullcontext():
-        HadoopFiles.of(spark).create_text(f"s3a://lake/{name}", text)
-    kept = client.get_object(Bucket="lake", Key=name)["Body"].read()
+        HadoopFiles.of(spark).create_text(f"s3a://{bucket}/{name}", text)
+    kept = client.get_object(Bucket=bucket, Key=name)["Body"].read()
     assert kept == (b"theirs" if conditional else b"ours")
 
 
-@pytest.mark.parametrize("where", ["s3a://lake/records", "{folder}"])
-def test_a_record_is_never_written_over_another(spark: SparkSession, tmp_path: Path, where: str) -> None:
-    files, path = HadoopFiles.of(spark), f"{where.format(folder=tmp_path)}/new/folder/r.json"
+@pytest.mark.s3
+@pytest.mark.parametrize("where", ["s3a://{s3.root}/records", "{folder}"])
+def test_a_record_is_never_written_over_another(spark: SparkSession, s3: S3, tmp_path: Path, where: str) -> None:
+    files, path = HadoopFiles.of(spark), f"{where.format(s3=s3, folder=tmp_path)}/new/folder/r.json"
     for _ in range(2):
         files.create_text(path, "one")
     with pytest.raises(StorageError, match="exists already with another text, and is not replaced"):

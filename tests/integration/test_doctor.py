@@ -16,6 +16,7 @@ from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Lock, Thread
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -31,7 +32,7 @@ from sluice.commands import app
 from sluice.doctor_ensemble import Server, ask_server, clock_finding, server_findings
 from sluice.doctor_spark import defaults_finding
 from sluice.finding import Verdict
-from sluice.local_s3 import LocalS3
+from tests.support.lake import S3, lake, need_the_gate
 from writer_jobs.session import KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
 
 Found = dict[str, tuple[str, str]]
@@ -245,11 +246,8 @@ class Gateway(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[LocalS3]:
-    with LocalS3() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        running.create_bucket("lake")
+def s3() -> Iterator[S3]:
+    with lake() as running:
         yield running
 
 
@@ -338,12 +336,15 @@ IN_A_ROW = 2
 
 
 @pytest.fixture
-def gateway(s3: LocalS3) -> Iterator[Callable[[type[Gateway]], str]]:
+def gateway(s3: S3) -> Iterator[Callable[[type[Gateway]], str]]:
     """Start a store that has a fault; return its endpoint."""
+    need_the_gate("a store with a fault of its own")
+    assert s3.endpoint is not None
+    backend = urlsplit(s3.endpoint).netloc
     with ExitStack() as stack:
 
         def start(kind: type[Gateway]) -> str:
-            handler = type("Handler", (kind,), {"backend": urlsplit(s3.endpoint).netloc})
+            handler = type("Handler", (kind,), {"backend": backend})
             server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
             thread = Thread(target=server.serve_forever)
             thread.start()
@@ -354,33 +355,49 @@ def gateway(s3: LocalS3) -> Iterator[Callable[[type[Gateway]], str]]:
         yield start
 
 
-def keys(s3: LocalS3) -> list[str]:
+def keys(s3: S3) -> list[str]:
     from sluice.log_folder import s3_client
 
-    return [each["Key"] for each in s3_client({}).list_objects_v2(Bucket="lake").get("Contents", ())]
+    bucket, _, prefix = s3.root.partition("/")
+    return [each["Key"] for each in s3_client({}).list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", ())]
 
 
-@pytest.mark.parametrize("where", [("--bucket", "lake"), ("--table", "s3a://lake/raw/flights")])
-def test_a_store_that_refuses_to_overwrite_is_sound_and_one_that_does_not_is_not(
-    zookeeper: object, s3: LocalS3, gateway: Callable[[type[Gateway]], str], doctor: Callable[..., tuple[int, Found]],
-    where: tuple[str, str],
-) -> None:  # fmt: skip
-    hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
-    code, found = doctor(hosts, *where)
+WHERE = [("--bucket", "{root}"), ("--table", "s3a://{root}/raw/flights")]
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("where", WHERE)
+def test_a_store_that_refuses_to_overwrite_is_sound(
+    zookeeper: Any, s3: S3, doctor: Callable[..., tuple[int, Found]], where: tuple[str, str]
+) -> None:
+    code, found = doctor(zookeeper.hosts, *(word.format(root=s3.root) for word in where))
     assert code == 0, found
     assert found["put-if-absent"][0] == "ok"
     assert keys(s3) == []
-    code, found = doctor(hosts, *where, "--storage-option", f"AWS_ENDPOINT_URL={gateway(Gateway)}")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("where", WHERE)
+def test_a_store_that_overwrites_is_not_sound(
+    zookeeper: Any,
+    s3: S3,
+    gateway: Callable[[type[Gateway]], str],
+    doctor: Callable[..., tuple[int, Found]],
+    where: tuple[str, str],
+) -> None:
+    place = (word.format(root=s3.root) for word in where)
+    code, found = doctor(zookeeper.hosts, *place, "--storage-option", f"AWS_ENDPOINT_URL={gateway(Gateway)}")
     assert code == 1
     assert found["put-if-absent"][0] == "failed"
     assert "overwrote" in found["put-if-absent"][1]
     assert keys(s3) == []
 
 
+@pytest.mark.s3
 @pytest.mark.parametrize(
     ("kind", "verdict", "words"),
     [
-        (LooksFirst, "failed", "rivals who created s3://lake/_sluice/doctor-"),
+        (LooksFirst, "failed", "rivals who created s3://"),
         (Overlooks, "failed", "has not the content of the one rival"),
         (LooksFirstOneByOne, "ok", "one winner each time"),
         (Conflicts, "ok", "one winner each time"),
@@ -388,22 +405,23 @@ def test_a_store_that_refuses_to_overwrite_is_sound_and_one_that_does_not_is_not
     ],
 )
 def test_a_store_that_refuses_the_second_in_a_row_is_tried_with_rivals_too(
-    zookeeper: object, s3: LocalS3, gateway: Callable[[type[Gateway]], str], doctor: Callable[..., tuple[int, Found]],
+    zookeeper: object, s3: S3, gateway: Callable[[type[Gateway]], str], doctor: Callable[..., tuple[int, Found]],
     kind: type[Gateway], verdict: str, words: str,
 ) -> None:  # fmt: skip
     hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
-    code, found = doctor(hosts, "--bucket", "lake", "--storage-option", f"AWS_ENDPOINT_URL={gateway(kind)}")
+    code, found = doctor(hosts, "--bucket", s3.root, "--storage-option", f"AWS_ENDPOINT_URL={gateway(kind)}")
     assert found["put-if-absent"][0] == verdict, found
     assert words in found["put-if-absent"][1]
     assert code == (1 if verdict == "failed" else 0)
     assert keys(s3) == []
 
 
+@pytest.mark.s3
 def test_ctrl_c_among_the_rivals_leaves_nothing_behind(
-    zookeeper: object, s3: LocalS3, gateway: Callable[[type[Gateway]], str]
+    zookeeper: object, s3: S3, gateway: Callable[[type[Gateway]], str]
 ) -> None:
     hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
-    command = [sys.executable, "-m", "sluice", "doctor", "--zookeeper", hosts, "--bucket", "lake"]
+    command = [sys.executable, "-m", "sluice", "doctor", "--zookeeper", hosts, "--bucket", s3.root]
     doctor = subprocess.Popen([*command, "--storage-option", f"AWS_ENDPOINT_URL={gateway(Stops)}"])
     try:
         assert Stops.waiting.wait(60)
@@ -434,8 +452,9 @@ def test_a_folder_where_two_links_at_once_both_succeed_is_a_fault(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_told(
-    zookeeper: object, s3: LocalS3, doctor: Callable[..., tuple[int, Found]]
+    zookeeper: object, s3: S3, doctor: Callable[..., tuple[int, Found]]
 ) -> None:
     code, found = doctor(zookeeper.hosts, "--bucket", "nobody-s")  # type: ignore[attr-defined]
     assert (code, "NoSuchBucket" in found["put-if-absent"][1]) == (1, True)

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import lit
 
 from lock_manager import LockNotHeldError, ZookeeperLockManager
-from sluice.local_s3 import LocalS3
+from tests.support.lake import S3
 from writer_jobs import GuardMissingError, attach, locked
 
 pytestmark = pytest.mark.spark
@@ -238,14 +238,15 @@ def kernel_key(spark: SparkSession) -> Iterator[Callable[[str, str | None], None
         give(scheme, OURS)
 
 
+@pytest.mark.s3
 def test_on_s3_the_other_connector_asks_and_does_not_overwrite(
     spark: SparkSession,
     manager: ZookeeperLockManager,
-    s3: LocalS3,
+    s3: S3,
     strict: None,
     kernel_key: Callable[[str, str | None], None],
 ) -> None:
-    table = "s3a://lake/strict"
+    table = f"s3a://{s3.root}/strict"
     with locked(spark, table, manager=manager):
         rows(spark).write.format("delta").save(table)
     insert = f"INSERT INTO delta.`{table}` VALUES (8, 'eight', 1)"
@@ -255,7 +256,7 @@ def test_on_s3_the_other_connector_asks_and_does_not_overwrite(
         spark.sql(insert)
     history = DeltaTable.forPath(spark, table).history()
     assert [row["version"] for row in history.collect()] == [1, 0]
-    assert hold.commits == {"s3://lake/strict": (1,)}
+    assert hold.commits == {f"s3://{s3.root}/strict": (1,)}
     # The control: with Kernel's own choice of a log store nobody is asked.
     kernel_key("s3a", None)
     spark.sql(insert)

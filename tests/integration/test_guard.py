@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.guard_server import GuardServer
 from lock_manager.intents import Intent, intents_node
-from sluice.local_s3 import LocalS3
+from tests.support.lake import S3
 from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, attach, locked
 from writer_jobs.guarded import GUARD
 
@@ -67,11 +67,12 @@ def intents(client: KazooClient, table: str) -> list[str]:
     return list(client.get_children(intents_node(node_of(table))))
 
 
+@pytest.mark.s3
 def test_on_s3_a_commit_passes_under_the_lock_and_not_without(
-    spark: SparkSession, manager: ZookeeperLockManager, s3: LocalS3
+    spark: SparkSession, manager: ZookeeperLockManager, s3: S3
 ) -> None:
-    table = "s3a://lake/guarded"
-    with locked(spark, "s3://lake//guarded/", manager=manager):
+    table = f"s3a://{s3.root}/guarded"
+    with locked(spark, f"s3://{s3.root}//guarded/", manager=manager):
         append(spark.range(2), table)
         spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 0")
     with pytest.raises(LockNotHeldError):

@@ -23,19 +23,16 @@ from lock_manager import (
 )
 from lock_manager.inspector import LockInspector
 from sluice.commands import app
-from sluice.local_s3 import LocalS3
 from sluice.verify import verify_table
+from tests.support.lake import S3, lake
 from tests.support.rivals import RivalManager
 
 PAGE = Path(__file__).parents[2] / "docs" / "python-writers.md"
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[LocalS3]:
-    with LocalS3() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
-            patch.setenv(name, value)
-        running.create_bucket("lake")
+def s3() -> Iterator[S3]:
+    with lake() as running:
         yield running
 
 
@@ -55,11 +52,11 @@ def run_page(zookeeper: Any) -> Callable[[str], None]:
     return run
 
 
-@pytest.mark.parametrize("place", ["s3://lake/prices", "local"])
+@pytest.mark.parametrize("place", [pytest.param("s3", marks=pytest.mark.s3), "local"])
 def test_the_page_s_python_runs_and_verify_sees_what_it_notes(
-    s3: LocalS3, tmp_path: Path, run_page: Callable[[str], None], place: str
+    s3: S3, tmp_path: Path, run_page: Callable[[str], None], place: str
 ) -> None:
-    table = str(tmp_path / "prices") if place == "local" else place
+    table = str(tmp_path / "prices") if place == "local" else f"s3://{s3.root}/prices"
     run_page(table)
     found = verify_table(table, key=["item"])
     assert found.problems == ()

@@ -509,9 +509,9 @@ def test_a_server_that_says_much_does_not_stand_still():
 
 def test_a_port_that_is_taken_meanwhile_is_exchanged_for_another(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as somebody:
-        taken, free = somebody.getsockname()[1], local._free_ports
+        taken, free = somebody.getsockname()[1], local.free_ports
         offered = iter([[taken, *free(2)]])
-        monkeypatch.setattr(local, "_free_ports", lambda count: next(offered, None) or free(count))
+        monkeypatch.setattr(local, "free_ports", lambda count: next(offered, None) or free(count))
         with EmbeddedZooKeeper() as zookeeper:
             assert not zookeeper.hosts.endswith(f":{taken}")
 

@@ -431,14 +431,15 @@ def test_a_catalog_name_is_locked_by_the_location_of_its_table(
         spark.sql("drop table named")
 
 
+@pytest.mark.s3
 def test_an_s3_table_is_one_table_in_all_its_spellings(
-    spark: SparkSession, manager: ZookeeperLockManager, rows_of: Callable[..., Any]
+    spark: SparkSession, manager: ZookeeperLockManager, rows_of: Callable[..., Any], s3: Any
 ) -> None:
     for number, scheme in enumerate(("s3", "s3a", "s3n")):
-        writer = LockedDeltaWriter(spark, manager, f"{scheme}://lake/spellings/")
-        assert writer.table == "s3://lake/spellings"
+        writer = LockedDeltaWriter(spark, manager, f"{scheme}://{s3.root}/spellings/")
+        assert writer.table == f"s3://{s3.root}/spellings"
         assert writer.append(spark.range(number, number + 1)).version == number
-    assert rows_of("s3://lake/spellings") == [(0,), (1,), (2,)]
+    assert rows_of(f"s3://{s3.root}/spellings") == [(0,), (1,), (2,)]
 
 
 @pytest.mark.parametrize(

@@ -114,11 +114,16 @@ def test_no_proxy_is_asked_for_the_embedded_s3(
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"writers": 0}, "--writers 0"), ({"commits": 4}, "--commits 4"), ({"rows": 39}, "--rows 39")],
+    [
+        ({"writers": 0}, "--writers 0"),
+        ({"commits": 4}, "--commits 4"),
+        ({"rows": 39}, "--rows 39"),
+        ({"storage": "local", "bucket": "scratch"}, "--s3-endpoint and --bucket are for --storage s3"),
+    ],
 )
-def test_a_demo_of_impossible_size_is_refused(wrong: dict[str, int], said: str) -> None:
+def test_a_demo_that_cannot_be_is_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
-        DemoOptions(**wrong)  # type: ignore[arg-type]
+        DemoOptions(**wrong)
 
 
 def test_commits_are_shared_out_evenly() -> None:

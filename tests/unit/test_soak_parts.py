@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +28,14 @@ def options(**changes: Any) -> SoakOptions:
     return SoakOptions(**{"output": Path("unused"), **changes})
 
 
+def with_all(**changes: Any) -> SoakOptions:
+    """Options with which every class of faults can be had."""
+    return options(faults=tuple(CLASSES), zookeeper_image="zookeeper:3.9.5", **changes)
+
+
 def test_a_seed_gives_one_plan_and_another_seed_another() -> None:
     def plan(seed: int) -> list[tuple[str, str, str]]:
-        found = itertools.islice(plan_of(options(faults=tuple(CLASSES), seed=seed), None), 2 * len(CLASSES))
+        found = itertools.islice(plan_of(with_all(seed=seed), None), 2 * len(CLASSES))
         return [(fault.name, writer, point) for fault, writer, point in found]
 
     assert plan(1) == plan(1) != plan(2)
@@ -43,7 +49,7 @@ def test_without_the_guard_no_fault_waits_at_a_point_where_nobody_comes_by(engin
     gate = FaultGate(lambda *_: [])
 
     def points(**more: Any) -> set[str]:
-        found = itertools.islice(plan_of(options(faults=tuple(CLASSES), engine=engine, **more), gate), 500)
+        found = itertools.islice(plan_of(with_all(engine=engine, **more), gate), 500)
         return {point for _, _, point in found}
 
     assert points() - points(without="guard") == left_out
@@ -65,6 +71,8 @@ def test_faults_are_a_hundredth_of_the_commits_apart(given: dict[str, int], gap:
         ({"faults": ("nonsense",)}, "choose none, all, or among"),
         ({"faults": ("s3-500",), "table": "s3a://b/t"}, "needs an embedded S3"),
         ({"faults": ("zookeeper-quorum",), "zookeeper": "h:1"}, "needs an embedded ZooKeeper"),
+        ({"faults": ("zookeeper-leader-cut",)}, "needs --zookeeper-image"),
+        ({"zookeeper": "h:1", "zookeeper_image": "i"}, "either --zookeeper or --zookeeper-image"),
         ({"faults": ("pause-both",), "writers": 1}, "at least two"),
         ({"commits": None}, "either --commits or --minutes"),
         ({"minutes": 1.0}, "either --commits or --minutes"),
@@ -75,9 +83,15 @@ def test_what_cannot_be_soaked_is_refused_in_a_sentence(changes: dict[str, Any],
         options(**changes)
 
 
-def test_all_means_what_these_services_allow() -> None:
-    assert choose_faults("all", options()) == tuple(CLASSES)
+def test_all_means_what_these_services_allow(capsys: pytest.CaptureFixture[str]) -> None:
+    assert choose_faults("all", options(zookeeper_image="i")) == tuple(CLASSES)
+    assert capsys.readouterr().err == ""
+    assert set(CLASSES) - set(choose_faults("all", options())) == {"zookeeper-leader-cut"}
+    assert capsys.readouterr().err == "left out: zookeeper-leader-cut (needs --zookeeper-image)\n"
     elsewhere = choose_faults("all", options(table="s3a://b/t", zookeeper="h:1"))
+    assert re.search(
+        r"^left out: cut-s3, s3-lost-reply, .* \(needs an embedded S3\)$", capsys.readouterr().err, re.MULTILINE
+    )
     assert "pause-both" in elsewhere
     assert not [name for name in elsewhere if name.startswith(("s3-", "zookeeper-"))]
     assert choose_faults("all", options(writers=1)) == choose_faults("none", options()) == ()

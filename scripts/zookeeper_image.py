@@ -1,0 +1,144 @@
+"""Build a ZooKeeper image from what is on this machine, where no registry can be reached: ``make zookeeper-image``.
+
+It holds a small Java run time (jlink), the libraries that ldd names, and the ZooKeeper server of PySpark's jars. The
+same JDK, jars and libraries give the same image id. The image is ``sluice-zookeeper:VERSION``; a server reads
+``/conf/zoo.cfg`` and keeps its data in ``/data``, as with the public image.
+
+Exit codes: 0 built; 1 something is missing, which is said in one sentence.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import platform
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from pathlib import Path
+
+from lock_manager.errors import LocalServerError
+from lock_manager.local import find_java, find_server_jars, server_configuration
+from sluice.soak.containers import OWN_IMAGE, ContainerError, docker_engine
+
+# Java's beans, which log4j names, are part of java.desktop.
+_MODULES = (
+    "java.base", "java.desktop", "java.logging", "java.management", "java.naming", "java.security.jgss",
+    "java.security.sasl", "java.xml", "jdk.crypto.ec", "jdk.management", "jdk.unsupported",
+)  # fmt: skip
+_USER = 1000
+_WRITABLE = ("conf", "data", "tmp")
+_DATE = "2026-01-01T00:00:00Z"
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+_COMMAND = [
+    "/opt/java/bin/java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+    "-Dorg.apache.logging.log4j.level=INFO", "-cp", "/opt/zookeeper/*",
+    "org.apache.zookeeper.server.quorum.QuorumPeerMain",
+]  # fmt: skip
+
+
+class MissingError(Exception):
+    """Something that the image is made of is not there."""
+
+
+def make_java(target: Path) -> None:
+    """Make a Java run time with the modules that a ZooKeeper server needs."""
+    jlink = Path(find_java()).resolve().with_name("jlink")
+    command = [str(jlink), "--add-modules", ",".join(_MODULES), "--strip-debug", "--no-header-files", "--no-man-pages",
+               "--compress=2", "--output", str(target)]  # fmt: skip
+    if not jlink.exists():
+        raise MissingError(f"the image needs a whole JDK, and there is no {jlink}: install one, or set JAVA_HOME")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MissingError(f"{jlink} made no run time ({(done.stdout + done.stderr).strip().splitlines()[0]})")
+
+
+def libraries_of(java: Path) -> list[Path]:
+    """Return this machine's libraries that the run time is linked with, the loader too."""
+    if sys.platform != "linux":
+        raise MissingError("the image is made of this machine's own C library, so it can be built on Linux only")
+    binaries = [java / "bin" / "java", *java.rglob("*.so")]
+    said = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=True).stdout
+    found = {Path(path) for path in re.findall(r"(/\S+) \(0x", said)}
+    return sorted(path for path in found if java not in path.parents)
+
+
+def write_layer(target: Path, java: Path) -> str:
+    """Write the image's only layer, always the same bytes of the same files; return its digest."""
+    jars = [jar for jar in find_server_jars() if not re.search(r"-(linux|osx|windows)-", jar.name)]
+    files = {f"opt/java/{path.relative_to(java)}": path for path in java.rglob("*") if path.is_file()}
+    files |= {f"opt/zookeeper/{jar.name}": jar for jar in jars}
+    files |= {str(path).lstrip("/"): path for path in libraries_of(java)}
+    configuration = server_configuration("/data", 2000, 40_000, "") + "clientPort=2181\n"
+    with tarfile.open(target, "w") as tar:
+        for name in sorted({str(folder) for file in files for folder in Path(file).parents} | set(_WRITABLE)):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            entry.uid = entry.gid = _USER if name in _WRITABLE else 0
+            tar.addfile(entry)
+        entry = tarfile.TarInfo("conf/zoo.cfg")
+        entry.size = len(configuration)
+        tar.addfile(entry, io.BytesIO(configuration.encode()))
+        for name, path in sorted(files.items()):
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mode = path.stat().st_size, 0o755 if path.stat().st_mode & 0o100 else 0o644
+            with path.open("rb") as content:
+                tar.addfile(entry, content)
+    with target.open("rb") as written:
+        return hashlib.file_digest(written, "sha256").hexdigest()
+
+
+def write_image(target: Path, layer: Path, digest: str, name: str) -> None:
+    """Write the image as ``docker save`` would, for ``docker load``."""
+    configuration = json.dumps(
+        {
+            "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
+            "os": "linux",
+            "created": _DATE,
+            "config": {
+                "User": f"{_USER}:{_USER}",
+                "Entrypoint": _COMMAND,
+                "Cmd": ["/conf/zoo.cfg"],
+                "WorkingDir": "/data",
+                "ExposedPorts": {"2181/tcp": {}, "2888/tcp": {}, "3888/tcp": {}},
+            },
+            "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+            "history": [{"created": _DATE, "created_by": "make zookeeper-image"}],
+        },
+        sort_keys=True,
+    ).encode()
+    config_name = f"{hashlib.sha256(configuration).hexdigest()}.json"
+    manifest = json.dumps([{"Config": config_name, "RepoTags": [name], "Layers": ["layer.tar"]}]).encode()
+    with gzip.open(target, "wb", compresslevel=1) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+        for member, content in ((config_name, configuration), ("manifest.json", manifest)):
+            entry = tarfile.TarInfo(member)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+        tar.add(layer, "layer.tar")
+
+
+def build() -> str:
+    """Build the image and load it into the engine; return what to tell people."""
+    started = time.monotonic()
+    with docker_engine() as engine, tempfile.TemporaryDirectory(prefix="sluice-image-") as folder:
+        base = Path(folder)
+        make_java(base / "java")
+        digest = write_layer(base / "layer.tar", base / "java")
+        write_image(base / "image.tar.gz", base / "layer.tar", digest, OWN_IMAGE)
+        with (base / "image.tar.gz").open("rb") as packed:
+            engine.client.images.load(packed)
+        image = engine.client.images.get(OWN_IMAGE)
+    seconds = time.monotonic() - started
+    return f"{OWN_IMAGE} is built: {image.attrs['Size'] / 1e6:.0f} MB, {seconds:.0f} s, {image.id}"
+
+
+if __name__ == "__main__":
+    try:
+        print(build())
+    except (ContainerError, LocalServerError, MissingError) as error:
+        sys.exit(f"sluice: {error}")

@@ -1,0 +1,129 @@
+"""An S3 of the user's choice, with a scratch place of our own in it that is removed in the end.
+
+It is found as other programs find it: by an endpoint's URL (AWS itself without one), the ``AWS_*`` variables for
+credentials and region, and ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` for a store that wants the bucket in the host's name.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from lock_manager.errors import SluiceError
+from sluice.local_s3 import THIS_MACHINE, past_proxies
+from sluice.log_folder import s3_client, virtual_hosted
+
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_USUAL_REGION = "us-east-1"
+
+
+class ChosenS3Error(SluiceError, RuntimeError):
+    """The S3 does not answer, or refuses the scratch place."""
+
+
+def s3a_settings(endpoint: str | None, region: str | None) -> dict[str, str]:
+    """Return S3A's settings, without Spark's prefix, for an endpoint; its own defaults where None is given."""
+    found = {}
+    if endpoint:
+        found = {
+            "fs.s3a.endpoint": endpoint,
+            "fs.s3a.path.style.access": str(not virtual_hosted({})).lower(),
+            "fs.s3a.connection.ssl.enabled": str(endpoint.startswith("https:")).lower(),
+        }
+    if region:
+        found["fs.s3a.endpoint.region"] = region
+    return found
+
+
+class ChosenS3:
+    """A scratch place in an S3: a bucket of our own, or a prefix of our own in a bucket that is there.
+
+    ``with ChosenS3("https://s3.example.com") as s3: table = f"s3a://{s3.root}/flights"``
+
+    Args:
+        endpoint: ``http[s]://host[:port]``; None for AWS itself.
+        bucket: one that is there, for accounts that may not make buckets; None to make one and to remove it.
+
+    Attributes:
+        endpoint: as given.
+        bucket: that it uses.
+        root: the scratch place: ``BUCKET`` or ``BUCKET/PREFIX``.
+        environment: variables with which boto3 and ``deltalake`` find it, and S3A its credentials.
+        spark_conf: Spark properties with which S3A finds it.
+
+    Raises:
+        ChosenS3Error: from :meth:`start` and :meth:`stop`.
+
+    """
+
+    def __init__(self, endpoint: str | None, bucket: str | None = None) -> None:
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _USUAL_REGION
+        name = f"sluice-{uuid.uuid4().hex[:16]}"
+        self.endpoint = endpoint
+        self.bucket = bucket or name
+        self.root = f"{bucket}/{name}" if bucket else name
+        self._own = bucket is None
+        self._made = False
+        self.environment = {name: os.environ[name] for name in _CREDENTIALS if name in os.environ}
+        self.environment |= {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
+        if endpoint:
+            url = urlsplit(endpoint)
+            if url.scheme not in ("http", "https") or not url.hostname:
+                raise ChosenS3Error(f"{endpoint!r} is no endpoint: give http://HOST:PORT or https://HOST")
+            self.environment |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": str(url.scheme == "http").lower()}
+            if url.hostname in THIS_MACHINE:
+                self.environment |= past_proxies()
+        self.spark_conf = {f"spark.hadoop.{key}": value for key, value in s3a_settings(endpoint, region).items()}
+
+    def start(self) -> Self:
+        """Make the bucket, or see that the given one can be listed."""
+        if self._own:
+            region = self.environment["AWS_REGION"]
+            # AWS wants to hear of every region but this one.
+            where = {} if region == _USUAL_REGION else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+            self._ask("create_bucket", "another bucket can be named that is there", **where)
+            self._made = True
+        else:
+            self._ask("list_objects_v2", "name a bucket that is there", MaxKeys=1)
+        return self
+
+    def stop(self) -> None:
+        """Remove everything below the scratch place, old versions of objects too, and the bucket if it is ours."""
+        prefix = self.root.removeprefix(self.bucket).lstrip("/")
+        place = {"Prefix": f"{prefix}/"} if prefix else {}
+        advice = f"remove what is left below s3://{self.root} yourself"
+        while True:
+            page = self._ask("list_object_versions", advice, **place)
+            found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+            if not found:
+                break
+            objects = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in found]
+            answer = self._ask("delete_objects", advice, Delete={"Objects": objects, "Quiet": True})
+            if refused := answer.get("Errors"):
+                raise ChosenS3Error(f"s3://{self.bucket}/{refused[0]['Key']}: {refused[0].get('Message')}; {advice}")
+        if self._made:
+            self._ask("delete_bucket", advice)
+            self._made = False
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _ask(self, operation: str, advice: str, **arguments: Any) -> Any:
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 (0.4 s)
+
+        client = s3_client(self.environment)
+        try:
+            return getattr(client, operation)(Bucket=self.bucket, **arguments)
+        except (BotoCoreError, ClientError) as error:
+            where = self.endpoint or "AWS"
+            raise ChosenS3Error(f"{where} refused {operation} of s3://{self.root} ({error}); {advice}") from error
+        finally:
+            client.close()
