@@ -358,7 +358,7 @@ def test_a_record_on_s3_is_created_by_a_conditional_put(
 
 @pytest.mark.s3
 @pytest.mark.parametrize("where", ["s3a://{s3.root}/records", "{folder}"])
-def test_a_record_is_never_written_over_another(spark: SparkSession, s3: S3, tmp_path: Path, where: str) -> None:
+def test_a_record_is_never_written_over_another(spark: SparkSession, s3: Any, tmp_path: Path, where: str) -> None:
     files, path = HadoopFiles.of(spark), f"{where.format(s3=s3, folder=tmp_path)}/new/folder/r.json"
     for _ in range(2):
         files.create_text(path, "one")
