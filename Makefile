@@ -3,16 +3,22 @@
 VENV := .venv
 READY := $(VENV)/.ready
 LOG_STORE := sluice/sluice-log-store.jar
+# Classes of Spark, and of what a soak's writers run, that are parsed already: see sluice/class_archives.py.
+ARCHIVES := $(VENV)/share/sluice/spark.jsa $(VENV)/share/sluice/store.jsa
 UV := $(VENV)/bin/uv
 PY := $(VENV)/bin/python
 # uv installs the pinned set in a third of pip's time: PySpark comes as a 450 MB source archive.
 UV_VERSION := 0.13.9
 ARGS ?=
+# Tests wait for other processes more than they compute: more of them than processors. A driver takes 1 GB.
+WORKERS ?= 5
 
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 # What points at another Spark or another Python on the user's machine is not for this one.
 unexport SPARK_HOME SPARK_CONF_DIR HADOOP_CONF_DIR SPARK_REMOTE
 unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
+# With it every process compiles its imports anew: a second of processor time for each driver.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types format check test-s3 soak zookeeper-image bench dist lock clean
@@ -20,7 +26,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(LOG_STORE) ## Make .venv, install the pinned set, bring the jars (once; needs Python 3.11 and a JDK 17)
+setup: $(LOG_STORE) $(ARCHIVES) ## Make .venv, install the pinned set, bring the jars (once; needs Python 3.11 and a JDK 17)
 
 $(READY): requirements.txt pyproject.toml sluice/jars.lock
 	@python=$$(./scripts/find_python.sh) || exit 1; \
@@ -36,11 +42,19 @@ $(READY): requirements.txt pyproject.toml sluice/jars.lock
 $(LOG_STORE): $(shell find log_store -name '*.java') scripts/build_log_store.sh $(READY)
 	@scripts/build_log_store.sh $@ "$$(echo $(VENV)/lib/python3.*/site-packages/pyspark/jars/*.jar $(VENV)/share/sluice/jars/*.jar | tr ' ' :)"
 
-demo: $(LOG_STORE) ## Five locked Spark writers load real flights into one table on an embedded S3 (ARGS="--compare")
+# A Java that cannot make one gets an empty one, and does without.
+$(ARCHIVES): $(VENV)/share/sluice/%.jsa: scripts/archive_classes.py $(READY) | $(LOG_STORE)
+	@$(PY) $< $* > $(VENV)/archive-$*.log 2>&1 || { touch $@; \
+	echo "the classes of $* could not be archived, so drivers start slower: see $(VENV)/archive-$*.log" >&2; }
+
+# It is in the soak's class path, which an archive has to match.
+$(VENV)/share/sluice/store.jsa: $(LOG_STORE)
+
+demo: $(LOG_STORE) $(ARCHIVES) ## Five locked Spark writers load real flights into one table on an embedded S3 (ARGS="--compare")
 	@$(VENV)/bin/sluice demo $(ARGS)
 
-test: $(LOG_STORE) ## Unit and integration tests (ARGS="-k name")
-	@$(PY) -m pytest -n 3 --no-loadscope-reorder $(ARGS)
+test: $(LOG_STORE) $(ARCHIVES) ## Unit and integration tests (ARGS="-k name", WORKERS=2)
+	@$(PY) -m pytest -n $(WORKERS) --no-loadscope-reorder $(ARGS)
 
 lint: $(LOG_STORE) ## ruff: rules and format
 	@$(VENV)/bin/ruff check .
@@ -53,7 +67,8 @@ format: $(LOG_STORE) ## Let ruff format and mend what it can
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
 
-check: lint types test ## What CI runs
+check: $(LOG_STORE) $(ARCHIVES) ## What CI runs: lint, types and test, side by side
+	@$(MAKE) --no-print-directory -j 3 lint types test
 
 test-s3: $(LOG_STORE) ## The tests on S3 against an S3 of your own (SLUICE_TEST_S3_ENDPOINT=URL; docs/compatibility.md)
 	@$(PY) -m pytest -m s3 -rs --no-fold-skipped $(ARGS)
@@ -64,7 +79,7 @@ soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers where Docker answe
 zookeeper-image: $(LOG_STORE) ## Build the ZooKeeper image of the tests on this machine, for Docker without a registry
 	@$(PY) scripts/zookeeper_image.py
 
-bench: $(LOG_STORE) ## The lock beside kazoo's and Curator's, and what the guard adds to a commit (ARGS="--servers 3")
+bench: $(LOG_STORE) $(ARCHIVES) ## The lock beside kazoo's and Curator's, and what the guard adds to a commit (ARGS="--servers 3")
 	@$(PY) benchmarks/lock.py $(ARGS)
 	@$(PY) benchmarks/guard.py $(ARGS)
 

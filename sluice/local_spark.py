@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
+
+from sluice.class_archives import SPARK, archive_options
 
 #: For drivers that live for a minute: they would spend it on the second compiler, on a collector's threads, and on
 #: verifying again the classes of jars that were verified by their SHA-256.
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+PLAIN_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+
+#: The same, with the archive of Spark's classes where there is one.
+QUICK_JVM = " ".join([PLAIN_JVM, *map(shlex.quote, archive_options(SPARK))])
 
 #: For a few rows: Java that is made for a query costs more to compile than it saves.
 FEW_ROWS: Mapping[str, str] = {

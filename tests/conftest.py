@@ -37,6 +37,25 @@ SHARED_DRIVER = (
     "test_table_names.py",
     "test_writer.py",
 )
+# What takes one process longest begins first: the run is over when the last process is.
+SLOWEST = (
+    "spark",
+    "test_promises.py",
+    "test_writer_operations.py",
+    "test_spark_drivers.py",
+    "test_append_process.py",
+    "test_unknown.py",
+    "test_controls.py",
+    "test_session_faults.py",
+    "test_demo.py",
+    "test_security.py",
+    "test_lock_machine.py",
+    "test_spark_engine.py",
+    "test_command_line.py",
+    "test_ensemble.py",
+    "test_standalone.py",
+    "test_log_store.py",
+)
 DOCKER_SOCKET = "/var/run/docker.sock"
 
 
@@ -71,8 +90,25 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
     """Give each process whole files, and all that share a Spark driver to one: it costs 10 s and 1 GB to start."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "spark" if file.rpartition("/")[2] in SHARED_DRIVER else file
+        return scope_of(nodeid)
+
+
+def scope_of(nodeid: str) -> str:
+    """Return what a test is given out with: its file, or the driver that it shares with other files."""
+    file = nodeid.partition("::")[0]
+    return "spark" if file.rpartition("/")[2] in SHARED_DRIVER else file
+
+
+def pytest_configure() -> None:
+    known = {path.name for path in Path(__file__).parent.glob("*/test_*.py")}
+    gone = sorted({*SLOWEST, *SHARED_DRIVER} - known - {"spark"})
+    if gone:
+        raise pytest.UsageError(f"tests/conftest.py names files that are not there: {', '.join(gone)}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    order = {scope: number for number, scope in enumerate(SLOWEST)}
+    items.sort(key=lambda item: order.get(scope_of(item.nodeid).rpartition("/")[2], len(SLOWEST)))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:

@@ -11,6 +11,7 @@ from py4j.java_gateway import GatewayParameters, JavaGateway
 
 from lock_manager import SluiceError
 from lock_manager.local import find_java, find_spark_jars
+from sluice.class_archives import STORE, archive_options
 from sluice.jars import jar_paths
 
 _HOST = "127.0.0.1"
@@ -38,8 +39,8 @@ def start_jvm(mode: str, errors: Path) -> tuple[subprocess.Popen[bytes], int, st
     jars = find_spark_jars()
     classpath = os.pathsep.join([f"{jars}/*", *map(str, jar_paths())])
     command = [
-        find_java(), *_QUICK, f"-Dspark.sluice.guard={mode}", "-cp", classpath, "py4j.GatewayServer",
-        "--die-on-broken-pipe", "--enable-auth", "0",
+        find_java(), *_QUICK, *archive_options(STORE), f"-Dspark.sluice.guard={mode}", "-cp", classpath,
+        "py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0",
     ]  # fmt: skip
     with errors.open("ab") as log:
         process = subprocess.Popen(

@@ -1,6 +1,7 @@
 """Commits of which nobody knows for a while: how that is said, and that doing them again makes no second copy.
 
 The version file's PUT gets only 500s, or is held back past S3A's patience and arrives before or after the repetition.
+Or it is stored, its reply is lost and the lock, too: the writer finds its own commit all the same.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
+from lock_manager import TableResource, ZookeeperLockManager, canonical_table_uri
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.s3_faults import FaultyS3, S3Fault
-from tests.support.driver_process import Driver
+from tests.support.driver_process import WAIT, Driver
 from tests.support.s3_table import rows, stored
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
@@ -25,15 +28,20 @@ PATIENCE = {"fs.s3a.attempts.maximum": "1", "fs.s3a.connection.timeout": "1500ms
 
 
 @pytest.fixture(scope="module")
-def driver(s3: FaultyS3) -> Iterator[Driver]:
+def ensemble() -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def driver(s3: FaultyS3, ensemble: EmbeddedZooKeeper) -> Iterator[Driver]:
     settings = {**hadoop_settings(NAME, s3), **PATIENCE}
-    with EmbeddedZooKeeper() as ensemble:
-        made = Driver(NAME, ensemble.hosts, s3, {f"spark.hadoop.{key}": value for key, value in settings.items()})
-        try:
-            assert made.answer() == {"done": "ready"}
-            yield made
-        finally:
-            made.close()
+    made = Driver(NAME, ensemble.hosts, s3, {f"spark.hadoop.{key}": value for key, value in settings.items()})
+    try:
+        assert made.answer() == {"done": "ready"}
+        yield made
+    finally:
+        made.close()
 
 
 @pytest.fixture
@@ -243,3 +251,128 @@ def test_a_job_says_which_of_its_commits_were_made_before_the_one_that_failed(
     commits = [line for line in done["lines"] if line["event"] == "commit"]
     assert [line["already_committed"] for line in commits] == [True] * made + [False] * (3 - made)
     assert rows(table) == [0, 1, 2, *range(10, 40)]
+
+
+AFTERWARDS = {
+    "append": [0, 1, 2, 10, 11],
+    "append as a transaction": [0, 1, 2, 10, 11],
+    "overwrite": [10, 11],
+    "overwrite where": [0, 1, 10, 11],
+    "merge": [0, 1, 2, 10, 11],
+    "delete": [0, 2],
+    "update": [0, 2, 11],
+    "optimize": [0, 1, 2],
+    "statement": [0, 2, 11],
+}
+"""Ids in a table of 0, 1 and 2 after each operation of the driver's."""
+
+
+@pytest.fixture
+def three_files(driver: Driver, new_table: str) -> str:
+    """A table of three rows, each in a file of its own: there is something to optimize."""
+    driver.do("append", table=new_table, first=0, end=3, files=3)
+    return new_table
+
+
+@pytest.fixture
+def lose(driver: Driver, ensemble: EmbeddedZooKeeper) -> Callable[[str, str], None]:
+    """Take the driver's lock on a table away: its contender, or the session that keeps it."""
+
+    def take(table: str, what: str) -> None:
+        if what == "session":
+            number, password = session
+            client = KazooClient(ensemble.hosts, client_id=(number, bytes.fromhex(password)))
+            client.start()
+        else:
+            client = KazooClient(ensemble.hosts)
+            client.start()
+            queue = TableResource.of(table).znode("/locks/delta_tables")
+            (contender,) = [name for name in client.get_children(queue) if "__lock__" in name]
+            client.delete(f"{queue}/{contender}")
+        client.stop()
+        client.close()
+
+    session = driver.do("session")
+    return take
+
+
+@pytest.fixture
+def next_holder(ensemble: EmbeddedZooKeeper) -> Iterator[ZookeeperLockManager]:
+    with ZookeeperLockManager(ensemble.hosts, timeout_seconds=WAIT) as manager:
+        yield manager
+
+
+@pytest.fixture
+def lose_reply_and_lock(
+    driver: Driver,
+    s3: FaultyS3,
+    three_files: str,
+    lose: Callable[[str, str], None],
+    next_holder: ZookeeperLockManager,
+    eventually: Callable[..., None],
+) -> Iterator[Callable[..., dict[str, Any]]]:
+    """Have an operation's PUT answered to nobody, its lock lost and given on, and its PUT repeated then."""
+    faults: list[S3Fault] = []
+
+    def play(operation: str, lost: str, *, rival: bool = False) -> dict[str, Any]:
+        first = s3.gate.arm(NAME, S3Fault(held=True, rival=rival))
+        again = s3.gate.arm(NAME, S3Fault(held=True))
+        faults.extend((first, again))
+        driver.begin("operate", table=three_files, operation=operation)
+        assert first.arrived.wait(WAIT)
+        lose(three_files, lost)
+        # It has waited for the reply, and found the version free.
+        assert again.arrived.wait(WAIT)
+        first.release.set()
+        assert first.ended.wait(WAIT)
+        with next_holder.acquire(three_files) as hold:
+            assert [intent.version for intent in hold.intents_of(canonical_table_uri(three_files)).read()] == [1]
+            again.release.set()
+            eventually(lambda: answers(s3, three_files, 1)[-1:] == [412], what="the answer to the repeated PUT")
+            return driver.answer()
+
+    yield play
+    s3.gate.disarm(NAME)
+    for each in faults:
+        each.release.set()
+    driver.do("protect_again")
+
+
+@pytest.mark.parametrize(
+    ("operation", "lost"),
+    [*((operation, "contender") for operation in AFTERWARDS), ("append", "session"), ("statement", "session")],
+)
+def test_a_commit_whose_reply_and_lock_were_lost_is_found_by_the_writer_that_puts_it_again(
+    s3: FaultyS3,
+    three_files: str,
+    lose_reply_and_lock: Callable[..., dict[str, Any]],
+    operation: str,
+    lost: str,
+) -> None:
+    answer = lose_reply_and_lock(operation, lost)
+    if operation == "statement":
+        assert answer["error"] == "LockLostError", answer
+        assert answer["commits"] == {canonical_table_uri(three_files): [1]}
+    else:
+        assert (answer["error"], answer["version"]) == ("UnprovenCommitError", 1), answer
+    assert stored(s3, three_files) == {0: 1, 1: 1}
+    assert rows(three_files) == AFTERWARDS[operation]
+
+
+def test_negative_control_a_writer_that_finds_no_commit_of_its_own_does_not_know_of_it(
+    driver: Driver, three_files: str, lose_reply_and_lock: Callable[..., dict[str, Any]]
+) -> None:
+    driver.do("find_no_commit")
+    answer = lose_reply_and_lock("append", "contender")
+    assert (answer["error"], answer["version"]) == ("CommitUnknownError", None), answer
+    assert rows(three_files) == AFTERWARDS["append"]
+
+
+@pytest.mark.parametrize("operation", ["append", "statement"])
+def test_negative_control_a_version_that_is_a_rival_s_is_not_taken_for_ones_own(
+    s3: FaultyS3, three_files: str, lose_reply_and_lock: Callable[..., dict[str, Any]], operation: str
+) -> None:
+    answer = lose_reply_and_lock(operation, "contender", rival=True)
+    assert (answer["error"], answer["version"], answer["commits"]) == ("LockLostError", None, {}), answer
+    assert stored(s3, three_files) == {0: 1, 1: 1}
+    assert rows(three_files) == [0, 1, 2]

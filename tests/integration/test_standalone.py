@@ -18,7 +18,7 @@ import pyspark
 import pytest
 
 from sluice.distribution import submit_arguments
-from sluice.local_spark import QUICK_JVM
+from sluice.local_spark import PLAIN_JVM
 from writer_jobs import append as append_module
 
 pytestmark = pytest.mark.spark
@@ -46,7 +46,7 @@ def environment(bare: Path) -> dict[str, str]:
         "SPARK_HOME": str(spark_home),
         "PYSPARK_PYTHON": str(bare),
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+        "SPARK_DAEMON_JAVA_OPTS": PLAIN_JVM,
         "SPARK_DAEMON_MEMORY": "256m",
     }
 
@@ -114,8 +114,8 @@ def test_the_job_runs_on_a_cluster_with_what_submit_arguments_brings(
     line = shlex.join([
         f"{environment['SPARK_HOME']}/bin/spark-submit", "--master", cluster, *submit_arguments(),
         "--driver-memory", "1g", "--executor-memory", "512m",
-        "--conf", f"spark.driver.extraJavaOptions={QUICK_JVM}",
-        "--conf", f"spark.executor.extraJavaOptions={QUICK_JVM}",
+        "--conf", f"spark.driver.extraJavaOptions={PLAIN_JVM}",
+        "--conf", f"spark.executor.extraJavaOptions={PLAIN_JVM}",
         "--conf", "spark.driver.host=127.0.0.1",
         str(job), "--zookeeper", zookeeper.hosts, "--table", str(table),
         "--source", str(csv_file("s.csv", "id,name", rows)), "--commits", "2", "--run-id", "on a cluster",

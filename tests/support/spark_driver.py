@@ -1,7 +1,7 @@
 """A Spark driver that does, line by line, what a test tells it; run as a program of its own.
 
 Each line on standard input is a JSON object with ``do`` (name of a function below) and its arguments; each line on
-standard output the answer: ``{"done": …}`` or ``{"error": class, "message": …}``.
+standard output the answer: ``{"done": …}`` or ``{"error": class, "message": …, "version": …, "commits": …}``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from lock_manager import ZookeeperLockManager, guard
 from sluice.jars import jar_paths
 from writer_jobs import CommitUnknownError, LockedDeltaWriter, build_session, locked
 from writer_jobs.append import main as append_job
+from writer_jobs.delta_log import DeltaTableLog
 from writer_jobs.guarded import GUARD
 
 OUT = os.fdopen(os.dup(1), "w", buffering=1)
@@ -43,15 +44,40 @@ class Driver:
     def pids(self) -> list[int]:
         return [os.getpid(), int(self.spark._jvm.java.lang.ProcessHandle.current().pid())]
 
-    def append(self, table: str, first: int, end: int) -> None:
+    def append(self, table: str, first: int, end: int, files: int = 1) -> None:
         with locked(self.spark, table, manager=self.manager):
-            self.spark.range(first, end).write.format("delta").mode("append").save(table)
+            self.spark.range(first, end, numPartitions=files).write.format("delta").mode("append").save(table)
 
     def append_as(self, table: str, first: int, end: int, txn: list[Any] | None) -> dict[str, Any]:
         """Append with the writer, under the name of an application's transaction."""
         writer = LockedDeltaWriter(self.spark, self.manager, table)
         done = writer.append(self.spark.range(first, end), txn=(txn[0], txn[1]) if txn else None)
         return {"version": done.version, "already_committed": done.already_committed}
+
+    def operate(self, table: str, operation: str) -> dict[str, Any]:
+        """Do one operation of the writer's, or a statement in a block under the lock: its version, if it is known."""
+        if operation == "statement":
+            with locked(self.spark, table, manager=self.manager) as hold:
+                self.spark.sql(f"UPDATE delta.`{table}` SET id = id + 10 WHERE id = 1")
+            return {"version": hold.commits}
+        writer, rows = LockedDeltaWriter(self.spark, self.manager, table), self.spark.range(10, 12)
+        merge = writer.merge(rows.alias("s"), "t.id = s.id", alias="t").whenNotMatchedInsertAll()
+        operations = {
+            "append": lambda: writer.append(rows),
+            "append as a transaction": lambda: writer.append(rows, txn=("app", 1)),
+            "overwrite": lambda: writer.overwrite(rows),
+            "overwrite where": lambda: writer.overwrite(rows, replace_where="id > 1"),
+            "merge": merge.execute,
+            "delete": lambda: writer.delete("id = 1"),
+            "update": lambda: writer.update({"id": "id + 10"}, "id = 1"),
+            "optimize": writer.optimize,
+        }
+        return {"version": operations[operation]().version}
+
+    def session(self) -> list[Any]:
+        """Return id and password of the session with ZooKeeper: who has them can end it."""
+        number, password = self.manager._session.client.client_id
+        return [number, password.hex()]
 
     def job(self, arguments: list[str]) -> dict[str, Any]:
         """Run the append job in this session: its exit code, its lines and what it says on standard error."""
@@ -148,6 +174,16 @@ class Driver:
 
     # -- protections off, for the negative controls ---------------------------------------------------------------
 
+    def find_no_commit(self) -> None:
+        """Have the writer look for its own commit in vain."""
+        before = DeltaTableLog.find_commit
+
+        def find(self: DeltaTableLog, commit_id: str, *, after: int) -> Any:
+            return None, before(self, commit_id, after=after)[1]
+
+        DeltaTableLog.find_commit = find  # type: ignore[method-assign]
+        self.undo.callback(setattr, DeltaTableLog, "find_commit", before)
+
     def ignore_intents(self) -> None:
         before = writer_jobs.guarded._occupy_intended_versions
         writer_jobs.guarded._occupy_intended_versions = lambda *_: False  # type: ignore[assignment]
@@ -179,7 +215,8 @@ def serve(driver: Driver) -> None:
         try:
             answer = {"done": getattr(driver, told.pop("do"))(**told)}
         except Exception as error:
-            answer = {"error": type(error).__name__, "message": str(error)}
+            facts = {name: getattr(error, name, None) for name in ("version", "commits")}
+            answer = {"error": type(error).__name__, "message": str(error), **facts}
         say(answer)
 
 

@@ -1,0 +1,118 @@
+"""Make an archive of sluice/class_archives.py, by running once what it is for: archive_classes.py NAME."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from py4j.java_gateway import JavaGateway
+
+from sluice.class_archives import SPARK, STORE, archive_path, making_options
+from sluice.jars import jar_paths
+from sluice.local_s3 import LocalS3
+from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, PLAIN_JVM
+from sluice.soak.hadoop import hadoop_settings
+from sluice.soak.jvm import StoreJvm
+from writer_jobs import build_session
+
+STATEMENTS = (
+    "CREATE TABLE {table} (id LONG, day INT) USING delta PARTITIONED BY (day)",
+    "INSERT INTO {table} SELECT id, 1 FROM range(9)",
+    "INSERT OVERWRITE {table} SELECT id, id % 2 FROM range(9)",
+    "DELETE FROM {table} WHERE id = 3",
+    "UPDATE {table} SET id = 10 WHERE id = 4",
+    (
+        "MERGE INTO {table} t USING (SELECT id, 1 day FROM range(12)) s ON t.id = s.id AND t.day = s.day "
+        "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
+    ),
+    "OPTIMIZE {table}",
+)
+
+
+class Passing:
+    """A guard that lets all pass."""
+
+    def check(self, request: str) -> str:  # noqa: ARG002 (all requests)
+        """Answer the log store."""
+        return '{"hold": "archive", "stamp": {}}'
+
+
+@contextmanager
+def made(name: str) -> Iterator[Path]:
+    """Yield where to write an archive, and give the file its name when it is whole: a JVM may start at any moment."""
+    archive = archive_path(name)
+    part = archive.with_name(f".{archive.name}.{os.getpid()}.part")
+    archive.unlink(missing_ok=True)
+    try:
+        yield part
+        part.replace(archive)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def end(gateway: JavaGateway, process: subprocess.Popen[bytes]) -> None:
+    """Have a JVM that Py4J serves exit by itself: only then it writes its archive."""
+    gateway.close()
+    assert process.stdin is not None  # noqa: S101 (a pipe was asked for)
+    process.stdin.close()
+    process.wait()
+
+
+def run_spark(archive: Path, folder: Path, s3: LocalS3) -> None:
+    """Do in a driver what short-lived drivers do."""
+    conf = {
+        "spark.master": "local[1]", "spark.driver.memory": "1g", "spark.sluice.guard": "off",
+        "spark.driver.extraJavaOptions": " ".join([PLAIN_JVM, *making_options(archive)]),
+        "spark.sql.shuffle.partitions": "1", "spark.sql.warehouse.dir": str(folder),
+        "spark.databricks.delta.snapshotPartitions": "1",
+        **LOCAL_DRIVER, **FEW_ROWS, **s3.spark_conf,
+    }  # fmt: skip
+    spark = build_session("archive classes", jars=jar_paths(), launch_conf=conf, log_level="OFF")
+    for place, statements in ((folder, STATEMENTS), ("s3a://lake", STATEMENTS[:2])):
+        for statement in statements:
+            spark.sql(statement.format(table=f"delta.`{place}/table`"))
+    csv = folder / "rows.csv"
+    csv.write_text("id,day\n1,1\n2,2\n", encoding="utf-8")
+    rows = spark.read.csv(str(csv), header=True, schema="id LONG, day INT").cache()
+    rows.write.format("delta").mode("append").partitionBy("day").save(f"{folder}/table")
+    rows.groupBy("day").count().collect()
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 (the JVM behind it has to be waited for)
+    spark.stop()
+    end(gateway, gateway.proc)
+
+
+def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
+    """Do in a bare JVM what a soak's writer does."""
+    options = " ".join(making_options(archive))
+    os.environ["JDK_JAVA_OPTIONS"] = options
+    try:
+        jvm = StoreJvm(
+            hadoop=hadoop_settings("archive", s3), guard=Passing(), mode="required", conditional=True,
+            errors=folder / "jvm.log",
+        )  # fmt: skip
+    finally:
+        del os.environ["JDK_JAVA_OPTIONS"]
+    table = "s3a://lake/store"
+    jvm.warm_up(table)
+    jvm.write_data_file(table, "1.parquet", [2**40])
+    jvm.write(table, 0, ['{"commitInfo":{"txnId":"archive"}}'], holds="archive")
+    jvm.read(table, 0)
+    end(jvm._gateway, jvm._process)  # noqa: SLF001 (likewise)
+
+
+def main(name: str) -> None:
+    """Make it."""
+    archive_path(name).parent.mkdir(parents=True, exist_ok=True)
+    with LocalS3() as s3, tempfile.TemporaryDirectory(prefix="sluice-archive-") as folder, made(name) as archive:
+        os.environ.update(s3.environment)
+        s3.create_bucket("lake")
+        {SPARK: run_spark, STORE: run_store}[name](archive, Path(folder), s3)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
