@@ -39,7 +39,7 @@ class Passing:
 
     def check(self, request: str) -> str:  # noqa: ARG002 (all requests)
         """Answer the log store."""
-        return '{"hold": "archive", "stamp": {}}'
+        return '{"holds": ["archive"], "stamp": {}}'
 
 
 @contextmanager

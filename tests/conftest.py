@@ -23,25 +23,31 @@ from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.containers import ContainerError, ContainerZooKeeper
 
 ROOT = Path(__file__).parents[1]
-SHARED_DRIVER = (
-    "test_adopt.py",
-    "test_append_job.py",
-    "test_every_way.py",
-    "test_default_manager.py",
-    "test_dropped_table.py",
-    "test_guard.py",
-    "test_guard_partitions.py",
-    "test_guard_transport.py",
-    "test_readme.py",
-    "test_rival_append.py",
-    "test_table_names.py",
-    "test_writer.py",
-)
+# Files that share a Spark driver: it costs 10 s and 1 GB to start. Two drivers, which take about as long.
+SHARED_DRIVERS = {
+    "spark 1": (
+        "test_adopt.py",
+        "test_every_way.py",
+        "test_guard.py",
+        "test_guard_partitions.py",
+        "test_guard_transport.py",
+        "test_writer.py",
+    ),
+    "spark 2": (
+        "test_append_job.py",
+        "test_default_manager.py",
+        "test_dropped_table.py",
+        "test_readme.py",
+        "test_rival_append.py",
+        "test_table_names.py",
+        "test_writer_operations.py",
+    ),
+}
+DRIVER_OF = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}
 # What takes one process longest begins first: the run is over when the last process is.
 SLOWEST = (
-    "spark",
+    *SHARED_DRIVERS,
     "test_promises.py",
-    "test_writer_operations.py",
     "test_spark_drivers.py",
     "test_append_process.py",
     "test_unknown.py",
@@ -87,7 +93,7 @@ def pytest_report_header() -> str:
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
-    """Give each process whole files, and all that share a Spark driver to one: it costs 10 s and 1 GB to start."""
+    """Give each process whole files, and all that share a Spark driver to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         return scope_of(nodeid)
@@ -96,12 +102,12 @@ class ByFile(LoadScopeScheduling):  # type: ignore[misc]
 def scope_of(nodeid: str) -> str:
     """Return what a test is given out with: its file, or the driver that it shares with other files."""
     file = nodeid.partition("::")[0]
-    return "spark" if file.rpartition("/")[2] in SHARED_DRIVER else file
+    return DRIVER_OF.get(file.rpartition("/")[2], file)
 
 
 def pytest_configure() -> None:
     known = {path.name for path in Path(__file__).parent.glob("*/test_*.py")}
-    gone = sorted({*SLOWEST, *SHARED_DRIVER} - known - {"spark"})
+    gone = sorted({*SLOWEST, *DRIVER_OF} - known - {*SHARED_DRIVERS})
     if gone:
         raise pytest.UsageError(f"tests/conftest.py names files that are not there: {', '.join(gone)}")
 
