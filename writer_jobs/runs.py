@@ -130,6 +130,11 @@ class RunRecords:
         digests = [name.removesuffix(".json") for name in names if name.endswith(".json")]
         return [run for run in (*map(self.noted, digests), self.of_earlier_release()) if run is not None]
 
+    def only(self) -> Run | None:
+        """Return the record if there is one file for it, and it is whole."""
+        names = [entry.name for entry in self._files.children(self.folder)]
+        return found[0] if len(names) <= 1 and len(found := self.all()) == 1 else None
+
     def noted(self, digest: str) -> Run | None:
         """Return the record with this hash."""
         text = self._text(f"{self.folder}/{digest}.json")
@@ -194,8 +199,8 @@ def split_basis(spark: SparkSession, *, files: Sequence[FileStatus], file_format
 def begun_run(records: RunRecords, log: DeltaTableLog, run_id: str, head: Head) -> Run:
     """Return the record by which a run's commits were made that are in the table.
 
-    The newest of them that the log still has says which one it is. Where log clean-up has removed them all it is the
-    only record that there is.
+    A record is written before the first commit of its run, so the only one there is it is. Where there are several, the
+    newest commit of the run says which one: the log is read backwards until that commit.
 
     Args:
         records: of the run.
@@ -208,6 +213,8 @@ def begun_run(records: RunRecords, log: DeltaTableLog, run_id: str, head: Head) 
         StorageError: the log or a record cannot be read.
 
     """
+    if (only := records.only()) is not None:
+        return only
     note, oldest = log.find_run(run_id, newest=head.version)
     if note is not None:
         digest = note.get("basis")
@@ -220,19 +227,16 @@ def begun_run(records: RunRecords, log: DeltaTableLog, run_id: str, head: Head) 
                 "are not in the table"
             )
         return run
-    found = records.all() if oldest > 0 else []
-    if len(found) > 1:
+    if oldest > 0 and records.all():
         raise RunError(
             f"run {run_id!r} was begun more than once, and the log no longer has its commits (up to "
             f"{head.last_transaction}), which say by which record: choose another run id for the rows that are not in "
             "the table"
         )
-    if not found:
-        raise RunError(
-            f"the table has transactions of {run_id!r} already (up to {head.last_transaction}), but no record of such "
-            "a run: choose another run id"
-        )
-    return found[0]
+    raise RunError(
+        f"the table has transactions of {run_id!r} already (up to {head.last_transaction}), but no record of such a "
+        "run: choose another run id"
+    )
 
 
 def check_same_basis(run: Run, basis: Mapping[str, Any], options: Mapping[str, str], done: int) -> None:
