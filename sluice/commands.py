@@ -285,6 +285,7 @@ class Without(StrEnum):
     BINDING = "binding"
     INTENT = "intent"
     REGISTRY = "registry"
+    ATTEMPTS = "attempts"
 
 
 @app.command()

@@ -31,6 +31,8 @@ class Protection(StrEnum):
     INTENT = "intent"
     #: A lock manager does not know what a thread holds through another one.
     REGISTRY = "registry"
+    #: A later block of a hold forgets what an earlier one left open.
+    ATTEMPTS = "attempts"
 
 
 class SoakGuard(CommitGuard):
@@ -86,6 +88,12 @@ class LonelyManager(ZookeeperLockManager):
 
     def _held_by(self, thread: threading.Thread) -> list[HeldLock]:
         return [hold for hold in super()._held_by(thread) if hold in self._holds]
+
+
+def begin_block(without: Protection | None, hold: HeldLock) -> None:
+    """Do what a run in which this protection is left out does before another block of a hold."""
+    if without is Protection.ATTEMPTS:
+        hold.intents.settle(hold.intents.open)
 
 
 def make_manager(without: Protection | None, hosts: str, **settings: Any) -> ZookeeperLockManager:

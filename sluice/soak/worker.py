@@ -100,7 +100,8 @@ class Worker(ABC):
         threading.Thread(target=self._listen, daemon=True).start()
         self.jvm_pid = self.start_jvm()
         self.manager = self._make_manager(options.session_timeout_seconds)
-        self.steps = Steps(f"{options.seed}/{options.name}/{options.incarnation}/steps", self._make_manager)
+        seed = f"{options.seed}/{options.name}/{options.incarnation}/steps"
+        self.steps = Steps(seed, self._make_manager, self.without)
 
     def _make_manager(self, session_seconds: float) -> ZookeeperLockManager:
         return make_manager(
