@@ -286,6 +286,7 @@ class Without(StrEnum):
     INTENT = "intent"
     REGISTRY = "registry"
     ATTEMPTS = "attempts"
+    VERSION = "version"
 
 
 @app.command()

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager import HeldLock, SluiceError, ZookeeperLockManager
-from sluice.soak.controls import Protection, begin_block
+from sluice.soak.controls import Protection, begin_block, clear_intents
+from sluice.soak.stall import stall_a_listing
 
 ACQUIRED = "holding"
 """The moment at which a writer has the lock and nothing else yet; by the event that says so."""
@@ -65,6 +66,7 @@ class Steps:
     """The steps of one writer.
 
     Args:
+        name: of the writer and its incarnation.
         seed: of which steps it takes when.
         make_manager: makes another lock manager of the same ensemble, with a session of so many seconds.
         without: the protection that the run leaves out.
@@ -72,9 +74,14 @@ class Steps:
     """
 
     def __init__(
-        self, seed: str, make_manager: Callable[[float], ZookeeperLockManager], without: Protection | None = None
+        self,
+        name: str,
+        seed: int,
+        make_manager: Callable[[float], ZookeeperLockManager],
+        without: Protection | None = None,
     ) -> None:
-        self._random = random.Random(seed)  # noqa: S311 (to be repeated, not to be secret)
+        self.name = name
+        self._random = random.Random(f"{seed}/{name}/steps")  # noqa: S311 (to be repeated, not to be secret)
         self._make_manager = make_manager
         self.without = without
         self._other: ZookeeperLockManager | None = None
@@ -131,6 +138,12 @@ def _open_second_block(steps: Steps, turn: Turn) -> dict[str, Any]:
     return {"open": before, "left": len(intents.open), "version": version, "lost": turn.hold.lost is not None}
 
 
+def _stall_a_listing(steps: Steps, turn: Turn) -> dict[str, Any]:
+    """Have a living hold of a partition be taken for one that ended uncleanly, on a table beside the writers' own."""
+    beside = f"{turn.hold.resource}-partitions/{steps.name}"
+    return stall_a_listing(steps.other, beside, lambda hold: clear_intents(steps.without, hold))
+
+
 STEPS: Mapping[str, Step] = {
     each.name: each
     for each in (
@@ -139,6 +152,12 @@ STEPS: Mapping[str, Step] = {
             "what it holds it asks for again through a second manager, and then for a table that comes before it",
             ACQUIRED,
             _use_two_managers,
+        ),
+        Step(
+            "stalled-listing",
+            "of two partitions of a table beside, who asks for one takes the living holder of the other for gone",
+            ACQUIRED,
+            _stall_a_listing,
         ),
         Step(
             "second-block",

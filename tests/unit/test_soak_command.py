@@ -94,6 +94,7 @@ def test_it_is_said_how_often_each_class_struck_and_each_step_was_taken_of_how_m
     }
     assert said["step_shares"] == {
         "two-managers": {"times": 1, "chances": 3, "share": 0.333},
+        "stalled-listing": {"times": 0, "chances": 3, "share": 0.0},
         "second-block": {"times": 0, "chances": 0, "share": None},
     }
     assert (said["faults"], said["did_not_strike"]) == ({"pause-both": 1}, ["s3-403", "s3-500"])
