@@ -23,6 +23,7 @@ from sluice.soak.stage import (
 )
 
 _START_SECONDS = 60.0
+_ARRIVAL_SECONDS = 30.0
 _UNKNOWN_SECONDS = 60.0
 _END_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
@@ -68,15 +69,18 @@ def s3_late(stage: Stage, writer: str, point: str) -> Incident:
     late = stage.gate.arm(writer, S3Fault(held=True))
     stage.gate.arm(writer, S3Fault(status=500, times=99))
     stage.writers[writer].tell("go")
-    arrived = yield from until(30, of(writer, "put-arrived", *OUTCOMES))
-    met = arrived is not None and arrived["event"] == "put-arrived"
-    if met:
+    event = yield from until(_ARRIVAL_SECONDS + stage.slack_seconds, of(writer, "put-arrived", *OUTCOMES))
+    arrived = event is not None and event["event"] == "put-arrived"
+    if arrived:
         stage.say("fault", kind="s3-late", worker=writer, point=point, **place_of(held))
         yield from until(_UNKNOWN_SECONDS + stage.slack_seconds, of_hold(held, *OUTCOMES))
     stage.gate.disarm(writer)
-    if met:
-        yield from until(3 * stage.session_seconds + stage.slack_seconds, takeover(held, "read"))
-        late.release.set()
+    if arrived:
+        # The writer's second block takes its time, too.
+        yield from until(3 * stage.session_seconds + 2 * stage.slack_seconds, takeover(held, "read"))
+    # Also one that arrives only now, which nobody would let go.
+    late.release.set()
+    if arrived:
         yield from until_true(_END_SECONDS, late.ended.is_set)
 
 
