@@ -225,5 +225,5 @@ def test_i9_finds_a_writer_that_did_not_end_and_one_that_ended_of_itself() -> No
 
 
 def test_every_invariant_has_its_function() -> None:
-    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 11)]
+    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 12)]
     assert all(function.__doc__ and function.__doc__.startswith(name) for name, function in INVARIANTS.items())
