@@ -301,6 +301,8 @@ class Without(StrEnum):
     BINDING = "binding"
     INTENT = "intent"
     REGISTRY = "registry"
+    ATTEMPTS = "attempts"
+    VERSION = "version"
 
 
 @app.command()

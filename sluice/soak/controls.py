@@ -17,6 +17,8 @@ from lock_manager.guard import CommitGuard, GuardedHold
 
 log = logging.getLogger(__name__)
 
+_ANY_VERSION = -1
+
 
 class Protection(StrEnum):
     """What can be left out."""
@@ -31,6 +33,10 @@ class Protection(StrEnum):
     INTENT = "intent"
     #: A lock manager does not know what a thread holds through another one.
     REGISTRY = "registry"
+    #: A later block of a hold forgets what an earlier one left open.
+    ATTEMPTS = "attempts"
+    #: An intent that was read is removed, whatever it is by then.
+    VERSION = "version"
 
 
 class SoakGuard(CommitGuard):
@@ -86,6 +92,19 @@ class LonelyManager(ZookeeperLockManager):
 
     def _held_by(self, thread: threading.Thread) -> list[HeldLock]:
         return [hold for hold in super()._held_by(thread) if hold in self._holds]
+
+
+def begin_block(without: Protection | None, hold: HeldLock) -> None:
+    """Do what a run in which this protection is left out does before another block of a hold."""
+    if without is Protection.ATTEMPTS:
+        hold.intents.settle(hold.intents.open)
+
+
+def clear_intents(without: Protection | None, hold: HeldLock) -> None:
+    """Have a hold clear the intents that it has read, in a run in which this protection is left out."""
+    if without is Protection.VERSION:
+        hold.intents._read_at = dict.fromkeys(hold.intents._read_at, _ANY_VERSION)  # noqa: SLF001
+    hold.intents.clear()
 
 
 def make_manager(without: Protection | None, hosts: str, **settings: Any) -> ZookeeperLockManager:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from lock_manager import LockLostError
@@ -18,7 +19,7 @@ from lock_manager.intents import version_to_occupy
 from sluice.soak.controls import Protection, stamped
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreError, VersionTakenError, WriteError
-from sluice.soak.steps import ACQUIRED
+from sluice.soak.steps import ACQUIRED, UNKNOWN
 
 if TYPE_CHECKING:
     from lock_manager import HeldLock
@@ -45,6 +46,7 @@ class Cycle:
         self._table = table
         self._txn = uuid.uuid4().hex
         self._second = second
+        self._unknown = False
         self._written: int | None = None
         self._ids: list[int] = []
 
@@ -65,21 +67,35 @@ class Cycle:
         if not self._second:
             worker.held = {"table": self._table, "token": hold.token}
         hold.on_loss(lambda lost: self._say("lost", token=lost.token, reason=lost.lost))
-        bound = GuardedHold(hold, {"job": worker.options.name})
-        worker.guard.add(bound)
         try:
             self._point("acquired")
-            self._take_steps(hold)
-            self._settle(bound)
-            self._transact(bound)
-            if self._second:
-                # The first thread is to write while this one holds.
-                worker.first_is_through.wait(_WAIT_SECONDS)
+            self._take_steps(ACQUIRED, hold)
+            with self._block(hold) as bound:
+                self._transact(bound)
+                if self._second:
+                    # The first thread is to write while this one holds.
+                    worker.first_is_through.wait(_WAIT_SECONDS)
+            if self._unknown:
+                self._take_steps(UNKNOWN, hold)
         except StoreError as error:
             self._say("gave-up", error=error.reason, message=str(error), token=hold.token)
         finally:
-            worker.guard.remove(bound)
-            self._end(bound)
+            self._end(hold)
+
+    @contextmanager
+    def _block(self, hold: HeldLock) -> Iterator[GuardedHold]:
+        """Let commits under the hold pass once what was left unfinished is settled, as ``writer_jobs.guarded`` does."""
+        bound = GuardedHold(hold, {"job": self._worker.options.name})
+        self._worker.guard.add(bound)
+        try:
+            self._settle(bound)
+            yield bound
+        finally:
+            self._worker.guard.remove(bound)
+            # A JVM that is gone cannot say what became of its puts: then the intent stays.
+            with suppress(JvmGoneError):
+                if bound.settle(self._attempts(bound)):
+                    self._worker.jvm.forget(hold.hold_id)
 
     # -- the transaction -----------------------------------------------------------------------------------------
 
@@ -99,7 +115,7 @@ class Cycle:
         try:
             self._written = self._put(bound, newest + 1, lines, ids=ids)
         except WriteError as error:
-            self._failed(bound, error)
+            self._unknown = self._failed(bound, error) == "unknown"
             return
         except JvmGoneError as error:
             self._say("unknown", error=type(error).__name__, message=str(error), token=token, txn=self._txn)
@@ -137,21 +153,23 @@ class Cycle:
         bound.passed.pop(attempt)
         bound.hold.intents.settle([attempt])
 
-    def _failed(self, bound: GuardedHold, error: WriteError) -> None:
+    def _failed(self, bound: GuardedHold, error: WriteError) -> str:
         attempts = self._attempts(bound)
         definite = all(map(is_definite, attempts))
         committed = any(attempt["outcome"] == "committed" for attempt in attempts)
         kind = "refused" if error.kind != "unknown" and definite and not committed else "unknown"
         self._say(kind, error=error.reason, message=str(error), token=bound.hold.token, txn=self._txn)
+        return kind
 
     # -- before and after ----------------------------------------------------------------------------------------
 
     def _settle(self, bound: GuardedHold) -> None:
-        """Occupy what a hold before this one may still be putting: the rules of ``writer_jobs.guarded``."""
+        """Occupy what a block before this one may still be putting: the rules of ``writer_jobs.guarded``."""
         hold = bound.hold
-        if not hold.intents.unclean:
+        unanswered = bound.unanswered(self._attempts(bound)) if hold.intents.open else []
+        if not hold.intents.unclean and not unanswered:
             return
-        intents = hold.intents.read()
+        intents = [*hold.intents.read(), *unanswered]
         newest = self._newest()
         intended = version_to_occupy(intents, newest)
         if newest == NO_VERSION and intended is not None:
@@ -160,27 +178,28 @@ class Cycle:
             bound.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version > newest]
             own, self._txn = self._txn, uuid.uuid4().hex
             try:
-                version = self._put(bound, intended, [_commit_info(self._txn, "OCCUPY", newest)], ids=[])
-                self._say("occupied", version=version, token=hold.token, txn=self._txn)
+                newest = self._put(bound, intended, [_commit_info(self._txn, "OCCUPY", newest)], ids=[])
+                self._say("occupied", version=newest, token=hold.token, txn=self._txn)
             except WriteError as error:
                 self._failed(bound, error)
                 raise StoreError(error.reason, str(error)) from error
             finally:
                 self._txn = own
                 del bound.metadata["occupies"]
+        hold.intents.settle(intent.attempt for intent in unanswered if intent.version <= newest)
         hold.intents.clear()
 
-    def _take_steps(self, hold: HeldLock) -> None:
+    def _take_steps(self, moment: str, hold: HeldLock) -> None:
         if not self._second:
-            for done in self._worker.steps.at(ACQUIRED, hold):
+            for done in self._worker.steps.at(moment, hold, lambda: self._look(hold)):
                 self._say("step", token=hold.token, **done)
 
-    def _end(self, bound: GuardedHold) -> None:
-        hold, token = bound.hold, bound.hold.token
-        # A JVM that is gone cannot say what became of its puts: then the intent stays.
-        with suppress(JvmGoneError):
-            if bound.settle(self._attempts(bound)):
-                self._worker.jvm.forget(hold.hold_id)
+    def _look(self, hold: HeldLock) -> int:
+        with self._block(hold):
+            return self._newest()
+
+    def _end(self, hold: HeldLock) -> None:
+        token = hold.token
         self._point("releasing")
         try:
             hold.release()

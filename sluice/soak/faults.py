@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from sluice.soak.process_faults import cut_s3, cut_zookeeper, lost_reply, process_fault
 from sluice.soak.queue_faults import break_lock, cancel_queued, expire_queued, second_hold
 from sluice.soak.s3_faults import FaultGate
-from sluice.soak.service_faults import rolling_restart, s3_fault, zookeeper_fault
+from sluice.soak.service_faults import rolling_restart, s3_fault, s3_late, zookeeper_fault
 from sluice.soak.stage import PUT, Incident, Stage
 
 
@@ -83,6 +83,8 @@ _ALL = (
     FaultClass("s3-403", "access denied", ("data",), s3_fault("s3-403", status=403), "gate"),
     FaultClass("s3-delay", "the PUT takes longer than the session and than S3A's patience", ("data",),
                s3_fault("s3-delay", held=True), "gate"),
+    FaultClass("s3-late", "the PUT arrives when its writer has given up, and the next holder has read", ("data",),
+               s3_late, "gate"),
     FaultClass("zookeeper-leader-kill", "the leader of the ensemble is killed, and started again", ("read", "data"),
                zookeeper_fault("zookeeper-leader-kill"), "zookeeper"),
     FaultClass("zookeeper-leader-pause", "the leader stands still for a while", ("read", "data"),

@@ -119,6 +119,15 @@ def two_managers_are_one(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("I10", sentence, [event])
 
 
+def a_living_intent_stays(evidence: Evidence) -> Iterator[Violation]:
+    """I11: the intent of a hold that lives stays, also when another hold takes it for left behind and clears it."""
+    for event in evidence.history:
+        # That the hold was lost, or that nobody answered, is said as an error: then nothing is known of its intent.
+        if event["event"] == "step" and event["kind"] == "stalled-listing" and event["stays"] is False:
+            sentence = f"{who(event)} had the intent of a hold cleared away that lives and had noted another version"
+            yield Violation("I11", sentence, [event])
+
+
 def _last_words(history: Sequence[Event], end: Event, worker: str | None = None) -> list[Event]:
     """Return the last that this writer had said by then, or the last of each."""
     last: dict[str, Event] = {}

@@ -13,6 +13,7 @@ from sluice.soak.stage import (
     Stage,
     Waiting,
     of,
+    of_hold,
     place_of,
     stopped,
     struck,
@@ -22,6 +23,9 @@ from sluice.soak.stage import (
 )
 
 _START_SECONDS = 60.0
+_ARRIVAL_SECONDS = 30.0
+_UNKNOWN_SECONDS = 60.0
+_END_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
 
 
@@ -50,6 +54,34 @@ def s3_fault(name: str, **how: Any) -> Callable[..., Incident]:
         stage.gate.disarm(writer)
 
     return strike
+
+
+def s3_late(stage: Stage, writer: str, point: str) -> Incident:
+    """Hold the PUT of a commit back until its writer has given up and the next holder has read.
+
+    Its repetitions get an internal error each. S3A takes 5 s to repeat it, and its writer some more to give up.
+    """
+    found = yield from stopped(stage, writer, point)
+    if found is None:
+        return
+    held, _ = found
+    assert stage.gate is not None  # noqa: S101 (the class needs it)
+    late = stage.gate.arm(writer, S3Fault(held=True))
+    stage.gate.arm(writer, S3Fault(status=500, times=99))
+    stage.writers[writer].tell("go")
+    event = yield from until(_ARRIVAL_SECONDS + stage.slack_seconds, of(writer, "put-arrived", *OUTCOMES))
+    arrived = event is not None and event["event"] == "put-arrived"
+    if arrived:
+        stage.say("fault", kind="s3-late", worker=writer, point=point, **place_of(held))
+        yield from until(_UNKNOWN_SECONDS + stage.slack_seconds, of_hold(held, *OUTCOMES))
+    stage.gate.disarm(writer)
+    if arrived:
+        # The writer's second block takes its time, too.
+        yield from until(3 * stage.session_seconds + 2 * stage.slack_seconds, takeover(held, "read"))
+    # Also one that arrives only now, which nobody would let go.
+    late.release.set()
+    if arrived:
+        yield from until_true(_END_SECONDS, late.ended.is_set)
 
 
 def _leader(stage: Stage) -> Any:

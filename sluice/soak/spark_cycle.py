@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from lock_manager import LockLostError, SluiceError
 from sluice.soak.controls import Protection
 from sluice.soak.gateway import JvmGoneError
-from sluice.soak.steps import ACQUIRED
+from sluice.soak.steps import ACQUIRED, UNKNOWN
 from writer_jobs.delta_log import LOG_FOLDER, NO_VERSION, STAMP, DeltaTableLog
 from writer_jobs.failures import JVM_ERRORS, is_conflict
 from writer_jobs.guarded import guarded
@@ -64,6 +64,7 @@ class SparkCycle:
         self._ids: list[int] = []
         self._attempts: list[_Attempt] = []
         self._occupying = False
+        self._unknown = False
         self._written: _Attempt | None = None
 
     def run(self) -> None:
@@ -87,13 +88,15 @@ class SparkCycle:
         worker.cycles[hold.hold_id] = self
         try:
             self._point("acquired")
-            self._take_steps(hold)
+            self._take_steps(ACQUIRED, hold)
             self._log = _SettlingLog(worker, self._table, self._occupy)
             with guarded(worker.spark, hold, self._log, {"job": worker.options.name}):
                 self._transact()
                 if self._second:
                     # The first thread is to write while this one holds.
                     worker.first_is_through.wait(_WAIT_SECONDS)
+            if self._unknown:
+                self._take_steps(UNKNOWN, hold)
         except JvmGoneError:
             raise
         except Exception as error:  # noqa: BLE001 (Spark's errors have no class in common)
@@ -190,6 +193,7 @@ class SparkCycle:
             return found
         definite = failure is not None and all(outcomes.get(each.name) in _NOTHING for each in self._attempts)
         kind, message = "refused" if definite else "unknown", str(failure)
+        self._unknown = kind == "unknown"
         self._say(kind, error=type(failure).__name__, message=message, txn=self._attempts[-1].txn)
         return None
 
@@ -208,10 +212,14 @@ class SparkCycle:
             raise failure
         return versions[0]
 
-    def _take_steps(self, hold: HeldLock) -> None:
+    def _take_steps(self, moment: str, hold: HeldLock) -> None:
         if not self._second:
-            for done in self._worker.steps.at(ACQUIRED, hold):
+            for done in self._worker.steps.at(moment, hold, self._look):
                 self._say("step", **done)
+
+    def _look(self) -> int:
+        with guarded(self._worker.spark, self._hold, self._log, {"job": self._worker.options.name}):
+            return self._log.head().version
 
     def _end(self) -> None:
         lost = False

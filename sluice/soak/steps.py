@@ -1,7 +1,7 @@
 """What writers do beside their transactions now and then: each kind of step by name, and at which moment of a hold.
 
 A step is no fault: what it asks for is ordinary, and must work. A writer takes steps by the seed, and says what came of
-them (``step`` in the history) for the verdict; see :func:`sluice.soak.liveness.two_managers_are_one`.
+them (``step`` in the history) for the verdict; see :mod:`sluice.soak.liveness`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager import HeldLock, SluiceError, ZookeeperLockManager
+from sluice.soak.controls import Protection, begin_block, clear_intents
+from sluice.soak.stall import stall_a_listing
 
 ACQUIRED = "holding"
 """The moment at which a writer has the lock and nothing else yet; by the event that says so."""
+UNKNOWN = "unknown"
+"""The moment after a transaction of which nobody knows whether it is there; likewise."""
 
 SAME = "same"
 ANOTHER = "another"
@@ -32,37 +36,63 @@ class Step:
         name: as in the history and in the verdict.
         what: one line for people.
         moment: when it may be taken; a chance of it is an event of this kind.
-        take: does it under a hold, and returns what to say of it.
+        take: does it in a turn, and returns what to say of it.
+        share: of the turns in which it is taken.
 
     """
 
     name: str
     what: str
     moment: str
-    take: Callable[[Steps, HeldLock], dict[str, Any]]
+    take: Callable[[Steps, Turn], dict[str, Any]]
+    share: float = _SHARE
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A hold under which steps are taken.
+
+    Attributes:
+        hold: the hold.
+        look: opens another block on it, which does no more than look for the newest version, and returns that.
+
+    """
+
+    hold: HeldLock
+    look: Callable[[], int]
 
 
 class Steps:
     """The steps of one writer.
 
     Args:
+        name: of the writer and its incarnation.
         seed: of which steps it takes when.
         make_manager: makes another lock manager of the same ensemble, with a session of so many seconds.
+        without: the protection that the run leaves out.
 
     """
 
-    def __init__(self, seed: str, make_manager: Callable[[float], ZookeeperLockManager]) -> None:
-        self._random = random.Random(seed)  # noqa: S311 (to be repeated, not to be secret)
+    def __init__(
+        self,
+        name: str,
+        seed: int,
+        make_manager: Callable[[float], ZookeeperLockManager],
+        without: Protection | None = None,
+    ) -> None:
+        self.name = name
+        self._random = random.Random(f"{seed}/{name}/steps")  # noqa: S311 (to be repeated, not to be secret)
         self._make_manager = make_manager
+        self.without = without
         self._other: ZookeeperLockManager | None = None
         #: Whether the other manager was connected before, and so knows its ensemble.
         self.connected = False
 
-    def at(self, moment: str, hold: HeldLock) -> Iterator[dict[str, Any]]:
+    def at(self, moment: str, hold: HeldLock, look: Callable[[], int]) -> Iterator[dict[str, Any]]:
         """Take the steps that are due at this moment; yield what to say of each."""
         for step in STEPS.values():
-            if step.moment == moment and self._random.random() < _SHARE:
-                yield {"kind": step.name, **step.take(self, hold)}
+            if step.moment == moment and self._random.random() < step.share:
+                yield {"kind": step.name, **step.take(self, Turn(hold, look))}
 
     @property
     def other(self) -> ZookeeperLockManager:
@@ -77,8 +107,9 @@ class Steps:
             self._other.close()
 
 
-def _use_two_managers(steps: Steps, hold: HeldLock) -> dict[str, Any]:
+def _use_two_managers(steps: Steps, turn: Turn) -> dict[str, Any]:
     """Ask through another manager for the table that is held, and for one that comes before it."""
+    hold = turn.hold
     connected = steps.connected
     again = _asked(steps.other, hold.resource, hold)
     # Whatever it is, a part of a name comes before the name.
@@ -98,6 +129,21 @@ def _asked(manager: ZookeeperLockManager, resource: str, hold: HeldLock) -> str:
     return SAME if got is hold else ANOTHER
 
 
+def _open_second_block(steps: Steps, turn: Turn) -> dict[str, Any]:
+    """Look in another block of the hold, which has to settle first what the block before left open."""
+    intents = turn.hold.intents
+    before = len(intents.open)
+    begin_block(steps.without, turn.hold)
+    version = turn.look()
+    return {"open": before, "left": len(intents.open), "version": version, "lost": turn.hold.lost is not None}
+
+
+def _stall_a_listing(steps: Steps, turn: Turn) -> dict[str, Any]:
+    """Have a living hold of a partition be taken for one that ended uncleanly, on a table beside the writers' own."""
+    beside = f"{turn.hold.resource}-partitions/{steps.name}"
+    return stall_a_listing(steps.other, beside, lambda hold: clear_intents(steps.without, hold))
+
+
 STEPS: Mapping[str, Step] = {
     each.name: each
     for each in (
@@ -106,6 +152,19 @@ STEPS: Mapping[str, Step] = {
             "what it holds it asks for again through a second manager, and then for a table that comes before it",
             ACQUIRED,
             _use_two_managers,
+        ),
+        Step(
+            "stalled-listing",
+            "of two partitions of a table beside, who asks for one takes the living holder of the other for gone",
+            ACQUIRED,
+            _stall_a_listing,
+        ),
+        Step(
+            "second-block",
+            "after a transaction of which nobody knows it opens another block on the same hold, and only looks",
+            UNKNOWN,
+            _open_second_block,
+            share=1.0,
         ),
     )
 }

@@ -1,4 +1,4 @@
-"""The verdict on a soak: ten invariants, each a pure function over what the soak left behind.
+"""The verdict on a soak: eleven invariants, each a pure function over what the soak left behind.
 
 A writer's word is in its history, what is so is in the log. Time is ``time.monotonic`` of one machine.
 """
@@ -13,6 +13,7 @@ from typing import Any
 from sluice.checks import check_tokens
 from sluice.soak.evidence import Event, Evidence, TableState
 from sluice.soak.liveness import (
+    a_living_intent_stays,
     no_contender_left,
     nobody_skips_in_silence,
     two_managers_are_one,
@@ -138,6 +139,7 @@ INVARIANTS: Mapping[str, Callable[[Evidence], Iterator[Violation]]] = {
     "I8": no_contender_left,
     "I9": work_goes_on,
     "I10": two_managers_are_one,
+    "I11": a_living_intent_stays,
 }
 
 

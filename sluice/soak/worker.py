@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from lock_manager import SluiceError, ZookeeperLockManager
+from lock_manager.installed import declare_installed
 from sluice.soak.controls import Protection, make_guard, make_manager
 from sluice.soak.cycle import Cycle
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreJvm
+from sluice.soak.stall import SCHEMA
 from sluice.soak.steps import Steps
 
 _PAUSE_SECONDS = 0.1
@@ -100,7 +102,8 @@ class Worker(ABC):
         threading.Thread(target=self._listen, daemon=True).start()
         self.jvm_pid = self.start_jvm()
         self.manager = self._make_manager(options.session_timeout_seconds)
-        self.steps = Steps(f"{options.seed}/{options.name}/{options.incarnation}/steps", self._make_manager)
+        name = f"{options.name}/{options.incarnation}"
+        self.steps = Steps(name, options.seed, self._make_manager, self.without)
 
     def _make_manager(self, session_seconds: float) -> ZookeeperLockManager:
         return make_manager(
@@ -222,10 +225,14 @@ class StoreWorker(Worker):
 
     def start_jvm(self) -> int:
         """Start the JVM; return its process id."""
+        guarded = self.without is not Protection.GUARD
+        if guarded:
+            # The only log store that it has asks the guard. So partitions can be locked, as the step does that stalls.
+            declare_installed(lambda _: SCHEMA)
         self.jvm = StoreJvm(
             hadoop=self.options.hadoop,
             guard=self.guard,
-            mode="off" if self.without is Protection.GUARD else "required",
+            mode="required" if guarded else "off",
             conditional=self.without is not Protection.CONDITION,
             errors=Path(self.options.log),
         )

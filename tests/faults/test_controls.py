@@ -6,8 +6,10 @@ Seed 1; 2 writers; one fault each. Likewise what no fault does: a contender that
 from __future__ import annotations
 
 import signal
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,7 @@ from sluice.soak.verdict import judge
         ("condition", "pause-both", "put", "I3"),
         ("binding", "second-hold", "data", "I5"),
         ("intent", "pause-both", "put", "I5"),
+        ("attempts", "s3-late", "data", "I5"),
     ],
 )
 def test_without_a_protection_a_promise_is_broken(
@@ -42,21 +45,28 @@ def test_without_a_protection_a_promise_is_broken(
     assert all(each.sentence for each in violations)
 
 
-@pytest.mark.parametrize("without", [None, "registry"])
-def test_without_the_registry_a_writer_s_second_manager_does_not_know_what_it_holds(
-    make_soak: Callable[..., Soak], without: str | None
-) -> None:
-    """No fault strikes; with the registry the same steps are as they must be."""
+@pytest.mark.parametrize("without", [None, "registry", "version"])
+def test_without_what_a_step_needs_its_promise_is_broken(make_soak: Callable[..., Soak], without: str | None) -> None:
+    """No fault strikes; with all protections the same steps are as they must be."""
     soak = make_soak(without=without)
-    while soak.progress.counts["step"] < 4:
+
+    def taken(kind: str) -> list[dict[str, Any]]:
+        return [event for event in soak.history if event["event"] == "step" and event["kind"] == kind]
+
+    while not (taken("two-managers") and taken("stalled-listing")):
         soak.next_event()
     soak.finish()
-    steps = [event for event in soak.history if event["event"] == "step"]
-    violations = judge(soak.evidence())
-    if without is None:
-        assert violations == []
-    else:
-        assert len([each for each in violations if each.invariant == "I10"]) == 2 * len(steps)
+    assert all(step["met"] and step["error"] is None for step in taken("stalled-listing"))
+    expected = {
+        None: {},
+        "registry": {"I10": 2 * len(taken("two-managers"))},
+        "version": {"I11": len(taken("stalled-listing"))},
+    }
+    assert Counter(each.invariant for each in judge(soak.evidence())) == expected[without]
+    with ZookeeperLockManager(soak.hosts, timeout_seconds=0, job="foreign") as manager:
+        for writer in ("writer-1/0", "writer-2/1"):
+            hold = manager.acquire(f"{soak.tables[0]}-partitions/{writer}")
+            assert hold.intents.unclean == ()
 
 
 def test_a_contender_that_stays_in_the_queue_is_found(make_soak: Callable[..., Soak]) -> None:

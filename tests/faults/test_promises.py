@@ -183,7 +183,20 @@ def test_a_commit_of_which_nothing_is_known_is_reported_so_and_its_version_is_oc
     said = outcome(strike(soak, "s3-unavailable", "data"))
     assert (said["event"], said["error"]) == ("unknown", "CommitUnknownException")
 
-    until(soak, lambda: any(event["event"] == "occupied" and event["token"] > said["token"] for event in soak.history))
+    until(soak, lambda: any(event["event"] == "occupied" and event["token"] >= said["token"] for event in soak.history))
+
+
+def test_a_later_block_of_the_hold_occupies_what_an_earlier_one_left_open_before_its_put_arrives(soak: Soak) -> None:
+    history = strike(soak, "s3-late", "data")
+    said = outcome(history)
+    assert (said["event"], said["error"]) == ("unknown", "CommitUnknownException")
+    own = [event for event in history if event.get("token") == said["token"] and event["event"] in ("occupied", "step")]
+    assert [event.get("kind", "occupied") for event in own] == ["occupied", "second-block"]
+    assert (own[1]["open"], own[1]["left"], own[1]["version"]) == (1, 0, own[0]["version"])
+    # The gate's record: the occupying commit was stored, and the late one was not.
+    assert soak.stage.gate is not None
+    puts = [put.status for put in soak.stage.gate.puts if put.txn in (said["txn"], own[0]["txn"])]
+    assert puts == [200, 412]
 
 
 def test_every_promise_holds_in_the_end(soak: Soak) -> None:

@@ -92,7 +92,11 @@ def test_it_is_said_how_often_each_class_struck_and_each_step_was_taken_of_how_m
         "s3-403": {"times": 0, "chances": 2, "share": 0.0},
         "s3-500": {"times": 0, "chances": 0, "share": None},
     }
-    assert said["step_shares"] == {"two-managers": {"times": 1, "chances": 3, "share": 0.333}}
+    assert said["step_shares"] == {
+        "two-managers": {"times": 1, "chances": 3, "share": 0.333},
+        "stalled-listing": {"times": 0, "chances": 3, "share": 0.0},
+        "second-block": {"times": 0, "chances": 0, "share": None},
+    }
     assert (said["faults"], said["did_not_strike"]) == ({"pause-both": 1}, ["s3-403", "s3-500"])
     assert json.loads((tmp_path / "verdict.json").read_text())["fault_shares"] == said["fault_shares"]
 

@@ -75,6 +75,25 @@ def test_i10_finds_a_second_manager_that_does_not_know_what_its_thread_holds(
     assert all(each.piece == [step] for each in violations)
 
 
+@pytest.mark.parametrize(
+    ("said", "violations"),
+    [
+        ({}, 0),
+        ({"stays": False}, 1),
+        ({"stays": False, "met": False}, 1),
+        ({"stays": None, "lost": True, "error": "LockLostError"}, 0),
+        ({"kind": "two-managers", "lost": True, "stays": False}, 0),
+    ],
+)
+def test_i11_finds_an_intent_that_was_cleared_away_while_its_hold_lives(said: dict[str, Any], violations: int) -> None:
+    fine = {"kind": "stalled-listing", "met": True, "stays": True, "lost": False, "error": None}
+    step = event("step", 3.0, worker="writer-2", token=7, **{**fine, **said})
+    broken = found(with_history(step), "I11")
+    assert len(broken) == violations
+    assert all("writer-2 (hold 7) had the intent of a hold cleared away" in each.sentence for each in broken)
+    assert all(each.piece == [step] for each in broken)
+
+
 def test_i2_knows_the_commits_of_an_engine_whose_every_attempt_is_in_the_history() -> None:
     spark = replace(commit(0, 5, "nobody's"), engine="Apache-Spark/4.2.0 Delta-Lake/4.4.0")
     strange = with_table(commits=[spark])
@@ -206,5 +225,5 @@ def test_i9_finds_a_writer_that_did_not_end_and_one_that_ended_of_itself() -> No
 
 
 def test_every_invariant_has_its_function() -> None:
-    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 11)]
+    assert list(INVARIANTS) == [f"I{number}" for number in range(1, 12)]
     assert all(function.__doc__ and function.__doc__.startswith(name) for name, function in INVARIANTS.items())
