@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -128,26 +128,23 @@ class GuardedHold:
         intents.settle(each["attempt"] for each in attempts if is_definite(each))
         return not intents.open
 
-    def unanswered(self, attempts: Iterable[Mapping[str, Any]]) -> list[Intent]:
+    def unanswered(self, attempts: Iterable[Mapping[str, Any]], busy: Collection[str] = ()) -> list[Intent]:
         """Return the puts of earlier blocks under this very hold that got no answer, as intents to be settled.
 
         Args:
-            attempts: as for :meth:`settle`.
+            attempts: as for :meth:`settle`. An attempt that the log store does not know may still reach it.
+            busy: attempts of blocks that are not over: one of these counts only if its outcome is said to be unknown.
 
         """
-        hold = self.hold
-        still_open = hold.intents_of(self.table).open
-        return [
-            Intent(
-                hold_id=hold.hold_id,
-                version=each["version"],
-                txn=each["txn"],
-                attempt=each["attempt"],
-                token=hold.token,
-            )
-            for each in attempts
-            if each["outcome"] == "unknown" and each["attempt"] in still_open
-        ]
+        outcomes = {each["attempt"]: each for each in attempts}
+        found = []
+        for name, version in self.hold.intents_of(self.table).open.items():
+            known = outcomes.get(name, {"outcome": "pending"})
+            if known["outcome"] == "unknown" or not (is_definite(known) or name in busy):
+                txn = known.get("txn")
+                hold_id, token = self.hold.hold_id, self.hold.token
+                found.append(Intent(hold_id=hold_id, version=version, txn=txn, attempt=name, token=token))
+        return found
 
     def stamp(self) -> dict[str, Any]:
         """Return what a commit under this hold notes of it (``commitInfo.sluice``)."""
@@ -241,7 +238,6 @@ class CommitGuard:
                 raise guarded.refusal
             # A hold that this block is around, or inside of, is asked once, for the innermost block.
             gates = {each.hold.hold_id: each for each in (*others, guarded)}
-            # Under the lock: nobody who has removed the hold may miss it.
             for each in gates.values():
                 each.passed[attempt] = version
         try:
@@ -257,7 +253,7 @@ class CommitGuard:
             raise LockLostError(
                 resource=guarded.hold.resource, hold_id=guarded.hold.hold_id, reason=f"not confirmed: {error}"
             ) from error
-        except SluiceError:
+        except Exception:
             self._withdraw(gates.values(), attempt)
             raise
         if asked.get("metadata") and asked.get("operation") != UNPINNING:

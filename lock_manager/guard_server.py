@@ -15,7 +15,8 @@ import logging
 import secrets
 import socketserver
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from threading import Thread
 from typing import Any, Protocol
 
@@ -67,13 +68,31 @@ class GuardServer:
             Py4JJavaError: the JVM cannot reach this process.
 
         """
-        jvm.io.deltasluice.storage.Guard.install(self.name, self.port, *self._keys, round(answer_seconds * 1000))
+        with _py4j_says_nothing():
+            jvm.io.deltasluice.storage.Guard.install(self.name, self.port, *self._keys, round(answer_seconds * 1000))
 
     def close(self) -> None:
         """Answer no more: commits that are asked about here are refused."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+@contextmanager
+def _py4j_says_nothing() -> Iterator[None]:
+    """Keep the keys out of Py4J's log, which at DEBUG has the arguments of every call."""
+    loggers = [logging.getLogger(f"py4j.{name}") for name in ("clientserver", "java_gateway")]
+
+    def drop(_: logging.LogRecord) -> bool:
+        return False
+
+    for each in loggers:
+        each.addFilter(drop)
+    try:
+        yield
+    finally:
+        for each in loggers:
+            each.removeFilter(drop)
 
 
 class _Server(socketserver.ThreadingTCPServer):

@@ -1,10 +1,10 @@
 """Intents: what a hold was about to put into a table's log, kept where it outlives the hold.
 
 Just before a version file is put, the request that confirms the hold also writes its intent, a child of
-``<table's znode>/intents`` named like the hold. The release removes it together with the contender, once it is known
-what became of every put. An intent that a new holder finds is therefore of a writer that was killed, paused or cut
-off at the wrong moment: its put may still be on the way. Before the new holder reads anything it sees to it that the
-version is occupied, by whom ever; then the late put can only fail.
+``<table's znode>/intents`` whose name begins with the hold's id. The release removes it together with the contender,
+once it is known what became of every put. An intent that a new holder finds is therefore of a writer that was killed,
+paused or cut off at the wrong moment: its put may still be on the way. Before the new holder reads anything it sees to
+it that the version is occupied, by whom ever; then the late put can only fail.
 
 An attempt belongs to its hold and table, not to the block of code that made it: it is open until its outcome is known,
 however many blocks begin and end under the hold meanwhile.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -46,7 +46,7 @@ class Intent:
     """What a hold was about to put.
 
     Attributes:
-        hold_id: of the hold; names the znode.
+        hold_id: of the hold; the znode's name begins with it.
         version: of the table.
         txn: Delta's name of the transaction, None if it has none.
         attempt: unique name of this attempt.
@@ -132,18 +132,20 @@ class HoldIntents:
         self._shield = shield
         self._node = node
         self._own = f"{node}/{hold.hold_id}"
+        self._renewed = 0
         self._noted = _Noted.NOTHING
         self._noting = threading.Lock()
         self._highest = -1
         # Of the two next; never held across a request.
         self._changing = threading.Lock()
-        self._open: set[str] = set()
+        self._open: dict[str, int] = {}
         self._read_at: dict[str, int] = {}
 
     @property
-    def open(self) -> Collection[str]:
-        """Attempts of this hold whose outcome is not known yet, by name."""
-        return frozenset(self._open)
+    def open(self) -> Mapping[str, int]:
+        """Attempts of this hold whose outcome is not known yet: the version that each may put, by name."""
+        with self._changing:
+            return dict(self._open)
 
     def note(self, intent: Intent) -> None:
         """Write our intent, over the one before; see :meth:`HeldLock.intend`.
@@ -152,7 +154,7 @@ class HoldIntents:
         """
         with self._changing:
             # Before the question: an answer that comes too late for the log store must leave its trace here.
-            self._open.add(intent.attempt)
+            self._open[intent.attempt] = intent.version
         try:
             with self._noting:
                 self._highest = max(self._highest, intent.version)
@@ -182,6 +184,10 @@ class HoldIntents:
             else:
                 # There is no place for intents yet, or somebody cleared ours away.
                 self._noted = _Noted.NOTHING
+                if not fresh:
+                    # Another name, which nobody has read: by the old one it could be cleared away again, unread.
+                    self._renewed += 1
+                    self._own = f"{self._node}/{self._hold.hold_id}-{self._renewed}"
                 with suppress(NodeExistsError, NoNodeError, *NO_ANSWER, *SESSION_GONE):
                     self._session.wait(self._session.client.create_async(self._node), deadline)
             if problem is None:
@@ -194,7 +200,8 @@ class HoldIntents:
         The release removes our intent if no attempt of the hold is open by then.
         """
         with self._changing:
-            self._open.difference_update(attempts)
+            for attempt in attempts:
+                self._open.pop(attempt, None)
             if self._noted is _Noted.OPEN and not self._open:
                 self._noted = _Noted.SETTLED
 
@@ -248,7 +255,6 @@ class HoldIntents:
             if isinstance(problem, BadVersionError):
                 log.info("the intent %s has changed since it was read: its hold lives, and it stays", name)
         self._read_at.clear()
-        self.unclean = ()
         self.unclean = ()
 
     def _read_all(self) -> list[Intent]:

@@ -367,7 +367,7 @@ class Attempt:
         for table, names in intents.items():
             index = next(number for number, node in enumerate(self._request.nodes) if node.table == table)
             others = {contender.hold_id for contender in queues[index]} if index in queues else set()
-            unclean[table] = tuple(name for name in names if name not in others)
+            unclean[table] = tuple(name for name in names if name[:_ID_DIGITS] not in others)
         return Place(self._hold_id, tuple(self._spots), self._session_id, unclean)
 
     def _answer(self, result: Any) -> Any:

@@ -47,7 +47,7 @@ GUARD_OFF = "off"
 _OBSERVE = "observe"
 REQUIRED = "required"
 _AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
-# The ensemble is asked for 45 s at most; the rest is for a busy interpreter.
+# An ensemble is asked for 45 s at most; the rest is for a busy interpreter.
 _ANSWER_SECONDS = 60
 
 GUARD = CommitGuard()
@@ -83,6 +83,8 @@ def attach(spark: SparkSession) -> None:
         gateway: Any = context._gateway  # noqa: SLF001
         if not _is_attached(context):
             gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
+    # What this thread commits without a lock is for this process to refuse, or to observe.
+    context.setLocalProperty(_GUARD_PROPERTY, gateway._sluice_guard.name)  # noqa: SLF001
     raise_refusals_as_python_errors(GUARD)
     required = guard_mode(spark) == REQUIRED
     declare_installed((lambda location: _schema_of(spark, location)) if required else None)
@@ -287,7 +289,8 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
         if all(other.table != bound.table for other in others):
             log.warning("what became of a commit to %s is not known: the next holder will see", bound.hold.resource)
         return
-    if intents.settled and not others:
+    # The log store knows attempts by their hold, which may be of several tables.
+    if intents.settled and not others and not any(bound.hold.intents_of(table).open for table in bound.hold.scope):
         jvm: Any = spark._jvm  # noqa: SLF001
         jvm.io.deltasluice.storage.Attempts.forget(bound.hold.hold_id)
 
@@ -302,7 +305,8 @@ def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bou
 
     """
     left_behind = bound.hold.intents_of(bound.table)
-    unanswered = bound.unanswered(_attempts_under(spark, bound.hold)) if left_behind.open else []
+    busy = {attempt for other in GUARD.others_of(bound) for attempt in other.passed}
+    unanswered = bound.unanswered(_attempts_under(spark, bound.hold), busy) if left_behind.open else []
     if not left_behind.unclean and not unanswered:
         return False
     if bound.hold.scope[bound.table].shared:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.errors.exceptions import captured
 
 import lock_manager.errors
@@ -34,7 +35,9 @@ def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
     def convert_exception(exception: Any) -> Exception:
         refusal = None
         with suppress(*LOST_CONTACT):  # the JVM died meanwhile: what it said first is worth more
-            refusal = _refusal(exception, guard)
+            # PySpark converts the errors of every JVM of the process. Those of others are for whoever started them.
+            if exception._gateway_client is SparkContext._gateway._gateway_client:  # noqa: SLF001
+                refusal = _refusal(exception, guard)
         return refusal or convert(exception)
 
     setattr(convert_exception, _MARK, guard)

@@ -19,6 +19,7 @@ from pyspark.sql.functions import lit
 from lock_manager import LockNotHeldError, ZookeeperLockManager
 from tests.support.lake import S3
 from writer_jobs import GuardMissingError, attach, locked
+from writer_jobs.session import KERNEL_LOG_STORE_SETTINGS
 
 pytestmark = pytest.mark.spark
 
@@ -269,8 +270,11 @@ def test_attach_gives_kernel_the_guarded_log_store_and_refuses_another_one(
     conf: Any = spark.sparkContext._jsc.hadoopConfiguration()
     for scheme in ("s3a", "viewfs"):
         kernel_key(scheme, None)
+    conf.unset("io.deltasluice.kernel.searched")
     attach(spark)
     assert [conf.get(KERNEL_KEY.format(scheme)) for scheme in ("s3a", "viewfs")] == [OURS, OURS]
+    ours = spark._jvm.io.deltasluice.storage.GuardedLogStore.SCHEMES
+    assert {f"spark.hadoop.{KERNEL_KEY.format(scheme)}" for scheme in ours} == {*KERNEL_LOG_STORE_SETTINGS}
     kernel_key("s3a", "io.delta.storage.S3SingleDriverLogStore")
     with pytest.raises(GuardMissingError, match=r"io\.delta\.kernel\.logStore\.s3a\.impl=io\.delta\.storage\.S3Single"):
         attach(spark)

@@ -98,6 +98,14 @@ def test_where_delta_s_own_store_puts_if_absent_it_does_it_behind_the_guard(
     assert [path.name for path in folder.rglob("*.tmp")] == []
 
 
+def test_a_name_that_is_taken_by_what_cannot_be_read_is_said_to_be_taken(
+    jvm: StoreJvm, guard: Passing, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guard, "before", lambda: version_file(folder, 0).mkdir())
+    with pytest.raises(WriteError, match=f"the store gave no answer: {version_file(folder, 0)}"):
+        jvm.write(f"file:{folder}", 0, COMMIT, holds="hold-taken")
+
+
 def test_a_scheme_that_is_not_known_is_refused_before_anything_is_asked_or_written(
     jvm: StoreJvm, guard: Passing, monkeypatch: pytest.MonkeyPatch
 ) -> None:

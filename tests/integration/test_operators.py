@@ -375,7 +375,7 @@ def test_break_fences_the_holder_that_was_shown_and_the_next_one_gets_the_lock(
     unheard = sluice("break", TABLE, said="")
     assert (unheard.exit_code, "--yes" in unheard.stderr) == (1, True)
     # The control: as long as it is not broken, the guard lets it pass.
-    assert "hold" in json.loads(guard.check(json.dumps(commit | {"attempt": "before"})))
+    assert "holds" in json.loads(guard.check(json.dumps(commit | {"attempt": "before"})))
     assert outcome == []
 
     broken = sluice("break", TABLE, said="y\n")

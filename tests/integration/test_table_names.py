@@ -35,6 +35,7 @@ from sluice.adopt import Adoption, adopt_table, describe
 from sluice.commands import app
 from sluice.local_s3 import LocalS3
 from sluice.verify import verify_table
+from tests.support.rivals import RivalManager
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, locate_table, locked
 
 pytestmark = pytest.mark.spark
@@ -99,13 +100,13 @@ def another_ensemble() -> Iterator[str]:
 
 @pytest.fixture
 def one(ensemble: str) -> Iterator[ZookeeperLockManager]:
-    with ZookeeperLockManager(ensemble, timeout_seconds=60, job="one") as made:
+    with RivalManager(ensemble, timeout_seconds=60, job="one") as made:
         yield made
 
 
 @pytest.fixture
 def other(ensemble: str) -> Iterator[ZookeeperLockManager]:
-    with ZookeeperLockManager(ensemble, timeout_seconds=60, job="other") as made:
+    with RivalManager(ensemble, timeout_seconds=60, job="other") as made:
         yield made
 
 
@@ -241,6 +242,7 @@ def test_a_table_that_an_earlier_release_pinned_stays_valid_and_gets_its_name_by
     done = adopt(spark, source, ensemble)
     assert (done.version, done.moved_from, done.renamed_from) == (4, None, None)
     assert pin_of(spark, source) == before
+    assert version_of(spark, source) == 4
     assert describe(done).startswith(f"{before.table} was pinned to ensemble")
     assert adopt(spark, source, ensemble).version is None
 

@@ -153,13 +153,15 @@ class Driver:
             GUARD.check = check  # type: ignore[method-assign]
 
     def append_then_look(self, table: str, first: int, end: int) -> list[int]:
-        """Append and hear nothing; then look what is there, in another block of the same hold."""
-        with self.manager.acquire(table):
+        """Append and hear nothing; commit to another table of the hold; then look, in another block of it."""
+        beside = f"{table}-beside"
+        with self.manager.acquire_all([table, beside]):
             try:
                 LockedDeltaWriter(self.spark, self.manager, table).append(self.spark.range(first, end))
             except CommitUnknownError as error:
                 say({"done": type(error).__name__})
                 sys.stdin.readline()
+            LockedDeltaWriter(self.spark, self.manager, beside).append(self.spark.range(1))
             with locked(self.spark, table, manager=self.manager):
                 return self._ids(table)
 
@@ -187,6 +189,18 @@ class Driver:
     def ignore_intents(self) -> None:
         before = writer_jobs.guarded._occupy_intended_versions
         writer_jobs.guarded._occupy_intended_versions = lambda *_: False  # type: ignore[assignment]
+        self.undo.callback(setattr, writer_jobs.guarded, "_occupy_intended_versions", before)
+
+    def settle_by_block(self) -> None:
+        """Have a block forget at its beginning what earlier ones of its hold left open."""
+        before = writer_jobs.guarded._occupy_intended_versions
+
+        def occupy(spark: SparkSession, log: DeltaTableLog, bound: guard.GuardedHold) -> bool:
+            intents = bound.hold.intents_of(bound.table)
+            intents.settle(intents.open)
+            return before(spark, log, bound)
+
+        writer_jobs.guarded._occupy_intended_versions = occupy
         self.undo.callback(setattr, writer_jobs.guarded, "_occupy_intended_versions", before)
 
     def guard_off(self) -> None:

@@ -38,6 +38,13 @@ public final class Attempts {
     void ended(Outcome how) {
       outcome = how;
     }
+
+    /** Takes note that the thread has left the attempt, if it did not say with which outcome. */
+    void endedSomehow() {
+      if (outcome == Outcome.PENDING) {
+        outcome = Outcome.UNKNOWN;
+      }
+    }
   }
 
   private static final Map<String, List<Attempt>> BY_HOLD = new ConcurrentHashMap<>();

@@ -137,7 +137,8 @@ public final class Guard {
 
   private static JsonNode answerOf(String request, VersionFile file)
       throws CommitRefusedException, InterruptedIOException {
-    for (Map.Entry<String, PythonGuard> each : guards()) {
+    String bound = bound();
+    for (Map.Entry<String, PythonGuard> each : guards(bound)) {
       PythonGuard asked = each.getValue();
       Future<String> call = CALLS.submit(() -> asked.check(request));
       String problem;
@@ -147,8 +148,12 @@ public final class Guard {
         problem = "did not answer for " + asked.timeoutMillis() / 1000 + " s";
       } catch (ExecutionException e) {
         if (e.getCause() instanceof ConnectException) {
-          // That Python has ended, and its holds are gone. Any other one knows that the commit has no hold.
+          // That Python has ended, and its holds are gone.
           GUARDS.remove(each.getKey(), asked);
+          if (each.getKey().equals(bound) && holds() != null) {
+            throw new CommitRefusedException("LockLostError", "the Python process that held the lock on " + file.table()
+                + " for this thread has ended");
+          }
           continue;
         }
         problem = "failed: " + e.getCause();
@@ -170,16 +175,19 @@ public final class Guard {
   }
 
   /** Returns the guard to which this thread is bound, and then the others, the newest first. */
-  private static List<Map.Entry<String, PythonGuard>> guards() {
+  private static List<Map.Entry<String, PythonGuard>> guards(String bound) {
     List<Map.Entry<String, PythonGuard>> all;
     synchronized (GUARDS) {
       all = new ArrayList<>(GUARDS.entrySet());
     }
     Collections.reverse(all);
-    SparkContext context = context();
-    String bound = context == null ? null : context.getLocalProperty(NAME);
     all.sort(Comparator.comparing(each -> !each.getKey().equals(bound)));
     return all;
+  }
+
+  private static String bound() {
+    SparkContext context = context();
+    return context == null ? null : context.getLocalProperty(NAME);
   }
 
   private static String holds() {

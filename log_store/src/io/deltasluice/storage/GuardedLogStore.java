@@ -40,7 +40,7 @@ public class GuardedLogStore extends LogStore {
   private static final long PAUSE_MILLIS = 200;
 
   /** The schemes for which it is known how a file is created only if there is none. */
-  static final List<String> SCHEMES =
+  public static final List<String> SCHEMES =
       List.of("s3", "s3a", "s3n", "file", "hdfs", "abfs", "abfss", "wasb", "wasbs", "adl", "gs");
 
   /** How a scheme is read, and how its version files are created; {@code put} is null where that cannot be done. */
@@ -98,7 +98,12 @@ public class GuardedLogStore extends LogStore {
     Guard.Verdict verdict = Guard.ask(file, body);
     Attempts.Attempt attempt =
         Attempts.begin(verdict.holds(), file.version(), body.txn, body.attempt);
-    put(storage, file, body, body.bytes(verdict.stamp()), attempt, conf);
+    try {
+      put(storage, file, body, body.bytes(verdict.stamp()), attempt, conf);
+    } finally {
+      // An error of the JVM's own may have come when the put was on its way.
+      attempt.endedSomehow();
+    }
   }
 
   private void put(

@@ -24,6 +24,9 @@ public final class KernelLogStores {
   private static final Logger LOG = LoggerFactory.getLogger(KernelLogStores.class);
   private static final Pattern FILE_SYSTEM = Pattern.compile("fs\\.([a-z][a-z0-9+-]*)\\.impl");
 
+  /** Noted in a configuration of which the other file systems were looked for: that takes milliseconds. */
+  private static final String SEARCHED = "io.deltasluice.kernel.searched";
+
   private KernelLogStores() {}
 
   /**
@@ -48,6 +51,10 @@ public final class KernelLogStores {
 
   private static Set<String> schemes(Configuration conf) {
     Set<String> found = new TreeSet<>(GuardedLogStore.SCHEMES);
+    if (conf.getBoolean(SEARCHED, false)) {
+      return found;
+    }
+    conf.setBoolean(SEARCHED, true);
     for (Map.Entry<String, String> each : conf) {
       Matcher match = FILE_SYSTEM.matcher(each.getKey());
       if (match.matches()) {

@@ -153,7 +153,8 @@ interface PutIfAbsent {
     } catch (AccessDeniedException | UnsupportedOperationException e) {
       throw noLink(target, e);
     } catch (FileSystemException e) {
-      throw NO_LINK.contains(e.getReason()) ? noLink(target, e) : e;
+      // Of a name that exists, or a folder that does not, Java says no more than that.
+      throw e.getReason() != null && NO_LINK.contains(e.getReason()) ? noLink(target, e) : e;
     }
   }
 
