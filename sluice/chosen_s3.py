@@ -1,7 +1,8 @@
 """An S3 of the user's choice, with a scratch place of our own in it that is removed in the end.
 
-It is found as other programs find it: by an endpoint's URL (AWS itself without one), the ``AWS_*`` variables for
-credentials and region, and ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` for a store that wants the bucket in the host's name.
+It is found as other programs find it: by an endpoint's URL, given or in ``AWS_ENDPOINT_URL`` (AWS itself without one),
+the ``AWS_*`` variables for credentials and region, and ``AWS_VIRTUAL_HOSTED_STYLE_REQUEST`` for a store that wants the
+bucket in the host's name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from urllib.parse import urlsplit
 
 from lock_manager.errors import SluiceError
 from sluice.local_s3 import THIS_MACHINE, past_proxies
-from sluice.log_folder import s3_client, virtual_hosted
+from sluice.log_folder import s3_client, s3_endpoint, virtual_hosted
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _USUAL_REGION = "us-east-1"
@@ -22,6 +23,15 @@ _USUAL_REGION = "us-east-1"
 
 class ChosenS3Error(SluiceError, RuntimeError):
     """The S3 does not answer, or refuses the scratch place."""
+
+
+def is_endpoint(url: str) -> bool:
+    """Tell whether ``url`` is ``http[s]://host[:port]``."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # no port, or no address
+        return False
 
 
 def s3a_settings(endpoint: str | None, region: str | None) -> dict[str, str]:
@@ -44,25 +54,26 @@ class ChosenS3:
     ``with ChosenS3("https://s3.example.com") as s3: table = f"s3a://{s3.root}/flights"``
 
     Args:
-        endpoint: ``http[s]://host[:port]``; None for AWS itself.
+        endpoint: ``http[s]://host[:port]``; None for the one in ``AWS_ENDPOINT_URL``, and for AWS itself without it.
         bucket: one that is there, for accounts that may not make buckets; None to make one and to remove it.
 
     Attributes:
-        endpoint: as given.
+        endpoint: that it uses; None for AWS itself.
         bucket: that it uses.
         root: the scratch place: ``BUCKET`` or ``BUCKET/PREFIX``.
         environment: variables with which boto3 and ``deltalake`` find it, and S3A its credentials.
         spark_conf: Spark properties with which S3A finds it.
 
     Raises:
-        ChosenS3Error: from :meth:`start` and :meth:`stop`.
+        ChosenS3Error: the endpoint is malformed; also from :meth:`start` and :meth:`stop`.
 
     """
 
     def __init__(self, endpoint: str | None, bucket: str | None = None) -> None:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or _USUAL_REGION
         name = f"sluice-{uuid.uuid4().hex[:16]}"
-        self.endpoint = endpoint
+        # boto3 and deltalake take the variable by themselves: S3A has to go to the same store.
+        self.endpoint = endpoint = endpoint or s3_endpoint({})
         self.bucket = bucket or name
         self.root = f"{bucket}/{name}" if bucket else name
         self._own = bucket is None
@@ -70,9 +81,9 @@ class ChosenS3:
         self.environment = {name: os.environ[name] for name in _CREDENTIALS if name in os.environ}
         self.environment |= {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
         if endpoint:
-            url = urlsplit(endpoint)
-            if url.scheme not in ("http", "https") or not url.hostname:
+            if not is_endpoint(endpoint):
                 raise ChosenS3Error(f"{endpoint!r} is no endpoint: give http://HOST:PORT or https://HOST")
+            url = urlsplit(endpoint)
             self.environment |= {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": str(url.scheme == "http").lower()}
             if url.hostname in THIS_MACHINE:
                 self.environment |= past_proxies()

@@ -122,10 +122,31 @@ def test_a_demo_keeps_its_table_on_disk_and_leaves_nothing_in_the_bucket(
     assert keys(local.environment, "demos") == []
 
 
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "ftp://host", "https://"])
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "ftp://host", "https://", "http://[::1", "http://host:port"])
 def test_what_is_no_url_of_an_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ChosenS3Error, match="give http://HOST:PORT or https://HOST"):
         ChosenS3(endpoint)
+
+
+def test_without_an_endpoint_everyone_takes_the_one_that_the_environment_names(
+    local: LocalS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    local.create_bucket("named")
+    for name, value in local.environment.items():
+        monkeypatch.setenv(name, value)
+    s3 = ChosenS3(None, "named")
+    assert s3.endpoint == local.endpoint
+    assert s3.environment["AWS_ENDPOINT_URL"] == local.endpoint
+    assert s3.spark_conf["spark.hadoop.fs.s3a.endpoint"] == local.endpoint
+    with open_store("s3", tmp_path, s3) as store:
+        assert store.where == f"s3a://{s3.root} on {local.endpoint}"
+        s3_client(store.environment).put_object(Bucket="named", Key=f"{s3.root.partition('/')[2]}/part", Body=b"x")
+    assert keys(local.environment, "named") == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
+    with pytest.raises(ChosenS3Error, match=r"'127\.0\.0\.1:9000' is no endpoint"):
+        ChosenS3(None, "named")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    assert "spark.hadoop.fs.s3a.endpoint" not in ChosenS3(None, "named").spark_conf
 
 
 def test_region_encryption_and_where_the_bucket_is_named_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
