@@ -8,7 +8,10 @@ bucket in the host's name.
 from __future__ import annotations
 
 import os
+import sys
 import uuid
+from collections.abc import Mapping
+from http import HTTPStatus
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -102,16 +105,14 @@ class ChosenS3:
         return self
 
     def stop(self) -> None:
-        """Remove everything below the scratch place, old versions of objects too, and the bucket if it is ours."""
+        """Remove everything below the scratch place, and the bucket if it is ours.
+
+        Old versions of objects are removed, too, unless the S3 refuses to list them or does not know any.
+        """
         prefix = self.root.removeprefix(self.bucket).lstrip("/")
         place = {"Prefix": f"{prefix}/"} if prefix else {}
         advice = f"remove what is left below s3://{self.root} yourself"
-        while True:
-            page = self._ask("list_object_versions", advice, **place)
-            found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
-            if not found:
-                break
-            objects = [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in found]
+        while objects := self._left(advice, place):
             answer = self._ask("delete_objects", advice, Delete={"Objects": objects, "Quiet": True})
             if refused := answer.get("Errors"):
                 raise ChosenS3Error(f"s3://{self.bucket}/{refused[0]['Key']}: {refused[0].get('Message')}; {advice}")
@@ -125,7 +126,25 @@ class ChosenS3:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
+        try:
+            self.stop()
+        except ChosenS3Error as left:
+            if error is None:
+                raise
+            # The error that came first is the one to be told; this one is only about what stays there.
+            sys.stderr.write(f"sluice: {left}\n")
+
+    def _left(self, advice: str, place: Mapping[str, str]) -> list[dict[str, str]]:
+        """Return some of the objects that are there, as ``delete_objects`` takes them."""
+        try:
+            page = self._ask("list_object_versions", advice, **place)
+        except ChosenS3Error as error:
+            if not _cannot_list_versions(error):
+                raise
+            page = self._ask("list_objects_v2", advice, **place)
+            return [{"Key": each["Key"]} for each in page.get("Contents", ())]
+        found = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+        return [{"Key": each["Key"], "VersionId": each["VersionId"]} for each in found]
 
     def _ask(self, operation: str, advice: str, **arguments: Any) -> Any:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 (0.4 s)
@@ -138,3 +157,10 @@ class ChosenS3:
             raise ChosenS3Error(f"{where} refused {operation} of s3://{self.root} ({error}); {advice}") from error
         finally:
             client.close()
+
+
+def _cannot_list_versions(error: ChosenS3Error) -> bool:
+    """Tell whether the S3 refused to list versions, or does not know how."""
+    response: dict[str, Any] = getattr(error.__cause__, "response", None) or {}
+    status, code = response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get("Error", {}).get("Code")
+    return status in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_IMPLEMENTED) or code == "NotImplemented"
