@@ -71,6 +71,8 @@ check: $(LOG_STORE) $(ARCHIVES) ## What CI runs: lint, types and test, side by s
 	@$(MAKE) --no-print-directory -j 3 lint types test
 
 test-s3: $(LOG_STORE) ## The tests on S3 against an S3 of your own (SLUICE_TEST_S3_ENDPOINT=URL; docs/compatibility.md)
+	@test -n "$$SLUICE_TEST_S3_ENDPOINT$$SLUICE_TEST_S3_BUCKET" || { echo "test-s3 needs an S3 of your own:" \
+	"set SLUICE_TEST_S3_ENDPOINT=URL or SLUICE_TEST_S3_BUCKET=NAME (docs/compatibility.md)" >&2; exit 1; }
 	@$(PY) -m pytest -m s3 -rs --no-fold-skipped $(ARGS)
 
 soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers where Docker answers (half an hour; ARGS="-k violation")

@@ -102,6 +102,7 @@ def demo(
     [bold]sluice demo --s3-endpoint https://s3.example.com[/]  makes a bucket and removes it
     [bold]sluice demo --bucket scratch[/]                     AWS itself, below a prefix
 
+    AWS_ENDPOINT_URL counts as --s3-endpoint beside --bucket.
     On another S3 credentials and region are those of AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN and AWS_REGION; buckets are part of
     the path, or with AWS_VIRTUAL_HOSTED_STYLE_REQUEST=true of the host's name.

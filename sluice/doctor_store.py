@@ -66,7 +66,7 @@ def _tried_in_a_row(trial: Trial) -> Finding | None:
 
 def _tried_at_once(where: str, make: Callable[[], Trial]) -> Finding:
     """Have rivals create one object at the same moment, round by round."""
-    decided = 0
+    rounds = decided = 0
     end = time.monotonic() + _SECONDS
     with ThreadPoolExecutor(_RIVALS) as pool:
         for number in range(1, _ROUNDS + 1):
@@ -76,7 +76,8 @@ def _tried_at_once(where: str, make: Callable[[], Trial]) -> Finding:
                 content: pool.submit(_put_together, trial, content, barrier)
                 for content in (f"rival {rival}".encode() for rival in range(_RIVALS))
             }
-            winners = [content for content, put in puts.items() if put.result()]
+            answers = {content: put.result() for content, put in puts.items()}
+            winners = [content for content, (created, _) in answers.items() if created]
             if len(winners) > 1:
                 return failed(
                     _WHAT,
@@ -90,25 +91,37 @@ def _tried_at_once(where: str, make: Callable[[], Trial]) -> Finding:
                     f"{trial.where} has not the content of the one rival who was told that he had created it (round "
                     f"{number}): a commit that was refused can replace one that was not. {_ADVICE}",
                 )
-            decided += len(winners)
+            if all(together for _, together in answers.values()):
+                rounds += 1
+                decided += len(winners)
             if time.monotonic() > end:
                 break
     if not decided:
+        seen = (
+            f"of {_RIVALS} at once it refused all, {rounds} times"
+            if rounds
+            else f"{_RIVALS} rivals never asked at once in {number} rounds"
+        )
         return note(
             _WHAT,
-            f"the store refuses the second of two writers in a row, but of {_RIVALS} at once it refused all, "
-            f"{number} times (tried at {where}): whether it lets two at once pass is not known, so try again",
+            f"the store refuses the second of two writers in a row, but {seen} (tried at {where}): "
+            "whether it lets two at once pass is not known, so try again",
         )
     return ok(
         _WHAT,
         f"the store refuses to overwrite (tried at {where}: twice in a row, and by {_RIVALS} rivals at once, with one "
-        f"winner each time, in {decided} of {number} rounds)",
+        f"winner each time, in {decided} of {rounds} rounds)",
     )
 
 
-def _put_together(trial: Trial, content: bytes, barrier: threading.Barrier) -> bool:
+def _put_together(trial: Trial, content: bytes, barrier: threading.Barrier) -> tuple[bool, bool]:
+    """Return whether this rival created the object, and whether it asked at the moment when all others did."""
+    together = False
+
     def ready() -> None:
+        nonlocal together
         with suppress(threading.BrokenBarrierError):  # a rival could not even ask: the others still do
             barrier.wait(_BARRIER_SECONDS)
+            together = True
 
-    return trial.put(content, ready)
+    return trial.put(content, ready), together

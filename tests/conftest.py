@@ -21,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.containers import ContainerError, ContainerZooKeeper
+from tests.support.lake import s3_in_words
 
 ROOT = Path(__file__).parents[1]
 # Files that share a Spark driver: it costs 10 s and 1 GB to start. Two drivers, which take about as long.
@@ -88,8 +89,9 @@ def _image() -> str | None:
     return None
 
 
-def pytest_report_header() -> str:
-    return f"zookeeper: {f'container {_image()}' if _image() else 'embedded server (no Docker engine answers)'}"
+def pytest_report_header() -> list[str]:
+    zookeeper = f"container {_image()}" if _image() else "embedded server (no Docker engine answers)"
+    return [f"zookeeper: {zookeeper}", f"s3: {s3_in_words()}"]
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]

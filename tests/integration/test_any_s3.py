@@ -15,6 +15,7 @@ from sluice.chosen_s3 import ChosenS3, ChosenS3Error, s3a_settings
 from sluice.demo.stage import keep_tables, open_store
 from sluice.local_s3 import LocalS3
 from sluice.log_folder import s3_client
+from tests.support.gateway import Gateway, served
 from tests.support.lake import S3
 
 KEYS, RIVALS = 40, 8
@@ -61,10 +62,12 @@ def local() -> Iterator[LocalS3]:
         yield running
 
 
-def chosen(local: LocalS3, monkeypatch: pytest.MonkeyPatch, bucket: str | None = None) -> ChosenS3:
+def chosen(
+    local: LocalS3, monkeypatch: pytest.MonkeyPatch, bucket: str | None = None, endpoint: str | None = None
+) -> ChosenS3:
     for name, value in local.environment.items():
         monkeypatch.setenv(name, value)
-    return ChosenS3(local.endpoint, bucket)
+    return ChosenS3(endpoint or local.endpoint, bucket)
 
 
 def test_a_bucket_of_ones_own_is_removed_with_all_that_is_in_it(
@@ -93,6 +96,72 @@ def test_in_a_bucket_that_is_there_only_the_prefix_of_ones_own_is_removed(
     assert keys(s3.environment, "theirs") == ["kept", f"{prefix}-another/kept"]
 
 
+class NoVersions(Gateway):
+    """Does not list versions of objects."""
+
+    answer = (403, "AccessDenied")
+
+    def do_GET(self) -> None:
+        if "versions" in self.path.partition("?")[2].split("&"):
+            self.refuse(*self.answer)
+        else:
+            self.forward()
+
+
+class NotImplementedStatus(NoVersions):
+    """The same, for it does not know versions."""
+
+    answer = (501, "NotImplemented")
+
+
+class NotImplementedCode(NoVersions):
+    """The same, with another status."""
+
+    answer = (400, "NotImplemented")
+
+
+@pytest.mark.parametrize("kind", [NoVersions, NotImplementedStatus, NotImplementedCode])
+@pytest.mark.parametrize("bucket", [None, "plain"])
+def test_where_versions_cannot_be_listed_objects_are_removed_without_them(
+    local: LocalS3, monkeypatch: pytest.MonkeyPatch, kind: type[Gateway], bucket: str | None
+) -> None:
+    local.create_bucket("plain")
+    with served(kind, local.endpoint) as endpoint, chosen(local, monkeypatch, bucket, endpoint) as s3:
+        name, _, prefix = f"{s3.root}/".partition("/")
+        for number in range(3):
+            s3_client(s3.environment).put_object(Bucket=name, Key=f"{prefix}table/{number}", Body=b"x")
+        assert len(keys(local.environment, name)) == 3
+    client = s3_client(local.environment)
+    left = [each["Name"] for each in client.list_buckets()["Buckets"]]
+    assert keys(local.environment, "plain") == []
+    assert bucket or s3.root not in left
+
+
+class NoDelete(Gateway):
+    """Refuses to remove anything."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.refuse(403, "AccessDenied")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_cannot_be_removed_does_not_hide_the_error_that_came_first(
+    local: LocalS3, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, fails: bool
+) -> None:
+    local.create_bucket("stuck")
+    with (
+        served(NoDelete, local.endpoint) as endpoint,
+        pytest.raises(ZeroDivisionError if fails else ChosenS3Error),
+        chosen(local, monkeypatch, "stuck", endpoint) as s3,
+    ):
+        s3_client(s3.environment).put_object(Bucket="stuck", Key=f"{s3.root.partition('/')[2]}/part", Body=b"x")
+        if fails:
+            raise ZeroDivisionError
+    told = capsys.readouterr().err
+    assert (f"remove what is left below s3://{s3.root} yourself" in told) is fails
+
+
 def test_a_bucket_that_is_not_there_is_told_in_a_sentence(local: LocalS3, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ChosenS3Error, match=r"NoSuchBucket.*; name a bucket that is there$"):
         chosen(local, monkeypatch, "nobody-s").start()
@@ -103,6 +172,7 @@ def test_without_credentials_the_sentence_says_so(local: LocalS3, monkeypatch: p
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
         del there.environment[name]
+    monkeypatch.setattr("boto3.DEFAULT_SESSION", None)  # it remembers the credentials of an earlier test
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     with pytest.raises(ChosenS3Error, match="Unable to locate credentials"):
@@ -122,10 +192,31 @@ def test_a_demo_keeps_its_table_on_disk_and_leaves_nothing_in_the_bucket(
     assert keys(local.environment, "demos") == []
 
 
-@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "ftp://host", "https://"])
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "ftp://host", "https://", "http://[::1", "http://host:port"])
 def test_what_is_no_url_of_an_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(ChosenS3Error, match="give http://HOST:PORT or https://HOST"):
         ChosenS3(endpoint)
+
+
+def test_without_an_endpoint_everyone_takes_the_one_that_the_environment_names(
+    local: LocalS3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    local.create_bucket("named")
+    for name, value in local.environment.items():
+        monkeypatch.setenv(name, value)
+    s3 = ChosenS3(None, "named")
+    assert s3.endpoint == local.endpoint
+    assert s3.environment["AWS_ENDPOINT_URL"] == local.endpoint
+    assert s3.spark_conf["spark.hadoop.fs.s3a.endpoint"] == local.endpoint
+    with open_store("s3", tmp_path, s3) as store:
+        assert store.where == f"s3a://{s3.root} on {local.endpoint}"
+        s3_client(store.environment).put_object(Bucket="named", Key=f"{s3.root.partition('/')[2]}/part", Body=b"x")
+    assert keys(local.environment, "named") == []
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "127.0.0.1:9000")
+    with pytest.raises(ChosenS3Error, match=r"'127\.0\.0\.1:9000' is no endpoint"):
+        ChosenS3(None, "named")
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    assert "spark.hadoop.fs.s3a.endpoint" not in ChosenS3(None, "named").spark_conf
 
 
 def test_region_encryption_and_where_the_bucket_is_named_are_the_users(monkeypatch: pytest.MonkeyPatch) -> None:

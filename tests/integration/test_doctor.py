@@ -9,15 +9,12 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from http import HTTPStatus
-from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from deltalake import DeltaTable, Field, Schema
@@ -32,8 +29,9 @@ from sluice.commands import app
 from sluice.doctor_ensemble import Server, ask_server, clock_finding, server_findings
 from sluice.doctor_spark import defaults_finding
 from sluice.finding import Verdict
+from tests.support.gateway import Gateway, served
 from tests.support.lake import S3, lake, need_the_gate
-from writer_jobs.session import KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
+from writer_jobs.session import GUARD_MODE, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
 
 Found = dict[str, tuple[str, str]]
 
@@ -205,46 +203,6 @@ def test_clocks_may_differ_by_what_a_request_takes_and_a_second() -> None:
 # -- the store -------------------------------------------------------------------------------------------------------
 
 
-class Gateway(BaseHTTPRequestHandler):
-    """Forwards to an S3."""
-
-    protocol_version = "HTTP/1.1"
-    backend = ""
-
-    def ask(self, command: str, body: bytes = b"") -> tuple[int, bytes, Sequence[tuple[str, str]]]:
-        """Return the S3's answer, without the condition: what a store does that does not know it."""
-        left_out = ("if-none-match", "content-length", "expect", "x-amz-checksum", "x-amz-sdk-checksum")
-        headers = {name: value for name, value in self.headers.items() if not name.lower().startswith(left_out)}
-        connection = HTTPConnection(self.backend, timeout=30)
-        try:
-            connection.request(command, self.path, body or None, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read(), answer.getheaders()
-        finally:
-            connection.close()
-
-    def say(self, status: int, content: bytes = b"", headers: Sequence[tuple[str, str]] = ()) -> None:
-        self.send_response(status)
-        for name, value in headers:
-            if name.lower() not in ("content-length", "connection", "transfer-encoding", "server", "date"):
-                self.send_header(name, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def refuse(self, status: int, code: str) -> None:
-        self.say(status, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
-
-    def forward(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self.say(*self.ask(self.command, body))
-
-    do_GET = do_PUT = do_DELETE = forward  # noqa: N815 (the base class's names)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
 @pytest.fixture(scope="module")
 def s3() -> Iterator[S3]:
     with lake() as running:
@@ -339,20 +297,8 @@ IN_A_ROW = 2
 def gateway(s3: S3) -> Iterator[Callable[[type[Gateway]], str]]:
     """Start a store that has a fault; return its endpoint."""
     need_the_gate("a store with a fault of its own")
-    assert s3.endpoint is not None
-    backend = urlsplit(s3.endpoint).netloc
     with ExitStack() as stack:
-
-        def start(kind: type[Gateway]) -> str:
-            handler = type("Handler", (kind,), {"backend": backend})
-            server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-            thread = Thread(target=server.serve_forever)
-            thread.start()
-            for undo in (server.server_close, thread.join, server.shutdown):
-                stack.callback(undo)
-            return f"http://127.0.0.1:{server.server_port}"
-
-        yield start
+        yield lambda kind: stack.enter_context(served(kind, s3.endpoint or ""))
 
 
 def keys(s3: S3) -> list[str]:
@@ -552,6 +498,7 @@ def test_a_log_store_that_is_missing_or_another_jar_is_a_fault(tmp_path: Path, m
 
 
 KERNEL = [f"{key} {LOG_STORE}" for key in KERNEL_LOG_STORE_SETTINGS]
+WHOLE = [f"{LOG_STORE_SETTING} {LOG_STORE}", *KERNEL]
 
 
 @pytest.mark.parametrize(
@@ -567,8 +514,37 @@ KERNEL = [f"{key} {LOG_STORE}" for key in KERNEL_LOG_STORE_SETTINGS]
             f"{KERNEL_LOG_STORE_SETTINGS[0]}=org.example.Store, past the guarded log store",
         ),
         (["spark.delta.logStore.s3a.impl=org.example.Store"], Verdict.FAILED, "past the guarded log store"),
+        ([*WHOLE, f"{GUARD_MODE} off"], Verdict.FAILED, "commits without asking for the lock"),
+        ([f"{GUARD_MODE} OFF"], Verdict.FAILED, "commits without asking for the lock"),
+        ([*WHOLE, f"{GUARD_MODE} observe"], Verdict.NOTE, "commits without the lock pass"),
+        ([f"{GUARD_MODE} observe"], Verdict.NOTE, "commits without the lock pass"),
+        ([*WHOLE[:-1], f"{GUARD_MODE} observe"], Verdict.FAILED, "missing (the first:"),
+        ([*WHOLE, f"{GUARD_MODE} of"], Verdict.FAILED, "choose required, observe or off"),
+        ([*WHOLE, f"{GUARD_MODE} required"], Verdict.OK, "Delta and Delta Kernel"),
+        ([*WHOLE, f"spark.delta.logStore.s3a.impl {LOG_STORE}"], Verdict.FAILED, "Delta refuses both together"),
+        (
+            [f"spark.delta.logStore.s3a.impl {LOG_STORE}"],
+            Verdict.NOTE,
+            f"for some schemes only: put {LOG_STORE_SETTING}={LOG_STORE} in place of spark.delta.logStore.s3a.impl",
+        ),
     ],
-    ids=["none", "without", "whole", "one is missing", "one is another", "another for one scheme"],
+    ids=[
+        "none",
+        "without",
+        "whole",
+        "one is missing",
+        "one is another",
+        "another for one scheme",
+        "off",
+        "off without a store",
+        "observe",
+        "observe without a store",
+        "observe, and one is missing",
+        "misspelt",
+        "required",
+        "for all and for one scheme",
+        "for one scheme",
+    ],
 )
 def test_spark_s_defaults_have_to_name_the_guarded_log_store_for_delta_kernel_too(
     lines: list[str] | None, verdict: Verdict, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

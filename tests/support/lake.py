@@ -21,6 +21,12 @@ def chosen_s3() -> ChosenS3 | None:
     return ChosenS3(endpoint, bucket) if endpoint or bucket else None
 
 
+def s3_in_words() -> str:
+    """Name the S3 that the tests take, for pytest's header."""
+    chosen = chosen_s3()
+    return "embedded" if chosen is None else chosen.endpoint or "AWS"
+
+
 @contextmanager
 def lake(server: S3 | None = None) -> Iterator[S3]:
     """Run an S3 with a place for tables at ``s3.root``, whose credentials are in the environment.

@@ -1,0 +1,65 @@
+"""A gateway before an S3, for stores that have a fault of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import urlsplit
+
+
+class Gateway(BaseHTTPRequestHandler):
+    """Forwards to an S3."""
+
+    protocol_version = "HTTP/1.1"
+    backend = ""
+
+    def ask(self, command: str, body: bytes = b"") -> tuple[int, bytes, Sequence[tuple[str, str]]]:
+        """Return the S3's answer, without the condition: what a store does that does not know it."""
+        left_out = ("if-none-match", "content-length", "expect", "x-amz-checksum", "x-amz-sdk-checksum")
+        headers = {name: value for name, value in self.headers.items() if not name.lower().startswith(left_out)}
+        connection = HTTPConnection(self.backend, timeout=30)
+        try:
+            connection.request(command, self.path, body or None, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read(), answer.getheaders()
+        finally:
+            connection.close()
+
+    def say(self, status: int, content: bytes = b"", headers: Sequence[tuple[str, str]] = ()) -> None:
+        self.send_response(status)
+        for name, value in headers:
+            if name.lower() not in ("content-length", "connection", "transfer-encoding", "server", "date"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def refuse(self, status: int, code: str) -> None:
+        self.say(status, f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode())
+
+    def forward(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.say(*self.ask(self.command, body))
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward  # noqa: N815 (the base class's names)
+
+    def log_message(self, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def served(kind: type[Gateway], endpoint: str) -> Iterator[str]:
+    """Have a gateway of that kind before the S3 at ``endpoint``; yield its own endpoint."""
+    handler = type("Handler", (kind,), {"backend": urlsplit(endpoint).netloc})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
