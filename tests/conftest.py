@@ -64,6 +64,9 @@ SLOWEST = (
     "test_log_store.py",
 )
 DOCKER_SOCKET = "/var/run/docker.sock"
+NO_ENGINE, NO_IMAGE = "no Docker engine answers", "no image: make zookeeper-image"
+MOST_PULL_SECONDS = 60
+"""For the engine to answer, and to pull the public image if it lacks it."""
 
 
 @dataclass(frozen=True)
@@ -75,23 +78,33 @@ class ZooKeeperService:
 
 
 @functools.cache
-def _image() -> str | None:
-    """Ask the engine that testcontainers would find for the image to run, None if no engine answers.
+def docker_says() -> tuple[str, str]:
+    """Ask the engine that testcontainers would find for the image to run; return it, or "" and why there is none.
 
     In a process of its own: the docker package leaves its connection open where there is no engine.
     """
     if not (os.environ.get("DOCKER_HOST") or shutil.which("docker") or Path(DOCKER_SOCKET).exists()):
-        return None
-    command = [sys.executable, "-c", "from sluice.soak.containers import best_image; print(best_image())"]
+        return "", NO_ENGINE
+    command = [sys.executable, "-c", "from sluice.soak.containers import best_image; print(best_image() or '')"]
     with suppress(subprocess.TimeoutExpired):
-        asked = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=30)
-        return asked.stdout.strip() or None
-    return None
+        asked = subprocess.run(
+            command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=MOST_PULL_SECONDS
+        )
+        if asked.returncode:
+            return "", NO_ENGINE
+        return asked.stdout.strip(), NO_IMAGE
+    return "", NO_IMAGE
 
 
 def pytest_report_header() -> list[str]:
-    zookeeper = f"container {_image()}" if _image() else "embedded server (no Docker engine answers)"
+    image, why_not = docker_says()
+    zookeeper = f"container {image}" if image else f"embedded server ({why_not})"
     return [f"zookeeper: {zookeeper}", f"s3: {s3_in_words()}"]
+
+
+def pytest_configure_node(node: Any) -> None:
+    # Decided once: an image that comes or goes meanwhile would give each process another ZooKeeper.
+    node.workerinput["zookeeper_image"] = docker_says()[0]
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]
@@ -124,20 +137,20 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
 
 
 @pytest.fixture(scope="session")
-def zookeeper() -> Iterator[ZooKeeperService]:
+def zookeeper(pytestconfig: pytest.Config) -> Iterator[ZooKeeperService]:
     """A ZooKeeper server: a container where a Docker engine answers and can run it, else the embedded one."""
+    worker = getattr(pytestconfig, "workerinput", None)
+    image = worker["zookeeper_image"] if worker else docker_says()[0]
     with ExitStack() as stack:
-        yield _container(stack) or ZooKeeperService(stack.enter_context(EmbeddedZooKeeper()).hosts)
+        yield _container(stack, image) or ZooKeeperService(stack.enter_context(EmbeddedZooKeeper()).hosts)
 
 
-def _container(stack: ExitStack) -> ZooKeeperService | None:
-    image = _image()
-    if image is None:
+def _container(stack: ExitStack, image: str) -> ZooKeeperService | None:
+    if not image:
         return None
     try:
         return ZooKeeperService(stack.enter_context(ContainerZooKeeper(image)).hosts, image)
     except ContainerError as error:
-        # No registry to be reached, for one.
         warnings.warn(f"the embedded server stands in for the container: {error}", stacklevel=1)
         return None
 

@@ -7,6 +7,7 @@ one ends, however it ends; no other helper image is needed for that.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -35,6 +36,8 @@ _ENSEMBLE = 3
 _STOP_SECONDS = 5
 _REMOVE_SECONDS = 60.0
 _LOOK_SECONDS = 0.1
+_START_ATTEMPTS = 3
+_PORT_TAKEN = re.compile("port is already allocated|address already in use")
 _THIS_MACHINE = ("localhost", "127.0.0.1")
 
 
@@ -42,15 +45,27 @@ class ContainerError(SluiceError, RuntimeError):
     """No Docker engine answers, or it could not run the servers."""
 
 
-def best_image() -> str:
-    """Return the image that was built on this machine, if the engine has it, else the public one.
+def best_image() -> str | None:
+    """Return the image that was built on this machine, else the public one, which is pulled if the engine lacks it.
+
+    None if the engine has neither and cannot pull.
 
     Raises:
         ContainerError: no engine answers.
 
     """
     with docker_engine() as engine:
-        return OWN_IMAGE if engine.client.images.list(OWN_IMAGE) else PUBLIC_IMAGE
+        from docker.errors import DockerException  # noqa: PLC0415
+
+        images = engine.client.images
+        for image in (OWN_IMAGE, PUBLIC_IMAGE):
+            if images.list(image):
+                return image
+        try:
+            images.pull(PUBLIC_IMAGE)
+        except (DockerException, OSError):  # the latter of an answer that takes too long
+            return None
+        return PUBLIC_IMAGE
 
 
 @contextmanager
@@ -183,6 +198,18 @@ class ContainerZooKeeper:
         if self.servers:
             raise ContainerError("the ZooKeeper is running already")
         deadline = time.monotonic() + timeout_seconds
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                self._start_once(deadline)
+            except ContainerError as error:
+                # A port that was free a moment ago may be taken by now.
+                if attempt == _START_ATTEMPTS or not _PORT_TAKEN.search(str(error)):
+                    raise
+            else:
+                break
+        return self
+
+    def _start_once(self, deadline: float) -> None:
         with ExitStack() as stack:
             # Entered first, so it is left last: what Docker refuses on the way becomes an error with a sentence.
             engine = stack.enter_context(docker_engine())
@@ -195,7 +222,6 @@ class ContainerZooKeeper:
             for server in self.servers:
                 server.wait_until_serving(deadline)
             self._stack = stack.pop_all()
-        return self
 
     def stop(self) -> None:
         """Remove the containers, their data and their network."""
