@@ -190,8 +190,10 @@ def test_a_later_block_of_the_hold_occupies_what_an_earlier_one_left_open_before
     history = strike(soak, "s3-late", "data")
     said = outcome(history)
     assert (said["event"], said["error"]) == ("unknown", "CommitUnknownException")
-    own = [event for event in history if event.get("token") == said["token"] and event["event"] in ("occupied", "step")]
-    assert [event.get("kind", "occupied") for event in own] == ["occupied", "second-block"]
+    own = [event for event in history if event.get("token") == said["token"]]
+    # Other steps may be taken under the same hold.
+    own = [event for event in own if event["event"] == "occupied" or event.get("kind") == "second-block"]
+    assert [event["event"] for event in own] == ["occupied", "step"]
     assert (own[1]["open"], own[1]["left"], own[1]["version"]) == (1, 0, own[0]["version"])
     # The gate's record: the occupying commit was stored, and the late one was not.
     assert soak.stage.gate is not None
