@@ -63,8 +63,14 @@ def libraries_of(java: Path) -> list[Path]:
     if sys.platform != "linux":
         raise MissingError("the image is made of this machine's own C library, so it can be built on Linux only")
     binaries = [java / "bin" / "java", *java.rglob("*.so")]
-    said = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=True).stdout
+    try:
+        said = subprocess.run(["ldd", *binaries], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise MissingError(f"ldd does not tell which libraries Java is linked with: {error}") from error
     found = {Path(path) for path in re.findall(r"(/\S+) \(0x", said)}
+    # Before version 2.34 the C library loads these by name, to look up host names.
+    by_name = {path.with_name(name) for path in found for name in ("libnss_dns.so.2", "libresolv.so.2")}
+    found |= {path for path in by_name if path.is_file()}
     return sorted(path for path in found if java not in path.parents)
 
 

@@ -143,8 +143,8 @@ def check_tokens(commits: Iterable[LogCommit]) -> list[str]:
                 if token < born.get((stamp.ensemble, key), -1):
                     problems.append(
                         f"version {commit.version} carries fencing token {token:#x}, below "
-                        f"{born[stamp.ensemble, key]:#x} of version 0: it is a late commit to a table that was dropped "
-                        "here before this one was made (docs/operate.md)"
+                        f"{born[stamp.ensemble, key]:#x} of version 0: either it is a late commit to a table that was "
+                        "dropped here before this one was made (docs/operate.md), or version 0 was committed late"
                     )
                     continue
                 node = nodes[stamp.ensemble, key]

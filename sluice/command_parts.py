@@ -55,5 +55,5 @@ def key_and_value(option: str, hint: str = "--storage-option") -> tuple[str, str
     name, equals, value = option.partition("=")
     if not equals or not name.strip():
         # Without what was given, which may be a secret.
-        raise typer.BadParameter("what follows it is not KEY=VALUE", param_hint=hint)
+        raise typer.BadParameter("expected KEY=VALUE (yours is not shown: it may be a secret)", param_hint=hint)
     return name.strip(), value

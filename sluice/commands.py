@@ -145,7 +145,8 @@ def verify(
     Versions are contiguous and none was overwritten; the rows are those that
     the log counts; no key is there twice; fencing tokens rise, recorded holds
     do not overlap, and all are of the table's own ZooKeeper ensemble and under
-    its own name (sluice adopt). Commits without the lock are no failure: they are listed, by engine and version.
+    its own name (sluice adopt). Commits without the lock are no failure: they
+    are listed, by engine and version.
 
     [bold]sluice verify s3a://lake/flights --key time_hour,carrier,flight[/]
     [bold]sluice verify ./flights --json[/]
@@ -353,7 +354,7 @@ def soak(
     Writers are processes that commit to Delta tables through the guarded log
     store, under the lock. Faults strike them at points of their work: paused,
     killed, cut off from ZooKeeper, lied to by S3. Then a reader that is not
-    ours reads the table, and nine invariants are checked: nothing that was
+    ours reads the table, and every promise is checked: nothing that was
     acknowledged is lost or there twice, no version changed, no zombie wrote.
 
     [bold]sluice soak --commits 100 --seed 7[/]
@@ -368,10 +369,12 @@ def soak(
     from sluice.soak.command import choose_faults, run_soak  # noqa: PLC0415
     from sluice.soak.faults import CLASSES  # noqa: PLC0415
     from sluice.soak.options import SoakOptions  # noqa: PLC0415
+    from sluice.soak.steps import STEPS  # noqa: PLC0415
 
     if list_faults:
-        for each in CLASSES.values():
-            print(f"{each.name:<26} {each.what}")
+        about = {name: each.what for name, each in CLASSES.items()} | {name: each.what for name, each in STEPS.items()}
+        for name, what in about.items():
+            print(f"{name:<26} {what}")
         return
     if commits is not None and minutes is not None:
         raise typer.BadParameter("give either --commits or --minutes", param_hint="--minutes")

@@ -33,9 +33,9 @@ def examine(
     from sluice.doctor_pin import pin_finding  # noqa: PLC0415
     from sluice.doctor_spark import defaults_finding  # noqa: PLC0415
     from sluice.doctor_store import store_findings  # noqa: PLC0415
-    from sluice.scratch import open_store  # noqa: PLC0415
+    from sluice.scratch import scratch_objects  # noqa: PLC0415
 
-    scratch = None if store is None else open_store(store, storage_options)
+    scratch = None if store is None else scratch_objects(store, storage_options)
     found = [*ensemble_findings(settings), *machine_findings(), defaults_finding()]
     found += [] if scratch is None else store_findings(scratch)
     return found if table is None else [*found, pin_finding(settings, table, storage_options)]

@@ -73,8 +73,8 @@ def judge(table: str, pin: Pin | None, here: str | None, name: str) -> Finding:
     if pin.table is None:
         return note(
             _WHAT,
-            f"the table is pinned to this ensemble, {here}, but to no name, for an earlier release did it, so that a "
-            f"lock on another name of it passes for its lock, too: `sluice adopt {table}`",
+            f"the table is pinned to this ensemble, {here}, but not to its name, because an earlier release pinned "
+            f"it. A lock on another name of the table passes for its lock: run `sluice adopt {table}`",
         )
     return ok(_WHAT, f"the table is pinned to this ensemble, {here}, and to this name")
 

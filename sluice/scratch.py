@@ -64,8 +64,8 @@ class Trial(Protocol):
         """
 
 
-def open_store(location: str, options: Mapping[str, str]) -> Callable[[], Trial]:
-    """Return what makes scratch objects, to try a store with.
+def scratch_objects(location: str, options: Mapping[str, str]) -> Callable[[], Trial]:
+    """Return a function that names a new scratch object of a store each time it is called.
 
     Args:
         location: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path.

@@ -235,5 +235,5 @@ def _pair(value: str) -> tuple[str, str]:
     key, equals, text = value.partition("=")
     if not equals or not key.strip():
         # Without what was given, which may be a secret.
-        raise argparse.ArgumentTypeError("what follows it is not KEY=VALUE")
+        raise argparse.ArgumentTypeError("expected KEY=VALUE (yours is not shown: it may be a secret)")
     return key.strip(), text

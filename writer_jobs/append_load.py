@@ -118,7 +118,7 @@ class AppendLoad:
                     "run id"
                 )
             schema = self._schema(state)
-            # An attempt that ended before its first commit has left its record: it will do if nothing changed since.
+            # An attempt that ended before its first commit left its record. It counts if nothing has changed since.
             same = (run for run in before if run.text and run.schema == schema and not run.changes(basis, options))
             run = next(same, None) or Run.begin(run_id, basis, options, schema)
             return _Plan(state, 0, run, schema)
@@ -194,7 +194,7 @@ class AppendLoad:
                 before_write=before_write,
             )
             if begins and result.already_committed:
-                # Somebody who had the lock after us has begun this run: by the same split?
+                # Another process has begun this run: plan again, to compare its split with ours.
                 raise _PlanOutdatedError
             self._output.commit(commit, result)
             self._reported = commit

@@ -20,7 +20,7 @@ from rich.console import Console
 from lock_manager import SettingsError
 from lock_manager.local import find_java
 from sluice.checks import count_of
-from sluice.chosen_s3 import ChosenS3
+from sluice.chosen_s3 import ChosenS3, is_endpoint
 from sluice.delta_log import LogCommit, read_commits, version_files
 from sluice.demo.flights import KEY, PARTITION, Contents, deal_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
@@ -84,6 +84,8 @@ class DemoOptions:
     def __post_init__(self) -> None:
         if self.storage == "local" and (self.s3_endpoint or self.bucket):
             raise SettingsError("--storage local: --s3-endpoint and --bucket are for --storage s3")
+        if self.s3_endpoint is not None and not is_endpoint(self.s3_endpoint):
+            raise SettingsError(f"--s3-endpoint {self.s3_endpoint}: give http://HOST:PORT or https://HOST")
         if self.writers < 1:
             raise SettingsError(f"--writers {self.writers}: there must be at least one")
         if self.commits < self.writers:

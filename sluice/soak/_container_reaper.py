@@ -6,7 +6,9 @@ killed), everything with the label is removed, with the containers' data.
 
 import os
 import sys
+from typing import Any
 
+from docker.errors import DockerException, NotFound
 from testcontainers.core.docker_client import DockerClient
 
 
@@ -15,11 +17,25 @@ def main(label: str) -> None:
     client = DockerClient().client
     while os.read(0, 4096):
         pass
+    left = 0
     for container in client.containers.list(all=True, filters={"label": label}):
-        container.remove(force=True, v=True)
+        left += not removed(container, force=True, v=True)
     for network in client.networks.list(filters={"label": label}):
-        network.remove()
+        left += not removed(network)
     client.close()
+    if left:
+        sys.exit(f"{left} containers or networks with the label {label} could not be removed: remove them yourself")
+
+
+def removed(what: Any, **how: bool) -> bool:
+    """Remove one; tell whether it is gone. One that is refused does not keep the others."""
+    try:
+        what.remove(**how)
+    except NotFound:
+        return True
+    except DockerException:
+        return False
+    return True
 
 
 if __name__ == "__main__":

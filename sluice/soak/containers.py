@@ -1,4 +1,4 @@
-"""A ZooKeeper in containers, with what a soak wants to do to it: the same as :mod:`lock_manager.local`, by Docker.
+"""A ZooKeeper in Docker containers. A soak can do to it what it does to the servers of :mod:`lock_manager.local`.
 
 Each server is a container with the same configuration as an embedded one. Three are an ensemble on a network of their
 own. Clients reach them through ports of this machine. A process of its own removes containers and network when this

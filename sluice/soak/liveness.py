@@ -106,10 +106,10 @@ def work_goes_on(evidence: Evidence) -> Iterator[Violation]:
 def two_managers_are_one(evidence: Evidence) -> Iterator[Violation]:
     """I10: what a thread holds it gets again through another lock manager, and LockOrderError for what comes before."""
     for event in evidence.history:
-        # Of a hold that is lost nothing is had any more.
+        # A lost hold cannot be acquired again.
         if event["event"] != "step" or event["kind"] != "two-managers" or event["lost"]:
             continue
-        # Who has never been connected may find no ensemble, and then knows nothing of it.
+        # A manager that never had a connection does not know its ensemble.
         unknown = set() if event["connected"] else {"EnsembleUnavailableError"}
         if event["again"] not in {SAME, *unknown}:
             sentence = f"{who(event)} asked again for what it holds, through another manager: {event['again']}"

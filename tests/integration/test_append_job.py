@@ -342,9 +342,9 @@ class TextThatAnotherPrecedes(str):
 def test_a_record_on_s3_is_created_by_a_conditional_put(
     s3: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, conditional: bool
 ) -> None:
-    import boto3
+    from sluice.log_folder import s3_client
 
-    client = boto3.client("s3", endpoint_url=s3.endpoint)
+    client = s3_client(s3.environment)
     bucket, _, name = f"{s3.root}/records/{conditional}.json".partition("/")
     text = TextThatAnotherPrecedes("ours")
     text.write_another = lambda: client.put_object(Bucket=bucket, Key=name, Body=b"theirs")

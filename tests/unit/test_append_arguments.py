@@ -95,7 +95,7 @@ def test_without_an_ensemble_the_option_and_the_variable_are_named(monkeypatch: 
 
 
 def test_an_option_without_a_value_is_not_repeated() -> None:
-    with pytest.raises(ArgumentsError, match="not KEY=VALUE") as refused:
+    with pytest.raises(ArgumentsError, match="expected KEY=VALUE") as refused:
         parse_arguments([*LEAST, "--option", "a-secret"])
     assert "a-secret" not in str(refused.value)
 

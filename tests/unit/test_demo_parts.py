@@ -119,6 +119,7 @@ def test_no_proxy_is_asked_for_the_embedded_s3(
         ({"commits": 4}, "--commits 4"),
         ({"rows": 39}, "--rows 39"),
         ({"storage": "local", "bucket": "scratch"}, "--s3-endpoint and --bucket are for --storage s3"),
+        ({"s3_endpoint": "localhost:9000"}, "--s3-endpoint localhost:9000: give http://HOST:PORT or https://HOST"),
     ],
 )
 def test_a_demo_that_cannot_be_is_refused(wrong: dict[str, Any], said: str) -> None:

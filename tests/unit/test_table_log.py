@@ -142,7 +142,7 @@ def test_both_commands_have_help_and_refuse_what_makes_no_sense(command: str) ->
     ("arguments", "said"),
     [
         (["--zookeeper", "a:b:c"], "is no host:port"),
-        (["--zookeeper", "a:1", "--conf", "novalue"], "is not KEY=VALUE"),
+        (["--zookeeper", "a:1", "--conf", "novalue"], "expected KEY=VALUE"),
         ([], "no ensemble given"),
     ],
 )

@@ -372,7 +372,7 @@ def test_a_token_below_that_of_version_0_is_of_a_table_that_was_dropped(late: di
     assert check_tokens([*commits, locked_commit(2, "b", tokens={TABLE_NODE: 12})]) == []
     (problem,) = check_tokens([*commits, locked_commit(2, "z", **late)])
     assert problem.startswith("version 2 carries fencing token 0x")
-    assert "below 0xa of version 0: it is a late commit to a table that was dropped here" in problem
+    assert "below 0xa of version 0: either it is a late commit to a table that was dropped here" in problem
     # One without version 0 cannot tell, and says what it can.
     (problem,) = check_tokens([commits[1], locked_commit(2, "z", **late)])
     assert "an earlier holder wrote after a later one" in problem
