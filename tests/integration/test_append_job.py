@@ -391,7 +391,7 @@ def test_a_record_is_never_written_over_another(spark: SparkSession, s3: Any, tm
         (["--source", "{source}", "--commits", "0"], "'0' is no number from 1"),
         (["--source", "{source}", "--partition-by", "id,,name"], "no list of different column names"),
         (["--source", "{source}", "--partition-by", "nothing"], "partitioned not, and not by nothing"),
-        (["--source", "{source}", "--option", "sep"], "not KEY=VALUE"),
+        (["--source", "{source}", "--option", "sep"], "expected KEY=VALUE"),
         (["--source", "{source}", "--format", "excel"], "invalid choice"),
         (["--source", "{source}", "--run-id", ""], "run id '' is no name"),
         (["--source", "{source}", "--report", "nowhere://x/y"], "No FileSystem for scheme"),

@@ -442,7 +442,7 @@ def test_a_table_that_is_pinned_elsewhere_is_a_fault(
     code, (verdict, says) = pinned("copy", here, to=name)
     assert (code, verdict, f"pinned to the name {name}" in says, "--move`" in says) == (1, "failed", True, True)
     code, (verdict, says) = pinned("earlier", here)
-    assert (code, verdict, "but to no name" in says) == (0, "note", True)
+    assert (code, verdict, "but not to its name" in says) == (0, "note", True)
     code, (verdict, says) = pinned("elsewhere", "another")
     assert (code, verdict) == (1, "failed")
     assert f"pinned to ensemble another, but this is ensemble {here}" in says
