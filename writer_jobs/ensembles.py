@@ -54,7 +54,8 @@ def pin_again(spark: SparkSession, table_log: DeltaTableLog, hold: HeldLock, pin
     state = table_log.state()
     if state is None or state.pin == pinned:
         return
-    wanted, own = pinned or own_pin(hold, table_log), own_pin(hold, table_log)
+    own = own_pin(hold, table_log)
+    wanted = pinned or own
     if pinned is not None and pinned.table is None and state.pin is not None and state.pin.table is not None:
         # An earlier release pinned it, to no name: it may have its own by now, and must not keep another table's.
         wanted = Pin(pinned.ensemble, own.table)
