@@ -33,20 +33,16 @@ from lock_manager.partitions import PartitionSchema, names_of
 from lock_manager.pin import UNPINNING
 from lock_manager.queue_lock import Mode
 from lock_manager.resources import canonical_table_uri
+from lock_manager.ticket import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, NotStagedError, Ticket
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED_REFUSALS = 256
-#: Behind a hold's id: it is of partitions, and the guard has to be told what a commit touches (``Guard.java``).
-OF_PARTITIONS = "*"
-# Where rows get their ids: Delta gives them out again after a conflict.
-_OF_ANY_PARTITION = frozenset({"domainMetadata delta.rowTracking"})
-_DEFINITE = frozenset({"committed", "taken", "rejected"})
 
 
 def is_definite(attempt: Mapping[str, Any]) -> bool:
     """Tell whether it is known what became of an attempt, as the log store saw it (``Attempts.java``)."""
-    return attempt["outcome"] in _DEFINITE
+    return attempt["outcome"] in DEFINITE
 
 
 class GuardedHold:
@@ -99,7 +95,7 @@ class GuardedHold:
         table, scope = self.table, self.hold.scope[self.table]
         if scope.partitions is None:
             return
-        others = [name for name in footprint.get("actions", ()) if name not in _OF_ANY_PARTITION]
+        others = [name for name in footprint.get("actions", ()) if name not in OF_ANY_PARTITION]
         if others or footprint.get("unplaced", True) or self.schema is None:
             what = f"its {', '.join(others)}" if others else "files that say no partition"
             raise LockNotHeldError(
@@ -170,6 +166,7 @@ class CommitGuard:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holds: dict[str, list[GuardedHold]] = {}
+        self._tickets: dict[str, Ticket] = {}
         self._refusals: OrderedDict[str, SluiceError] = OrderedDict()
         self.observed = 0
 
@@ -186,6 +183,16 @@ class CommitGuard:
                 self._holds[guarded.hold.hold_id] = left
             else:
                 self._holds.pop(guarded.hold.hold_id, None)
+
+    def open(self, ticket: Ticket) -> None:
+        """Have commits wait that belong to this ticket, until it is granted or refused."""
+        with self._lock:
+            self._tickets[ticket.name] = ticket
+
+    def close(self, ticket: Ticket) -> None:
+        """Refuse the commits of this ticket from now on."""
+        with self._lock:
+            self._tickets.pop(ticket.name, None)
 
     def others_of(self, guarded: GuardedHold) -> list[GuardedHold]:
         """Return what else is guarded of the same hold: other tables, or the same one around it."""
@@ -219,7 +226,9 @@ class CommitGuard:
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
         with suppress(Exception):
             table = canonical_table_uri(asked["table"])
-        tell(Event.REFUSED, table, error=type(refusal).__name__)
+        if not isinstance(refusal, NotStagedError):
+            # That one is tried again in another way.
+            tell(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:
                 self._refusals[attempt] = refusal
@@ -232,6 +241,11 @@ class CommitGuard:
 
     def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         version, attempt = int(asked["version"]), str(asked["attempt"])
+        if "staged" in asked:
+            return {"turn": self._ticket(asked).has_turn(asked["staged"])}
+        if "outcome" in asked:
+            self._ticket(asked).ended(asked)
+            return {}
         with self._lock:
             *others, guarded = self._covering(asked)
             if guarded.refusal is not None:
@@ -267,12 +281,27 @@ class CommitGuard:
             del each.passed[attempt]
             each.hold.intents_of(each.table).settle([attempt])
 
+    def _ticket(self, asked: Mapping[str, Any]) -> Ticket:
+        ticket = self._tickets.get(str(asked.get("ticket")))
+        if ticket is None:
+            raise LockNotHeldError(
+                f"version {asked['version']} of {asked['table']} was not committed: the write that was to have the "
+                "lock for it is over",
+                resource=str(asked["table"]),
+            )
+        return ticket
+
     def _covering(self, asked: Mapping[str, Any]) -> list[GuardedHold]:
         try:
             uri = canonical_table_uri(asked["table"])
         except ResourceError as error:
             raise LockNotHeldError(str(error), resource=str(asked["table"])) from error
         what = f"version {asked['version']} of {uri} ({asked.get('operation') or 'unknown operation'})"
+        if asked.get("ticket"):
+            granted = self._ticket(asked).hold()
+            if granted.table != uri:
+                raise LockNotHeldError(f"{what} was not committed: it holds {granted.hold.resource}", resource=uri)
+            return [granted]
         names = [name.rstrip(OF_PARTITIONS) for name in (asked.get("holds") or "").split(",") if name]
         if not names:
             raise LockNotHeldError(

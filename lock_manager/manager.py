@@ -25,7 +25,7 @@ from lock_manager.janitor import Janitor
 from lock_manager.keeper import Keeper
 from lock_manager.nesting import REGISTRY, covering
 from lock_manager.partitions import Partition
-from lock_manager.queue_lock import Attempt, Request
+from lock_manager.queue_lock import Attempt, Cancellation, Request
 from lock_manager.resources import TableResource
 from lock_manager.scope import TableScope
 from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
@@ -203,6 +203,7 @@ class ZookeeperLockManager:
         scopes: Sequence[TableScope | str | os.PathLike[str] | TableResource],
         *,
         timeout_seconds: float | None = None,
+        cancellation: Cancellation | None = None,
     ) -> HeldLock:
         """Lock several tables, or partitions of them, under one hold: all or nothing, and without a deadlock.
 
@@ -210,6 +211,7 @@ class ZookeeperLockManager:
             scopes: locations of tables, or :meth:`TableScope.of` for partitions or to share; at most one for each
                 table. The order does not matter.
             timeout_seconds: total over all of them; as for :meth:`acquire`.
+            cancellation: for another thread to have this acquire alone give up.
 
         Returns:
             One hold for all.
@@ -236,7 +238,7 @@ class ZookeeperLockManager:
             tables={uri: scope.table.znode(root) for uri, scope in wanted.items()},
             nodes=tuple(node for scope in wanted.values() for node in scope.nodes(root)),
             identity=self._identity(),
-            cancelled=threading.Event(),
+            cancellation=cancellation or Cancellation(),
             wanted={uri: scope.told() for uri, scope in wanted.items()},
         )
         attempt = Attempt(self._session, request, deadline)
@@ -263,7 +265,7 @@ class ZookeeperLockManager:
                 raise UnguardedError(resource=request.resource)
             return self._queue_up(request, attempt, scope, deadline, thread)
         except ClosedError:
-            if request.cancelled.is_set():
+            if request.cancellation.requested.is_set():
                 raise LockCancelledError(resource=request.resource) from None
             raise
         finally:

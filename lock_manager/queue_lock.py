@@ -25,7 +25,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -194,6 +194,23 @@ class Place:
     unclean: Mapping[str, tuple[str, ...]]
 
 
+class Cancellation:
+    """Has one acquire, which waits in another thread or is yet to begin, give up."""
+
+    def __init__(self) -> None:
+        self.requested = threading.Event()
+        self._wake: Callable[[], None] = lambda: None
+
+    def request(self) -> None:
+        """Have it raise LockCancelledError, now or when it begins."""
+        self.requested.set()
+        self._wake()
+
+    def wakes(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called for it."""
+        self._wake = wake
+
+
 @dataclass(frozen=True)
 class Request:
     """What is asked for.
@@ -205,7 +222,7 @@ class Request:
         identity: who asks, for people: host, pid, job and so on. JSON values.
         wanted: what is asked for of each table, for people, likewise; by canonical URI. Who waits behind a table stands
             in no queue that would tell.
-        cancelled: set to stop waiting; see :meth:`Attempt.cancel`.
+        cancellation: to stop waiting; see :meth:`Attempt.cancel`.
 
     """
 
@@ -213,7 +230,7 @@ class Request:
     tables: Mapping[str, str]
     nodes: tuple[Node, ...]
     identity: Mapping[str, Any]
-    cancelled: threading.Event
+    cancellation: Cancellation
     wanted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def data(self, node: Node, **since: float) -> bytes:
@@ -245,6 +262,7 @@ class Attempt:
         # A try-lock does not wait in the queue, but its question has to be answered.
         self._answer_by = Deadline(TRY_SECONDS) if self._try_only else deadline
         self._wake = threading.Event()
+        request.cancellation.wakes(self.wake)
         self._hold_id = ""
         self._session_id = 0
         self._unsure = False
@@ -259,8 +277,7 @@ class Attempt:
 
     def cancel(self) -> None:
         """Have the waiting thread raise LockCancelledError."""
-        self._request.cancelled.set()
-        self.wake()
+        self._request.cancellation.request()
 
     def wake(self) -> None:
         """Have the waiting thread look again."""
@@ -275,7 +292,7 @@ class Attempt:
 
         """
         try:
-            return self._session.ready(self._answer_by, self._request.cancelled)
+            return self._session.ready(self._answer_by, self._request.cancellation.requested)
         except EnsembleUnavailableError:
             self._raise_if_cancelled()
             raise
@@ -572,7 +589,7 @@ class Attempt:
         return True
 
     def _raise_if_cancelled(self) -> None:
-        if self._request.cancelled.is_set():
+        if self._request.cancellation.requested.is_set():
             raise LockCancelledError(resource=self._request.resource)
 
     def _no_answer(self) -> LockTimeoutError | EnsembleUnavailableError:

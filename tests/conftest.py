@@ -38,6 +38,8 @@ SHARED_DRIVERS = {
         "test_append_job.py",
         "test_default_manager.py",
         "test_dropped_table.py",
+        "test_gate.py",
+        "test_gate_same.py",
         "test_readme.py",
         "test_rival_append.py",
         "test_table_names.py",

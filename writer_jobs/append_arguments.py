@@ -95,6 +95,7 @@ class Arguments:
     partition_by: tuple[str, ...]
     commits: int
     lock: Literal["table", "partitions"]
+    hold: Literal["commit", "write"]
     lock_timeout: float | None
     run_id: str | None
     report: str | None
@@ -176,6 +177,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         help="what to lock: all of the table (the default), or the partitions that each commit's rows are in, which "
         "takes one more pass over them",
     )  # fmt: skip
+    add(
+        "--hold", choices=("commit", "write"), default="write",
+        help="how long to hold the lock: over the whole write (the default), or for the commit alone, so that other "
+        "writers work meanwhile; see docs/gate.md",
+    )  # fmt: skip
     add("--lock-timeout", type=float, metavar="S", help="seconds to wait for the lock, each time (300); 0: do not wait")
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start again")
     add("--report", type=_text, metavar="URI", help="JSON file to write the outcome to, also when the job fails")
@@ -204,6 +210,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         partition_by=found.partition_by,
         commits=found.commits,
         lock=found.lock,
+        hold=found.hold,
         lock_timeout=found.lock_timeout,
         run_id=found.run_id,
         report=found.report,

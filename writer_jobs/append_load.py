@@ -190,6 +190,8 @@ class AppendLoad:
                 txn=(run.run_id, commit) if run is not None else None,
                 # Who begins a run makes sure under it that nobody else has begun another one of that name.
                 lock="table" if begins else arguments.lock,
+                # What is settled before it is written.
+                hold="write" if first and (begins or plan.state is None) else arguments.hold,
                 metadata={} if run is None else {"run": self._noted(run, commit)},
                 before_write=before_write,
             )

@@ -31,6 +31,7 @@ NO_VERSION = -1
 STAMP = "sluice"
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
+_IDENTITY = '"delta.identity.'
 _TIME_ZONE = "spark.sql.session.timeZone"
 _RETENTION = "delta.setTransactionRetentionDuration"
 # To Java an IOException, like some of Delta's own; to us a damaged log.
@@ -151,6 +152,16 @@ class DeltaTableLog:
             forgets_transactions=bool(properties.contains(_RETENTION)),
             pin=Pin.of({name: str(value.get()) for name, value in found.items() if value.isDefined()}),
         )
+
+    def takes_staged_commits(self) -> bool:
+        """Tell whether there is a table, and an append need not change its metadata, as one with identities does.
+
+        Raises:
+            TableError, StorageError: see :meth:`head`.
+
+        """
+        snapshot = self._snapshot()
+        return snapshot.version() >= 0 and _IDENTITY not in snapshot.metadata().schemaString()
 
     def partition_schema(self, state: TableState | None = None) -> PartitionSchema:
         """Return the partition columns of the newest version.

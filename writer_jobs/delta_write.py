@@ -6,6 +6,7 @@ import _thread
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from pyspark import InheritableThread
@@ -20,6 +21,8 @@ from writer_jobs.work import Work
 T = TypeVar("T")
 
 CANCEL_AGAIN_SECONDS = 0.2
+#: Local property of Spark's threads, see ``Guard.java``.
+TICKET_PROPERTY = "spark.sluice.ticket"
 # Delta raises these, before it writes anything, for rows that do not fit.
 _SCHEMA_CONDITIONS = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_METADATA_MISMATCH", "DELTA_SCHEMA")
 
@@ -38,10 +41,9 @@ class _WriteThread:
         self.failure: BaseException | None = None
         self._work = work
         self._begun = False
-        # Plain locks: what a signal handler raises cannot leave them half taken, as it can a Condition.
+        # No Condition, which an exception of a signal handler can leave half taken.
         self._settling = _thread.allocate_lock()
-        self._ended = _thread.allocate_lock()
-        self._ended.acquire()
+        self._news: SimpleQueue[None] = SimpleQueue()
         # Inherits the caller's Spark properties.
         self._thread = InheritableThread(target=self._run, name=name, daemon=True)
 
@@ -62,8 +64,13 @@ class _WriteThread:
         return None
 
     def wait(self, seconds: float) -> None:
-        """Wait for the end, or so long."""
-        self._ended.acquire(timeout=seconds)
+        """Wait for the end, for :meth:`wake`, or so long."""
+        with suppress(Empty):
+            self._news.get(timeout=seconds)
+
+    def wake(self) -> None:
+        """Have whoever waits look."""
+        self._news.put(None)
 
     def _run(self) -> None:
         with self._settling:
@@ -76,7 +83,52 @@ class _WriteThread:
             self.failure = error
         finally:
             self.over = True
-            self._ended.release()
+            self.wake()
+
+
+class RunningWrite:
+    """A write that was begun. It is waited for, and never left alone.
+
+    An interrupt ends a call into the JVM for Python only. In a thread of its own the write can be cancelled and waited
+    for, so that nothing happens to the table behind the back of whoever gives the lock back.
+
+    Attributes:
+        interrupt: what interrupted the waiting; None if nothing did.
+
+    """
+
+    def __init__(self, write: DeltaWrite, thread: _WriteThread) -> None:
+        self._write = write
+        self._thread = thread
+        self.interrupt = thread.begin()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self._thread.over
+
+    @property
+    def failure(self) -> BaseException | None:
+        """How it failed; None if it did not, or is not over."""
+        return self._thread.failure
+
+    def wait(
+        self, is_reached: Callable[[], bool] = lambda: False, is_pointless: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Return when it is over, or when something else is reached.
+
+        Args:
+            is_reached: asked whenever there is news, and now and then.
+            is_pointless: likewise; once it says so, or after an interrupt, the Spark jobs are cancelled.
+
+        """
+        while not (self.over or is_reached()):
+            try:
+                self._thread.wait(CANCEL_AGAIN_SECONDS)
+                if self.interrupt is not None or is_pointless():
+                    self._write.cancel_jobs()
+            except BaseException as error:  # noqa: BLE001 (kept, and raised when the write is over)
+                self.interrupt = self.interrupt or error
 
 
 class DeltaWrite:
@@ -99,31 +151,34 @@ class DeltaWrite:
         self.metadata = dict(metadata)
         self._context = spark.sparkContext
         self._tag = f"sluice-{self.commit_id}"
+        self._thread: _WriteThread | None = None
 
-    def save(
-        self, location: str, user_metadata: str, *, is_pointless: Callable[[], bool]
-    ) -> tuple[BaseException | None, BaseException | None]:
-        """Write and commit, in a thread of its own; return how it failed and what interrupted it.
-
-        An interrupt ends a call into the JVM for Python only. In a thread of its own the write can be cancelled and
-        waited for, so that nothing happens to the table behind the back of whoever gives the lock back.
+    def start(
+        self, location: str, user_metadata: str, *, ticket: str | None = None, on_end: Callable[[], None] = lambda: None
+    ) -> RunningWrite:
+        """Write and commit, in a thread of its own.
 
         Args:
             location: of the table.
             user_metadata: of the commit.
-            is_pointless: asked again and again while the write goes on; once it says so the Spark jobs are cancelled.
+            ticket: name of the ticket to which that thread is bound.
+            on_end: called in that thread when it has ended.
 
         """
-        thread = _WriteThread(lambda: self._save(location, user_metadata), f"sluice-write-{self.commit_id}")
-        interrupt = thread.begin()
-        while not thread.over:
+
+        def save() -> None:
             try:
-                thread.wait(CANCEL_AGAIN_SECONDS)
-                if interrupt is not None or is_pointless():
-                    self.cancel_jobs()
-            except BaseException as error:  # noqa: BLE001 (kept, and raised when the write is over)
-                interrupt = interrupt or error
-        return thread.failure, interrupt
+                self._save(location, user_metadata, ticket)
+            finally:
+                on_end()
+
+        self._thread = _WriteThread(save, f"sluice-write-{self.commit_id}")
+        return RunningWrite(self, self._thread)
+
+    def wake(self) -> None:
+        """Have whoever waits for the write look; may be called in any thread, before the start too."""
+        if self._thread is not None:
+            self._thread.wake()
 
     def read(self, look: Callable[[], T], *, table: str) -> T:
         """Run Spark jobs that look what there is to do, in this thread; :meth:`cancel_jobs` ends them, too.
@@ -141,7 +196,9 @@ class DeltaWrite:
             with suppress(*JVM_ERRORS):
                 self._context.removeJobTag(self._tag)
 
-    def _save(self, location: str, user_metadata: str) -> None:
+    def _save(self, location: str, user_metadata: str, ticket: str | None) -> None:
+        if ticket is not None:
+            self._context.setLocalProperty(TICKET_PROPERTY, ticket)
         self._context.addJobTag(self._tag)
         self.work.do(location, user_metadata)
         self._context.removeJobTag(self._tag)

@@ -33,11 +33,12 @@ from lock_manager.guard_server import GuardServer
 from lock_manager.installed import declare_installed
 from lock_manager.intents import version_to_occupy
 from lock_manager.partitions import PartitionSchema
+from lock_manager.ticket import Ticket
 from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
 from writer_jobs.ensembles import pin_again, refuse_other_ensemble
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError, TableError
 from writer_jobs.refusals import raise_refusals_as_python_errors
-from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
+from writer_jobs.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ _GUARD_PROPERTY = "spark.sluice.guard.name"
 GUARD_OFF = "off"
 _OBSERVE = "observe"
 REQUIRED = "required"
-_AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
+AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
 # An ensemble is asked for 45 s at most; the rest is for a busy interpreter.
 _ANSWER_SECONDS = 60
 
@@ -88,14 +89,16 @@ def attach(spark: SparkSession) -> None:
     raise_refusals_as_python_errors(GUARD)
     required = guard_mode(spark) == REQUIRED
     declare_installed((lambda location: _schema_of(spark, location)) if required else None)
-    auto_compact = spark.conf.get(_AUTO_COMPACT, None)
+    if spark.conf.get(COMMIT_LOCK, None) is None:
+        spark.conf.set(COMMIT_LOCK, "false")
+    auto_compact = spark.conf.get(AUTO_COMPACT, None)
     if auto_compact is None:
         # A table's own property would turn it on: it commits again inside the first commit, and hides its errors.
-        spark.conf.set(_AUTO_COMPACT, "false")
+        spark.conf.set(AUTO_COMPACT, "false")
     elif auto_compact.strip().lower() != "false":
         log.warning(
             "%s=%s: a compaction that the guard refuses is not reported; leave it out, and compact under a lock",
-            _AUTO_COMPACT,
+            AUTO_COMPACT,
             auto_compact,
         )
 
@@ -179,13 +182,7 @@ def guarded(
     # Before anything is read or occupied: under this lock another writer may be at work.
     pinned = None if any_ensemble else _pinned_to(hold, table_log, bound, observe=mode == _OBSERVE)
     _refuse_other_partitioning(table_log, bound)
-    context = spark.sparkContext
-    GUARD.add(bound)
-    before = context.getLocalProperty(HOLDS_PROPERTY)
-    try:
-        context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, bound.name])))
-        # Stays: whatever this thread commits, this process is to be asked.
-        context.setLocalProperty(_GUARD_PROPERTY, context._gateway._sluice_guard.name)  # noqa: SLF001
+    with _bound(spark, bound):
         if bound.refusal is None and _occupy_intended_versions(spark, table_log, bound):
             # What was unfinished is finished now, and may be what moved the table or partitioned it anew.
             pinned = None if any_ensemble else _pinned_to(hold, table_log, bound, observe=mode == _OBSERVE)
@@ -203,9 +200,72 @@ def guarded(
                 error.add_note(f"the block changed the table's pin ({pinned}), run `sluice adopt` again: {problem}")
             raise
         _restore_pin(spark, table_log, bound, pinned)
+
+
+@contextmanager
+def guarded_commit(
+    spark: SparkSession,
+    hold: HeldLock,
+    table_log: DeltaTableLog,
+    metadata: Mapping[str, Any],
+    ticket: Ticket,
+    *,
+    schema: PartitionSchema | None = None,
+) -> Iterator[GuardedHold]:
+    """Let the commit that waits with a ticket pass under a hold, as :func:`guarded` does for a whole block.
+
+    What the transaction has read of the pin counts. If that has changed since, the metadata of the table has, which
+    Delta takes for a conflict of every transaction.
+
+    Args:
+        spark: the session.
+        hold: exclusive, of the table of ``table_log``, had after the commit came.
+        table_log: of the table.
+        metadata: what the commit notes beside the hold (JSON values).
+        ticket: with its commit; to be granted in the block.
+        schema: of the table's partitions, where the hold is of some of them.
+
+    Yields:
+        The hold as the guard knows it.
+
+    Raises:
+        PinMismatchError, TableError: as :func:`guarded`.
+
+    """
+    bound = GuardedHold(hold, metadata, table=ticket.table, schema=schema)
+    staged = ticket.staged
+    pin = Pin.of(staged.properties) if staged is not None else None
+    if pin is not None:
+        pin.check(ensemble=hold.ensemble_id, table=ticket.table)
+    _refuse_other_partitioning(table_log, bound)
+    if hold.intents_of(bound.table).unclean:
+        with _bound(spark, bound):
+            _occupy_intended_versions(spark, table_log, bound)
+        _refuse_other_partitioning(table_log, bound)
+    GUARD.add(bound)
+    try:
+        yield bound
     finally:
         GUARD.remove(bound)
-        with _only_logged(hold):
+        if ticket.committed is None:
+            with _only_logged(hold):
+                _settle(spark, bound)
+
+
+@contextmanager
+def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
+    """Bind this thread's commits to a hold, and settle at the end what it attempted."""
+    context = spark.sparkContext
+    GUARD.add(bound)
+    before = context.getLocalProperty(HOLDS_PROPERTY)
+    try:
+        context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, bound.name])))
+        # Stays: whatever this thread commits, this process is to be asked.
+        context.setLocalProperty(_GUARD_PROPERTY, context._gateway._sluice_guard.name)  # noqa: SLF001
+        yield
+    finally:
+        GUARD.remove(bound)
+        with _only_logged(bound.hold):
             context.setLocalProperty(HOLDS_PROPERTY, before)
             _settle(spark, bound)
 

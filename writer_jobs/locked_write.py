@@ -34,6 +34,22 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 
 
+def user_metadata(write: DeltaWrite) -> str:
+    """Return what the commit of a write notes of it, as Delta's ``userMetadata``."""
+    stamp = {**write.metadata, "commit_id": write.commit_id}
+    user = {} if write.work.user_metadata is None else {"user": write.work.user_metadata}
+    return json.dumps({STAMP: stamp, **user}, separators=(",", ":"))
+
+
+def failed_write(table: str, table_log: DeltaTableLog, write: DeltaWrite, failure: BaseException) -> WriteFailedError:
+    """Return the error of a write that failed before anything of it was put."""
+    with suppress(TableError, StorageError):
+        misfit = write.misfit(failure, table_log.state())
+        if misfit is not None:
+            return SchemaMismatchError(table=table, reason=misfit)
+    return WriteFailedError(table=table, reason=one_sentence(failure))
+
+
 @dataclass(frozen=True)
 class CommitResult:
     """What became of one write.
@@ -45,7 +61,8 @@ class CommitResult:
         metrics: ``operationMetrics`` of the commit, as Delta notes them: ``numDeletedRows`` and so on.
         already_committed: Delta had this transaction already, so nothing was written now.
         commit_id: by which the commit is found in the log; None if there is none.
-        hold_id: of the hold under which it was done.
+        hold_id: of the hold under which it was committed; None if Delta had this transaction already, and no lock was
+            asked for.
         token: fencing token of that hold.
         requested_at: when the lock was asked for, seconds since the epoch.
         acquired_at: when it was had.
@@ -58,8 +75,8 @@ class CommitResult:
     rows: int | None
     already_committed: bool
     commit_id: str | None
-    hold_id: str
-    token: int
+    hold_id: str | None
+    token: int | None
     requested_at: float
     acquired_at: float
     released_at: float
@@ -126,7 +143,7 @@ class LockedWrite:
             self._have_the_guard_note_the_id()
         failure, interrupt = self._save()
         try:
-            commit = self._verify(head.version, failure)
+            commit = self.verify(head.version, failure)
             if commit is not None and commit.version != NO_VERSION:
                 self._confirm(commit)
         except SluiceError:
@@ -154,12 +171,12 @@ class LockedWrite:
     def _save(self) -> tuple[BaseException | None, BaseException | None]:
         """Write, again after a conflict with another writer, as long as this hold stands."""
         for attempt in range(1, _ATTEMPTS + 1):
-            failure, interrupt = self._write.save(
-                self._log.location, self._user_metadata(), is_pointless=lambda: self._hold.lost is not None
-            )
+            running = self._write.start(self._log.location, user_metadata(self._write))
+            running.wait(is_pointless=lambda: self._hold.lost is not None)
+            failure, interrupt = running.failure, running.interrupt
             if attempt == _ATTEMPTS or interrupt is not None or self._hold.lost is not None or not is_conflict(failure):
                 break
-            if failure is None or self._may_be_stored(failure):
+            if failure is None or self.may_be_stored(failure):
                 break
             log.warning("another writer has changed %s meanwhile: writing again", self._table)
             if self._bound is not None:
@@ -167,7 +184,7 @@ class LockedWrite:
                 refuse_other_ensemble(self._hold, self._log)
         return failure, interrupt
 
-    def _verify(self, before: int, failure: BaseException | None) -> Commit | None:
+    def verify(self, before: int, failure: BaseException | None) -> Commit | None:
         """Look into the log for what the write did; None: Delta had this transaction already."""
         txn, commit_id = self._work.txn, self._write.commit_id
         try:
@@ -194,7 +211,7 @@ class LockedWrite:
         if failure is not None and self._hold.lost is not None:
             raise LockLostError(resource=self._table, hold_id=self._hold.hold_id, reason=self._hold.lost) from failure
         if failure is not None:
-            raise self._failed(failure) from failure
+            raise failed_write(self._table, self._log, self._write, failure) from failure
         if skipped:
             return None
         if txn is None and (last == before or self._asked_for_no_commit()):
@@ -223,19 +240,12 @@ class LockedWrite:
         except JVM_ERRORS:
             return True
 
-    def _may_be_stored(self, failure: BaseException) -> bool:
+    def may_be_stored(self, failure: BaseException) -> bool:
         """Tell whether a failed write is in the table, or may be later: Delta does more after a commit."""
         if self._may_still_be_put(failure):
             return True
         known = attempts(self._spark, self._bound) if self._bound is not None else []
         return any(each["outcome"] == "committed" and each["attempt"] not in self._passed_before for each in known)
-
-    def _failed(self, failure: BaseException) -> WriteFailedError:
-        with suppress(TableError, StorageError):
-            misfit = self._write.misfit(failure, self._log.state())
-            if misfit is not None:
-                return SchemaMismatchError(table=self._table, reason=misfit)
-        return WriteFailedError(table=self._table, reason=one_sentence(failure))
 
     def _confirm(self, commit: Commit) -> None:
         try:
@@ -250,11 +260,6 @@ class LockedWrite:
                 commit_id=self._write.commit_id,
             ) from error
         self._hold.record_commit(commit.version, self._table)
-
-    def _user_metadata(self) -> str:
-        stamp = {**self._write.metadata, "commit_id": self._write.commit_id}
-        user = {} if self._work.user_metadata is None else {"user": self._work.user_metadata}
-        return json.dumps({STAMP: stamp, **user}, separators=(",", ":"))
 
     def _result(self, commit: Commit | None) -> CommitResult:
         made = commit is not None and commit.version != NO_VERSION

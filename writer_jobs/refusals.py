@@ -18,6 +18,7 @@ import lock_manager.errors
 import writer_jobs.errors
 from lock_manager import LockLostError, LockNotHeldError, SluiceError
 from lock_manager.guard import CommitGuard
+from lock_manager.ticket import NotStagedError
 from writer_jobs.errors import CommitUnknownError, GuardMissingError
 from writer_jobs.failures import LOST_CONTACT, java_layers
 
@@ -61,6 +62,8 @@ def _refusal(exception: Any, guard: CommitGuard) -> SluiceError | None:
 def _by_name(name: str, message: str) -> SluiceError:
     if name == GuardMissingError.__name__:
         return GuardMissingError(message)
+    if name == NotStagedError.__name__:
+        return NotStagedError(message)
     if name == writer_jobs.errors.TableError.__name__:
         return writer_jobs.errors.TableError(message)
     if name == LockLostError.__name__:

@@ -39,6 +39,10 @@ KERNEL_LOG_STORE_SETTINGS = tuple(
 #: ``required``: no commit without the lock. ``observe``: commit, and log what would be refused. ``off``: do not ask.
 GUARD_MODE = "spark.sluice.guard"
 
+#: Delta's own lock on a table, within one driver: a commit that waits for its turn would stop all who read the table.
+#: The conditional put does its work.
+COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
+
 #: What a job gets unless it is told otherwise, and why.
 DEFAULTS: Mapping[str, str] = {
     "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
@@ -50,6 +54,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # It would commit a second time within the first commit, and hide its errors.
     "spark.databricks.delta.autoCompact.enabled": "false",
+    COMMIT_LOCK: "false",
     # Every acknowledged append leaves its commit in the log, the one of no rows too.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     # Delta's other connector is young: most statements fail in it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +32,8 @@ class Work:
     Attributes:
         do: does it, given the table's location and the ``userMetadata`` of the commit; may be called again.
         columns: of the rows that it writes, for messages.
+        rows: that it appends; None for any other operation.
+        options: of Delta's writer.
         txn: ``(txnAppId, txnVersion)`` or None.
         user_metadata: the caller's own, to be kept.
         takes_metadata: whether the commit has the ``userMetadata`` that is given to it. Where it has not, Delta has
@@ -44,6 +46,8 @@ class Work:
     txn: tuple[str, int] | None = None
     user_metadata: str | None = None
     takes_metadata: bool = False
+    rows: DataFrame | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 def delta_table(spark: SparkSession, location: str) -> DeltaTable:
@@ -112,4 +116,5 @@ def write_rows(
             writer = writer.partitionBy(*partition_by)
         writer.save(location)
 
-    return Work(do, tuple(df.columns), txn, user_metadata, takes_metadata=True)
+    rows = df if mode == "append" else None
+    return Work(do, tuple(df.columns), txn, user_metadata, takes_metadata=True, rows=rows, options=given)

@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
 from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager, canonical_table_uri
+from lock_manager.ticket import NotStagedError
 from writer_jobs.delta_log import DeltaTableLog, TableState, locate_table
 from writer_jobs.delta_write import CANCEL_AGAIN_SECONDS, DeltaWrite
 from writer_jobs.errors import TableError
@@ -21,6 +22,8 @@ from writer_jobs.locked_write import CommitResult, LockedWrite
 from writer_jobs.merging import Assignments, LockedMerge, MergePlan
 from writer_jobs.partitioning import Finder, Lock, Part, Partitions, part_of, partitions_of_rows
 from writer_jobs.session import classic_session
+from writer_jobs.staged_write import StagedWrite
+from writer_jobs.staging import HOLDS, Hold, why_whole
 from writer_jobs.work import Work, delta_table, write_rows
 
 log = logging.getLogger(__name__)
@@ -89,11 +92,12 @@ class LockedDeltaWriter:
         options: Mapping[str, str] | None = None,
         txn: tuple[str, int] | None = None,
         lock: Lock = "table",
+        hold: Hold = "write",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[HeldLock], None] | None = None,
     ) -> CommitResult:
-        """Take the lock, append the rows, make sure that they are in the table, give the lock back.
+        """Append the rows under the lock, and make sure that they are in the table.
 
         Args:
             df: the rows. A plan that reads the table itself is read under the lock too, so it sees the newest version;
@@ -105,9 +109,13 @@ class LockedDeltaWriter:
             lock: ``"table"``; ``"partitions"`` for those that the rows are in, which are found out before by one more
                 pass over the rows (cache them if they are expensive); or a list of partitions by column, which the rows
                 must not leave. A table that is not partitioned, or not there yet, is locked as a whole.
+            hold: ``"write"``: the lock is held over the whole write. ``"commit"``: the rows are written without it, it
+                is asked for when they are ready to be committed, and given back as soon as they are. What cannot be
+                done in that way, by the table in docs/gate.md, holds it over the whole write all the same.
             lock_timeout_seconds: total, 0 means: only if it is free now. By default the manager's.
             metadata: more to note in the commit, beside its id, its hold and its token (JSON values).
-            before_write: called under the lock, before anything is written; what it raises ends the write.
+            before_write: called under the lock, before anything is written or, with ``hold="commit"``, before the
+                commit; what it raises ends the write. It may be called twice, where the write had to be done again.
 
         Raises:
             LockTimeoutError, LockCancelledError, EnsembleUnavailableError, ClosedError: no lock, nothing written.
@@ -126,11 +134,14 @@ class LockedDeltaWriter:
         never given back while it may still commit. If it was faster, a note on the exception says so.
 
         """
+        if hold not in HOLDS:
+            raise ValueError(f"hold={hold!r}: choose {' or '.join(map(repr, HOLDS))}")
         work = write_rows(self._spark, df, mode="append", partition_by=partition_by, options=options, txn=txn)
         return self._write(
             lambda _: work,
             lock,
             lambda state: partitions_of_rows(df, state),
+            hold=hold,
             timeout=lock_timeout_seconds,
             metadata=metadata,
             before_write=before_write,
@@ -415,6 +426,7 @@ class LockedDeltaWriter:
         lock: Lock,
         find: Finder,
         *,
+        hold: Hold = "write",
         of_table: bool = False,
         timeout: float | None,
         metadata: Mapping[str, Any] | None,
@@ -426,6 +438,7 @@ class LockedDeltaWriter:
             work_on: makes the work, given what is locked.
             lock: what the caller asked for.
             find: finds out which partitions the work touches.
+            hold: what of the work the lock is held for.
             of_table: these come from the table, where others may have written before the lock was had: look again.
             timeout: for the lock, in seconds.
             metadata: of the caller, for the commit.
@@ -443,6 +456,15 @@ class LockedDeltaWriter:
                 write.work = work_on(part)
                 if self._cancelled.is_set():
                     raise LockCancelledError(resource=self.table)
+                if hold == "commit":
+                    staged = StagedWrite(self._spark, self._manager, self.table, part, write)
+                    try:
+                        if (reason := why_whole(self._spark, self.log, write.work)) is None:
+                            return staged.run(seconds, before_write, self._cancelled.is_set)
+                        log.debug("the lock on %s is held over the whole write: %s", self.table, reason)
+                    except NotStagedError as error:
+                        log.info("writing again: %s", error)
+                        seconds = max(0.0, seconds - staged.waited_seconds)
                 try:
                     return self._write_to(part, write, again, seconds, before_write)
                 except _OutgrownError as error:

@@ -20,6 +20,7 @@ from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.s3_faults import FaultyS3, S3Fault
 from tests.support.driver_process import WAIT, Driver
 from tests.support.s3_table import rows, stored
+from tests.support.sessions import end_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
@@ -287,14 +288,13 @@ def lose(driver: Driver, ensemble: EmbeddedZooKeeper) -> Callable[[str, str], No
     def take(table: str, what: str) -> None:
         if what == "session":
             number, password = session
-            client = KazooClient(ensemble.hosts, client_id=(number, bytes.fromhex(password)))
-            client.start()
-        else:
-            client = KazooClient(ensemble.hosts)
-            client.start()
-            queue = TableResource.of(table).znode("/locks/delta_tables")
-            (contender,) = [name for name in client.get_children(queue) if "__lock__" in name]
-            client.delete(f"{queue}/{contender}")
+            end_session(ensemble.hosts, (number, bytes.fromhex(password)))
+            return
+        client = KazooClient(ensemble.hosts)
+        client.start()
+        queue = TableResource.of(table).znode("/locks/delta_tables")
+        (contender,) = [name for name in client.get_children(queue) if "__lock__" in name]
+        client.delete(f"{queue}/{contender}")
         client.stop()
         client.close()
 

@@ -17,6 +17,7 @@ import pytest
 from lock_manager import ZookeeperLockManager
 from sluice.distribution import build_zip
 from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from tests.support.running import is_running
 from writer_jobs import append as append_module
 
 pytestmark = pytest.mark.spark
@@ -108,13 +109,6 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
     yield start
     for job in jobs:
         job.kill()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_run_that_is_killed_again_and_again_ends_as_one_run(

@@ -42,6 +42,7 @@ from lock_manager import (
     installed,
 )
 from lock_manager.queue_lock import Attempt
+from tests.support.sessions import end_session
 
 ROOT = "/locks/delta_tables"
 SCHEMA = PartitionSchema((PartitionColumn("y", "integer"), PartitionColumn("m", "integer")))
@@ -230,7 +231,7 @@ class LockMachine(RuleBasedStateMachine):
         session = manager._session.client.client_id
         if session is None:
             return
-        self.end_session(session)
+        end_session(self.look.hosts_text, session)
         for wish in holding:
             self.eventually(lambda wish=wish: any(hold.lost for hold in wish.holds), "the holder knows that it lost")
             wish.over = True
@@ -253,7 +254,7 @@ class LockMachine(RuleBasedStateMachine):
         connection = manager._session.client._connection._socket
         with suppress(OSError, AttributeError):
             connection.shutdown(socket.SHUT_RDWR)
-        self.end_session(session)
+        end_session(self.look.hosts_text, session)
         self.dead.append(manager)
         self.undertaker.submit(manager.close)
         self.managers[client] = ZookeeperLockManager(self.look.hosts_text, 60, session_timeout_seconds=4)
@@ -351,12 +352,6 @@ class LockMachine(RuleBasedStateMachine):
         """Choose a client, one that holds or waits if there is one."""
         busy = [wish.client for wish in self.wishes if wish.granted or wish.waiting]
         return busy[number % len(busy)] if busy else number % CLIENTS
-
-    def end_session(self, session: tuple[int, bytes]) -> None:
-        thief = KazooClient(self.look.hosts_text, client_id=session)
-        thief.start()
-        thief.stop()
-        thief.close()
 
     def scopes(self, wish: Wish, only: tuple[int, Parts, bool] | None = None) -> list[TableScope]:
         found = []

@@ -28,6 +28,8 @@ from lock_manager import (
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.tcp_proxy import Link
 from tests.support.rivals import RivalManager
+from tests.support.running import is_running
+from tests.support.sessions import end_session
 
 TABLE = "s3://lake/faults"
 NODE = TableResource.of(TABLE).znode("/locks/delta_tables")
@@ -80,10 +82,7 @@ def expire(manager: ZookeeperLockManager, hosts: str) -> None:
     # The first client may come back before the second one has said goodbye.
     while manager._session.session_id == session_id:
         assert time.monotonic() < deadline
-        other = KazooClient(hosts, client_id=(session_id, password))
-        other.start()
-        other.stop()
-        other.close()
+        end_session(hosts, (session_id, password))
 
 
 def test_the_granted_timeout_counts_not_the_one_asked_for(server, eventually):
@@ -473,10 +472,10 @@ def raises(call) -> bool:
 def test_the_embedded_servers_end_with_their_parent(eventually):
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     pid = int(parent.stdout.readline())
-    assert alive(pid)
+    assert is_running(pid)
     parent.kill()
     parent.communicate()
-    eventually(lambda: not alive(pid), within=15)
+    eventually(lambda: not is_running(pid), within=15)
 
 
 PARENT = """
@@ -485,14 +484,6 @@ from lock_manager.local import EmbeddedZooKeeper
 print(EmbeddedZooKeeper().start().servers[0].pid, flush=True)
 time.sleep(60)
 """
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123
-            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_server_that_says_much_does_not_stand_still():

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sluice.demo.processes import Events, SparkSubmitError, WriterProcess, end_processes, spark_submit, submit_command
+from tests.support.running import is_running
 
 ROOT = Path(__file__).parents[2]
 # A child that ignores SIGTERM, below a parent that does too, as a JVM with its Python might.
@@ -24,14 +25,6 @@ else:
     print('{"event": "pids", "pids": [%d, %d]}' % (os.getppid(), os.getpid()), flush=True)
 time.sleep(600)
 """
-
-
-def is_running(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def wait_until_gone(pids: list[int]) -> None:

@@ -3,6 +3,7 @@ package io.deltasluice.storage;
 import com.fasterxml.jackson.core.JsonProcessingException;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 
@@ -37,6 +38,10 @@ public final class Attempts {
 
     void ended(Outcome how) {
       outcome = how;
+    }
+
+    Outcome outcome() {
+      return outcome;
     }
 
     /** Takes note that the thread has left the attempt, if it did not say with which outcome. */
@@ -76,11 +81,16 @@ public final class Attempts {
             .put("version", attempt.version)
             .put("txn", attempt.txn)
             .put("attempt", attempt.id)
-            .put("outcome", attempt.outcome.name().toLowerCase(java.util.Locale.ROOT));
+            .put("outcome", name(attempt.outcome));
       }
       return list;
     });
     return CommitBody.JSON.writeValueAsString(all);
+  }
+
+  /** Returns the name by which Python knows an outcome. */
+  static String name(Outcome outcome) {
+    return outcome.name().toLowerCase(Locale.ROOT);
   }
 
   /** Forgets a hold. */

@@ -25,6 +25,7 @@ final class CommitBody {
   private static final ObjectReader STRICT = JSON.reader().with(DeserializationFeature.FAIL_ON_TRAILING_TOKENS);
   private static final String INFO = "{\"commitInfo\":{";
   private static final String METADATA = "{\"metaData\":";
+  private static final String ADD = "{\"add\":{";
   private static final String STAMP = "sluice";
   private static final Set<String> FILES = Set.of("add", "remove", "cdc");
 
@@ -40,8 +41,14 @@ final class CommitBody {
   /** {@code commitInfo.operation}, or null. */
   final String operation;
 
+  /** {@code commitInfo.operationMetrics}, or an empty object. */
+  final JsonNode metrics;
+
   /** Whether it says anew what the table is. */
   final boolean hasMetadata;
+
+  /** Whether Delta says that nothing of the table was read for it. */
+  private final boolean isBlindAppend;
 
   CommitBody(Iterator<String> actions, String attempt) {
     this.attempt = attempt;
@@ -61,6 +68,8 @@ final class CommitBody {
     JsonNode node = commitInfo(found);
     txn = node.path("txnId").asText(null);
     operation = node.path("operation").asText(null);
+    metrics = node.path("operationMetrics").isObject() ? node.get("operationMetrics") : JSON.createObjectNode();
+    isBlindAppend = node.path("isBlindAppend").asBoolean(false);
   }
 
   /** Returns the file's content. The note comes first in the first line, all else as Delta wrote it. */
@@ -114,6 +123,51 @@ final class CommitBody {
     ArrayNode others = found.putArray("actions");
     actions.forEach(others::add);
     return found;
+  }
+
+  /**
+   * Returns what a commit whose data files were written without the lock is made of.
+   *
+   * @return JSON object: {@code blind} (nothing of the table was read), {@code removes} (it takes files out of the
+   *     table), {@code actions} (as of {@link #footprint}), {@code oldest} (when the oldest of its new files was
+   *     written, milliseconds since the epoch; null without files)
+   */
+  ObjectNode staged() {
+    Set<String> others = new TreeSet<>();
+    boolean removes = false;
+    Long oldest = null;
+    for (String line : lines) {
+      JsonNode tree = whole(line);
+      String name = tree.isObject() && tree.size() == 1 ? tree.fieldNames().next() : "unreadable";
+      if (name.equals("add")) {
+        long written = tree.get(name).path("modificationTime").asLong(0);
+        oldest = oldest == null ? written : Math.min(oldest, written);
+      } else if (FILES.contains(name)) {
+        removes |= name.equals("remove");
+      } else if (name.equals("domainMetadata")) {
+        others.add(name + " " + tree.get(name).path("domain").asText());
+      } else if (!name.equals("txn") && !name.equals("commitInfo")) {
+        others.add(name);
+      }
+    }
+    ObjectNode found = JSON.createObjectNode();
+    found.put("blind", isBlindAppend);
+    found.put("removes", removes);
+    ArrayNode actions = found.putArray("actions");
+    others.forEach(actions::add);
+    found.put("oldest", oldest);
+    return found;
+  }
+
+  /** Returns the paths of the data files that it adds, as the log has them. */
+  List<String> added() {
+    List<String> paths = new ArrayList<>();
+    for (String line : lines) {
+      if (line.startsWith(ADD)) {
+        paths.add(whole(line).path("add").path("path").asText());
+      }
+    }
+    return paths;
   }
 
   /** Tells whether the first line of a version file is of this very transaction. */

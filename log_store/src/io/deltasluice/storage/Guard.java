@@ -35,6 +35,15 @@ public final class Guard {
   /** Local property of Spark's threads: name of the guard that knows these holds. */
   public static final String NAME = "spark.sluice.guard.name";
 
+  /**
+   * Local property of Spark's threads: name of the ticket of a write that is yet to get its lock, when it commits; it
+   * ends with {@code *} if the lock is of partitions only.
+   */
+  public static final String TICKET = "spark.sluice.ticket";
+
+  /** Table properties about which Python is told. */
+  private static final String OWN_PROPERTIES = "sluice.";
+
   private static final char OF_PARTITIONS = '*';
 
   /** Setting of the driver: {@code required} (the default), {@code observe} or {@code off}. */
@@ -108,31 +117,91 @@ public final class Guard {
     }
   }
 
-  private static Verdict required(VersionFile file, CommitBody body, Mode mode)
+  /** Returns the ticket of this thread's write, null if it has none: then its lock is held already, or it has none. */
+  static String ticket() {
+    SparkContext context = context();
+    return context == null ? null : context.getLocalProperty(TICKET);
+  }
+
+  /**
+   * Asks for the lock, in the name of a ticket, and tells whether it is held by now. Python lets some time go by before
+   * it says no.
+   *
+   * @param read what the transaction has read; null if that is not known
+   * @throws CommitRefusedException there will be no lock for this commit
+   * @throws InterruptedIOException the thread was interrupted
+   */
+  static boolean hasTurn(String ticket, VersionFile file, CommitBody body, ReadVersion read)
       throws CommitRefusedException, InterruptedIOException {
+    ObjectNode request = request(file, body);
+    request.put("ticket", ticket);
+    ObjectNode staged = body.staged();
+    staged.set("read", read == null ? null : read.toJson(OWN_PROPERTIES));
+    request.set("staged", staged);
+    return answer(request, file, body).path("turn").asBoolean(false);
+  }
+
+  /**
+   * Says what became of a put for which a ticket had the lock: it may be given back.
+   *
+   * @return whether Python has heard it; if not, it finds out when the write ends
+   */
+  static boolean tell(String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome) {
+    ObjectNode request = request(file, body);
+    request.put("ticket", ticket);
+    request.put("outcome", Attempts.name(outcome));
+    request.set("metrics", body.metrics);
+    try {
+      answer(request, file, body);
+      return true;
+    } catch (IOException e) {
+      LOG.warn("what became of version {} of {} could not be told: {}", file.version(), file.table(), e.toString());
+      return false;
+    }
+  }
+
+  private static ObjectNode request(VersionFile file, CommitBody body) {
     ObjectNode request = CommitBody.JSON.createObjectNode();
     request.put("table", file.table());
     request.put("version", file.version());
     request.put("attempt", body.attempt);
+    return request;
+  }
+
+  private static JsonNode answer(ObjectNode request, VersionFile file, CommitBody body)
+      throws CommitRefusedException, InterruptedIOException {
+    JsonNode answer = answerOf(request.toString(), file);
+    if (answer.hasNonNull("refused")) {
+      throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
+    }
+    return answer;
+  }
+
+  private static Verdict required(VersionFile file, CommitBody body, Mode mode)
+      throws CommitRefusedException, InterruptedIOException {
+    ObjectNode request = request(file, body);
     request.put("txn", body.txn);
     request.put("operation", body.operation);
     request.put("metadata", body.hasMetadata);
     String holds = holds();
     request.put("holds", holds);
-    if (holds != null && holds.indexOf(OF_PARTITIONS) >= 0) {
+    String ticket = ticket();
+    request.put("ticket", ticket);
+    if (isOfPartitions(holds) || isOfPartitions(ticket)) {
       request.set("footprint", body.footprint());
     }
     request.put("observe", mode == Mode.OBSERVE);
-    JsonNode answer = answerOf(request.toString(), file);
-    if (answer.hasNonNull("refused")) {
-      throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
-    }
+    JsonNode answer = answer(request, file, body);
     List<String> covering = new ArrayList<>();
     answer.path("holds").forEach(hold -> covering.add(hold.asText()));
     if (covering.isEmpty() || !answer.path("stamp").isObject()) {
       throw new CommitRefusedException("LockLostError", "the commit guard gave an answer that means nothing");
     }
     return new Verdict(covering, (ObjectNode) answer.get("stamp"));
+  }
+
+  private static boolean isOfPartitions(String bound) {
+    return bound != null && bound.indexOf(OF_PARTITIONS) >= 0;
   }
 
   private static JsonNode answerOf(String request, VersionFile file)

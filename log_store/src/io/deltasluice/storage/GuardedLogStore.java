@@ -91,10 +91,13 @@ public class GuardedLogStore extends LogStore {
       throw new CommitRefusedException("TableError",
           path + ": for this scheme no way is known to create a file only if there is none");
     }
-    if (path.getFileSystem(conf).exists(path)) {
-      throw new FileAlreadyExistsException(path.toString());
-    }
+    refuseTaken(path, conf);
     CommitBody body = new CommitBody(actions, UUID.randomUUID().toString());
+    String ticket = Guard.ticket();
+    if (ticket != null) {
+      StagedFiles.remember(ticket, file, body, conf);
+      awaitTurn(ticket, file, body, conf);
+    }
     Guard.Verdict verdict = Guard.ask(file, body);
     Attempts.Attempt attempt =
         Attempts.begin(verdict.holds(), file.version(), body.txn, body.attempt);
@@ -103,6 +106,46 @@ public class GuardedLogStore extends LogStore {
     } finally {
       // An error of the JVM's own may have come when the put was on its way.
       attempt.endedSomehow();
+      if (ticket != null) {
+        tell(ticket, file, body, attempt.outcome(), verdict.holds());
+      }
+    }
+  }
+
+  private static void tell(
+      String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome, List<String> holds) {
+    if (outcome == Attempts.Outcome.COMMITTED || outcome == Attempts.Outcome.UNKNOWN) {
+      StagedFiles.forget(ticket);
+    }
+    if (Guard.tell(ticket, file, body, outcome) && outcome == Attempts.Outcome.COMMITTED) {
+      // Python knows all that there is to know, and will not ask.
+      holds.forEach(Attempts::forget);
+    }
+  }
+
+  /**
+   * Waits, in front of a version that is free, for the lock under which it can be put.
+   *
+   * @throws FileAlreadyExistsException somebody else had this version first. Delta looks whether that is a conflict, and
+   *     comes back for the next one; the place in the queue is kept, and so is the lock.
+   */
+  private static void awaitTurn(String ticket, VersionFile file, CommitBody body, Configuration conf)
+      throws IOException {
+    ReadVersion read = ReadVersion.of(file);
+    while (!Guard.hasTurn(ticket, file, body, read)) {
+      // To catch up here costs others nothing; with the lock it would.
+      refuseTaken(file.path(), conf);
+    }
+    refuseTaken(file.path(), conf);
+    if (read == null || !read.stands(conf)) {
+      throw new CommitRefusedException("NotStagedError",
+          "the table that was read is not at " + file.table() + " any more: it was removed, or made anew");
+    }
+  }
+
+  private static void refuseTaken(Path version, Configuration conf) throws IOException {
+    if (version.getFileSystem(conf).exists(version)) {
+      throw new FileAlreadyExistsException(version.toString());
     }
   }
 

@@ -1,0 +1,210 @@
+"""A ticket: the hold of a write that does all its work first, and asks for the lock when it comes to its commit.
+
+The thread that writes is bound to a ticket instead of a hold. Its commit waits in the log store, in front of a version
+that is free, until whoever has the ticket (another thread of the same process) has the lock, and grants it. The lock
+can be given back as soon as the log store says what became of the put.
+
+What may be committed in this way is what depends on nothing that the lock protects: see :func:`why_not_staged`. Knows
+nothing of Spark.
+"""
+
+from __future__ import annotations
+
+import _thread
+import copy
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from lock_manager.errors import LockNotHeldError, SluiceError
+
+if TYPE_CHECKING:
+    from lock_manager.guard import GuardedHold
+
+TURN_SECONDS = 0.5
+"""How long a commit waits for its turn before it looks again whether its version is still free."""
+
+#: Behind a ticket's name, or a hold's: it is of partitions, and the guard has to be told what a commit touches.
+OF_PARTITIONS = "*"
+# Where rows get their ids: Delta gives them out again after a conflict.
+OF_ANY_PARTITION = frozenset({"domainMetadata delta.rowTracking"})
+#: Outcomes of a put after which nothing of it can still come (``Attempts.java``).
+DEFINITE = frozenset({"committed", "taken", "rejected"})
+_MILLIS = 1000
+
+
+class NotStagedError(SluiceError, RuntimeError):
+    """A write whose commit cannot be separated from its work: it is done again, with the lock held from its beginning.
+
+    Never seen by whoever writes.
+    """
+
+
+class StagedTooLongError(SluiceError, RuntimeError):
+    """A write took so long that VACUUM may have deleted its first data files."""
+
+
+@dataclass(frozen=True)
+class StagedCommit:
+    """What is waiting for its lock, as the log store describes it (``CommitBody.java``, ``ReadVersion.java``).
+
+    Attributes:
+        blind: whether Delta says that nothing of the table was read for it.
+        removes: whether it takes files out of the table.
+        actions: names of its actions that are of the whole table.
+        oldest: when the oldest of its data files was written, seconds since the epoch; None without files.
+        read_version: of the table that was read; -1 if there was none, or it is not known.
+        properties: of that version, those of ours.
+        retention_seconds: for how long VACUUM spares a file that is not in the table.
+
+    """
+
+    blind: bool
+    removes: bool
+    actions: tuple[str, ...] = ()
+    oldest: float | None = None
+    read_version: int = -1
+    properties: Mapping[str, str] = field(default_factory=dict)
+    retention_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> StagedCommit:
+        """Read what the log store says."""
+        read = said.get("read") or {}
+        oldest = said.get("oldest")
+        return cls(
+            blind=bool(said["blind"]),
+            removes=bool(said["removes"]),
+            actions=tuple(said["actions"]),
+            oldest=None if oldest is None else oldest / _MILLIS,
+            read_version=int(read.get("version", -1)),
+            properties=dict(read.get("properties", {})),
+            retention_seconds=read.get("retention_ms", 0) / _MILLIS,
+        )
+
+    def refuse_if_old(self, table: str, now: float) -> None:
+        """Make sure that VACUUM spares its files for long enough.
+
+        Raises:
+            StagedTooLongError: the oldest has lived for half of the time after which VACUUM takes it for abandoned.
+
+        """
+        if self.oldest is not None and now - self.oldest > self.retention_seconds / 2:
+            raise StagedTooLongError(
+                f"the oldest data file of this write to {table} is {now - self.oldest:.0f} s old, more than half of "
+                f"the {self.retention_seconds:.0f} s for which VACUUM spares it "
+                "(delta.deletedFileRetentionDuration): write again in smaller commits, or set that property higher"
+            )
+
+
+def why_not_staged(commit: StagedCommit) -> str | None:
+    """Return why an append cannot be committed under a lock that was not held while it was prepared; None if it can."""
+    others = [name for name in commit.actions if name not in OF_ANY_PARTITION]
+    if commit.read_version < 0:
+        return "it makes the table"
+    if others:
+        return f"it changes the table's {', '.join(others)}"
+    if commit.removes or not commit.blind:
+        return "its rows depend on the table's"
+    return None
+
+
+class Ticket:
+    """The place of one commit in front of its lock.
+
+    Args:
+        table: canonical URI.
+        of_partitions: whether the lock will be of partitions only.
+        on_change: called in other threads when there is something new to see here: a commit that has come, or the
+            outcome of a put. It has to be quick.
+
+    Attributes:
+        name: to which the thread that writes is bound.
+        staged: the commit that waits, as it came first; None before.
+        bound: the hold, once it is granted.
+        committed: what the log store says of the put that was stored: ``version`` and ``metrics``; None before.
+
+    """
+
+    def __init__(self, table: str, on_change: Callable[[], None], *, of_partitions: bool = False) -> None:
+        self.name = uuid.uuid4().hex + (OF_PARTITIONS if of_partitions else "")
+        self.table = table
+        self.staged: StagedCommit | None = None
+        self.bound: GuardedHold | None = None
+        self.committed: Mapping[str, Any] | None = None
+        self._refusal: SluiceError | None = None
+        self._on_change = on_change
+        # Plain lock, open once it is decided: what a signal handler raises cannot leave it half taken.
+        self._decided = _thread.allocate_lock()
+        self._decided.acquire()
+
+    # -- for whoever has the ticket ------------------------------------------------------------------------------
+
+    def grant(self, bound: GuardedHold) -> None:
+        """Let the commit pass under this hold, from now on; only once."""
+        self.bound = bound
+        self._decided.release()
+
+    def refuse(self, error: SluiceError) -> None:
+        """Let nothing pass any more; the commit fails with this error, if it was not put yet."""
+        undecided = self._refusal is None and self.bound is None
+        self._refusal = self._refusal or error
+        if undecided:
+            self._decided.release()
+
+    # -- for the guard, in threads of its own --------------------------------------------------------------------
+
+    def has_turn(self, said: Mapping[str, Any]) -> bool:
+        """Note that a commit is there, wait a little for its lock, and tell whether it is held.
+
+        Args:
+            said: of the commit, see :class:`StagedCommit`.
+
+        Raises:
+            NotStagedError: it needs the lock from its beginning.
+            StagedTooLongError: VACUUM may have deleted its files.
+            SluiceError: the lock could not be had.
+
+        """
+        staged = StagedCommit.of(said)
+        if (reason := why_not_staged(staged)) is not None:
+            raise NotStagedError(f"the write to {self.table} needs the lock from its beginning: {reason}")
+        if self.staged is None:
+            self.staged = staged
+            self._on_change()
+        if not self._decided.acquire(timeout=TURN_SECONDS):
+            return False
+        self._decided.release()
+        # As late as possible: it may have waited for hours.
+        staged.refuse_if_old(self.table, time.time())
+        self.hold()
+        return True
+
+    def hold(self) -> GuardedHold:
+        """Return the hold under which one commit may be put.
+
+        Raises:
+            LockNotHeldError: there is none, or the one commit was made.
+            SluiceError: it was refused.
+
+        """
+        if self._refusal is not None:
+            # A copy, for every raise adds to what it raises.
+            raise copy.copy(self._refusal)
+        if self.bound is None or self.committed is not None:
+            raise LockNotHeldError(
+                f"a write to {self.table} commits a second time, and its lock was given back", resource=self.table
+            )
+        return self.bound
+
+    def ended(self, said: Mapping[str, Any]) -> None:
+        """Note what became of a put, and have the hold know it."""
+        if self.bound is None:
+            return
+        if said["outcome"] in DEFINITE:
+            self.bound.hold.intents_of(self.table).settle([str(said["attempt"])])
+        if said["outcome"] == "committed":
+            self.committed = {"version": int(said["version"]), "metrics": dict(said.get("metrics") or {})}
+            self._on_change()

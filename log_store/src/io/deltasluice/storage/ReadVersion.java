@@ -1,0 +1,89 @@
+package io.deltasluice.storage;
+
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.EtagSource;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.Path;
+import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.OptimisticTransaction;
+import org.apache.spark.sql.delta.Snapshot;
+import scala.Option;
+import scala.collection.immutable.Map;
+import scala.collection.immutable.Seq;
+
+/**
+ * The version of a table that the transaction of this thread has read, and how its file is known again.
+ *
+ * <p>A commit that waits for its lock must not land in another table of that name, made in the meantime: there it would
+ * refer to data files that are gone. So the version that was read has to be there still, and be the same file.
+ */
+final class ReadVersion {
+  /** To the second, which is what S3 keeps. */
+  private static final long MILLIS = 1000;
+
+  private final Path file;
+  private final long version;
+  private final long modified;
+  private final FileStatus known;
+  private final Snapshot snapshot;
+
+  private ReadVersion(VersionFile next, Snapshot snapshot) {
+    this.snapshot = snapshot;
+    version = snapshot.version();
+    file = new Path(next.path().getParent(), String.format("%020d.json", version));
+    modified = snapshot.logSegment().lastCommitFileModificationTimestamp();
+    Seq<FileStatus> deltas = snapshot.logSegment().deltas();
+    // Behind a checkpoint there may be none, and several versions may be in one compacted file.
+    known = deltas.isEmpty() || !deltas.last().getPath().getName().equals(file.getName()) ? null : deltas.last();
+  }
+
+  /** Returns what the transaction of this thread has read, null if it is of another table, or read nothing. */
+  static ReadVersion of(VersionFile next) {
+    Option<OptimisticTransaction> active = OptimisticTransaction.getActive();
+    if (active.isEmpty() || active.get().snapshot().version() < 0
+        || !active.get().deltaLog().dataPath().toString().equals(next.table())) {
+      return null;
+    }
+    return new ReadVersion(next, active.get().snapshot());
+  }
+
+  /**
+   * Returns it as JSON: {@code version}, {@code properties} of the table (those of {@code prefix}) and
+   * {@code retention_ms} (for how long VACUUM spares a file that is not in the table).
+   */
+  ObjectNode toJson(String prefix) {
+    ObjectNode found = CommitBody.JSON.createObjectNode();
+    found.put("version", version);
+    found.put("retention_ms", DeltaLog.tombstoneRetentionMillis(snapshot.metadata()));
+    ObjectNode properties = found.putObject("properties");
+    Map<String, String> all = snapshot.metadata().configuration();
+    all.foreach(pair -> pair._1().startsWith(prefix) ? properties.put(pair._1(), pair._2()) : null);
+    return found;
+  }
+
+  /** Tells whether the table still has it. */
+  boolean stands(Configuration conf) throws IOException {
+    FileStatus now;
+    try {
+      now = file.getFileSystem(conf).getFileStatus(file);
+    } catch (FileNotFoundException e) {
+      return false;
+    }
+    if (now.getModificationTime() / MILLIS != modified / MILLIS) {
+      return false;
+    }
+    if (known == null) {
+      return true;
+    }
+    return now.getLen() == known.getLen() && sameTag(now, known);
+  }
+
+  private static boolean sameTag(FileStatus one, FileStatus other) {
+    String tag = one instanceof EtagSource source ? source.getEtag() : null;
+    String otherTag = other instanceof EtagSource source ? source.getEtag() : null;
+    return tag == null || otherTag == null || tag.equals(otherTag);
+  }
+}

@@ -1,0 +1,392 @@
+"""Appends that hold the lock for their commit alone: order, conflicts, refusals, and what is left of their files."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+from lock_manager import (
+    HeldLock,
+    LockCancelledError,
+    LockLostError,
+    LockTimeoutError,
+    TableResource,
+    ZookeeperLockManager,
+)
+from lock_manager.ticket import StagedCommit
+from tests.support.rivals import RivalManager
+from writer_jobs import CommitResult, LockedDeltaWriter, SchemaMismatchError, WriteFailedError, locked, staging
+from writer_jobs.session import COMMIT_LOCK
+
+pytestmark = pytest.mark.spark
+
+
+@dataclass
+class Table:
+    """A table with one row, and those who write it."""
+
+    spark: SparkSession
+    path: Path
+    writer: LockedDeltaWriter
+    manager: ZookeeperLockManager
+    rival: RivalManager
+    eventually: Callable[..., None]
+
+    def append(self, *rows: int, **how: Any) -> CommitResult:
+        return self.writer.append(self.rows(*rows), hold="commit", **how)
+
+    def rows(self, *rows: int) -> Any:
+        return self.spark.createDataFrame([(row,) for row in rows], "id long").coalesce(1)
+
+    def plain(self, *rows: int) -> None:
+        """Append in the old way, under a lock that this thread has, or gets."""
+        with locked(self.spark, str(self.path), manager=self.manager):
+            self.rows(*rows).write.format("delta").mode("append").save(str(self.path))
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.path.glob("*.parquet")}
+
+    def ids(self) -> list[int]:
+        return sorted(row.id for row in self.spark.read.format("delta").load(str(self.path)).collect())
+
+    @contextmanager
+    def waiting(self, *rows: int, **how: Any) -> Iterator[tuple[Future[CommitResult], HeldLock]]:
+        """Have an append wait at the gate, behind a hold of this thread that is given back at the end of the block."""
+        with ThreadPoolExecutor(1) as pool:
+            with self.manager.acquire(self.writer.table) as hold:
+                running = pool.submit(self.append, *rows, **how)
+                self.eventually(lambda: self.queued() == 2 or running.done(), what="a commit at the gate")
+                yield running, hold
+            running.exception(60)
+
+    def queued(self) -> int:
+        return len(self.manager.queue(self.writer.table))
+
+
+def contenders(client: KazooClient, node: str) -> list[str]:
+    return [name for name in client.get_children(node) if "lock__" in name]
+
+
+@pytest.fixture
+def table(
+    spark: SparkSession,
+    tmp_path: Path,
+    manager: ZookeeperLockManager,
+    make_rival: Callable[..., RivalManager],
+    eventually: Callable[..., None],
+) -> Table:
+    path = tmp_path / "table"
+    writer = LockedDeltaWriter(spark, manager, str(path))
+    made = Table(spark, path, writer, manager, make_rival(), eventually)
+    made.append(0)
+    return made
+
+
+def test_the_work_is_done_without_the_lock_and_the_commit_waits_for_it(table: Table) -> None:
+    before = table.files()
+    with table.waiting(1) as (running, _):
+        written = table.files() - before
+        table.plain(2)
+        assert not running.done()
+    result = running.result()
+    assert len(written) == 1
+    assert written <= table.files()
+    assert (result.version, result.rows, table.ids()) == (2, 1, [0, 1, 2])
+    assert result.metrics["numOutputRows"] == "1"
+    assert result.waited_seconds > 0
+
+
+def test_no_spark_job_runs_while_the_lock_is_held(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = table.spark.sparkContext._jsc.sc().dagScheduler()
+    jobs, release = [], HeldLock.release
+
+    def count_and_release(hold: HeldLock) -> None:
+        if hold.resource == table.writer.table:
+            jobs.append(scheduler.numTotalJobs())
+        release(hold)
+
+    monkeypatch.setattr(HeldLock, "release", count_and_release)
+    for number in range(1, 12):
+        # The tenth of them makes a checkpoint, which takes jobs.
+        table.append(number, before_write=lambda _: jobs.append(scheduler.numTotalJobs()))
+    begun, ended = jobs[::2], jobs[1::2]
+    assert len(begun) == 11
+    assert begun == ended
+    assert list(table.path.glob("_delta_log/*checkpoint*"))
+
+
+def test_commits_that_came_while_it_waited_are_no_conflict(table: Table) -> None:
+    with table.waiting(100) as (running, _):
+        for number in range(1, 13):
+            table.plain(number)
+    assert running.result().version == 13
+    assert table.ids() == [*range(13), 100]
+
+
+def test_a_change_of_the_tables_metadata_has_it_done_again_under_the_lock(table: Table) -> None:
+    with table.waiting(1) as (running, _):
+        staged = table.files()
+        with locked(table.spark, str(table.path), manager=table.manager):
+            table.spark.sql(f"ALTER TABLE delta.`{table.path}` ADD COLUMNS (word STRING)")
+    assert running.result().version == 2
+    assert table.ids() == [0, 1]
+    assert len(staged - table.files()) == 1, "what the first try wrote is left behind"
+
+
+def test_a_plan_that_reads_the_table_is_held_from_its_beginning(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def count(hold: HeldLock) -> None:
+        seen.append(len(table.files()))
+
+    doubled = table.spark.read.format("delta").load(str(table.path)).select((F.col("id") + 10).alias("id"))
+    table.writer.append(doubled, hold="commit", before_write=count)
+    assert seen == [1], "rows were written before the lock was had"
+    # The plan hides it from the rule, and Delta's own word counts.
+    monkeypatch.setattr(staging, "_reads", lambda *_: False)
+    table.writer.append(doubled, hold="commit", before_write=count)
+    assert seen[1:] == [2], "the first try has left its files"
+    assert table.ids() == [0, 10, 10, 20]
+
+
+def test_what_reads_the_table_sees_each_commit_before_its_own(table: Table) -> None:
+    counted = table.spark.read.format("delta").load(str(table.path)).groupBy().agg(F.count("*").alias("id"))
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(table.writer.append, counted, hold="commit") for _ in range(4)]:
+            done.result()
+    assert table.ids() == [0, 1, 2, 3, 4]
+
+
+def test_a_new_table_is_made_under_the_lock(spark: SparkSession, table: Table, tmp_path: Path) -> None:
+    writer = LockedDeltaWriter(spark, table.manager, str(tmp_path / "new"))
+    empty: list[bool] = []
+    result = writer.append(
+        spark.range(2), hold="commit", before_write=lambda _: empty.append(not (tmp_path / "new").exists())
+    )
+    assert (result.version, empty) == (0, [True])
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["by the rule", "by the commit"])
+def test_a_new_column_is_added_under_the_lock(table: Table, *, hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if hidden:
+        monkeypatch.setattr(staging, "_of_options", lambda _: None)
+    wider = table.rows(1).withColumn("word", F.lit("x"))
+    assert table.writer.append(wider, hold="commit", options={"mergeSchema": "true"}).version == 1
+    assert len(table.files()) == 2
+    with pytest.raises(SchemaMismatchError, match="no column other"):
+        table.writer.append(table.rows(1).withColumn("other", F.lit("x")), hold="commit")
+    assert len(table.files()) == 2
+
+
+def test_a_lock_that_is_not_had_in_time_leaves_no_files(table: Table) -> None:
+    before = table.files()
+    with table.rival.acquire(table.writer.table), pytest.raises(LockTimeoutError):
+        table.append(1, lock_timeout_seconds=0)
+    assert (table.files(), table.ids()) == (before, [0])
+    with table.waiting(1, lock_timeout_seconds=1) as (running, _):
+        assert len(table.files()) == 2
+        assert isinstance(running.exception(60), LockTimeoutError)
+    assert table.files() == before
+
+
+def test_a_lock_that_is_lost_before_the_put_means_that_nothing_is_committed(
+    table: Table, ensemble_client: KazooClient
+) -> None:
+    def lose(hold: HeldLock) -> None:
+        node = TableResource.of(table.writer.table).znode("/locks/delta_tables")
+        for name in ensemble_client.get_children(node):
+            if name.startswith(hold.hold_id):
+                ensemble_client.delete(f"{node}/{name}")
+
+    with pytest.raises(LockLostError):
+        table.append(1, before_write=lose)
+    assert (len(table.files()), table.ids()) == (1, [0])
+    assert table.append(2).version == 1
+
+
+def test_what_before_write_raises_ends_the_write(table: Table) -> None:
+    def fail(_: HeldLock) -> None:
+        raise IndexError("not now")
+
+    with pytest.raises(IndexError, match="not now"):
+        table.append(1, before_write=fail)
+    assert (len(table.files()), table.ids(), table.queued()) == (1, [0], 0)
+
+
+def test_cancel_ends_what_waits_at_the_gate(table: Table) -> None:
+    with table.waiting(1) as (running, _):
+        assert len(table.files()) == 2
+        table.writer.cancel()
+        assert isinstance(running.exception(60), LockCancelledError)
+        assert table.queued() == 1
+    assert (len(table.files()), table.ids()) == (1, [0])
+
+
+def test_an_interrupt_ends_what_waits_at_the_gate(table: Table) -> None:
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        table.eventually(lambda: table.queued() == 2)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    with table.rival.acquire(table.writer.table), ThreadPoolExecutor(1) as pool:
+        other = pool.submit(interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            table.append(1)
+        other.result()
+        assert table.queued() == 1
+    assert (len(table.files()), table.ids()) == (1, [0])
+
+
+def test_a_table_that_is_made_anew_meanwhile_does_not_get_the_old_ones_commit(table: Table) -> None:
+    for number in range(1, 4):
+        table.append(number)
+    with table.waiting(4) as (running, _), locked(table.spark, str(table.path), manager=table.manager):
+        table.spark.sql(f"CREATE TABLE other USING delta LOCATION '{table.path}'")
+        table.spark.sql("DROP TABLE other")
+        for path in sorted(table.path.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        # As many versions as the old one had: the next name is free, and the version before it is there.
+        for number in range(10, 14):
+            table.rows(number).write.format("delta").mode("append").save(str(table.path))
+    assert running.result().version == 4
+    assert table.ids() == [4, 10, 11, 12, 13]
+
+
+def test_a_table_that_is_gone_is_not_half_made(table: Table) -> None:
+    with table.waiting(1) as (running, _):
+        for path in sorted(table.path.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+    # Done again, it makes the table.
+    assert running.result().version == 0
+    assert table.ids() == [1]
+
+
+RETENTION = "ALTER TABLE delta.`{}` SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = 'interval 4 seconds')"
+VACUUM = "VACUUM delta.`{}`"
+# Without its check of the time, and without its 10,000 tasks.
+QUICK_VACUUM = {
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+}
+
+
+def age_of(table: Table, name: str) -> float:
+    return time.time() - (table.path / name).stat().st_mtime
+
+
+@pytest.mark.parametrize("protected", [True, False], ids=["refused", "negative control"])
+def test_a_commit_whose_files_vacuum_may_have_taken_is_refused(
+    table: Table, *, protected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not protected:
+        monkeypatch.setattr(StagedCommit, "refuse_if_old", lambda *_: None)
+    before = table.files()
+    with locked(table.spark, str(table.path), manager=table.manager):
+        table.spark.sql(RETENTION.format(table.path))
+    for name, value in QUICK_VACUUM.items():
+        table.spark.conf.set(name, value)
+    try:
+        with table.waiting(1) as (running, _):
+            (staged,) = table.files() - before
+            table.eventually(lambda: age_of(table, staged) > 5, what="the age at which VACUUM takes it")
+            with locked(table.spark, str(table.path), manager=table.manager):
+                table.spark.sql(VACUUM.format(table.path))
+            assert staged not in table.files()
+    finally:
+        for name in QUICK_VACUUM:
+            table.spark.conf.unset(name)
+    if protected:
+        with pytest.raises(WriteFailedError, match="deletedFileRetentionDuration"):
+            running.result()
+        assert table.ids() == [0]
+    else:
+        running.result()
+        with pytest.raises(Exception, match=r"FILE_NOT_FOUND|does not exist|FILE_NOT_EXIST"):
+            table.ids()
+
+
+def test_two_with_one_transaction_are_one(table: Table) -> None:
+    with table.rival.acquire(table.writer.table), ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(table.append, 1, txn=("job", 7)) for _ in range(2)]
+        table.eventually(lambda: table.queued() == 3, what="both at the gate")
+        table.rival.release(table.writer.table)
+        done = sorted((each.result() for each in both), key=lambda each: each.already_committed)
+    assert [each.already_committed for each in done] == [False, True]
+    assert table.ids() == [0, 1]
+    again = table.append(1, txn=("job", 7))
+    assert (again.already_committed, again.hold_id, again.version) == (True, None, None)
+    assert len(table.files()) == 2
+
+
+def test_threads_of_one_driver_queue_with_a_contender_each(table: Table, ensemble_client: KazooClient) -> None:
+    with ThreadPoolExecutor(6) as pool:
+        with table.rival.acquire(table.writer.table):
+            all_of_them = [pool.submit(table.append, number) for number in range(1, 7)]
+            table.eventually(lambda: table.queued() == 7, what="a contender each")
+            node = TableResource.of(table.writer.table).znode("/locks/delta_tables")
+            owners = {
+                ensemble_client.get(f"{node}/{name}")[1].ephemeralOwner for name in contenders(ensemble_client, node)
+            }
+            assert len(owners) == 2, "the rival's session, and one for all of ours"
+        done = [each.result() for each in all_of_them]
+    assert sorted(each.version or 0 for each in done) == [1, 2, 3, 4, 5, 6]
+    by_version = sorted(done, key=lambda each: each.version or 0)
+    assert [each.token for each in by_version] == sorted(each.token or 0 for each in done)
+    assert table.ids() == list(range(7))
+
+
+@pytest.mark.parametrize("lock_of_delta", ["false", "true"], ids=["off", "negative control"])
+def test_a_commit_that_waits_stops_nobody_else_of_its_driver(
+    table: Table, lock_of_delta: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "_of_session", lambda _: None)
+    table.spark.conf.set(COMMIT_LOCK, lock_of_delta)
+    try:
+        with table.waiting(1, lock_timeout_seconds=5) as (running, _):
+            table.plain(2)
+            waits_still = not running.done()
+        if lock_of_delta == "false":
+            assert waits_still
+            assert running.result().version == 2
+        else:
+            # The other one could go on only when this one had given up.
+            assert isinstance(running.exception(), LockTimeoutError)
+    finally:
+        table.spark.conf.set(COMMIT_LOCK, "false")
+
+
+def test_inside_a_block_that_has_the_lock_it_is_used(table: Table) -> None:
+    with locked(table.spark, str(table.path), manager=table.manager) as hold:
+        result = table.append(1)
+    assert result.hold_id == hold.hold_id
+
+
+def test_another_hold_than_these_is_a_sentence(table: Table) -> None:
+    with pytest.raises(ValueError, match="choose 'commit' or 'write'"):
+        table.writer.append(table.rows(1), hold="never")  # type: ignore[arg-type]
+
+
+def test_partitions_are_locked_for_the_commit_alone_too(spark: SparkSession, table: Table, tmp_path: Path) -> None:
+    writer = LockedDeltaWriter(spark, table.manager, str(tmp_path / "parts"))
+    rows = spark.range(4).withColumn("p", F.col("id") % 2)
+    writer.append(rows, partition_by=["p"])
+    with table.rival.acquire(writer.table, partitions=[{"p": 1}]):
+        even = writer.append(rows.where("p = 0"), hold="commit", lock="partitions", lock_timeout_seconds=30)
+        with pytest.raises(LockTimeoutError):
+            writer.append(rows.where("p = 1"), hold="commit", lock="partitions", lock_timeout_seconds=0)
+    odd = writer.append(rows.where("p = 1"), hold="commit", lock=[{"p": 1}])
+    assert (even.version, odd.version) == (1, 2)

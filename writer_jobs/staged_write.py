@@ -1,0 +1,229 @@
+"""A write that does all its work without the lock, and holds it for the commit alone: the gate.
+
+Delta's own command runs, unchanged, in a thread that is bound to a ticket. Its commit waits in the log store, in front
+of a version that is free. The thread that called the writer then queues for the lock, with its own deadline, and can be
+interrupted or cancelled as in any ``acquire``. The lock is given back as soon as the log store knows what became of the
+put; the new snapshot, hooks and checkpoint come after that.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager
+from lock_manager.guard import GuardedHold
+from lock_manager.queue_lock import Cancellation
+from lock_manager.ticket import NotStagedError, StagedTooLongError, Ticket
+from writer_jobs.delta_log import NO_VERSION, Commit
+from writer_jobs.delta_write import DeltaWrite, RunningWrite
+from writer_jobs.errors import CommitUnknownError, WriteFailedError
+from writer_jobs.failures import JVM_ERRORS, is_conflict
+from writer_jobs.guarded import GUARD, guarded_commit
+from writer_jobs.locked_write import CommitResult, LockedWrite, failed_write, user_metadata
+from writer_jobs.partitioning import Part
+
+log = logging.getLogger(__name__)
+
+
+class StagedWrite:
+    """One append through the gate.
+
+    Args:
+        spark: the session; its guard is in ``required`` mode.
+        manager: gives the lock.
+        table: canonical URI.
+        part: what is to be locked of it.
+        write: what is to be done.
+
+    """
+
+    def __init__(
+        self, spark: SparkSession, manager: ZookeeperLockManager, table: str, part: Part, write: DeltaWrite
+    ) -> None:
+        self._spark = spark
+        self._manager = manager
+        self._table = table
+        self._log = part.log
+        self._part = part
+        self._write = write
+        self._ticket = Ticket(table, write.wake, of_partitions=part.scope.partitions is not None)
+        self._cancellation = Cancellation()
+        self._hold: HeldLock | None = None
+
+    @property
+    def waited_seconds(self) -> float:
+        """How long the lock was waited for, if it was had."""
+        return 0.0 if self._hold is None else self._hold.waited_seconds
+
+    def run(
+        self, seconds: float, before_commit: Callable[[HeldLock], None] | None, is_cancelled: Callable[[], bool]
+    ) -> CommitResult:
+        """Write, get the lock, commit, give it back.
+
+        Args:
+            seconds: for the lock.
+            before_commit: called with the lock, before anything is put.
+            is_cancelled: whether the writer is being stopped.
+
+        Raises:
+            NotStagedError: nothing was committed; it has to be done again, with the lock held from its beginning.
+            SluiceError: see :meth:`LockedDeltaWriter.append`.
+
+        """
+        txn = self._write.work.txn
+        if txn is not None and self._log.head(txn[0]).last_transaction >= txn[1]:
+            return self._result(None)
+        GUARD.open(self._ticket)
+        try:
+            running = self._write.start(
+                self._log.location,
+                user_metadata(self._write),
+                ticket=self._ticket.name,
+                on_end=self._cancellation.request,
+            )
+            return self._see_through(running, seconds, before_commit, is_cancelled)
+        finally:
+            GUARD.close(self._ticket)
+
+    def _see_through(
+        self,
+        running: RunningWrite,
+        seconds: float,
+        before_commit: Callable[[HeldLock], None] | None,
+        is_cancelled: Callable[[], bool],
+    ) -> CommitResult:
+        problem: BaseException | None = None
+        running.wait(lambda: self._ticket.staged is not None)
+        if not running.over:
+            try:
+                if running.interrupt is not None or is_cancelled():
+                    self._cancellation.request()
+                self._commit(running, seconds, before_commit)
+            except BaseException as error:  # noqa: BLE001 (raised when the write is over)
+                problem = error
+        if problem is not None and self._ticket.committed is None:
+            refusal = problem if isinstance(problem, SluiceError) else LockCancelledError(resource=self._table)
+            self._ticket.refuse(refusal)
+        # Also for what Delta does after a commit.
+        running.wait(is_pointless=lambda: problem is not None)
+        return self._conclude(running, problem)
+
+    def _commit(self, running: RunningWrite, seconds: float, before_commit: Callable[[HeldLock], None] | None) -> None:
+        """Get the lock, let the commit pass, and give the lock back when it is known what became of it."""
+        ticket = self._ticket
+        try:
+            with (
+                self._manager.acquire_all(
+                    [self._part.scope], timeout_seconds=seconds, cancellation=self._cancellation
+                ) as hold,
+                guarded_commit(self._spark, hold, self._log, self._about(), ticket, schema=self._part.schema) as bound,
+            ):
+                self._hold = hold
+                if before_commit is not None:
+                    before_commit(hold)
+                ticket.grant(bound)
+                running.wait(lambda: ticket.committed is not None)
+                if ticket.committed is not None:
+                    hold.record_commit(ticket.committed["version"], self._table)
+                else:
+                    self._look_for_it(running.failure, hold, bound)
+        except SluiceError as error:
+            if ticket.committed is None:
+                raise
+            # It was let pass while the hold stood, and the next holder comes after it, whatever became of the hold.
+            log.warning("after the commit: %s", error)
+
+    def _look_for_it(self, failure: BaseException | None, hold: HeldLock, bound: GuardedHold) -> None:
+        """Find out, under the lock, whether a write that ended behind the gate, and did not say so, is in the table."""
+        write = LockedWrite(self._spark, self._table, self._log, self._write, hold, bound)
+        if failure is not None and is_conflict(failure) and not write.may_be_stored(failure):
+            raise NotStagedError(f"another writer has changed {self._table} meanwhile") from failure
+        staged = self._ticket.staged
+        commit = write.verify(NO_VERSION if staged is None else staged.read_version, failure)
+        if commit is not None and commit.version != NO_VERSION:
+            self._ticket.committed = {"version": commit.version, "metrics": commit.metrics}
+            hold.record_commit(commit.version, self._table)
+
+    def _about(self) -> Mapping[str, Any]:
+        return {"job": self._manager.settings.job}
+
+    def _conclude(self, running: RunningWrite, problem: BaseException | None) -> CommitResult:
+        committed, interrupt, failure = self._ticket.committed, running.interrupt, running.failure
+        if committed is not None:
+            commit = _commit_of(committed)
+            if failure is not None:
+                log.warning("version %d of %s is committed; after that: %s", commit.version, self._table, failure)
+            interrupt = interrupt or (problem if not isinstance(problem, SluiceError) else None)
+            if interrupt is not None:
+                interrupt.add_note(f"the write to {self._table} had been committed, as version {commit.version}")
+                raise interrupt
+            return self._result(commit)
+        error: BaseException | None = None
+        ended_meanwhile = isinstance(problem, LockCancelledError) and self._cancellation.requested.is_set()
+        if problem is not None and not (ended_meanwhile and failure is not None and interrupt is None):
+            error = problem
+        elif failure is not None:
+            error = self._explained(failure)
+        if isinstance(error, StagedTooLongError):
+            error = WriteFailedError(table=self._table, reason=str(error))
+        if error is not None and not isinstance(error, CommitUnknownError):
+            self._delete_staged_files()
+        if interrupt is not None:
+            raise interrupt from error
+        if error is not None:
+            raise error
+        return self._nothing_to_commit()
+
+    def _explained(self, failure: BaseException) -> BaseException:
+        """Return the error of a write that failed before its commit was let pass."""
+        if isinstance(failure, SluiceError):
+            return failure
+        error: SluiceError
+        if is_conflict(failure):
+            error = NotStagedError(f"another writer has changed {self._table} meanwhile")
+        else:
+            error = failed_write(self._table, self._log, self._write, failure)
+        error.__cause__ = failure
+        return error
+
+    def _nothing_to_commit(self) -> CommitResult:
+        """Return what became of a write that succeeded, and asked for no commit."""
+        txn = self._write.work.txn
+        if txn is not None and self._log.head(txn[0]).last_transaction >= txn[1]:
+            return self._result(None)
+        return self._result(Commit(NO_VERSION, 0))
+
+    def _delete_staged_files(self) -> None:
+        jvm: Any = self._spark._jvm  # noqa: SLF001
+        with suppress(*JVM_ERRORS):
+            deleted = jvm.io.deltasluice.storage.StagedFiles.delete(self._ticket.name)
+            if deleted:
+                log.info("%d data files that belong to no commit of %s were deleted", deleted, self._table)
+
+    def _result(self, commit: Commit | None) -> CommitResult:
+        hold, now = self._hold, time.time()
+        made = commit is not None and commit.version != NO_VERSION
+        return CommitResult(
+            table=self._table,
+            version=commit.version if commit is not None and made else None,
+            rows=commit.rows if commit is not None else None,
+            already_committed=commit is None,
+            commit_id=self._write.commit_id if made else None,
+            hold_id=hold.hold_id if hold is not None else None,
+            token=hold.token if hold is not None else None,
+            requested_at=hold.requested_at if hold is not None else now,
+            acquired_at=hold.acquired_at if hold is not None else now,
+            released_at=(hold.released_at or now) if hold is not None else now,
+            metrics=commit.metrics if commit is not None else {},
+        )
+
+
+def _commit_of(said: Mapping[str, Any]) -> Commit:
+    rows = said["metrics"].get("numOutputRows")
+    return Commit(said["version"], None if rows is None else int(rows), said["metrics"])

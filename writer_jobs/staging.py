@@ -1,0 +1,80 @@
+"""Which writes go through the gate, and which hold the lock from their beginning: the rules that are known before.
+
+What can be seen only in the commit itself is looked at there, see :func:`lock_manager.ticket.why_not_staged`: such a
+write is done again, with the lock held from its beginning. So these rules save work; they are not what makes it safe.
+docs/gate.md has all of them in one table.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from typing import Any, Literal
+
+from pyspark.sql import DataFrame, SparkSession
+
+from lock_manager.nesting import REGISTRY
+from writer_jobs.delta_log import DeltaTableLog
+from writer_jobs.failures import JVM_ERRORS
+from writer_jobs.guarded import AUTO_COMPACT, REQUIRED, guard_mode
+from writer_jobs.session import COMMIT_LOCK
+from writer_jobs.work import Work
+
+Hold = Literal["commit", "write"]
+"""What of a write the lock is held for: its commit, or all of it."""
+
+HOLDS: tuple[Hold, ...] = ("commit", "write")
+_CHANGES_SCHEMA = frozenset({"mergeschema", "overwriteschema"})
+
+
+def why_whole(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> str | None:
+    """Return why a write needs the lock from its beginning; None if it can have it at its commit, as far as is known.
+
+    Raises:
+        TableError, StorageError: the table's log cannot be read.
+
+    """
+    if work.rows is None:
+        return "it depends on what the table holds"
+    return _of_session(spark) or _of_options(work) or _of_table(table_log, work.rows)
+
+
+def _of_session(spark: SparkSession) -> str | None:
+    if guard_mode(spark) != REQUIRED:
+        return "commits of this session are not guarded, or only observed"
+    if REGISTRY.of(threading.current_thread()):
+        return "this thread holds a lock already"
+    if spark.conf.get(COMMIT_LOCK, None) != "false":
+        return f"{COMMIT_LOCK} is not false: a commit that waits would stop all others of this driver"
+    if (spark.conf.get(AUTO_COMPACT, None) or "").lower() != "false":
+        return f"{AUTO_COMPACT} is not false: there may be a second commit within the first"
+    return None
+
+
+def _of_options(work: Work) -> str | None:
+    changes = any(name.lower() in _CHANGES_SCHEMA and value.lower() == "true" for name, value in work.options.items())
+    return "it may change the schema" if changes else None
+
+
+def _of_table(table_log: DeltaTableLog, rows: DataFrame) -> str | None:
+    if not table_log.takes_staged_commits():
+        return "there is no table yet, or it counts identities"
+    return "it reads the table itself" if _reads(rows, table_log.location) else None
+
+
+def _reads(df: DataFrame, location: str) -> bool:
+    """Tell whether a plan reads the Delta table at a location, not counting its subqueries."""
+    with suppress(*JVM_ERRORS):
+        leaves = df._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001
+        return any(_is_of(leaves.apply(index), location) for index in range(leaves.size()))
+    return False
+
+
+def _is_of(leaf: Any, location: str) -> bool:
+    if leaf.getClass().getSimpleName() != "LogicalRelation":
+        return False
+    relation = leaf.relation()
+    if relation.getClass().getSimpleName() != "HadoopFsRelation":
+        return False
+    roots = relation.location().rootPaths()
+    return any(str(roots.apply(index)) == location for index in range(roots.size()))
