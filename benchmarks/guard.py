@@ -2,9 +2,9 @@
 
 Two JVMs without Spark write version files of one table through ``GuardedLogStore``, one version each in turn, so that a
 noisy machine is noisy for both; the tenth percentiles are of its quiet moments. Both put only if absent; one asks,
-before each put, Python through py4j, which has the ensemble confirm the hold and note the intent. What else a commit of
-Spark's costs (0.2 s and more) is not in here. Everything runs on this machine: ZooKeeper from PySpark's jars, S3 from
-moto.
+before each put, Python over a connection of its own, which has the ensemble confirm the hold and note the intent. What
+else a commit of Spark's costs (0.2 s and more) is not in here. All of it runs on this machine: ZooKeeper from PySpark's
+jars, S3 from moto.
 
     python benchmarks/guard.py [--commits 1000] [--servers 1] [--files 4]
 """

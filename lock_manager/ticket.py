@@ -99,14 +99,22 @@ class StagedCommit:
             )
 
 
-def why_not_staged(commit: StagedCommit) -> str | None:
-    """Return why an append cannot be committed under a lock that was not held while it was prepared; None if it can."""
+def why_not_staged(commit: StagedCommit, *, appends: bool) -> str | None:
+    """Return why a commit cannot be made under a lock that was not held while it was prepared; None if it can.
+
+    Args:
+        commit: as the log store describes it.
+        appends: whether it is an append: then it must not depend on what the table holds, for Delta would let another
+            append pass before it. Of all other operations Delta's conflict check says whether what they have read
+            stands.
+
+    """
     others = [name for name in commit.actions if name not in OF_ANY_PARTITION]
     if commit.read_version < 0:
         return "it makes the table"
     if others:
         return f"it changes the table's {', '.join(others)}"
-    if commit.removes or not commit.blind:
+    if appends and (commit.removes or not commit.blind):
         return "its rows depend on the table's"
     return None
 
@@ -117,6 +125,7 @@ class Ticket:
     Args:
         table: canonical URI.
         of_partitions: whether the lock will be of partitions only.
+        appends: whether the write is an append; see :func:`why_not_staged`.
         on_change: called in other threads when there is something new to see here: a commit that has come, or the
             outcome of a put. It has to be quick.
 
@@ -128,9 +137,12 @@ class Ticket:
 
     """
 
-    def __init__(self, table: str, on_change: Callable[[], None], *, of_partitions: bool = False) -> None:
+    def __init__(
+        self, table: str, on_change: Callable[[], None], *, of_partitions: bool = False, appends: bool = True
+    ) -> None:
         self.name = uuid.uuid4().hex + (OF_PARTITIONS if of_partitions else "")
         self.table = table
+        self.appends = appends
         self.staged: StagedCommit | None = None
         self.bound: GuardedHold | None = None
         self.committed: Mapping[str, Any] | None = None
@@ -169,7 +181,7 @@ class Ticket:
 
         """
         staged = StagedCommit.of(said)
-        if (reason := why_not_staged(staged)) is not None:
+        if (reason := why_not_staged(staged, appends=self.appends)) is not None:
             raise NotStagedError(f"the write to {self.table} needs the lock from its beginning: {reason}")
         if self.staged is None:
             self.staged = staged

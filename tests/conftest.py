@@ -39,6 +39,7 @@ SHARED_DRIVERS = {
         "test_default_manager.py",
         "test_dropped_table.py",
         "test_gate.py",
+        "test_gate_operations.py",
         "test_gate_same.py",
         "test_readme.py",
         "test_rival_append.py",

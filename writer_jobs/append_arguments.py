@@ -178,9 +178,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         "takes one more pass over them",
     )  # fmt: skip
     add(
-        "--hold", choices=("commit", "write"), default="write",
-        help="how long to hold the lock: over the whole write (the default), or for the commit alone, so that other "
-        "writers work meanwhile; see docs/gate.md",
+        "--hold", choices=("commit", "write"), default="commit",
+        help="how long to hold the lock: for the commit alone, so that others work meanwhile (the default, where "
+        "that is possible; see docs/gate.md), or over the whole write",
     )  # fmt: skip
     add("--lock-timeout", type=float, metavar="S", help="seconds to wait for the lock, each time (300); 0: do not wait")
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start again")

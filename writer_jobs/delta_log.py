@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,10 +157,17 @@ class DeltaTableLog:
     def takes_staged_commits(self) -> bool:
         """Tell whether there is a table, and an append need not change its metadata, as one with identities does.
 
+        Of the newest version that this driver knows. It looks for a newer one if it knows none.
+
         Raises:
             TableError, StorageError: see :meth:`head`.
 
         """
+        # What is wrong with the log the other way says in one sentence.
+        with suppress(*JVM_ERRORS):
+            snapshot = self._delta_log().unsafeVolatileSnapshot()
+            if snapshot.version() >= 0:
+                return _IDENTITY not in snapshot.metadata().schemaString()
         snapshot = self._snapshot()
         return snapshot.version() >= 0 and _IDENTITY not in snapshot.metadata().schemaString()
 
@@ -255,8 +263,7 @@ class DeltaTableLog:
         operation = getattr(getattr(delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
         no_actions = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
         try:
-            log = delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
-            transaction = log.startTransaction(nothing, nothing)
+            transaction = self._delta_log().startTransaction(nothing, nothing)
             return int(transaction.commit(no_actions, operation))
         except JVM_ERRORS as error:
             raise StorageError(f"no commit can be made to {self.location}: {one_sentence(error)}") from error
@@ -281,11 +288,15 @@ class DeltaTableLog:
     def _first_line(self, version: int) -> str | None:
         return self._files.read_first_line(f"{self.location}/{LOG_FOLDER}/{version:020d}.json")
 
+    def _delta_log(self) -> Any:
+        jvm: Any = self._spark._jvm  # noqa: SLF001
+        return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
+
     def _snapshot(self) -> Any:
         jvm = self._spark._jvm  # noqa: SLF001
         nothing = jvm.scala.Option.empty()
         try:
-            log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
+            log = self._delta_log()
             # Not asynchronous, whatever spark.databricks.delta.stalenessLimit allows to readers.
             snapshot = log.update(False, nothing, nothing)  # noqa: FBT003 (stalenessAcceptable)
             managed = snapshot.version() >= 0 and _is_coordinated(snapshot)

@@ -140,7 +140,9 @@ def _is_attached(context: SparkContext) -> bool:
 
 def guard_mode(spark: SparkSession) -> str:
     """Return ``required``, ``observe`` or ``off``."""
-    return str(spark.sparkContext.getConf().get(GUARD_MODE, "required")).strip().lower()
+    # PySpark's getConf would copy all settings, by a call each.
+    conf: Any = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001
+    return str(conf.get(GUARD_MODE, REQUIRED)).strip().lower()
 
 
 @contextmanager

@@ -65,7 +65,7 @@ class JobOutput:
         self._number = commits
 
     def waiting(self, commit: int, requested_at: float) -> None:
-        """Say that the lock is asked for."""
+        """Say that the commit is begun; its lock is asked for now, or when its rows are written."""
         self._line(event="waiting", commit=commit, commits=self._number, requested_at=requested_at)
 
     def holding(self, commit: int, token: int, acquired_at: float) -> None:

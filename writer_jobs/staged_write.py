@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class StagedWrite:
-    """One append through the gate.
+    """One write through the gate.
 
     Args:
         spark: the session; its guard is in ``required`` mode.
@@ -52,7 +52,12 @@ class StagedWrite:
         self._log = part.log
         self._part = part
         self._write = write
-        self._ticket = Ticket(table, write.wake, of_partitions=part.scope.partitions is not None)
+        self._ticket = Ticket(
+            table,
+            write.wake,
+            of_partitions=part.scope.partitions is not None,
+            appends=write.work.rows is not None,
+        )
         self._cancellation = Cancellation()
         self._hold: HeldLock | None = None
 
@@ -151,7 +156,10 @@ class StagedWrite:
             hold.record_commit(commit.version, self._table)
 
     def _about(self) -> Mapping[str, Any]:
-        return {"job": self._manager.settings.job}
+        job = {"job": self._manager.settings.job}
+        # Delta has no place for it in the commit of an operation that is no df.write.
+        own = {} if self._write.work.takes_metadata else {**self._write.metadata, "commit_id": self._write.commit_id}
+        return job | own
 
     def _conclude(self, running: RunningWrite, problem: BaseException | None) -> CommitResult:
         committed, interrupt, failure = self._ticket.committed, running.interrupt, running.failure

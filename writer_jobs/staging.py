@@ -34,9 +34,18 @@ def why_whole(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> str 
         TableError, StorageError: the table's log cannot be read.
 
     """
-    if work.rows is None:
-        return "it depends on what the table holds"
     return _of_session(spark) or _of_options(work) or _of_table(table_log, work.rows)
+
+
+def check_hold(hold: str) -> None:
+    """Make sure that it is one of :data:`HOLDS`.
+
+    Raises:
+        ValueError: it is not.
+
+    """
+    if hold not in HOLDS:
+        raise ValueError(f"hold={hold!r}: choose {' or '.join(map(repr, HOLDS))}")
 
 
 def _of_session(spark: SparkSession) -> str | None:
@@ -56,10 +65,10 @@ def _of_options(work: Work) -> str | None:
     return "it may change the schema" if changes else None
 
 
-def _of_table(table_log: DeltaTableLog, rows: DataFrame) -> str | None:
+def _of_table(table_log: DeltaTableLog, rows: DataFrame | None) -> str | None:
     if not table_log.takes_staged_commits():
         return "there is no table yet, or it counts identities"
-    return "it reads the table itself" if _reads(rows, table_log.location) else None
+    return "it reads the table itself" if rows is not None and _reads(rows, table_log.location) else None
 
 
 def _reads(df: DataFrame, location: str) -> bool:

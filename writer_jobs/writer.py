@@ -23,7 +23,7 @@ from writer_jobs.merging import Assignments, LockedMerge, MergePlan
 from writer_jobs.partitioning import Finder, Lock, Part, Partitions, part_of, partitions_of_rows
 from writer_jobs.session import classic_session
 from writer_jobs.staged_write import StagedWrite
-from writer_jobs.staging import HOLDS, Hold, why_whole
+from writer_jobs.staging import Hold, check_hold, why_whole
 from writer_jobs.work import Work, delta_table, write_rows
 
 log = logging.getLogger(__name__)
@@ -43,9 +43,10 @@ class LockedDeltaWriter:
             writer.delete("year < 2010", lock="partitions")
             writer.merge(news, "t.day = s.day AND t.id = s.id", alias="t").whenMatchedUpdateAll().execute()
 
-    A write that returns is in the table, found there by its own id while the lock stood. The lock is held over the
-    whole write, and the commit guard lets it pass only while it stands (:mod:`writer_jobs.guarded`). A writer that
-    does not ask for it may still be faster; then the write is done again, up to three times.
+    A write that returns is in the table. The commit guard let it pass while the lock stood
+    (:mod:`writer_jobs.guarded`). An append holds the lock for its commit alone (docs/gate.md), everything else over
+    the whole write. A writer that does not ask for the lock may still be faster; then the write is done again, up to
+    three times.
 
     What all of them take, and raise, :meth:`append` says. With ``lock="partitions"`` the operation finds out which
     partitions it touches, by one pass more over its rows (and a second one under the lock where these are the table's
@@ -92,7 +93,7 @@ class LockedDeltaWriter:
         options: Mapping[str, str] | None = None,
         txn: tuple[str, int] | None = None,
         lock: Lock = "table",
-        hold: Hold = "write",
+        hold: Hold = "commit",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[HeldLock], None] | None = None,
@@ -109,9 +110,9 @@ class LockedDeltaWriter:
             lock: ``"table"``; ``"partitions"`` for those that the rows are in, which are found out before by one more
                 pass over the rows (cache them if they are expensive); or a list of partitions by column, which the rows
                 must not leave. A table that is not partitioned, or not there yet, is locked as a whole.
-            hold: ``"write"``: the lock is held over the whole write. ``"commit"``: the rows are written without it, it
-                is asked for when they are ready to be committed, and given back as soon as they are. What cannot be
-                done in that way, by the table in docs/gate.md, holds it over the whole write all the same.
+            hold: ``"commit"``: the rows are written without the lock, it is asked for when they are ready to be
+                committed, and given back as soon as they are. What cannot be done in that way, by the table in
+                docs/gate.md, holds it over the whole write all the same. ``"write"``: over the whole write, always.
             lock_timeout_seconds: total, 0 means: only if it is free now. By default the manager's.
             metadata: more to note in the commit, beside its id, its hold and its token (JSON values).
             before_write: called under the lock, before anything is written or, with ``hold="commit"``, before the
@@ -134,8 +135,6 @@ class LockedDeltaWriter:
         never given back while it may still commit. If it was faster, a note on the exception says so.
 
         """
-        if hold not in HOLDS:
-            raise ValueError(f"hold={hold!r}: choose {' or '.join(map(repr, HOLDS))}")
         work = write_rows(self._spark, df, mode="append", partition_by=partition_by, options=options, txn=txn)
         return self._write(
             lambda _: work,
@@ -157,6 +156,7 @@ class LockedDeltaWriter:
         options: Mapping[str, str] | None = None,
         txn: tuple[str, int] | None = None,
         lock: Lock = "table",
+        hold: Hold = "write",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[HeldLock], None] | None = None,
@@ -171,6 +171,7 @@ class LockedDeltaWriter:
             options: of Delta's writer, such as ``overwriteSchema``, which needs the lock on the table.
             txn: as for :meth:`append`.
             lock: as for :meth:`append`; the whole table is overwritten under the lock on the table only.
+            hold: ``"commit"``: work without the lock first, see docs/gate.md.
             lock_timeout_seconds: as for :meth:`append`.
             metadata: likewise.
             before_write: likewise.
@@ -208,6 +209,7 @@ class LockedDeltaWriter:
             lock,
             find,
             of_table=replace_where is not None,
+            hold=hold,
             timeout=lock_timeout_seconds,
             metadata=metadata,
             before_write=before_write,
@@ -218,6 +220,7 @@ class LockedDeltaWriter:
         condition: str | None = None,
         *,
         lock: Lock = "table",
+        hold: Hold = "write",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[HeldLock], None] | None = None,
@@ -227,6 +230,7 @@ class LockedDeltaWriter:
         Args:
             condition: SQL; all rows by default.
             lock: as for :meth:`append`; with partitions, rows of others are left alone.
+            hold: ``"commit"``: work without the lock first, see docs/gate.md.
             lock_timeout_seconds: as for :meth:`append`.
             metadata: likewise.
             before_write: likewise.
@@ -246,6 +250,7 @@ class LockedDeltaWriter:
             lock,
             lambda state: self._partitions_of(condition, state),
             of_table=True,
+            hold=hold,
             timeout=lock_timeout_seconds,
             metadata=metadata,
             before_write=before_write,
@@ -257,6 +262,7 @@ class LockedDeltaWriter:
         condition: str | None = None,
         *,
         lock: Lock = "table",
+        hold: Hold = "write",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[HeldLock], None] | None = None,
@@ -268,6 +274,7 @@ class LockedDeltaWriter:
                 have the write refused: changing a partition column needs the lock on the table, or on both partitions.
             condition: SQL; all rows by default.
             lock: as for :meth:`append`; with partitions, rows of others are left alone.
+            hold: ``"commit"``: work without the lock first, see docs/gate.md.
             lock_timeout_seconds: as for :meth:`append`.
             metadata: likewise.
             before_write: likewise.
@@ -288,6 +295,7 @@ class LockedDeltaWriter:
             lock,
             lambda state: self._partitions_of(condition, state),
             of_table=True,
+            hold=hold,
             timeout=lock_timeout_seconds,
             metadata=metadata,
             before_write=before_write,
@@ -323,6 +331,7 @@ class LockedDeltaWriter:
         plan: MergePlan,
         *,
         lock: Lock = "table",
+        hold: Hold = "write",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[HeldLock], None] | None = None,
@@ -337,6 +346,7 @@ class LockedDeltaWriter:
             work,
             lock,
             lambda state: plan.partitions(self._spark, self.location, state),
+            hold=hold,
             timeout=lock_timeout_seconds,
             metadata=metadata,
             before_write=before_write,
@@ -445,6 +455,7 @@ class LockedDeltaWriter:
             before_write: of the caller.
 
         """
+        check_hold(hold)
         seconds = self._manager.settings.timeout_seconds if timeout is None else timeout
         again = find if of_table and lock == "partitions" else None
         write = DeltaWrite(metadata or {}, self._spark)
@@ -456,15 +467,14 @@ class LockedDeltaWriter:
                 write.work = work_on(part)
                 if self._cancelled.is_set():
                     raise LockCancelledError(resource=self.table)
-                if hold == "commit":
+                reason = why_whole(self._spark, self.log, write.work) if hold == "commit" and again is None else hold
+                if reason is None:
                     staged = StagedWrite(self._spark, self._manager, self.table, part, write)
                     try:
-                        if (reason := why_whole(self._spark, self.log, write.work)) is None:
-                            return staged.run(seconds, before_write, self._cancelled.is_set)
-                        log.debug("the lock on %s is held over the whole write: %s", self.table, reason)
+                        return staged.run(seconds, before_write, self._cancelled.is_set)
                     except NotStagedError as error:
                         log.info("writing again: %s", error)
-                        seconds = max(0.0, seconds - staged.waited_seconds)
+                        hold, seconds = "write", max(0.0, seconds - staged.waited_seconds)
                 try:
                     return self._write_to(part, write, again, seconds, before_write)
                 except _OutgrownError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +218,35 @@ def test_a_lock_that_is_lost_before_the_put_means_that_nothing_is_committed(
     assert table.append(2).version == 1
 
 
+def test_a_lock_that_is_lost_after_the_put_changes_nothing(
+    table: Table, ensemble_client: KazooClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = HeldLock.record_commit
+
+    def lose_and_record(hold: HeldLock, *of: Any) -> None:
+        node = TableResource.of(table.writer.table).znode("/locks/delta_tables")
+        ensemble_client.delete(f"{node}/{contenders(ensemble_client, node)[0]}")
+        record(hold, *of)
+
+    monkeypatch.setattr(HeldLock, "record_commit", lose_and_record)
+    assert table.append(1).version == 1
+    assert table.ids() == [0, 1]
+
+
+def test_writers_of_one_table_hold_it_one_after_the_other(table: Table, zookeeper: Any) -> None:
+    def load(first: int) -> list[CommitResult]:
+        with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=120) as manager:
+            writer = LockedDeltaWriter(table.spark, manager, str(table.path))
+            return [writer.append(table.rows(first + number), hold="commit") for number in range(4)]
+
+    with ThreadPoolExecutor(2) as pool:
+        done = sorted((each for results in pool.map(load, [10, 20]) for each in results), key=lambda r: r.version or 0)
+    assert [each.version for each in done] == list(range(1, 9))
+    assert all(one.released_at <= other.acquired_at for one, other in pairwise(done))
+    assert [each.token for each in done] == sorted(each.token or 0 for each in done)
+    assert table.ids() == [0, 10, 11, 12, 13, 20, 21, 22, 23]
+
+
 def test_what_before_write_raises_ends_the_write(table: Table) -> None:
     def fail(_: HeldLock) -> None:
         raise IndexError("not now")
@@ -367,6 +398,38 @@ def test_a_commit_that_waits_stops_nobody_else_of_its_driver(
             assert isinstance(running.exception(), LockTimeoutError)
     finally:
         table.spark.conf.set(COMMIT_LOCK, "false")
+
+
+@pytest.mark.parametrize(
+    ("ticket", "old", "found"),
+    [("t", False, True), ("t", True, False), (None, False, False)],
+    ids=["waited for", "of an old version", "without a ticket"],
+)
+def test_a_checksum_that_is_on_its_way_is_waited_for(
+    table: Table, *, ticket: str | None, old: bool, found: bool
+) -> None:
+    jvm, context = table.spark._jvm, table.spark.sparkContext
+    conf = context._jsc.hadoopConfiguration()
+    version = table.path / "_delta_log" / f"{0:020d}.json"
+    checksum, aside = version.with_suffix(".crc"), version.with_suffix(".aside")
+    checksum.rename(aside)
+    version.touch()
+    if old:
+        os.utime(version, (0, 0))
+    comes = threading.Timer(0.3, lambda: aside.rename(checksum))
+    context.setLocalProperty("spark.sluice.ticket", ticket)
+    try:
+        comes.start()
+        store = jvm.io.deltasluice.storage.GuardedLogStore(conf)
+        path = jvm.org.apache.hadoop.fs.Path(checksum.as_uri())
+        if found:
+            assert "tableSizeBytes" in store.read(path, conf).next()
+        else:
+            with pytest.raises(Exception, match="FileNotFound"):
+                store.read(path, conf)
+    finally:
+        context.setLocalProperty("spark.sluice.ticket", None)
+        comes.join()
 
 
 def test_inside_a_block_that_has_the_lock_it_is_used(table: Table) -> None:

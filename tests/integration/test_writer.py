@@ -269,7 +269,7 @@ def test_a_lock_that_is_lost_during_the_write_ends_it_without_a_commit(
 ) -> None:
     writer.append(spark.range(1))
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(writer.append, gate.rows)
+        running = pool.submit(writer.append, gate.rows, hold="write")
         eventually(lambda: gate.reached, what="the write")
         (node,) = contenders(ensemble_client, writer)
         ensemble_client.delete(node)
@@ -298,7 +298,7 @@ def test_a_lock_that_is_lost_after_the_commit_is_reported_with_what_was_committe
 
     monkeypatch.setattr(writer.log, "find_commit", lose)
     with pytest.raises(UnprovenCommitError, match="version 1") as lost:
-        writer.append(spark.range(1))
+        writer.append(spark.range(1), hold="write")
 
     noted = json.loads(commit_info(table, 1)["userMetadata"])["sluice"]
     assert (lost.value.version, lost.value.commit_id) == (1, noted["commit_id"])
@@ -393,7 +393,7 @@ def test_writers_of_one_table_take_turns_and_never_conflict(
         with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=120) as manager:
             writer = LockedDeltaWriter(spark, manager, str(table))
             rows = spark.range(number * 100, number * 100 + 10)
-            return [writer.append(rows.filter(F.col("id") % 4 == part)) for part in range(4)]
+            return [writer.append(rows.filter(F.col("id") % 4 == part), hold="write") for part in range(4)]
 
     with ThreadPoolExecutor(2) as pool:
         results = sorted((result for done in pool.map(load, range(2)) for result in done), key=lambda r: r.version)

@@ -11,6 +11,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.ByteArrayOutputStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.HashSet;
 import java.util.Iterator;
 import java.util.LinkedHashSet;
 import java.util.List;
@@ -25,7 +26,6 @@ final class CommitBody {
   private static final ObjectReader STRICT = JSON.reader().with(DeserializationFeature.FAIL_ON_TRAILING_TOKENS);
   private static final String INFO = "{\"commitInfo\":{";
   private static final String METADATA = "{\"metaData\":";
-  private static final String ADD = "{\"add\":{";
   private static final String STAMP = "sluice";
   private static final Set<String> FILES = Set.of("add", "remove", "cdc");
 
@@ -159,14 +159,27 @@ final class CommitBody {
     return found;
   }
 
-  /** Returns the paths of the data files that it adds, as the log has them. */
-  List<String> added() {
-    List<String> paths = new ArrayList<>();
+  /**
+   * Returns the paths of the files that were written for it, as the log has them: not of those that it adds again, with
+   * another deletion vector.
+   */
+  Set<String> written() {
+    Set<String> paths = new LinkedHashSet<>();
+    Set<String> known = new HashSet<>();
     for (String line : lines) {
-      if (line.startsWith(ADD)) {
-        paths.add(whole(line).path("add").path("path").asText());
+      JsonNode tree = whole(line);
+      JsonNode removed = tree.path("remove").path("path");
+      if (!removed.isMissingNode()) {
+        known.add(removed.asText());
+      }
+      for (String kind : List.of("add", "cdc")) {
+        JsonNode file = tree.path(kind);
+        if (file.path("path").isTextual() && !file.hasNonNull("deletionVector")) {
+          paths.add(file.get("path").asText());
+        }
       }
     }
+    paths.removeAll(known);
     return paths;
   }
 

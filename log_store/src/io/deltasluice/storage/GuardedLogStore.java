@@ -54,7 +54,15 @@ public class GuardedLogStore extends LogStore {
 
   @Override
   public CloseableIterator<String> read(Path path, Configuration conf) throws IOException {
-    return storage(path, conf).reader.read(path, conf);
+    LogStore reader = storage(path, conf).reader;
+    try {
+      return reader.read(path, conf);
+    } catch (FileNotFoundException e) {
+      if (Guard.ticket() == null || !Checksum.hasCome(path, conf)) {
+        throw e;
+      }
+    }
+    return reader.read(path, conf);
   }
 
   @Override

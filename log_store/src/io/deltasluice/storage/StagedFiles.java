@@ -2,8 +2,9 @@ package io.deltasluice.storage;
 
 import java.io.IOException;
 import java.net.URI;
-import java.util.List;
+import java.util.Collection;
 import java.util.Map;
+import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileSystem;
@@ -11,28 +12,28 @@ import org.apache.hadoop.fs.Path;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** The data files of appends that wait for their lock, or had it: what can be deleted if nothing was committed. */
+/** The files of writes that wait for their lock, or had it: what can be deleted if nothing was committed. */
 public final class StagedFiles {
   private static final Logger LOG = LoggerFactory.getLogger(StagedFiles.class);
   private static final Map<String, StagedFiles> BY_TICKET = new ConcurrentHashMap<>();
 
   private final Path table;
-  private final List<String> paths;
+  private final Collection<String> paths;
   private final Configuration conf;
 
-  private StagedFiles(Path table, List<String> paths, Configuration conf) {
+  private StagedFiles(Path table, Collection<String> paths, Configuration conf) {
     this.table = table;
     this.paths = paths;
     this.conf = conf;
   }
 
-  /** Takes note of the files that an append has written. */
+  /** Takes note of the files that a write has made. */
   static void remember(String ticket, VersionFile file, CommitBody body, Configuration conf) {
-    BY_TICKET.computeIfAbsent(ticket, key -> new StagedFiles(new Path(file.table()), body.added(), conf));
+    BY_TICKET.computeIfAbsent(ticket, key -> new StagedFiles(new Path(file.table()), body.written(), conf));
   }
 
   /**
-   * Deletes the files of an append, and forgets it. To be called only if it is certain that it is not in the table, and
+   * Deletes the files of a write, and forgets it. To be called only if it is certain that it is not in the table, and
    * never will be.
    *
    * @return how many were deleted; what could not be is left to VACUUM
@@ -40,7 +41,7 @@ public final class StagedFiles {
   public static int delete(String ticket) {
     StagedFiles staged = BY_TICKET.remove(ticket);
     int deleted = 0;
-    for (String name : staged == null ? List.<String>of() : staged.paths) {
+    for (String name : staged == null ? Set.<String>of() : staged.paths) {
       URI relative = URI.create(name);
       if (relative.isAbsolute() || relative.getPath().startsWith("/")) {
         continue;
@@ -56,7 +57,7 @@ public final class StagedFiles {
     return deleted;
   }
 
-  /** Forgets an append: it is in the table, or may be. */
+  /** Forgets a write: it is in the table, or may be. */
   public static void forget(String ticket) {
     BY_TICKET.remove(ticket);
   }

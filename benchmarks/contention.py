@@ -1,0 +1,170 @@
+"""Commits a second of several writers to one table, by how they keep out of each other's way.
+
+Each writer is a Spark driver of its own (``contention_writer.py``). All append to one table on S3 (moto) until the time
+is up. What they do before each commit is nothing, 2 s of waiting (a slow source), or sums over the 336,776 flights of
+2013. The modes:
+
+    gate          the lock for the commit alone (the default)
+    whole write   the lock over the whole write
+    optimistic    no lock; put-if-absent, and Delta's own retries
+    stock         no lock, and the log store that Delta has for S3: it loses commits
+    limit         one driver, back to back, commits of an action that is there already
+
+Drivers are started once and warmed by a table of their own; modes take turns. Everything runs on this machine.
+
+    python benchmarks/contention.py [--quick] [--writers 1 2 4 8] [--work 0 2 cpu]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from contention_writer import CPU
+from deltalake import DeltaTable
+from figures import percentile, print_table
+
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.demo.flights import deal_flights
+from sluice.local_s3 import LocalS3
+
+MODES = ("gate", "whole write", "optimistic", "stock")
+ROOT = Path(__file__).parent
+
+
+class Driver:
+    """One writer's process."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], errors: Path) -> None:
+        with errors.open("w") as stream:
+            self.process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream, text=True
+            )
+        self.errors = errors
+
+    def tell(self, **order: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a writer ended: {self.errors.read_text()[-2000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.tell(end=1)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.process.wait()
+
+
+class Bench:
+    """The writers, and the cells that they run."""
+
+    def __init__(self, drivers: list[Driver]) -> None:
+        self.drivers = drivers
+        self.tables = 0
+
+    def cell(self, mode: str, writers: int, work_s: float, seconds: float) -> dict[str, Any]:
+        """Run one cell, and return its row."""
+        self.tables += 1
+        table = f"s3a://bench/t{self.tables}"
+        active = self.drivers[:writers]
+        # The limit is measured in a table that exists, too.
+        self.run(active[:1], table, "gate" if mode == "limit" else mode, 0, commits=1)
+        answers = self.run(active, table, mode, 0 if mode == "limit" else work_s, seconds=seconds)
+        return self.row(mode, writers, work_s, table, answers)
+
+    def row(self, mode: str, writers: int, work_s: float, table: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
+        commits = [commit for answer in answers for commit in answer["commits"]]
+        took = [commit["took_s"] for commit in commits]
+        held = [commit["held_s"] for commit in commits if "held_s" in commit]
+        span = max(commit["ended"] for commit in commits) - min(answer["began"] for answer in answers)
+        return {
+            "mode": mode,
+            "writers": writers,
+            "work_s": "cpu" if work_s == CPU else work_s,
+            "commits": len(commits),
+            "commits_per_s": len(commits) / span,
+            "p50_s": statistics.median(took),
+            "p95_s": percentile(took, 0.95),
+            "p99_s": percentile(took, 0.99),
+            "lock_held_p50_s": statistics.median(held) if held else None,
+            "lock_held_p99_s": percentile(held, 0.99) if held else None,
+            "conflicts": sum(answer["conflicts"] for answer in answers),
+            "lost": None if mode == "limit" else self.lost(table, len(commits)),
+            "cpu_s_per_commit": sum(answer["cpu_s"] for answer in answers) / len(commits),
+        }
+
+    def lost(self, table: str, acknowledged: int) -> int:
+        """Count acknowledged appends, of one row each, that a reader which is not Spark's does not find."""
+        rows = DeltaTable(table.replace("s3a:", "s3:")).to_pyarrow_table()
+        # One row made the table.
+        return acknowledged + 1 - rows.num_rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="five minutes: 1 and 4 writers, no work and 2 s")
+    parser.add_argument("--writers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--work", nargs="+", default=["0", "2", "cpu"], choices=["0", "2", "cpu"])
+    parser.add_argument("--seconds", type=float, default=20, help="for each cell (20)")
+    parser.add_argument("--output", type=Path, default=Path("build/bench/contention.json"))
+    options = parser.parse_args()
+    if options.quick:
+        options.writers, options.work, options.seconds = [1, 4], ["0", "2"], 12.0
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        bench = start(stack, max(options.writers))
+        for driver_count in (1, len(bench.drivers)):
+            bench.cell("gate", driver_count, 0, 4)
+        rows.append(bench.cell("limit", 1, 0, options.seconds))
+        for work in options.work:
+            for writers in options.writers:
+                for mode in MODES:
+                    seconds = options.seconds * (1 if work == "0" or writers < 4 else 1.5)
+                    rows.append(bench.cell(mode, writers, CPU if work == "cpu" else float(work), seconds))
+                    print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    print_table([{name: "-" if value is None else value for name, value in row.items()} for row in rows])
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    about = {"python": platform.python_version(), "cpus": os.cpu_count(), "load_average": os.getloadavg()[1]}
+    options.output.write_text(json.dumps({"about": about, "contention": rows}, indent=2) + "\n")
+
+
+def start(stack: ExitStack, writers: int) -> Bench:
+    """Start ZooKeeper, S3 and the drivers."""
+    zookeeper = stack.enter_context(EmbeddedZooKeeper())
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-")))
+    s3 = stack.enter_context(LocalS3())
+    s3.create_bucket("bench")
+    (flights,), _ = deal_flights(folder, 1)
+    os.environ.update(s3.environment)
+    environment = {**os.environ, "CONTENTION_CONF": json.dumps(s3.spark_conf)}
+    command = [sys.executable, str(ROOT / "contention_writer.py"), zookeeper.hosts, str(flights)]
+    drivers = []
+    for number in range(writers):
+        drivers.append(Driver(command, environment, folder / f"writer-{number}.log"))
+        stack.callback(drivers[-1].close)
+    for driver in drivers:
+        driver.answer()
+    return Bench(drivers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""One writer of ``benchmarks/contention.py``: a Spark driver that appends as it is told, line by line of JSON.
+
+Each line on standard input is a cell to run (``table``, ``mode``, ``work_s``, ``number``), then how long (``until``, or
+``commits``), or ``{"end": 1}``; each line on standard output the answer: what every append took, and the processor time
+of this driver with its JVM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from lock_manager import ZookeeperLockManager
+from sluice.jars import jar_paths
+from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from writer_jobs import LockedDeltaWriter, build_session
+from writer_jobs.failures import JVM_ERRORS, is_conflict
+from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
+
+TICKS = os.sysconf("SC_CLK_TCK")
+STOCK = "io.delta.storage.S3SingleDriverLogStore"
+MOST_TRIES = 20
+CPU = -1
+
+
+class Writer:
+    """The driver, and how it appends in each mode."""
+
+    def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, flights: str) -> None:
+        self.spark = spark
+        self.manager = manager
+        self.jvm_pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+        self.flights = spark.read.option("header", True).csv(flights).cache()
+        self.flights.count()
+        self.conf = spark.sparkContext._jsc.sc().conf()
+
+    def run(self, cell: dict[str, Any]) -> dict[str, Any]:
+        with self.stores(cell["mode"]):
+            append = self.appender(cell)
+            say({"ready": cell["number"]})
+            how_long = json.loads(sys.stdin.readline())
+            commits: list[dict[str, Any]] = []
+            tries, began, cpu = 0, time.time(), self.cpu_seconds()
+            while len(commits) < how_long.get("commits", 0) or time.time() < how_long.get("until", 0):
+                started = time.time()
+                done, tried = self.again(append, self.rows(cell, len(commits)))
+                commits.append({"took_s": time.time() - started, "ended": time.time(), **done})
+                tries += tried
+            return {"commits": commits, "conflicts": tries, "began": began, "cpu_s": self.cpu_seconds() - cpu}
+
+    def again(self, append: Callable[[DataFrame], dict[str, Any]], rows: DataFrame) -> tuple[dict[str, Any], int]:
+        """Append until it is in, as a job would be started again; count the conflicts."""
+        for tried in range(MOST_TRIES):
+            try:
+                return append(rows), tried
+            except JVM_ERRORS as error:
+                if not is_conflict(error):
+                    raise
+        raise SystemExit(f"an append failed {MOST_TRIES} times")
+
+    def rows(self, cell: dict[str, Any], number: int) -> DataFrame:
+        """Return rows that take so long to compute, each with an id that no other append has."""
+        first = cell["number"] * 1_000_000 + number
+        if cell["work_s"] == CPU:
+            # Real rows, sorted and added up: some 2 s of one core.
+            part = self.flights.groupBy("carrier", "origin", "dest").agg({"arr_delay": "avg", "distance": "sum"})
+            many = part.count()
+            return self.spark.range(first, first + 1).selectExpr("id", f"{many}L AS work").coalesce(1)
+        wait = round(1000 * cell["work_s"])
+        slept = f"reflect('java.lang.Thread', 'sleep', {wait}L)" if wait else "''"
+        return self.spark.range(first, first + 1, numPartitions=1).selectExpr("id", f"length({slept}) + 0L AS work")
+
+    def appender(self, cell: dict[str, Any]) -> Callable[[DataFrame], dict[str, Any]]:
+        table, mode = cell["table"], cell["mode"]
+        if mode in ("gate", "whole write"):
+            writer = LockedDeltaWriter(self.spark, self.manager, table)
+            hold = "commit" if mode == "gate" else "write"
+
+            def locked(rows: DataFrame) -> dict[str, Any]:
+                done = writer.append(rows, hold=hold)  # type: ignore[arg-type]
+                return {"held_s": done.held_seconds, "waited_s": done.waited_seconds, "version": done.version}
+
+            return locked
+        if mode == "limit":
+            return self.ready_made(table)
+
+        def plain(rows: DataFrame) -> dict[str, Any]:
+            rows.write.format("delta").mode("append").save(table)
+            return {}
+
+        return plain
+
+    def ready_made(self, table: str) -> Callable[[DataFrame], dict[str, Any]]:
+        """Commit an action that is there already: no data file is written."""
+        jvm: Any = self.spark._jvm
+        delta = jvm.org.apache.spark.sql.delta
+        nothing = jvm.scala.Option.empty()
+        log = delta.DeltaLog.forTable(self.spark._jsparkSession, table)
+        operation = getattr(getattr(delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
+        action = delta.actions.Action.fromJson(json.dumps({"txn": {"appId": "limit", "version": 1, "lastUpdated": 0}}))
+        actions = jvm.org.apache.spark.api.python.PythonUtils.toSeq([action])
+
+        def commit(_: DataFrame) -> dict[str, Any]:
+            return {"version": log.startTransaction(nothing, nothing).commit(actions, operation)}
+
+        return commit
+
+    @contextmanager
+    def stores(self, mode: str) -> Iterator[None]:
+        """Have tables that are new to this driver written in the way of a mode."""
+        changes = {}
+        if mode in ("optimistic", "stock", "limit"):
+            changes[GUARD_MODE] = "off"
+        if mode == "stock":
+            changes[LOG_STORE_SETTING] = STOCK
+        before = {GUARD_MODE: "required", LOG_STORE_SETTING: LOG_STORE}
+        for name, value in changes.items():
+            self.conf.set(name, value)
+        try:
+            yield
+        finally:
+            for name in changes:
+                self.conf.set(name, before[name])
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of this process and its JVM so far."""
+        total = 0
+        for pid in (os.getpid(), self.jvm_pid):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+        return total / TICKS
+
+
+def say(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
+
+
+def main() -> None:
+    zookeeper, flights = sys.argv[1:]
+    spark = build_session(
+        "contention",
+        jars=jar_paths(),
+        launch_conf={
+            "spark.master": "local[2]",
+            "spark.driver.memory": "1g",
+            "spark.driver.extraJavaOptions": QUICK_JVM,
+            "spark.sql.shuffle.partitions": "2",
+            **LOCAL_DRIVER,
+            **FEW_ROWS,
+            **json.loads(os.environ["CONTENTION_CONF"]),
+        },
+        log_level="OFF",
+    )
+    with ZookeeperLockManager(zookeeper, timeout_seconds=600) as manager:
+        writer = Writer(spark, manager, flights)
+        say({"started": os.getpid()})
+        for line in sys.stdin:
+            cell = json.loads(line)
+            if "end" in cell:
+                break
+            say(writer.run(cell))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What reads the table, with the lock for its commit alone: Delta looks for conflicts; after one it is done again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+from lock_manager import HeldLock, ZookeeperLockManager
+from writer_jobs import CommitResult, LockedDeltaWriter, locked
+
+pytestmark = pytest.mark.spark
+
+
+@dataclass
+class Table:
+    """A table of two parts, ``p`` 0 and 1, with ten rows each, whose ``n`` is 0."""
+
+    spark: SparkSession
+    path: Path
+    writer: LockedDeltaWriter
+    manager: ZookeeperLockManager
+    eventually: Callable[..., None]
+    files_at_the_lock: list[int] = field(default_factory=list)
+
+    def note(self, _: HeldLock) -> None:
+        self.files_at_the_lock.append(len(self.files()))
+
+    def do(self, operation: str) -> CommitResult:
+        """Do an operation on the rows of part 0."""
+        how: dict[str, Any] = {"hold": "commit", "before_write": self.note}
+        source = self.spark.range(5).withColumn("p", F.lit(0).cast("long")).withColumn("n", F.lit(1).cast("long"))
+        if operation == "overwrite":
+            return self.writer.overwrite(source, replace_where="p = 0", **how)
+        if operation == "delete":
+            return self.writer.delete("p = 0 AND id >= 5", **how)
+        if operation == "update":
+            return self.writer.update({"n": "n + 1"}, "p = 0 AND id < 5", **how)
+        merge = self.writer.merge(source.alias("s"), "t.p = 0 AND t.id = s.id", alias="t")
+        done: CommitResult = merge.whenMatchedUpdate(set={"n": "t.n + s.n"}).execute(**how)
+        return done
+
+    def append(self, part: int) -> None:
+        with locked(self.spark, str(self.path), manager=self.manager):
+            rows = self.spark.range(100, 101).selectExpr("id", f"{part}L AS p", "0L AS n")
+            rows.write.format("delta").mode("append").save(str(self.path))
+
+    def files(self) -> set[str]:
+        return {path.name for path in self.path.rglob("*.parquet")}
+
+    def rows(self) -> list[tuple[int, int, int]]:
+        return sorted((row.p, row.id, row.n) for row in self.spark.read.format("delta").load(str(self.path)).collect())
+
+    @contextmanager
+    def waiting(self, operation: str) -> Iterator[Future[CommitResult]]:
+        """Have an operation wait at the gate, behind a hold of this thread."""
+        with ThreadPoolExecutor(1) as pool:
+            with self.manager.acquire(self.writer.table):
+                running = pool.submit(self.do, operation)
+                self.eventually(lambda: len(self.manager.queue(self.writer.table)) == 2 or running.done(), within=60)
+                yield running
+            running.exception(120)
+
+
+@pytest.fixture
+def table(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    tmp_path: Path,
+    manager: ZookeeperLockManager,
+    eventually: Callable[..., None],
+) -> Table:
+    path = tmp_path / "table"
+    with locked(spark, str(path), manager=manager):
+        spark.sql(
+            f"CREATE TABLE delta.`{path}` (id LONG, p LONG, n LONG) USING delta PARTITIONED BY (p) "
+            f"TBLPROPERTIES ('delta.enableDeletionVectors' = '{getattr(request, 'param', 'false')}')"
+        )
+        rows = spark.range(20).selectExpr("id % 10 AS id", "id DIV 10 AS p", "0L AS n").coalesce(1)
+        rows.write.format("delta").mode("append").save(str(path))
+    return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually)
+
+
+OPERATIONS = ("overwrite", "delete", "update", "merge")
+
+
+def expected(operation: str, *more: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    changed = {
+        "overwrite": [(0, number, 1) for number in range(5)],
+        "delete": [(0, number, 0) for number in range(5)],
+        "update": [(0, number, int(number < 5)) for number in range(10)],
+        "merge": [(0, number, int(number < 5)) for number in range(10)],
+    }
+    return sorted([*changed[operation], *((1, number, 0) for number in range(10)), *more])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_others_commit_meanwhile_and_it_is_no_conflict(table: Table, operation: str) -> None:
+    with table.waiting(operation) as running:
+        table.append(1)
+    assert running.result().version == 3
+    assert running.result().commit_id is not None
+    assert table.rows() == expected(operation, (1, 100, 0))
+    assert len(table.files_at_the_lock) == 1, "it was done once"
+
+
+@pytest.mark.parametrize("table", ["false", "true"], ids=["files", "deletion vectors"], indirect=True)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_conflict_is_done_again_with_the_lock_from_its_beginning(table: Table, operation: str) -> None:
+    before = table.files()
+    with table.waiting(operation) as running:
+        staged = table.files() - before
+        with locked(table.spark, str(table.path), manager=table.manager):
+            table.spark.sql(f"UPDATE delta.`{table.path}` SET n = n + 10 WHERE p = 0 AND id = 0")
+    assert running.result().version == 3
+    raised = [
+        (part, number, n + 10 * (number == 0))
+        for part, number, n in expected(operation)
+        if part == 0 and operation != "overwrite"
+    ]
+    kept = [row for row in expected(operation) if row[0] == 1 or operation == "overwrite"]
+    assert table.rows() == sorted([*raised, *kept])
+    if table.files_at_the_lock[1:]:
+        # Its own check of the conflict came behind the gate.
+        assert len(table.files_at_the_lock) == 2
+    assert not staged & table.files(), "what the first try wrote is left behind"
+
+
+def test_hot_updates_all_end_and_none_is_lost(table: Table) -> None:
+    def raise_often(_: int) -> None:
+        for _ in range(3):
+            table.writer.update({"n": "n + 1"}, "p = 0", hold="commit")
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(raise_often, range(3)))
+    assert [n for part, _, n in table.rows() if part == 0] == [9] * 10

@@ -1,0 +1,98 @@
+"""A ticket: what it lets pass, and when."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+from unittest.mock import create_autospec
+
+import pytest
+
+from lock_manager import LockCancelledError, LockNotHeldError
+from lock_manager.guard import GuardedHold
+from lock_manager.ticket import NotStagedError, StagedCommit, StagedTooLongError, Ticket, why_not_staged
+
+TABLE = "s3://lake/t"
+READ = {"version": 7, "properties": {"sluice.ensemble": "e"}, "retention_ms": 604_800_000}
+BLIND: dict[str, Any] = {"blind": True, "removes": False, "actions": [], "oldest": None, "read": READ}
+
+
+@pytest.mark.parametrize(
+    ("said", "appends", "why"),
+    [
+        ({}, True, None),
+        ({"actions": ["domainMetadata delta.rowTracking"]}, True, None),
+        ({"read": None}, True, "makes the table"),
+        ({"blind": False}, True, "depend on the table"),
+        ({"removes": True}, True, "depend on the table"),
+        ({"blind": False, "removes": True}, False, None),
+        ({"actions": ["metaData"]}, True, "changes the table's metaData"),
+        ({"actions": ["metaData", "protocol"]}, False, "changes the table's metaData, protocol"),
+        ({"actions": ["domainMetadata delta.clustering"]}, True, "changes the table's domainMetadata"),
+        ({"actions": ["unreadable"]}, True, "changes the table's unreadable"),
+    ],
+)
+def test_what_can_be_committed_on_its_own(said: dict[str, Any], appends: Any, why: str | None) -> None:
+    found = why_not_staged(StagedCommit.of(BLIND | said), appends=appends)
+    assert found is None if why is None else found is not None and why in found
+
+
+def test_what_cannot_never_waits() -> None:
+    ticket = Ticket(TABLE, lambda: None)
+    with pytest.raises(NotStagedError, match="depend on the table"):
+        ticket.has_turn(BLIND | {"blind": False})
+    assert ticket.staged is None
+
+
+def test_its_commit_waits_until_it_is_granted_and_is_one() -> None:
+    news: list[str] = []
+    ticket = Ticket(TABLE, lambda: news.append("look"))
+    assert not ticket.has_turn(BLIND)
+    assert ticket.staged is not None
+    assert (ticket.staged.read_version, ticket.staged.properties) == (7, {"sluice.ensemble": "e"})
+    assert not ticket.has_turn(BLIND)
+    assert news == ["look"]
+    with pytest.raises(LockNotHeldError):
+        ticket.hold()
+    bound = create_autospec(GuardedHold, instance=True)
+    bound.hold = create_autospec(object)
+    bound.hold.intents_of = lambda _: settled
+    settled = create_autospec(object)
+    settled.settle = news.extend
+    threading.Timer(0.05, lambda: ticket.grant(bound)).start()
+    while not ticket.has_turn(BLIND):
+        pass
+    assert ticket.hold() is bound
+    ticket.ended({"outcome": "taken", "attempt": "first", "version": 8})
+    assert ticket.hold() is bound
+    ticket.ended({"outcome": "unknown", "attempt": "second", "version": 9})
+    assert ticket.committed is None
+    ticket.ended({"outcome": "committed", "attempt": "third", "version": 9, "metrics": {"numFiles": "1"}})
+    assert ticket.committed == {"version": 9, "metrics": {"numFiles": "1"}}
+    assert news == ["look", "first", "third", "look"]
+    with pytest.raises(LockNotHeldError, match="commits a second time"):
+        ticket.hold()
+
+
+def test_refused_it_says_why_for_good() -> None:
+    ticket = Ticket(TABLE, lambda: None)
+    ticket.refuse(LockCancelledError(resource=TABLE))
+    ticket.refuse(NotStagedError("another"))
+    for _ in range(2):
+        with pytest.raises(LockCancelledError):
+            ticket.has_turn(BLIND)
+    granted = Ticket(TABLE, lambda: None)
+    granted.grant(create_autospec(GuardedHold, instance=True))
+    granted.refuse(LockCancelledError(resource=TABLE))
+    with pytest.raises(LockCancelledError):
+        granted.hold()
+
+
+@pytest.mark.parametrize(("age", "refused"), [(302_000, False), (302_500, True)])
+def test_half_of_the_time_for_which_vacuum_spares_a_file(age: float, refused: Any) -> None:
+    staged = StagedCommit.of(BLIND | {"oldest": 1_000_000})
+    if refused:
+        with pytest.raises(StagedTooLongError, match="deletedFileRetentionDuration"):
+            staged.refuse_if_old(TABLE, 1_000 + age)
+    else:
+        staged.refuse_if_old(TABLE, 1_000 + age)
