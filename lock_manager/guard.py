@@ -33,7 +33,7 @@ from lock_manager.partitions import PartitionSchema, names_of
 from lock_manager.pin import UNPINNING
 from lock_manager.queue_lock import Mode
 from lock_manager.resources import canonical_table_uri
-from lock_manager.ticket import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, NotStagedError, Ticket
+from lock_manager.ticket import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -214,6 +214,7 @@ class CommitGuard:
     def check(self, request: str) -> str:
         """Decide on one attempt; never raises. See ``CommitGuard.java`` for both objects."""
         attempt, observe, table = "", False, "unknown"
+        asked: dict[str, Any] = {}
         try:
             asked = json.loads(request)
             attempt, observe = asked["attempt"], bool(asked.get("observe"))
@@ -226,8 +227,8 @@ class CommitGuard:
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
         with suppress(Exception):
             table = canonical_table_uri(asked["table"])
-        if not isinstance(refusal, NotStagedError):
-            # That one is tried again in another way.
+        if "staged" not in asked:
+            # What got no turn was not refused: it had no lock yet, or is done again in another way.
             tell(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:

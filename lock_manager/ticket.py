@@ -42,10 +42,6 @@ class NotStagedError(SluiceError, RuntimeError):
     """
 
 
-class StagedTooLongError(SluiceError, RuntimeError):
-    """A write took so long that VACUUM may have deleted its first data files."""
-
-
 @dataclass(frozen=True)
 class StagedCommit:
     """What is waiting for its lock, as the log store describes it (``CommitBody.java``, ``ReadVersion.java``).
@@ -54,7 +50,6 @@ class StagedCommit:
         blind: whether Delta says that nothing of the table was read for it.
         removes: whether it takes files out of the table.
         actions: names of its actions that are of the whole table.
-        oldest: when the oldest of its data files was written, seconds since the epoch; None without files.
         read_version: of the table that was read; -1 if there was none, or it is not known.
         properties: of that version, those of ours.
         retention_seconds: for how long VACUUM spares a file that is not in the table.
@@ -64,7 +59,6 @@ class StagedCommit:
     blind: bool
     removes: bool
     actions: tuple[str, ...] = ()
-    oldest: float | None = None
     read_version: int = -1
     properties: Mapping[str, str] = field(default_factory=dict)
     retention_seconds: float = 0.0
@@ -73,29 +67,30 @@ class StagedCommit:
     def of(cls, said: Mapping[str, Any]) -> StagedCommit:
         """Read what the log store says."""
         read = said.get("read") or {}
-        oldest = said.get("oldest")
         return cls(
             blind=bool(said["blind"]),
             removes=bool(said["removes"]),
             actions=tuple(said["actions"]),
-            oldest=None if oldest is None else oldest / _MILLIS,
             read_version=int(read.get("version", -1)),
             properties=dict(read.get("properties", {})),
             retention_seconds=read.get("retention_ms", 0) / _MILLIS,
         )
 
-    def refuse_if_old(self, table: str, now: float) -> None:
+    def refuse_if_old(self, table: str, age: float) -> None:
         """Make sure that VACUUM spares its files for long enough.
 
+        Args:
+            table: canonical URI.
+            age: of the write, in seconds: no file of it is older.
+
         Raises:
-            StagedTooLongError: the oldest has lived for half of the time after which VACUUM takes it for abandoned.
+            NotStagedError: half of the time is over after which VACUUM takes them for abandoned.
 
         """
-        if self.oldest is not None and now - self.oldest > self.retention_seconds / 2:
-            raise StagedTooLongError(
-                f"the oldest data file of this write to {table} is {now - self.oldest:.0f} s old, more than half of "
-                f"the {self.retention_seconds:.0f} s for which VACUUM spares it "
-                "(delta.deletedFileRetentionDuration): write again in smaller commits, or set that property higher"
+        if age > self.retention_seconds / 2:
+            raise NotStagedError(
+                f"the write to {table} was begun {age:.0f} s ago, and VACUUM spares what belongs to no commit for "
+                f"{self.retention_seconds:.0f} s (delta.deletedFileRetentionDuration)"
             )
 
 
@@ -146,6 +141,8 @@ class Ticket:
         self.staged: StagedCommit | None = None
         self.bound: GuardedHold | None = None
         self.committed: Mapping[str, Any] | None = None
+        # Not the monotonic clock, which stands still in a machine that sleeps.
+        self._begun_at = time.time()
         self._refusal: SluiceError | None = None
         self._on_change = on_change
         # Plain lock, open once it is decided: what a signal handler raises cannot leave it half taken.
@@ -175,8 +172,7 @@ class Ticket:
             said: of the commit, see :class:`StagedCommit`.
 
         Raises:
-            NotStagedError: it needs the lock from its beginning.
-            StagedTooLongError: VACUUM may have deleted its files.
+            NotStagedError: it needs the lock from its beginning, or VACUUM may have deleted its files.
             SluiceError: the lock could not be had.
 
         """
@@ -190,7 +186,7 @@ class Ticket:
             return False
         self._decided.release()
         # As late as possible: it may have waited for hours.
-        staged.refuse_if_old(self.table, time.time())
+        staged.refuse_if_old(self.table, time.time() - self._begun_at)
         self.hold()
         return True
 

@@ -183,12 +183,12 @@ def guarded(
     bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
     # Before anything is read or occupied: under this lock another writer may be at work.
     pinned = None if any_ensemble else _pinned_to(hold, table_log, bound, observe=mode == _OBSERVE)
-    _refuse_other_partitioning(table_log, bound)
+    refuse_other_partitioning(table_log, schema)
     with _bound(spark, bound):
         if bound.refusal is None and _occupy_intended_versions(spark, table_log, bound):
             # What was unfinished is finished now, and may be what moved the table or partitioned it anew.
             pinned = None if any_ensemble else _pinned_to(hold, table_log, bound, observe=mode == _OBSERVE)
-            _refuse_other_partitioning(table_log, bound)
+            refuse_other_partitioning(table_log, schema)
         if bound.refusal is not None:
             yield None
             return
@@ -239,17 +239,16 @@ def guarded_commit(
     pin = Pin.of(staged.properties) if staged is not None else None
     if pin is not None:
         pin.check(ensemble=hold.ensemble_id, table=ticket.table)
-    _refuse_other_partitioning(table_log, bound)
     if hold.intents_of(bound.table).unclean:
         with _bound(spark, bound):
             _occupy_intended_versions(spark, table_log, bound)
-        _refuse_other_partitioning(table_log, bound)
+        refuse_other_partitioning(table_log, schema)
     GUARD.add(bound)
     try:
         yield bound
     finally:
         GUARD.remove(bound)
-        if ticket.committed is None:
+        if ticket.committed is None or hold.intents_of(bound.table).open:
             with _only_logged(hold):
                 _settle(spark, bound)
 
@@ -405,14 +404,14 @@ def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bou
     return True
 
 
-def _refuse_other_partitioning(table_log: DeltaTableLog, bound: GuardedHold) -> None:
-    """Make sure that the table's partitions are still those by which the hold was asked for.
+def refuse_other_partitioning(table_log: DeltaTableLog, schema: PartitionSchema | None) -> None:
+    """Make sure that the table's partitions are still those by which the hold was, or will be, asked for.
 
     Raises:
         TableError: somebody has partitioned the table in another way since.
 
     """
-    if bound.schema is not None and not table_log.partition_schema().partitions_as(bound.schema):
+    if schema is not None and not table_log.partition_schema().partitions_as(schema):
         raise TableError(f"{table_log.location} was partitioned anew while its lock was waited for: try again")
 
 

@@ -19,12 +19,12 @@ from pyspark.sql import SparkSession
 from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager
 from lock_manager.guard import GuardedHold
 from lock_manager.queue_lock import Cancellation
-from lock_manager.ticket import NotStagedError, StagedTooLongError, Ticket
+from lock_manager.ticket import NotStagedError, Ticket
 from writer_jobs.delta_log import NO_VERSION, Commit
 from writer_jobs.delta_write import DeltaWrite, RunningWrite
-from writer_jobs.errors import CommitUnknownError, WriteFailedError
+from writer_jobs.errors import CommitUnknownError
 from writer_jobs.failures import JVM_ERRORS, is_conflict
-from writer_jobs.guarded import GUARD, guarded_commit
+from writer_jobs.guarded import GUARD, guarded_commit, refuse_other_partitioning
 from writer_jobs.locked_write import CommitResult, LockedWrite, failed_write, user_metadata
 from writer_jobs.partitioning import Part
 
@@ -60,11 +60,12 @@ class StagedWrite:
         )
         self._cancellation = Cancellation()
         self._hold: HeldLock | None = None
+        self._waited_seconds = 0.0
 
     @property
     def waited_seconds(self) -> float:
-        """How long the lock was waited for, if it was had."""
-        return 0.0 if self._hold is None else self._hold.waited_seconds
+        """How long the lock was waited for, whether it was had or not."""
+        return self._waited_seconds
 
     def run(
         self, seconds: float, before_commit: Callable[[HeldLock], None] | None, is_cancelled: Callable[[], bool]
@@ -122,6 +123,9 @@ class StagedWrite:
     def _commit(self, running: RunningWrite, seconds: float, before_commit: Callable[[HeldLock], None] | None) -> None:
         """Get the lock, let the commit pass, and give the lock back when it is known what became of it."""
         ticket = self._ticket
+        # Before the lock: whoever changes that from now on is in conflict with this commit.
+        refuse_other_partitioning(self._log, self._part.schema)
+        asked_at = time.monotonic()
         try:
             with (
                 self._manager.acquire_all(
@@ -130,15 +134,21 @@ class StagedWrite:
                 guarded_commit(self._spark, hold, self._log, self._about(), ticket, schema=self._part.schema) as bound,
             ):
                 self._hold = hold
+                self._waited_seconds = hold.waited_seconds
                 if before_commit is not None:
                     before_commit(hold)
-                ticket.grant(bound)
-                running.wait(lambda: ticket.committed is not None)
+                try:
+                    ticket.grant(bound)
+                finally:
+                    # Whatever comes in between: the lock is not given back while this may commit.
+                    running.wait(lambda: ticket.committed is not None)
                 if ticket.committed is not None:
                     hold.record_commit(ticket.committed["version"], self._table)
                 else:
                     self._look_for_it(running.failure, hold, bound)
         except SluiceError as error:
+            if self._hold is None:
+                self._waited_seconds = time.monotonic() - asked_at
             if ticket.committed is None:
                 raise
             # It was let pass while the hold stood, and the next holder comes after it, whatever became of the hold.
@@ -178,8 +188,6 @@ class StagedWrite:
             error = problem
         elif failure is not None:
             error = self._explained(failure)
-        if isinstance(error, StagedTooLongError):
-            error = WriteFailedError(table=self._table, reason=str(error))
         if error is not None and not isinstance(error, CommitUnknownError):
             self._delete_staged_files()
         if interrupt is not None:

@@ -11,8 +11,11 @@ import threading
 from contextlib import suppress
 from typing import Any, Literal
 
+from py4j.java_gateway import is_instance_of
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
+from lock_manager import ResourceError, canonical_table_uri
 from lock_manager.nesting import REGISTRY
 from writer_jobs.delta_log import DeltaTableLog
 from writer_jobs.failures import JVM_ERRORS
@@ -24,6 +27,7 @@ Hold = Literal["commit", "write"]
 """What of a write the lock is held for: its commit, or all of it."""
 
 HOLDS: tuple[Hold, ...] = ("commit", "write")
+_FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
 _CHANGES_SCHEMA = frozenset({"mergeschema", "overwriteschema"})
 
 
@@ -34,7 +38,9 @@ def why_whole(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> str 
         TableError, StorageError: the table's log cannot be read.
 
     """
-    return _of_session(spark) or _of_options(work) or _of_table(table_log, work.rows)
+    sessions = [spark] if work.session is None else [spark, work.session]
+    of_sessions = next(filter(None, map(_of_session, sessions)), None)
+    return of_sessions or _of_options(work) or _of_table(table_log, work.rows)
 
 
 def check_hold(hold: str) -> None:
@@ -72,18 +78,31 @@ def _of_table(table_log: DeltaTableLog, rows: DataFrame | None) -> str | None:
 
 
 def _reads(df: DataFrame, location: str) -> bool:
-    """Tell whether a plan reads the Delta table at a location, not counting its subqueries."""
-    with suppress(*JVM_ERRORS):
+    """Tell whether a plan reads the Delta table at a location, or may; not counting its subqueries."""
+    table = canonical_table_uri(location)
+    with suppress(*JVM_ERRORS, ResourceError):
         leaves = df._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001
-        return any(_is_of(leaves.apply(index), location) for index in range(leaves.size()))
-    return False
+        return any(_is_of(leaves.apply(index), table) for index in range(leaves.size()))
+    return True
 
 
-def _is_of(leaf: Any, location: str) -> bool:
+def _is_of(leaf: Any, table: str) -> bool:
     if leaf.getClass().getSimpleName() != "LogicalRelation":
         return False
     relation = leaf.relation()
-    if relation.getClass().getSimpleName() != "HadoopFsRelation":
+    if "CDF" in relation.getClass().getName():
+        # Of this table or another: of which is not told, and Delta does not count it as read.
+        return True
+    # Delta's is a subclass without a name.
+    if not is_instance_of(SparkContext._gateway, relation, _FILES):  # noqa: SLF001 (py4j's only way to ask)
         return False
     roots = relation.location().rootPaths()
-    return any(str(roots.apply(index)) == location for index in range(roots.size()))
+    return any(_is_at(str(roots.apply(index).toString()), table) for index in range(roots.size()))
+
+
+def _is_at(root: str, table: str) -> bool:
+    # By another spelling Delta itself takes it for another table.
+    try:
+        return canonical_table_uri(root) == table
+    except ResourceError:
+        return False

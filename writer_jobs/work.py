@@ -34,6 +34,7 @@ class Work:
         columns: of the rows that it writes, for messages.
         rows: that it appends; None for any other operation.
         options: of Delta's writer.
+        session: of the rows, whose settings count when they are written; None if it is the writer's.
         txn: ``(txnAppId, txnVersion)`` or None.
         user_metadata: the caller's own, to be kept.
         takes_metadata: whether the commit has the ``userMetadata`` that is given to it. Where it has not, Delta has
@@ -48,6 +49,7 @@ class Work:
     takes_metadata: bool = False
     rows: DataFrame | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    session: SparkSession | None = None
 
 
 def delta_table(spark: SparkSession, location: str) -> DeltaTable:
@@ -116,5 +118,13 @@ def write_rows(
             writer = writer.partitionBy(*partition_by)
         writer.save(location)
 
-    rows = df if mode == "append" else None
-    return Work(do, tuple(df.columns), txn, user_metadata, takes_metadata=True, rows=rows, options=given)
+    return Work(
+        do,
+        tuple(df.columns),
+        txn,
+        user_metadata,
+        takes_metadata=True,
+        rows=df if mode == "append" else None,
+        options=given,
+        session=df.sparkSession,
+    )

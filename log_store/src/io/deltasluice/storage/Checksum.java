@@ -2,6 +2,8 @@ package io.deltasluice.storage;
 
 import java.io.IOException;
 import java.io.InterruptedIOException;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.regex.Pattern;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileSystem;
@@ -17,11 +19,24 @@ final class Checksum {
   private static final Pattern NAME = Pattern.compile("\\d{20}\\.crc");
 
   /** So long after a version its checksum is still expected. */
-  private static final long EXPECTED_MILLIS = 2_000;
+  private static final long EXPECTED_MILLIS = 1_000;
 
   private static final long PAUSE_MILLIS = 10;
 
+  /** Versions that this JVM has put, and when they are old. */
+  private static final Map<Path, Long> OWN = new ConcurrentHashMap<>();
+
   private Checksum() {}
+
+  /**
+   * Takes note of a version that this JVM has put. Its checksum is not waited for: Delta may do so under its lock on the
+   * table, which the thread that is to write the checksum needs.
+   */
+  static void isOurs(Path version) {
+    long now = System.nanoTime();
+    OWN.values().removeIf(until -> until - now < 0);
+    OWN.put(version, now + 2 * EXPECTED_MILLIS * 1_000_000);
+  }
 
   /**
    * Waits for a checksum that is not there yet.
@@ -32,8 +47,11 @@ final class Checksum {
     if (!NAME.matcher(path.getName()).matches()) {
       return false;
     }
-    FileSystem files = path.getFileSystem(conf);
     Path version = new Path(path.getParent(), path.getName().replace(".crc", ".json"));
+    if (OWN.containsKey(version)) {
+      return false;
+    }
+    FileSystem files = path.getFileSystem(conf);
     long age = System.currentTimeMillis() - files.getFileStatus(version).getModificationTime();
     // Whatever the two clocks say, for no longer than that.
     long until = System.nanoTime() + Math.min(EXPECTED_MILLIS, EXPECTED_MILLIS - age) * 1_000_000;

@@ -129,20 +129,15 @@ final class CommitBody {
    * Returns what a commit whose data files were written without the lock is made of.
    *
    * @return JSON object: {@code blind} (nothing of the table was read), {@code removes} (it takes files out of the
-   *     table), {@code actions} (as of {@link #footprint}), {@code oldest} (when the oldest of its new files was
-   *     written, milliseconds since the epoch; null without files)
+   *     table), {@code actions} (as of {@link #footprint})
    */
   ObjectNode staged() {
     Set<String> others = new TreeSet<>();
     boolean removes = false;
-    Long oldest = null;
     for (String line : lines) {
       JsonNode tree = whole(line);
       String name = tree.isObject() && tree.size() == 1 ? tree.fieldNames().next() : "unreadable";
-      if (name.equals("add")) {
-        long written = tree.get(name).path("modificationTime").asLong(0);
-        oldest = oldest == null ? written : Math.min(oldest, written);
-      } else if (FILES.contains(name)) {
+      if (FILES.contains(name)) {
         removes |= name.equals("remove");
       } else if (name.equals("domainMetadata")) {
         others.add(name + " " + tree.get(name).path("domain").asText());
@@ -155,7 +150,6 @@ final class CommitBody {
     found.put("removes", removes);
     ArrayNode actions = found.putArray("actions");
     others.forEach(actions::add);
-    found.put("oldest", oldest);
     return found;
   }
 

@@ -123,20 +123,25 @@ public final class Guard {
     return context == null ? null : context.getLocalProperty(TICKET);
   }
 
+  /** Returns what a commit is made of, and what its transaction has read; null if that is not known. */
+  static ObjectNode described(CommitBody body, ReadVersion read) {
+    ObjectNode staged = body.staged();
+    staged.set("read", read == null ? null : read.toJson(OWN_PROPERTIES));
+    return staged;
+  }
+
   /**
    * Asks for the lock, in the name of a ticket, and tells whether it is held by now. Python lets some time go by before
    * it says no.
    *
-   * @param read what the transaction has read; null if that is not known
+   * @param staged see {@link #described}
    * @throws CommitRefusedException there will be no lock for this commit
    * @throws InterruptedIOException the thread was interrupted
    */
-  static boolean hasTurn(String ticket, VersionFile file, CommitBody body, ReadVersion read)
+  static boolean hasTurn(String ticket, VersionFile file, CommitBody body, ObjectNode staged)
       throws CommitRefusedException, InterruptedIOException {
     ObjectNode request = request(file, body);
     request.put("ticket", ticket);
-    ObjectNode staged = body.staged();
-    staged.set("read", read == null ? null : read.toJson(OWN_PROPERTIES));
     request.set("staged", staged);
     return answer(request, file, body).path("turn").asBoolean(false);
   }
@@ -219,7 +224,7 @@ public final class Guard {
         if (e.getCause() instanceof ConnectException) {
           // That Python has ended, and its holds are gone.
           GUARDS.remove(each.getKey(), asked);
-          if (each.getKey().equals(bound) && holds() != null) {
+          if (each.getKey().equals(bound) && (holds() != null || ticket() != null)) {
             throw new CommitRefusedException("LockLostError", "the Python process that held the lock on " + file.table()
                 + " for this thread has ended");
           }

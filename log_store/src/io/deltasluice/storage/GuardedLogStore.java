@@ -1,5 +1,6 @@
 package io.deltasluice.storage;
 
+import com.fasterxml.jackson.databind.node.ObjectNode;
 import io.delta.storage.AzureLogStore;
 import io.delta.storage.CloseableIterator;
 import io.delta.storage.GCSLogStore;
@@ -109,21 +110,30 @@ public class GuardedLogStore extends LogStore {
     Guard.Verdict verdict = Guard.ask(file, body);
     Attempts.Attempt attempt =
         Attempts.begin(verdict.holds(), file.version(), body.txn, body.attempt);
+    StagedFiles staged = ticket == null ? null : StagedFiles.take(ticket);
     try {
       put(storage, file, body, body.bytes(verdict.stamp()), attempt, conf);
     } finally {
       // An error of the JVM's own may have come when the put was on its way.
       attempt.endedSomehow();
       if (ticket != null) {
-        tell(ticket, file, body, attempt.outcome(), verdict.holds());
+        tell(ticket, staged, file, body, attempt.outcome(), verdict.holds());
       }
     }
   }
 
   private static void tell(
-      String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome, List<String> holds) {
-    if (outcome == Attempts.Outcome.COMMITTED || outcome == Attempts.Outcome.UNKNOWN) {
-      StagedFiles.forget(ticket);
+      String ticket,
+      StagedFiles staged,
+      VersionFile file,
+      CommitBody body,
+      Attempts.Outcome outcome,
+      List<String> holds) {
+    if (staged != null && (outcome == Attempts.Outcome.TAKEN || outcome == Attempts.Outcome.REJECTED)) {
+      staged.putBack(ticket);
+    }
+    if (outcome == Attempts.Outcome.COMMITTED) {
+      Checksum.isOurs(file.path());
     }
     if (Guard.tell(ticket, file, body, outcome) && outcome == Attempts.Outcome.COMMITTED) {
       // Python knows all that there is to know, and will not ask.
@@ -140,7 +150,8 @@ public class GuardedLogStore extends LogStore {
   private static void awaitTurn(String ticket, VersionFile file, CommitBody body, Configuration conf)
       throws IOException {
     ReadVersion read = ReadVersion.of(file);
-    while (!Guard.hasTurn(ticket, file, body, read)) {
+    ObjectNode staged = Guard.described(body, read);
+    while (!Guard.hasTurn(ticket, file, body, staged)) {
       // To catch up here costs others nothing; with the lock it would.
       refuseTaken(file.path(), conf);
     }

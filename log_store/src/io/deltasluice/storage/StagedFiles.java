@@ -7,7 +7,6 @@ import java.util.Map;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.hadoop.conf.Configuration;
-import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
@@ -42,23 +41,26 @@ public final class StagedFiles {
     StagedFiles staged = BY_TICKET.remove(ticket);
     int deleted = 0;
     for (String name : staged == null ? Set.<String>of() : staged.paths) {
-      URI relative = URI.create(name);
-      if (relative.isAbsolute() || relative.getPath().startsWith("/")) {
-        continue;
-      }
-      Path path = new Path(staged.table, relative.getPath());
       try {
-        FileSystem files = path.getFileSystem(staged.conf);
-        deleted += files.delete(path, false) ? 1 : 0;
+        URI relative = URI.create(name);
+        if (!relative.isAbsolute() && !relative.getPath().startsWith("/")) {
+          Path path = new Path(staged.table, relative.getPath());
+          deleted += path.getFileSystem(staged.conf).delete(path, false) ? 1 : 0;
+        }
       } catch (IOException | RuntimeException e) {
-        LOG.warn("{} belongs to no commit and could not be deleted; VACUUM will", path, e);
+        LOG.warn("{} belongs to no commit and could not be deleted; VACUUM will", name, e);
       }
     }
     return deleted;
   }
 
-  /** Forgets a write: it is in the table, or may be. */
-  public static void forget(String ticket) {
-    BY_TICKET.remove(ticket);
+  /** Gives the files of a write out of hand, before its put: from now on they may belong to a commit. */
+  static StagedFiles take(String ticket) {
+    return BY_TICKET.remove(ticket);
+  }
+
+  /** Takes them back: the put was definitely not stored. */
+  void putBack(String ticket) {
+    BY_TICKET.put(ticket, this);
   }
 }
