@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,19 @@ class Bench:
         self.run(active[:1], table, "gate" if mode == "limit" else mode, 0, commits=1)
         answers = self.run(active, table, mode, 0 if mode == "limit" else work_s, seconds=seconds)
         return self.row(mode, writers, work_s, table, answers)
+
+    def run(
+        self, active: list[Driver], table: str, mode: str, work_s: float, *, seconds: float = 0, commits: int = 0
+    ) -> list[dict[str, Any]]:
+        """Have some writers append at the same time, for so long or so often; return what they say."""
+        for number, driver in enumerate(active):
+            driver.tell(table=table, mode=mode, work_s=work_s, number=number + 1 if seconds else 0)
+        for driver in active:
+            driver.answer()
+        until = time.time() + seconds if seconds else 0
+        for driver in active:
+            driver.tell(until=until, commits=commits)
+        return [driver.answer() for driver in active]
 
     def row(self, mode: str, writers: int, work_s: float, table: str, answers: list[dict[str, Any]]) -> dict[str, Any]:
         commits = [commit for answer in answers for commit in answer["commits"]]
