@@ -94,6 +94,12 @@ class Commit:
     rows: int | None
     metrics: Mapping[str, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, version: int, metrics: Mapping[str, str]) -> Commit:
+        """Make it of what Delta counted."""
+        rows = metrics.get("numOutputRows")
+        return cls(version, None if rows is None else int(rows), metrics)
+
 
 class DeltaTableLog:
     """The log of the table at one location.
@@ -217,9 +223,7 @@ class DeltaTableLog:
         while (line := self._first_line(version)) is not None:
             info = _commit_info(line)
             if commit_id in (stamp_of(info).get("commit_id"), noted_by_guard(info).get("commit_id")):
-                metrics = info.get("operationMetrics", {})
-                rows = metrics.get("numOutputRows")
-                return Commit(version, None if rows is None else int(rows), metrics), version
+                return Commit.of(version, info.get("operationMetrics", {})), version
             version += 1
         return None, version - 1
 

@@ -92,6 +92,32 @@ class CommitResult:
         """How long it was held."""
         return self.released_at - self.acquired_at
 
+    @classmethod
+    def of(cls, table: str, write: DeltaWrite, hold: HeldLock | None, commit: Commit | None) -> CommitResult:
+        """Make it of what is known at the end.
+
+        Args:
+            table: canonical URI.
+            write: that was done.
+            hold: under which, held still or given back; None if no lock was asked for.
+            commit: that was made, with NO_VERSION if there was nothing to change; None: Delta had this transaction.
+
+        """
+        made, now = commit is not None and commit.version != NO_VERSION, time.time()
+        return cls(
+            table=table,
+            version=commit.version if commit is not None and made else None,
+            rows=commit.rows if commit is not None else None,
+            already_committed=commit is None,
+            commit_id=write.commit_id if made else None,
+            hold_id=hold.hold_id if hold is not None else None,
+            token=hold.token if hold is not None else None,
+            requested_at=hold.requested_at if hold is not None else now,
+            acquired_at=hold.acquired_at if hold is not None else now,
+            released_at=(hold.released_at or now) if hold is not None else now,
+            metrics=commit.metrics if commit is not None else {},
+        )
+
 
 class LockedWrite:
     """One write under one hold.
@@ -134,7 +160,7 @@ class LockedWrite:
         txn = self._work.txn
         head = self._log.head(txn[0] if txn else None)
         if txn is not None and head.last_transaction >= txn[1]:
-            return self._result(None)
+            return CommitResult.of(self._table, self._write, self._hold, None)
         # A hold that was lost while it was waited for, or during before_write, writes nothing.
         self._hold.check()
         if is_cancelled():
@@ -158,7 +184,7 @@ class LockedWrite:
             if commit is not None:
                 interrupt.add_note(f"the write to {self._table} had been committed, as version {commit.version}")
             raise interrupt
-        return self._result(commit)
+        return CommitResult.of(self._table, self._write, self._hold, commit)
 
     def _have_the_guard_note_the_id(self) -> None:
         if self._bound is None or guard_mode(self._spark) != REQUIRED:
@@ -260,19 +286,3 @@ class LockedWrite:
                 commit_id=self._write.commit_id,
             ) from error
         self._hold.record_commit(commit.version, self._table)
-
-    def _result(self, commit: Commit | None) -> CommitResult:
-        made = commit is not None and commit.version != NO_VERSION
-        return CommitResult(
-            table=self._table,
-            version=commit.version if commit is not None and made else None,
-            rows=commit.rows if commit is not None else None,
-            already_committed=commit is None,
-            commit_id=self._write.commit_id if made else None,
-            hold_id=self._hold.hold_id,
-            token=self._hold.token,
-            requested_at=self._hold.requested_at,
-            acquired_at=self._hold.acquired_at,
-            released_at=time.time(),
-            metrics=commit.metrics if commit is not None else {},
-        )

@@ -41,6 +41,9 @@ class StagedWrite:
         part: what is to be locked of it.
         write: what is to be done.
 
+    Attributes:
+        waited_seconds: how long the lock was waited for, whether it was had or not.
+
     """
 
     def __init__(
@@ -60,12 +63,7 @@ class StagedWrite:
         )
         self._cancellation = Cancellation()
         self._hold: HeldLock | None = None
-        self._waited_seconds = 0.0
-
-    @property
-    def waited_seconds(self) -> float:
-        """How long the lock was waited for, whether it was had or not."""
-        return self._waited_seconds
+        self.waited_seconds = 0.0
 
     def run(
         self, seconds: float, before_commit: Callable[[HeldLock], None] | None, is_cancelled: Callable[[], bool]
@@ -134,7 +132,7 @@ class StagedWrite:
                 guarded_commit(self._spark, hold, self._log, self._about(), ticket, schema=self._part.schema) as bound,
             ):
                 self._hold = hold
-                self._waited_seconds = hold.waited_seconds
+                self.waited_seconds = hold.waited_seconds
                 if before_commit is not None:
                     before_commit(hold)
                 try:
@@ -148,7 +146,7 @@ class StagedWrite:
                     self._look_for_it(running.failure, hold, bound)
         except SluiceError as error:
             if self._hold is None:
-                self._waited_seconds = time.monotonic() - asked_at
+                self.waited_seconds = time.monotonic() - asked_at
             if ticket.committed is None:
                 raise
             # It was let pass while the hold stood, and the next holder comes after it, whatever became of the hold.
@@ -174,7 +172,7 @@ class StagedWrite:
     def _conclude(self, running: RunningWrite, problem: BaseException | None) -> CommitResult:
         committed, interrupt, failure = self._ticket.committed, running.interrupt, running.failure
         if committed is not None:
-            commit = _commit_of(committed)
+            commit = Commit.of(committed["version"], committed["metrics"])
             if failure is not None:
                 log.warning("version %d of %s is committed; after that: %s", commit.version, self._table, failure)
             interrupt = interrupt or (problem if not isinstance(problem, SluiceError) else None)
@@ -182,11 +180,10 @@ class StagedWrite:
                 interrupt.add_note(f"the write to {self._table} had been committed, as version {commit.version}")
                 raise interrupt
             return self._result(commit)
-        error: BaseException | None = None
-        ended_meanwhile = isinstance(problem, LockCancelledError) and self._cancellation.requested.is_set()
-        if problem is not None and not (ended_meanwhile and failure is not None and interrupt is None):
-            error = problem
-        elif failure is not None:
+        error = problem
+        # A write that ends while its lock is waited for cancels the waiting.
+        cancelled = isinstance(problem, LockCancelledError) and interrupt is None
+        if failure is not None and (problem is None or cancelled):
             error = self._explained(failure)
         if error is not None and not isinstance(error, CommitUnknownError):
             self._delete_staged_files()
@@ -223,23 +220,4 @@ class StagedWrite:
                 log.info("%d data files that belong to no commit of %s were deleted", deleted, self._table)
 
     def _result(self, commit: Commit | None) -> CommitResult:
-        hold, now = self._hold, time.time()
-        made = commit is not None and commit.version != NO_VERSION
-        return CommitResult(
-            table=self._table,
-            version=commit.version if commit is not None and made else None,
-            rows=commit.rows if commit is not None else None,
-            already_committed=commit is None,
-            commit_id=self._write.commit_id if made else None,
-            hold_id=hold.hold_id if hold is not None else None,
-            token=hold.token if hold is not None else None,
-            requested_at=hold.requested_at if hold is not None else now,
-            acquired_at=hold.acquired_at if hold is not None else now,
-            released_at=(hold.released_at or now) if hold is not None else now,
-            metrics=commit.metrics if commit is not None else {},
-        )
-
-
-def _commit_of(said: Mapping[str, Any]) -> Commit:
-    rows = said["metrics"].get("numOutputRows")
-    return Commit(said["version"], None if rows is None else int(rows), said["metrics"])
+        return CommitResult.of(self._table, self._write, self._hold, commit)

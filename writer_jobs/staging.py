@@ -38,9 +38,15 @@ def why_whole(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> str 
         TableError, StorageError: the table's log cannot be read.
 
     """
-    sessions = [spark] if work.session is None else [spark, work.session]
-    of_sessions = next(filter(None, map(_of_session, sessions)), None)
-    return of_sessions or _of_options(work) or _of_table(table_log, work.rows)
+    # Delta takes those of the rows' session.
+    other = None if work.session in (None, spark) else work.session
+    return (
+        _of_driver(spark)
+        or _of_settings(spark)
+        or (None if other is None else _of_settings(other))
+        or _of_options(work)
+        or _of_table(table_log, work.rows)
+    )
 
 
 def check_hold(hold: str) -> None:
@@ -54,14 +60,18 @@ def check_hold(hold: str) -> None:
         raise ValueError(f"hold={hold!r}: choose {' or '.join(map(repr, HOLDS))}")
 
 
-def _of_session(spark: SparkSession) -> str | None:
+def _of_driver(spark: SparkSession) -> str | None:
     if guard_mode(spark) != REQUIRED:
         return "commits of this session are not guarded, or only observed"
     if REGISTRY.of(threading.current_thread()):
         return "this thread holds a lock already"
-    if spark.conf.get(COMMIT_LOCK, None) != "false":
+    return None
+
+
+def _of_settings(session: SparkSession) -> str | None:
+    if session.conf.get(COMMIT_LOCK, None) != "false":
         return f"{COMMIT_LOCK} is not false: a commit that waits would stop all others of this driver"
-    if (spark.conf.get(AUTO_COMPACT, None) or "").lower() != "false":
+    if (session.conf.get(AUTO_COMPACT, None) or "").lower() != "false":
         return f"{AUTO_COMPACT} is not false: there may be a second commit within the first"
     return None
 

@@ -467,8 +467,7 @@ class LockedDeltaWriter:
                 write.work = work_on(part)
                 if self._cancelled.is_set():
                     raise LockCancelledError(resource=self.table)
-                reason = why_whole(self._spark, self.log, write.work) if hold == "commit" and again is None else hold
-                if reason is None:
+                if hold == "commit" and again is None and self._can_be_staged(write.work):
                     staged = StagedWrite(self._spark, self._manager, self.table, part, write)
                     try:
                         return staged.run(seconds, before_write, self._cancelled.is_set)
@@ -481,6 +480,12 @@ class LockedDeltaWriter:
                     log.info("the write to %s touches other partitions by now: locking again", self.table)
                     seconds = max(0.0, seconds - error.waited_seconds)
             raise AssertionError("the lock on the table holds everything")
+
+    def _can_be_staged(self, work: Work) -> bool:
+        reason = why_whole(self._spark, self.log, work)
+        if reason is not None:
+            log.debug("the lock on %s is held over the whole write: %s", self.table, reason)
+        return reason is None
 
     def _write_to(
         self,

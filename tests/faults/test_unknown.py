@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from lock_manager import TableResource, ZookeeperLockManager, canonical_table_uri
+from lock_manager import ZookeeperLockManager, canonical_table_uri
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.s3_faults import FaultyS3, S3Fault
+from tests.support.at_the_gate import contenders
 from tests.support.driver_process import WAIT, Driver
 from tests.support.s3_table import rows, stored
 from tests.support.sessions import end_session
@@ -292,9 +293,8 @@ def lose(driver: Driver, ensemble: EmbeddedZooKeeper) -> Callable[[str, str], No
             return
         client = KazooClient(ensemble.hosts)
         client.start()
-        queue = TableResource.of(table).znode("/locks/delta_tables")
-        (contender,) = [name for name in client.get_children(queue) if "__lock__" in name]
-        client.delete(f"{queue}/{contender}")
+        (contender,) = contenders(client, table)
+        client.delete(contender)
         client.stop()
         client.close()
 

@@ -7,9 +7,9 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,10 +25,10 @@ from lock_manager import (
     LockCancelledError,
     LockLostError,
     LockTimeoutError,
-    TableResource,
     ZookeeperLockManager,
 )
 from lock_manager.ticket import StagedCommit
+from tests.support.at_the_gate import TableAtTheGate, contenders
 from tests.support.rivals import RivalManager
 from writer_jobs import CommitResult, LockedDeltaWriter, SchemaMismatchError, locked, staging
 from writer_jobs.session import COMMIT_LOCK
@@ -38,15 +38,10 @@ pytestmark = pytest.mark.spark
 
 
 @dataclass
-class Table:
-    """A table with one row, and those who write it."""
+class Table(TableAtTheGate):
+    """A table with one row."""
 
-    spark: SparkSession
-    path: Path
-    writer: LockedDeltaWriter
-    manager: ZookeeperLockManager
     rival: RivalManager
-    eventually: Callable[..., None]
 
     def append(self, *rows: int, **how: Any) -> CommitResult:
         return self.writer.append(self.rows(*rows), hold="commit", **how)
@@ -59,28 +54,12 @@ class Table:
         with locked(self.spark, str(self.path), manager=self.manager):
             self.rows(*rows).write.format("delta").mode("append").save(str(self.path))
 
-    def files(self) -> set[str]:
-        return {path.name for path in self.path.glob("*.parquet")}
-
     def ids(self) -> list[int]:
         return sorted(row.id for row in self.spark.read.format("delta").load(str(self.path)).collect())
 
-    @contextmanager
-    def waiting(self, *rows: int, **how: Any) -> Iterator[tuple[Future[CommitResult], HeldLock]]:
-        """Have an append wait at the gate, behind a hold of this thread that is given back at the end of the block."""
-        with ThreadPoolExecutor(1) as pool:
-            with self.manager.acquire(self.writer.table) as hold:
-                running = pool.submit(self.append, *rows, **how)
-                self.eventually(lambda: self.queued() == 2 or running.done(), what="a commit at the gate")
-                yield running, hold
-            running.exception(60)
-
-    def queued(self) -> int:
-        return len(self.manager.queue(self.writer.table))
-
-
-def contenders(client: KazooClient, node: str) -> list[str]:
-    return [name for name in client.get_children(node) if "lock__" in name]
+    def waiting(self, *rows: int, **how: Any) -> AbstractContextManager[Future[CommitResult]]:
+        """Have an append wait at the gate."""
+        return self.behind(lambda: self.append(*rows, **how))
 
 
 @pytest.fixture
@@ -93,14 +72,14 @@ def table(
 ) -> Table:
     path = tmp_path / "table"
     writer = LockedDeltaWriter(spark, manager, str(path))
-    made = Table(spark, path, writer, manager, make_rival(), eventually)
+    made = Table(spark, path, writer, manager, eventually, make_rival())
     made.append(0)
     return made
 
 
 def test_the_work_is_done_without_the_lock_and_the_commit_waits_for_it(table: Table) -> None:
     before = table.files()
-    with table.waiting(1) as (running, _):
+    with table.waiting(1) as running:
         written = table.files() - before
         table.plain(2)
         assert not running.done()
@@ -132,7 +111,7 @@ def test_no_spark_job_runs_while_the_lock_is_held(table: Table, monkeypatch: pyt
 
 
 def test_commits_that_came_while_it_waited_are_no_conflict(table: Table) -> None:
-    with table.waiting(100) as (running, _):
+    with table.waiting(100) as running:
         for number in range(1, 13):
             table.plain(number)
     assert running.result().version == 13
@@ -140,7 +119,7 @@ def test_commits_that_came_while_it_waited_are_no_conflict(table: Table) -> None
 
 
 def test_a_change_of_the_tables_metadata_has_it_done_again_under_the_lock(table: Table) -> None:
-    with table.waiting(1) as (running, _):
+    with table.waiting(1) as running:
         staged = table.files()
         with locked(table.spark, str(table.path), manager=table.manager):
             table.spark.sql(f"ALTER TABLE delta.`{table.path}` ADD COLUMNS (word STRING)")
@@ -222,7 +201,7 @@ def test_a_lock_that_is_not_had_in_time_leaves_no_files(table: Table) -> None:
     with table.rival.acquire(table.writer.table), pytest.raises(LockTimeoutError):
         table.append(1, lock_timeout_seconds=0)
     assert (table.files(), table.ids()) == (before, [0])
-    with table.waiting(1, lock_timeout_seconds=1) as (running, _):
+    with table.waiting(1, lock_timeout_seconds=1) as running:
         assert len(table.files()) == 2
         assert isinstance(running.exception(60), LockTimeoutError)
     assert table.files() == before
@@ -232,10 +211,9 @@ def test_a_lock_that_is_lost_before_the_put_means_that_nothing_is_committed(
     table: Table, ensemble_client: KazooClient
 ) -> None:
     def lose(hold: HeldLock) -> None:
-        node = TableResource.of(table.writer.table).znode("/locks/delta_tables")
-        for name in ensemble_client.get_children(node):
-            if name.startswith(hold.hold_id):
-                ensemble_client.delete(f"{node}/{name}")
+        for node in contenders(ensemble_client, table.writer.table):
+            if hold.hold_id in node:
+                ensemble_client.delete(node)
 
     with pytest.raises(LockLostError):
         table.append(1, before_write=lose)
@@ -249,8 +227,7 @@ def test_a_lock_that_is_lost_after_the_put_changes_nothing(
     record = HeldLock.record_commit
 
     def lose_and_record(hold: HeldLock, *of: Any) -> None:
-        node = TableResource.of(table.writer.table).znode("/locks/delta_tables")
-        ensemble_client.delete(f"{node}/{contenders(ensemble_client, node)[0]}")
+        ensemble_client.delete(contenders(ensemble_client, table.writer.table)[0])
         record(hold, *of)
 
     monkeypatch.setattr(HeldLock, "record_commit", lose_and_record)
@@ -282,7 +259,7 @@ def test_what_before_write_raises_ends_the_write(table: Table) -> None:
 
 
 def test_cancel_ends_what_waits_at_the_gate(table: Table) -> None:
-    with table.waiting(1) as (running, _):
+    with table.waiting(1) as running:
         assert len(table.files()) == 2
         table.writer.cancel()
         assert isinstance(running.exception(60), LockCancelledError)
@@ -310,7 +287,7 @@ def test_an_interrupt_ends_what_waits_at_the_gate(table: Table) -> None:
 def test_a_table_that_is_made_anew_meanwhile_does_not_get_the_old_ones_commit(table: Table) -> None:
     for number in range(1, 4):
         table.append(number)
-    with table.waiting(4) as (running, _), locked(table.spark, str(table.path), manager=table.manager):
+    with table.waiting(4) as running, locked(table.spark, str(table.path), manager=table.manager):
         table.spark.sql(f"CREATE TABLE other USING delta LOCATION '{table.path}'")
         table.spark.sql("DROP TABLE other")
         for path in sorted(table.path.rglob("*"), reverse=True):
@@ -323,7 +300,7 @@ def test_a_table_that_is_made_anew_meanwhile_does_not_get_the_old_ones_commit(ta
 
 
 def test_a_table_that_is_gone_is_not_half_made(table: Table) -> None:
-    with table.waiting(1) as (running, _):
+    with table.waiting(1) as running:
         for path in sorted(table.path.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
     # Done again, it makes the table.
@@ -356,7 +333,7 @@ def test_a_commit_whose_files_vacuum_may_have_taken_is_not_made(
     for name, value in QUICK_VACUUM.items():
         table.spark.conf.set(name, value)
     try:
-        with table.waiting(1) as (running, _):
+        with table.waiting(1) as running:
             (staged,) = table.files() - before
             table.eventually(lambda: age_of(table, staged) > 5, what="the age at which VACUUM takes it")
             with locked(table.spark, str(table.path), manager=table.manager):
@@ -393,10 +370,8 @@ def test_threads_of_one_driver_queue_with_a_contender_each(table: Table, ensembl
         with table.rival.acquire(table.writer.table):
             all_of_them = [pool.submit(table.append, number) for number in range(1, 7)]
             table.eventually(lambda: table.queued() == 7, what="a contender each")
-            node = TableResource.of(table.writer.table).znode("/locks/delta_tables")
-            owners = {
-                ensemble_client.get(f"{node}/{name}")[1].ephemeralOwner for name in contenders(ensemble_client, node)
-            }
+            nodes = contenders(ensemble_client, table.writer.table)
+            owners = {ensemble_client.get(node)[1].ephemeralOwner for node in nodes}
             assert len(owners) == 2, "the rival's session, and one for all of ours"
         done = [each.result() for each in all_of_them]
     assert sorted(each.version or 0 for each in done) == [1, 2, 3, 4, 5, 6]
@@ -409,10 +384,10 @@ def test_threads_of_one_driver_queue_with_a_contender_each(table: Table, ensembl
 def test_a_commit_that_waits_stops_nobody_else_of_its_driver(
     table: Table, lock_of_delta: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(staging, "_of_session", lambda _: None)
+    monkeypatch.setattr(staging, "_of_settings", lambda _: None)
     table.spark.conf.set(COMMIT_LOCK, lock_of_delta)
     try:
-        with table.waiting(1, lock_timeout_seconds=5) as (running, _):
+        with table.waiting(1, lock_timeout_seconds=5) as running:
             table.plain(2)
             waits_still = not running.done()
         if lock_of_delta == "false":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,20 +14,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import HeldLock, ZookeeperLockManager
+from tests.support.at_the_gate import TableAtTheGate
 from writer_jobs import CommitResult, LockedDeltaWriter, locked
 
 pytestmark = pytest.mark.spark
 
 
 @dataclass
-class Table:
+class Table(TableAtTheGate):
     """A table of two parts, ``p`` 0 and 1, with ten rows each, whose ``n`` is 0."""
 
-    spark: SparkSession
-    path: Path
-    writer: LockedDeltaWriter
-    manager: ZookeeperLockManager
-    eventually: Callable[..., None]
     files_at_the_lock: list[int] = field(default_factory=list)
 
     def note(self, _: HeldLock) -> None:
@@ -52,21 +48,12 @@ class Table:
             rows = self.spark.range(100, 101).selectExpr("id", f"{part}L AS p", "0L AS n")
             rows.write.format("delta").mode("append").save(str(self.path))
 
-    def files(self) -> set[str]:
-        return {path.name for path in self.path.rglob("*.parquet")}
-
     def rows(self) -> list[tuple[int, int, int]]:
         return sorted((row.p, row.id, row.n) for row in self.spark.read.format("delta").load(str(self.path)).collect())
 
-    @contextmanager
-    def waiting(self, operation: str) -> Iterator[Future[CommitResult]]:
-        """Have an operation wait at the gate, behind a hold of this thread."""
-        with ThreadPoolExecutor(1) as pool:
-            with self.manager.acquire(self.writer.table):
-                running = pool.submit(self.do, operation)
-                self.eventually(lambda: len(self.manager.queue(self.writer.table)) == 2 or running.done(), within=60)
-                yield running
-            running.exception(120)
+    def waiting(self, operation: str) -> AbstractContextManager[Future[CommitResult]]:
+        """Have an operation wait at the gate."""
+        return self.behind(lambda: self.do(operation))
 
 
 @pytest.fixture

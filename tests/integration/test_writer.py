@@ -17,7 +17,8 @@ from kazoo.client import KazooClient
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from lock_manager import LockCancelledError, LockLostError, LockTimeoutError, TableResource, ZookeeperLockManager
+from lock_manager import LockCancelledError, LockLostError, LockTimeoutError, ZookeeperLockManager
+from tests.support.at_the_gate import contenders
 from tests.support.rivals import RivalManager
 from writer_jobs import (
     LockedDeltaWriter,
@@ -52,12 +53,6 @@ def writer(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> L
 def commit_info(table: Path, version: int) -> dict[str, Any]:
     line = (table / "_delta_log" / f"{version:020d}.json").read_text().splitlines()[0]
     return json.loads(line)["commitInfo"]
-
-
-def contenders(client: KazooClient, writer: LockedDeltaWriter) -> list[str]:
-    node = TableResource.of(writer.table).znode("/locks/delta_tables")
-    found = client.get_children(node) if client.exists(node) else []
-    return [f"{node}/{name}" for name in found if "lock__" in name]
 
 
 class Gate:
@@ -224,7 +219,7 @@ def test_a_lock_that_is_lost_before_the_write_means_that_nothing_is_written(
     writer.append(spark.range(1))
 
     def lose(_hold: object) -> None:
-        for node in contenders(ensemble_client, writer):
+        for node in contenders(ensemble_client, writer.table):
             ensemble_client.delete(node)
 
     with pytest.raises(LockLostError) as lost:
@@ -247,7 +242,7 @@ def test_a_lock_of_which_the_commit_finds_out_that_it_is_lost_is_a_lost_lock(
     check = GUARD.check
 
     def lose_and_check(request: str) -> str:
-        for node in contenders(ensemble_client, writer):
+        for node in contenders(ensemble_client, writer.table):
             ensemble_client.delete(node)
         return check(request)
 
@@ -271,7 +266,7 @@ def test_a_lock_that_is_lost_during_the_write_ends_it_without_a_commit(
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(writer.append, gate.rows, hold="write")
         eventually(lambda: gate.reached, what="the write")
-        (node,) = contenders(ensemble_client, writer)
+        (node,) = contenders(ensemble_client, writer.table)
         ensemble_client.delete(node)
         # The gate stays shut: the write ends because its jobs are cancelled.
         with pytest.raises(LockLostError) as lost:
@@ -292,7 +287,7 @@ def test_a_lock_that_is_lost_after_the_commit_is_reported_with_what_was_committe
     find_commit = writer.log.find_commit
 
     def lose(commit_id: str, *, after: int) -> Any:
-        (node,) = contenders(ensemble_client, writer)
+        (node,) = contenders(ensemble_client, writer.table)
         ensemble_client.delete(node)
         return find_commit(commit_id, after=after)
 
@@ -378,7 +373,7 @@ def test_what_before_write_raises_is_not_masked_by_a_release_that_fails(
     spark: SparkSession, writer: LockedDeltaWriter, ensemble_client: KazooClient
 ) -> None:
     def fail(_hold: object) -> None:
-        for node in contenders(ensemble_client, writer):
+        for node in contenders(ensemble_client, writer.table):
             ensemble_client.delete(node)
         raise ZeroDivisionError
 

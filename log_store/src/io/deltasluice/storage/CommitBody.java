@@ -32,6 +32,9 @@ final class CommitBody {
   private final List<String> lines = new ArrayList<>();
   private final String info;
 
+  /** What {@link #lines} say; null before somebody asks. */
+  private Contents contents;
+
   /** Name that no other attempt has, whoever makes it. */
   final String attempt;
 
@@ -91,37 +94,11 @@ final class CommitBody {
    *     (whether a file has none, or a line cannot be read), {@code actions} (names of its actions that are of the whole table)
    */
   ObjectNode footprint() {
-    Set<JsonNode> partitions = new LinkedHashSet<>();
-    Set<String> actions = new TreeSet<>();
-    boolean unplaced = false;
-    for (String line : lines) {
-      JsonNode tree = whole(line);
-      if (!tree.isObject() || tree.size() != 1) {
-        // What cannot be understood may touch anything.
-        unplaced = true;
-        continue;
-      }
-      Map.Entry<String, JsonNode> action = tree.properties().iterator().next();
-      String name = action.getKey();
-      if (FILES.contains(name)) {
-        // Of a file that is removed Delta leaves nulls out, which may be all of them; older ones say nothing.
-        JsonNode values = action.getValue().path("partitionValues");
-        if (values.isObject()) {
-          partitions.add(values);
-        } else {
-          unplaced = true;
-        }
-      } else if (name.equals("domainMetadata")) {
-        actions.add(name + " " + action.getValue().path("domain").asText());
-      } else if (!name.equals("txn") && !name.equals("commitInfo")) {
-        actions.add(name);
-      }
-    }
+    Contents all = contents();
     ObjectNode found = JSON.createObjectNode();
-    found.putArray("partitions").addAll(partitions);
-    found.put("unplaced", unplaced);
-    ArrayNode others = found.putArray("actions");
-    actions.forEach(others::add);
+    found.putArray("partitions").addAll(all.partitions);
+    found.put("unplaced", all.unplaced || all.unreadable);
+    named(found.putArray("actions"), all.ofTable);
     return found;
   }
 
@@ -129,27 +106,17 @@ final class CommitBody {
    * Returns what a commit whose data files were written without the lock is made of.
    *
    * @return JSON object: {@code blind} (nothing of the table was read), {@code removes} (it takes files out of the
-   *     table), {@code actions} (as of {@link #footprint})
+   *     table), {@code actions} (as of {@link #footprint}, and {@code unreadable})
    */
   ObjectNode staged() {
-    Set<String> others = new TreeSet<>();
-    boolean removes = false;
-    for (String line : lines) {
-      JsonNode tree = whole(line);
-      String name = tree.isObject() && tree.size() == 1 ? tree.fieldNames().next() : "unreadable";
-      if (FILES.contains(name)) {
-        removes |= name.equals("remove");
-      } else if (name.equals("domainMetadata")) {
-        others.add(name + " " + tree.get(name).path("domain").asText());
-      } else if (!name.equals("txn") && !name.equals("commitInfo")) {
-        others.add(name);
-      }
-    }
+    Contents all = contents();
     ObjectNode found = JSON.createObjectNode();
     found.put("blind", isBlindAppend);
-    found.put("removes", removes);
-    ArrayNode actions = found.putArray("actions");
-    others.forEach(actions::add);
+    found.put("removes", !all.removed.isEmpty());
+    ArrayNode actions = named(found.putArray("actions"), all.ofTable);
+    if (all.unreadable) {
+      actions.add("unreadable");
+    }
     return found;
   }
 
@@ -158,23 +125,73 @@ final class CommitBody {
    * another deletion vector.
    */
   Set<String> written() {
-    Set<String> paths = new LinkedHashSet<>();
-    Set<String> known = new HashSet<>();
-    for (String line : lines) {
-      JsonNode tree = whole(line);
-      JsonNode removed = tree.path("remove").path("path");
-      if (!removed.isMissingNode()) {
-        known.add(removed.asText());
-      }
-      for (String kind : List.of("add", "cdc")) {
-        JsonNode file = tree.path(kind);
-        if (file.path("path").isTextual() && !file.hasNonNull("deletionVector")) {
-          paths.add(file.get("path").asText());
+    Set<String> paths = new LinkedHashSet<>(contents().added);
+    paths.removeAll(contents().removed);
+    return paths;
+  }
+
+  private Contents contents() {
+    if (contents == null) {
+      contents = new Contents(lines);
+    }
+    return contents;
+  }
+
+  private static ArrayNode named(ArrayNode array, Set<String> names) {
+    names.forEach(array::add);
+    return array;
+  }
+
+  /** What the lines say, each read once. */
+  private static final class Contents {
+    final Set<JsonNode> partitions = new LinkedHashSet<>();
+    final Set<String> ofTable = new TreeSet<>();
+    final Set<String> added = new LinkedHashSet<>();
+    final Set<String> removed = new HashSet<>();
+
+    /** Whether a file does not say to which partition it belongs. */
+    boolean unplaced;
+
+    /** Whether a line cannot be understood: it may touch anything. */
+    boolean unreadable;
+
+    Contents(List<String> lines) {
+      for (String line : lines) {
+        JsonNode tree = whole(line);
+        if (tree.isObject() && tree.size() == 1) {
+          Map.Entry<String, JsonNode> action = tree.properties().iterator().next();
+          take(action.getKey(), action.getValue());
+        } else {
+          unreadable = true;
         }
       }
     }
-    paths.removeAll(known);
-    return paths;
+
+    private void take(String name, JsonNode action) {
+      if (FILES.contains(name)) {
+        file(name, action);
+      } else if (name.equals("domainMetadata")) {
+        ofTable.add(name + " " + action.path("domain").asText());
+      } else if (!name.equals("txn") && !name.equals("commitInfo")) {
+        ofTable.add(name);
+      }
+    }
+
+    private void file(String name, JsonNode action) {
+      // Of a file that is removed Delta leaves nulls out, which may be all of them; older ones say nothing.
+      JsonNode values = action.path("partitionValues");
+      if (values.isObject()) {
+        partitions.add(values);
+      } else {
+        unplaced = true;
+      }
+      String path = action.path("path").asText();
+      if (name.equals("remove")) {
+        removed.add(path);
+      } else if (action.path("path").isTextual() && !action.hasNonNull("deletionVector")) {
+        added.add(path);
+      }
+    }
   }
 
   /** Tells whether the first line of a version file is of this very transaction. */
