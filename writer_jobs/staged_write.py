@@ -17,7 +17,6 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager
-from lock_manager.guard import GuardedHold
 from lock_manager.queue_lock import Cancellation
 from lock_manager.ticket import NotStagedError, Ticket
 from writer_jobs.delta_log import NO_VERSION, Commit
@@ -135,6 +134,8 @@ class StagedWrite:
                 self.waited_seconds = hold.waited_seconds
                 if before_commit is not None:
                     before_commit(hold)
+                # Before the first put: what it finds attempted so far is not of this write.
+                locked = LockedWrite(self._spark, self._table, self._log, self._write, hold, bound)
                 try:
                     ticket.grant(bound)
                 finally:
@@ -143,7 +144,7 @@ class StagedWrite:
                 if ticket.committed is not None:
                     hold.record_commit(ticket.committed["version"], self._table)
                 else:
-                    self._look_for_it(running.failure, hold, bound)
+                    self._look_for_it(running.failure, hold, locked)
         except SluiceError as error:
             if self._hold is None:
                 self.waited_seconds = time.monotonic() - asked_at
@@ -152,9 +153,8 @@ class StagedWrite:
             # It was let pass while the hold stood, and the next holder comes after it, whatever became of the hold.
             log.warning("after the commit: %s", error)
 
-    def _look_for_it(self, failure: BaseException | None, hold: HeldLock, bound: GuardedHold) -> None:
+    def _look_for_it(self, failure: BaseException | None, hold: HeldLock, write: LockedWrite) -> None:
         """Find out, under the lock, whether a write that ended behind the gate, and did not say so, is in the table."""
-        write = LockedWrite(self._spark, self._table, self._log, self._write, hold, bound)
         if failure is not None and is_conflict(failure) and not write.may_be_stored(failure):
             raise NotStagedError(f"another writer has changed {self._table} meanwhile") from failure
         staged = self._ticket.staged

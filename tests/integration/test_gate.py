@@ -27,10 +27,10 @@ from lock_manager import (
     LockTimeoutError,
     ZookeeperLockManager,
 )
-from lock_manager.ticket import StagedCommit
+from lock_manager.ticket import StagedCommit, Ticket
 from tests.support.at_the_gate import TableAtTheGate, contenders
 from tests.support.rivals import RivalManager
-from writer_jobs import CommitResult, LockedDeltaWriter, SchemaMismatchError, locked, staging
+from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, SchemaMismatchError, locked, staging
 from writer_jobs.session import COMMIT_LOCK
 from writer_jobs.staged_write import StagedWrite
 
@@ -232,6 +232,21 @@ def test_a_lock_that_is_lost_after_the_put_changes_nothing(
 
     monkeypatch.setattr(HeldLock, "record_commit", lose_and_record)
     assert table.append(1).version == 1
+    assert table.ids() == [0, 1]
+
+
+@pytest.mark.parametrize("visible", [True, False], ids=["in the log", "not found"])
+def test_a_put_of_which_nothing_was_heard_is_looked_for_and_never_taken_for_nothing(
+    table: Table, *, visible: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Ticket, "ended", lambda *_: None)
+    if visible:
+        assert table.append(1).version == 1
+    else:
+        monkeypatch.setattr(table.writer.log, "find_commit", lambda _, after: (None, after + 1))
+        with pytest.raises(CommitUnknownError):
+            table.append(1)
+    assert len(table.files()) == 2
     assert table.ids() == [0, 1]
 
 
