@@ -13,6 +13,7 @@ from lock_manager import (
     LockSettings,
     ZookeeperLockManager,
 )
+from writer_jobs.checkpoints import write_due_checkpoints
 from writer_jobs.delta_log import DeltaTableLog, locate_table
 from writer_jobs.failures import is_conflict
 from writer_jobs.guarded import attach_unless_off
@@ -107,6 +108,7 @@ def locked_all(
                 # lost. Raises if it is the latter.
                 hold.check()
             raise
+    write_due_checkpoints(spark, giver)
 
 
 def _part(spark: SparkSession, table: str, partitions: Collection[Mapping[str, object]] | None) -> Part:

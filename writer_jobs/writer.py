@@ -14,6 +14,7 @@ from pyspark.sql.functions import expr
 
 from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager, canonical_table_uri
 from lock_manager.ticket import NotStagedError
+from writer_jobs.checkpoints import write_due_checkpoints
 from writer_jobs.delta_log import DeltaTableLog, TableState, locate_table
 from writer_jobs.delta_write import CANCEL_AGAIN_SECONDS, DeltaWrite
 from writer_jobs.errors import TableError
@@ -421,6 +422,7 @@ class LockedDeltaWriter:
 
     @contextmanager
     def _running(self, write: DeltaWrite) -> Iterator[None]:
+        """Have :meth:`cancel` know of a write; behind it, without its lock, write the checkpoint that it made due."""
         with self._changed:
             self._writes.append(write)
         try:
@@ -429,6 +431,11 @@ class LockedDeltaWriter:
             with self._changed:
                 self._writes.remove(write)
                 self._changed.notify_all()
+        try:
+            write_due_checkpoints(self._spark, self._manager)
+        except BaseException as interrupt:
+            interrupt.add_note(f"the write to {self.table} is done: look for {write.commit_id}")
+            raise
 
     def _write(
         self,

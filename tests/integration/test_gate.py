@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import signal
 import threading
 import time
@@ -15,7 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from kazoo.client import KazooClient
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
@@ -415,36 +417,91 @@ def test_a_commit_that_waits_stops_nobody_else_of_its_driver(
         table.spark.conf.set(COMMIT_LOCK, "false")
 
 
-@pytest.mark.parametrize(
-    ("ticket", "old", "found"),
-    [("t", False, True), ("t", True, False), (None, False, False)],
-    ids=["waited for", "of an old version", "without a ticket"],
-)
-def test_a_checksum_that_is_on_its_way_is_waited_for(
-    table: Table, *, ticket: str | None, old: bool, found: bool
-) -> None:
+def checksums(table: Table, *versions: int) -> list[Path]:
+    return [table.path / "_delta_log" / f"{version:020d}.crc" for version in versions]
+
+
+def files_of(checksum: dict[str, Any]) -> list[dict[str, Any]]:
+    """Take the files out of a checksum, and return them in order, without what is empty."""
+    files = [{name: value for name, value in each.items() if value != {}} for each in checksum.pop("allFiles")]
+    return sorted(files, key=lambda each: str(each["path"]))
+
+
+def read_as(table: Table, ticket: str | None, path: Path) -> Any:
     jvm, context = table.spark._jvm, table.spark.sparkContext
     conf = context._jsc.hadoopConfiguration()
-    version = table.path / "_delta_log" / f"{0:020d}.json"
-    checksum, aside = version.with_suffix(".crc"), version.with_suffix(".aside")
-    checksum.rename(aside)
-    version.touch()
-    if old:
-        os.utime(version, (0, 0))
-    comes = threading.Timer(0.3, lambda: aside.rename(checksum))
     context.setLocalProperty("spark.sluice.ticket", ticket)
     try:
-        comes.start()
-        store = jvm.io.deltasluice.storage.GuardedLogStore(conf)
-        path = jvm.org.apache.hadoop.fs.Path(checksum.as_uri())
-        if found:
-            assert "tableSizeBytes" in store.read(path, conf).next()
-        else:
-            with pytest.raises(Exception, match="FileNotFound"):
-                store.read(path, conf)
+        lines = jvm.io.deltasluice.storage.GuardedLogStore(conf).read(
+            jvm.org.apache.hadoop.fs.Path(path.as_uri()), conf
+        )
+        return json.loads(lines.next())
     finally:
         context.setLocalProperty("spark.sluice.ticket", None)
-        comes.join()
+
+
+def test_a_checksum_that_is_not_there_yet_is_derived_as_its_writer_does(table: Table) -> None:
+    table.append(1, txn=("job", 1))
+    table.writer.delete("id = 0", hold="commit")
+    table.append(2, 3, txn=("job", 2))
+    table.writer.update({"id": "id + 10"}, "id = 3", hold="commit")
+    missing = checksums(table, 1, 2, 3, 4)
+    written = [json.loads(path.read_text()) for path in missing]
+    for path in missing:
+        path.unlink()
+    for path, there in zip(missing, written, strict=True):
+        derived = read_as(table, "t", path)
+        assert derived["allFiles"], "the files are among what is compared"
+        assert files_of(derived) == files_of(there)
+        assert derived == there
+        with pytest.raises(Exception, match="FileNotFound"):
+            read_as(table, None, path)
+
+
+def test_a_checksum_that_delta_would_not_derive_is_not(table: Table) -> None:
+    table.append(1)
+    with locked(table.spark, str(table.path), manager=table.manager):
+        table.spark.sql(f"ALTER TABLE delta.`{table.path}` ADD COLUMNS (word STRING)")
+    (first, second) = checksums(table, 1, 2)
+    second.unlink()
+    with pytest.raises(Exception, match="FileNotFound"):
+        read_as(table, "t", second)
+    # Nor without one to begin with.
+    for path in [first, *checksums(table, 0)]:
+        path.unlink()
+    with pytest.raises(Exception, match="FileNotFound"):
+        read_as(table, "t", first)
+
+
+@pytest.mark.parametrize("derivable", [True, False], ids=["derived", "negative control"])
+def test_who_finds_no_checksum_reads_no_state(table: Table, *, derivable: bool) -> None:
+    """Others have committed, and their checksums are not there yet: before it begins, and while it is at the gate."""
+    scheduler = table.spark.sparkContext._jsc.sc().dagScheduler()
+
+    def jobs_of_append(row: int) -> int:
+        before = scheduler.numTotalJobs()
+        table.append(row)
+        return int(scheduler.numTotalJobs() - before)
+
+    def somebody_else_appends(row: int) -> None:
+        write_deltalake(str(table.path), pa.table({"id": [row]}), mode="append")
+
+    usual = jobs_of_append(1)
+    if not derivable:
+        for path in checksums(table, 0, 1):
+            path.unlink()
+    somebody_else_appends(2)
+    at_the_beginning = jobs_of_append(3)
+    with table.waiting(4) as running:
+        before = scheduler.numTotalJobs()
+        somebody_else_appends(5)
+    assert running.result().version == 5
+    at_the_gate = scheduler.numTotalJobs() - before
+    assert table.ids() == [0, 1, 2, 3, 4, 5]
+    if derivable:
+        assert (at_the_beginning, at_the_gate) == (usual, 0)
+    else:
+        assert at_the_beginning > usual
 
 
 def test_inside_a_block_that_has_the_lock_it_is_used(table: Table) -> None:

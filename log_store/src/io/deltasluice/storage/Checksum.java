@@ -1,71 +1,128 @@
 package io.deltasluice.storage;
 
+import io.delta.storage.CloseableIterator;
+import io.delta.storage.LogStore;
 import java.io.IOException;
-import java.io.InterruptedIOException;
-import java.util.Map;
-import java.util.concurrent.ConcurrentHashMap;
+import java.util.ArrayList;
+import java.util.Iterator;
+import java.util.List;
+import java.util.Set;
+import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.apache.hadoop.conf.Configuration;
-import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.SparkSession$;
+import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.RecordChecksum;
+import org.apache.spark.sql.delta.VersionChecksum;
+import org.apache.spark.sql.delta.actions.Action;
+import org.apache.spark.sql.delta.actions.Action$;
+import org.apache.spark.sql.delta.actions.CommitInfo;
+import org.apache.spark.sql.delta.actions.Metadata;
+import org.apache.spark.sql.delta.util.JsonUtils$;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
+import scala.Option;
+import scala.jdk.javaapi.CollectionConverters;
+import scala.util.Either;
+import scala.util.Right;
 
 /**
- * The checksum that Delta writes some moments after a version ({@code <20 digits>.crc}), with what it counted up to then.
+ * The checksum of a version ({@code <20 digits>.crc}: size, number of files, metadata), as its writer is about to write
+ * it.
  *
- * <p>Behind a lock that is held for the commit alone the next writer comes in these very moments. Without that file it
- * has to read the whole state of the table, in two Spark jobs, and so has everybody after it. So it waits a little.
+ * <p>Delta writes that file some moments after the version. Behind a lock that is held for the commit alone the next
+ * writer comes in these very moments. Without a checksum it has to read the whole state of the table, in two Spark jobs,
+ * and so has everybody after it. So here the checksum is made of the one before it and of the version itself, by the same
+ * method of Delta's by which the writer makes it.
  */
-final class Checksum {
-  private static final Pattern NAME = Pattern.compile("\\d{20}\\.crc");
+final class Checksum implements RecordChecksum {
+  private static final Logger LOG = LoggerFactory.getLogger(Checksum.class);
+  private static final Pattern NAME = Pattern.compile("(\\d{20})\\.crc");
 
-  /** So long after a version its checksum is still expected. */
-  private static final long EXPECTED_MILLIS = 1_000;
+  /** Of these it is known that Delta itself derives the checksum of their commits. */
+  private static final Set<String> OPERATIONS = Set.of("WRITE", "STREAMING UPDATE", "DELETE", "UPDATE", "MERGE");
 
-  private static final long PAUSE_MILLIS = 10;
+  /** Of so many versions in a row the checksum may be missing. */
+  private static final int MOST = 8;
 
-  /** Versions that this JVM has put, and when they are old. */
-  private static final Map<Path, Long> OWN = new ConcurrentHashMap<>();
+  private static final ThreadLocal<Integer> DEPTH = ThreadLocal.withInitial(() -> 0);
 
-  private Checksum() {}
+  private final DeltaLog log;
+  private final SparkSession spark;
+  private Logger logger;
 
-  /**
-   * Takes note of a version that this JVM has put. Its checksum is not waited for: Delta may do so under its lock on the
-   * table, which the thread that is to write the checksum needs.
-   */
-  static void isOurs(Path version) {
-    long now = System.nanoTime();
-    OWN.values().removeIf(until -> until - now < 0);
-    OWN.put(version, now + 2 * EXPECTED_MILLIS * 1_000_000);
+  private Checksum(DeltaLog log, SparkSession spark) {
+    this.log = log;
+    this.spark = spark;
   }
 
   /**
-   * Waits for a checksum that is not there yet.
+   * Returns what would be in a checksum file that is not there.
    *
-   * @return whether it is there now; false for any other file, and for one that will not come any more
+   * @param reader for the version's own file
+   * @return its only line; null for any other file, and if it cannot be derived
    */
-  static boolean hasCome(Path path, Configuration conf) throws IOException {
-    if (!NAME.matcher(path.getName()).matches()) {
-      return false;
+  static String derived(Path path, LogStore reader, Configuration conf) {
+    Matcher name = NAME.matcher(path.getName());
+    if (!name.matches() || DEPTH.get() == MOST) {
+      return null;
     }
-    Path version = new Path(path.getParent(), path.getName().replace(".crc", ".json"));
-    if (OWN.containsKey(version)) {
-      return false;
+    DEPTH.set(DEPTH.get() + 1);
+    try {
+      SparkSession spark = SparkSession$.MODULE$.active();
+      // The log that asks is in Delta's cache; while it is being put there, this is an error.
+      DeltaLog log = DeltaLog.forTable(spark, path.getParent().getParent());
+      return new Checksum(log, spark).derive(Long.parseLong(name.group(1)), reader, conf);
+    } catch (IOException | RuntimeException | ExceptionInInitializerError e) {
+      LOG.debug("{} is not derived", path, e);
+      return null;
+    } finally {
+      DEPTH.set(DEPTH.get() - 1);
     }
-    FileSystem files = path.getFileSystem(conf);
-    long age = System.currentTimeMillis() - files.getFileStatus(version).getModificationTime();
-    // Whatever the two clocks say, for no longer than that.
-    long until = System.nanoTime() + Math.min(EXPECTED_MILLIS, EXPECTED_MILLIS - age) * 1_000_000;
-    while (System.nanoTime() < until) {
-      if (files.exists(path)) {
-        return true;
+  }
+
+  private String derive(long version, LogStore reader, Configuration conf) throws IOException {
+    Option<VersionChecksum> before = log.readChecksum(version - 1, Option.empty());
+    if (before.isEmpty() || before.get().metadata() == null || before.get().protocol() == null) {
+      return null;
+    }
+    List<Action> actions = new ArrayList<>();
+    Path file = new Path(log.logPath(), String.format("%020d.json", version));
+    try (CloseableIterator<String> lines = reader.read(file, conf)) {
+      for (Iterator<String> each = lines; each.hasNext(); ) {
+        actions.add(Action$.MODULE$.fromJson(each.next()));
       }
-      try {
-        Thread.sleep(PAUSE_MILLIS);
-      } catch (InterruptedException e) {
-        Thread.currentThread().interrupt();
-        throw new InterruptedIOException("interrupted before " + path + " was there");
-      }
     }
-    return files.exists(path);
+    if (actions.isEmpty() || !(actions.get(0) instanceof CommitInfo info) || !OPERATIONS.contains(info.operation())) {
+      return null;
+    }
+    boolean withFiles =
+        before.get().allFiles().isDefined() && actions.stream().noneMatch(each -> each instanceof Metadata);
+    Either<String, VersionChecksum> found = incrementallyDeriveChecksum(
+        spark, log, version, CollectionConverters.asScala(actions).toSeq(), Option.empty(), Option.empty(),
+        info.operation(), info.txnId(), new Right<>(before.get()), false, withFiles);
+    return found.isRight() ? JsonUtils$.MODULE$.mapper().writeValueAsString(found.toOption().get()) : null;
+  }
+
+  @Override
+  public DeltaLog deltaLog() {
+    return log;
+  }
+
+  @Override
+  public SparkSession spark() {
+    return spark;
+  }
+
+  @Override
+  public Logger org$apache$spark$internal$Logging$$log_() {
+    return logger;
+  }
+
+  @Override
+  public void org$apache$spark$internal$Logging$$log__$eq(Logger given) {
+    logger = given;
   }
 }

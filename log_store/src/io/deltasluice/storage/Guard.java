@@ -123,6 +123,11 @@ public final class Guard {
     return context == null ? null : context.getLocalProperty(TICKET);
   }
 
+  /** Tells whether this thread writes with a lock, had or to be had. */
+  static boolean isBound() {
+    return context() != null && (holds() != null || ticket() != null);
+  }
+
   /** Returns what a commit is made of, and what its transaction has read; null if that is not known. */
   static ObjectNode described(CommitBody body, ReadVersion read) {
     ObjectNode staged = body.staged();

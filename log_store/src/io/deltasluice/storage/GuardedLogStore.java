@@ -59,11 +59,12 @@ public class GuardedLogStore extends LogStore {
     try {
       return reader.read(path, conf);
     } catch (FileNotFoundException e) {
-      if (Guard.ticket() == null || !Checksum.hasCome(path, conf)) {
+      String checksum = Guard.isBound() ? Checksum.derived(path, reader, conf) : null;
+      if (checksum == null) {
         throw e;
       }
+      return new OneLine(checksum);
     }
-    return reader.read(path, conf);
   }
 
   @Override
@@ -101,6 +102,9 @@ public class GuardedLogStore extends LogStore {
           path + ": for this scheme no way is known to create a file only if there is none");
     }
     refuseTaken(path, conf);
+    if (Guard.isBound()) {
+      Checkpoints.defer(file);
+    }
     CommitBody body = new CommitBody(actions, UUID.randomUUID().toString());
     String ticket = Guard.ticket();
     if (ticket != null) {
@@ -131,9 +135,6 @@ public class GuardedLogStore extends LogStore {
       List<String> holds) {
     if (staged != null && (outcome == Attempts.Outcome.TAKEN || outcome == Attempts.Outcome.REJECTED)) {
       staged.putBack(ticket);
-    }
-    if (outcome == Attempts.Outcome.COMMITTED) {
-      Checksum.isOurs(file.path());
     }
     if (Guard.tell(ticket, file, body, outcome) && outcome == Attempts.Outcome.COMMITTED) {
       // Python knows all that there is to know, and will not ask.
