@@ -30,6 +30,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from contention_plot import draw
 from contention_writer import CPU
 from deltalake import DeltaTable
 from figures import percentile, print_table
@@ -161,6 +162,7 @@ def main() -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     about = {"python": platform.python_version(), "cpus": os.cpu_count(), "load_average": os.getloadavg()[1]}
     options.output.write_text(json.dumps({"about": about, "contention": rows}, indent=2) + "\n")
+    draw(rows, options.output.with_suffix(".png"))
 
 
 def start(stack: ExitStack, writers: int) -> Bench:

@@ -295,6 +295,13 @@ class Engine(StrEnum):
     SPARK = "spark"
 
 
+class Hold(StrEnum):
+    """What the lock is held over."""
+
+    COMMIT = "commit"
+    WRITE = "write"
+
+
 class Without(StrEnum):
     """The protection that a soak leaves out."""
 
@@ -324,6 +331,9 @@ def soak(
     engine: Annotated[
         Engine, typer.Option(help="The log store in a JVM without Spark, or whole Spark jobs.")
     ] = Engine.STORE,
+    hold: Annotated[
+        Hold, typer.Option(help="With [bold]--engine spark[/]: the lock for the commit alone, or over the whole write.")
+    ] = Hold.COMMIT,
     without: Annotated[
         Without | None,
         typer.Option(help="Leave one protection out, to see what it is good for: the soak must fail then."),
@@ -380,7 +390,8 @@ def soak(
         raise typer.BadParameter("give either --commits or --minutes", param_hint="--minutes")
     options = SoakOptions(
         engine=engine.value, writers=writers, commits=None if minutes else commits or 300, minutes=minutes, seed=seed,
-        without=without.value if without else None, zookeeper=zookeeper, zookeeper_image=zookeeper_image, table=table,
+        hold=hold.value, without=without.value if without else None, zookeeper=zookeeper,
+        zookeeper_image=zookeeper_image, table=table,
         session_seconds=session, gap=gap, output=output,
     )  # fmt: skip
     options = replace(options, faults=choose_faults(faults, options))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -13,6 +12,7 @@ from lock_manager import LockTimeoutError, SluiceError, ZookeeperLockManager
 from lock_manager.nesting import REGISTRY
 from lock_manager.resources import canonical_table_uri
 from writer_jobs.failures import JVM_ERRORS, one_sentence
+from writer_jobs.log_store import log_store
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,8 @@ def write_due_checkpoints(spark: SparkSession, manager: ZookeeperLockManager) ->
     """
     if REGISTRY.of(threading.current_thread()):
         return
-    jvm: Any = spark._jvm  # noqa: SLF001
+    checkpoints = log_store(spark, "Checkpoints")
     try:
-        checkpoints = jvm.io.deltasluice.storage.Checkpoints
         for table in json.loads(checkpoints.due()):
             resource = f"{canonical_table_uri(table)}/{LAST_CHECKPOINT}"
             try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +31,6 @@ NO_VERSION = -1
 STAMP = "sluice"
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
-_IDENTITY = '"delta.identity.'
 _TIME_ZONE = "spark.sql.session.timeZone"
 _RETENTION = "delta.setTransactionRetentionDuration"
 # To Java an IOException, like some of Delta's own; to us a damaged log.
@@ -159,23 +157,6 @@ class DeltaTableLog:
             forgets_transactions=bool(properties.contains(_RETENTION)),
             pin=Pin.of({name: str(value.get()) for name, value in found.items() if value.isDefined()}),
         )
-
-    def takes_staged_commits(self) -> bool:
-        """Tell whether there is a table, and an append need not change its metadata, as one with identities does.
-
-        Of the newest version that this driver knows. It looks for a newer one if it knows none.
-
-        Raises:
-            TableError, StorageError: see :meth:`head`.
-
-        """
-        # What is wrong with the log the other way says in one sentence.
-        with suppress(*JVM_ERRORS):
-            snapshot = self._delta_log().unsafeVolatileSnapshot()
-            if snapshot.version() >= 0:
-                return _IDENTITY not in snapshot.metadata().schemaString()
-        snapshot = self._snapshot()
-        return snapshot.version() >= 0 and _IDENTITY not in snapshot.metadata().schemaString()
 
     def partition_schema(self, state: TableState | None = None) -> PartitionSchema:
         """Return the partition columns of the newest version.

@@ -220,6 +220,6 @@ class DeltaWrite:
         if condition is None or not condition.startswith(_SCHEMA_CONDITIONS):
             return None
         known = {name.lower() for name in state.schema.names} if state else set()
-        unknown = [name for name in self.work.columns if name.lower() not in known]
+        unknown = [name for name in self.work.columns() if name.lower() not in known]
         # Delta shows both schemas whole, over many lines.
         return f"the table has no column {', '.join(unknown)}" if state and unknown else one_sentence(error)

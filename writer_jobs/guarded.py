@@ -37,6 +37,7 @@ from lock_manager.ticket import Ticket
 from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
 from writer_jobs.ensembles import pin_again, refuse_other_ensemble
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError, TableError
+from writer_jobs.log_store import log_store
 from writer_jobs.refusals import raise_refusals_as_python_errors
 from writer_jobs.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
 
@@ -205,6 +206,16 @@ def guarded(
 
 
 @contextmanager
+def waiting_with(ticket: Ticket) -> Iterator[None]:
+    """Have commits of this ticket wait, in the block, until it is granted or refused."""
+    GUARD.open(ticket)
+    try:
+        yield
+    finally:
+        GUARD.close(ticket)
+
+
+@contextmanager
 def guarded_commit(
     spark: SparkSession,
     hold: HeldLock,
@@ -334,8 +345,7 @@ def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
 
 
 def _attempts_under(spark: SparkSession, hold: HeldLock) -> list[dict[str, Any]]:
-    jvm: Any = spark._jvm  # noqa: SLF001
-    found: list[dict[str, Any]] = json.loads(jvm.io.deltasluice.storage.Attempts.of(hold.hold_id))
+    found: list[dict[str, Any]] = json.loads(log_store(spark, "Attempts").of(hold.hold_id))
     return found
 
 
@@ -352,8 +362,7 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
         return
     # The log store knows attempts by their hold, which may be of several tables.
     if intents.settled and not others and not any(bound.hold.intents_of(table).open for table in bound.hold.scope):
-        jvm: Any = spark._jvm  # noqa: SLF001
-        jvm.io.deltasluice.storage.Attempts.forget(bound.hold.hold_id)
+        log_store(spark, "Attempts").forget(bound.hold.hold_id)
 
 
 def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:

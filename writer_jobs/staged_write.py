@@ -23,8 +23,9 @@ from writer_jobs.delta_log import NO_VERSION, Commit
 from writer_jobs.delta_write import DeltaWrite, RunningWrite
 from writer_jobs.errors import CommitUnknownError
 from writer_jobs.failures import JVM_ERRORS, is_conflict
-from writer_jobs.guarded import GUARD, guarded_commit, refuse_other_partitioning
+from writer_jobs.guarded import guarded_commit, refuse_other_partitioning, waiting_with
 from writer_jobs.locked_write import CommitResult, LockedWrite, failed_write, user_metadata
+from writer_jobs.log_store import log_store
 from writer_jobs.partitioning import Part
 
 log = logging.getLogger(__name__)
@@ -82,8 +83,7 @@ class StagedWrite:
         txn = self._write.work.txn
         if txn is not None and self._log.head(txn[0]).last_transaction >= txn[1]:
             return self._result(None)
-        GUARD.open(self._ticket)
-        try:
+        with waiting_with(self._ticket):
             running = self._write.start(
                 self._log.location,
                 user_metadata(self._write),
@@ -91,8 +91,6 @@ class StagedWrite:
                 on_end=self._cancellation.request,
             )
             return self._see_through(running, seconds, before_commit, is_cancelled)
-        finally:
-            GUARD.close(self._ticket)
 
     def _see_through(
         self,
@@ -213,9 +211,8 @@ class StagedWrite:
         return self._result(Commit(NO_VERSION, 0))
 
     def _delete_staged_files(self) -> None:
-        jvm: Any = self._spark._jvm  # noqa: SLF001
         with suppress(*JVM_ERRORS):
-            deleted = jvm.io.deltasluice.storage.StagedFiles.delete(self._ticket.name)
+            deleted = log_store(self._spark, "StagedFiles").delete(self._ticket.name)
             if deleted:
                 log.info("%d data files that belong to no commit of %s were deleted", deleted, self._table)
 

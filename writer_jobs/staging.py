@@ -7,19 +7,20 @@ docs/gate.md has all of them in one table.
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from py4j.java_gateway import is_instance_of
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ResourceError, canonical_table_uri
 from lock_manager.nesting import REGISTRY
-from writer_jobs.delta_log import DeltaTableLog
+from writer_jobs.delta_log import NO_VERSION, DeltaTableLog
 from writer_jobs.failures import JVM_ERRORS
-from writer_jobs.guarded import AUTO_COMPACT, REQUIRED, guard_mode
+from writer_jobs.guarded import AUTO_COMPACT, REQUIRED
+from writer_jobs.log_store import log_store
 from writer_jobs.session import COMMIT_LOCK
 from writer_jobs.work import Work
 
@@ -27,7 +28,8 @@ Hold = Literal["commit", "write"]
 """What of a write the lock is held for: its commit, or all of it."""
 
 HOLDS: tuple[Hold, ...] = ("commit", "write")
-_FILES = "org.apache.spark.sql.execution.datasources.HadoopFsRelation"
+_SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)
+_NOTHING_KNOWN = {"guard": REQUIRED, "settings": [], "version": NO_VERSION, "identity": False, "reads": []}
 _CHANGES_SCHEMA = frozenset({"mergeschema", "overwriteschema"})
 
 
@@ -38,15 +40,47 @@ def why_whole(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> str 
         TableError, StorageError: the table's log cannot be read.
 
     """
-    # Delta takes those of the rows' session.
-    other = None if work.session in (None, spark) else work.session
+    if REGISTRY.of(threading.current_thread()):
+        return "this thread holds a lock already"
+    if (reason := _of_options(work)) is not None:
+        return reason
+    facts = facts_of(spark, table_log, work.rows)
     return (
-        _of_driver(spark)
-        or _of_settings(spark)
-        or (None if other is None else _of_settings(other))
-        or _of_options(work)
-        or _of_table(table_log, work.rows)
+        _of_driver(facts)
+        or next(filter(None, map(_of_settings, facts["settings"])), None)
+        or _of_table(facts)
+        or _of_reads(facts, table_log.location)
     )
+
+
+def facts_of(spark: SparkSession, table_log: DeltaTableLog, rows: DataFrame | None) -> Mapping[str, Any]:
+    """Return what the JVM knows of a write, see ``StagingFacts.java``.
+
+    Args:
+        spark: the session.
+        table_log: of the table.
+        rows: that are appended; None for any other operation.
+
+    Raises:
+        TableError, StorageError: the table's log cannot be read.
+
+    """
+    known = _facts_of(spark, table_log.location, rows)
+    if known is not None and known["version"] >= 0:
+        return known
+    # There is none, or none that this driver has heard of; or this says in one sentence what is wrong.
+    if table_log.head().version < 0:
+        return known or _NOTHING_KNOWN
+    return _facts_of(spark, table_log.location, rows) or _NOTHING_KNOWN
+
+
+def _facts_of(spark: SparkSession, location: str, rows: DataFrame | None) -> Mapping[str, Any] | None:
+    jvm_rows = None if rows is None else rows._jdf  # noqa: SLF001
+    with suppress(*JVM_ERRORS):
+        facts = log_store(spark, "StagingFacts").of(spark._jsparkSession, jvm_rows, location, ",".join(_SETTINGS))  # noqa: SLF001
+        found: Mapping[str, Any] = json.loads(facts)
+        return found
+    return None
 
 
 def check_hold(hold: str) -> None:
@@ -60,18 +94,15 @@ def check_hold(hold: str) -> None:
         raise ValueError(f"hold={hold!r}: choose {' or '.join(map(repr, HOLDS))}")
 
 
-def _of_driver(spark: SparkSession) -> str | None:
-    if guard_mode(spark) != REQUIRED:
-        return "commits of this session are not guarded, or only observed"
-    if REGISTRY.of(threading.current_thread()):
-        return "this thread holds a lock already"
-    return None
+def _of_driver(facts: Mapping[str, Any]) -> str | None:
+    guarded = str(facts["guard"]).strip().lower() == REQUIRED
+    return None if guarded else "commits of this session are not guarded, or only observed"
 
 
-def _of_settings(session: SparkSession) -> str | None:
-    if session.conf.get(COMMIT_LOCK, None) != "false":
+def _of_settings(settings: Mapping[str, str | None]) -> str | None:
+    if settings[COMMIT_LOCK] != "false":
         return f"{COMMIT_LOCK} is not false: a commit that waits would stop all others of this driver"
-    if (session.conf.get(AUTO_COMPACT, None) or "").lower() != "false":
+    if (settings[AUTO_COMPACT] or "").lower() != "false":
         return f"{AUTO_COMPACT} is not false: there may be a second commit within the first"
     return None
 
@@ -81,33 +112,18 @@ def _of_options(work: Work) -> str | None:
     return "it may change the schema" if changes else None
 
 
-def _of_table(table_log: DeltaTableLog, rows: DataFrame | None) -> str | None:
-    if not table_log.takes_staged_commits():
-        return "there is no table yet, or it counts identities"
-    return "it reads the table itself" if rows is not None and _reads(rows, table_log.location) else None
+def _of_table(facts: Mapping[str, Any]) -> str | None:
+    if facts["version"] < 0:
+        return "there is no table yet"
+    return "the table counts identities" if facts["identity"] else None
 
 
-def _reads(df: DataFrame, location: str) -> bool:
-    """Tell whether a plan reads the Delta table at a location, or may; not counting its subqueries."""
+def _of_reads(facts: Mapping[str, Any], location: str) -> str | None:
+    """Tell whether the rows' plan reads the Delta table at a location, or may; not counting its subqueries."""
     table = canonical_table_uri(location)
-    with suppress(*JVM_ERRORS, ResourceError):
-        leaves = df._jdf.queryExecution().analyzed().collectLeaves()  # noqa: SLF001
-        return any(_is_of(leaves.apply(index), table) for index in range(leaves.size()))
-    return True
-
-
-def _is_of(leaf: Any, table: str) -> bool:
-    if leaf.getClass().getSimpleName() != "LogicalRelation":
-        return False
-    relation = leaf.relation()
-    if "CDF" in relation.getClass().getName():
-        # Of this table or another: of which is not told, and Delta does not count it as read.
-        return True
-    # Delta's is a subclass without a name.
-    if not is_instance_of(SparkContext._gateway, relation, _FILES):  # noqa: SLF001 (py4j's only way to ask)
-        return False
-    roots = relation.location().rootPaths()
-    return any(_is_at(str(roots.apply(index).toString()), table) for index in range(roots.size()))
+    # Of which table a feed of changes is is not told, and Delta does not count it as read.
+    reads = any("changes" in each or any(_is_at(root, table) for root in each["roots"]) for each in facts["reads"])
+    return "it reads the table itself" if reads else None
 
 
 def _is_at(root: str, table: str) -> bool:

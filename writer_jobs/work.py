@@ -31,7 +31,7 @@ class Work:
 
     Attributes:
         do: does it, given the table's location and the ``userMetadata`` of the commit; may be called again.
-        columns: of the rows that it writes, for messages.
+        columns: returns those of the rows that it writes, for messages.
         rows: that it appends; None for any other operation.
         options: of Delta's writer.
         session: of the rows, whose settings count when they are written; None if it is the writer's.
@@ -43,7 +43,7 @@ class Work:
     """
 
     do: Callable[[str, str], object]
-    columns: tuple[str, ...] = ()
+    columns: Callable[[], Sequence[str]] = tuple
     txn: tuple[str, int] | None = None
     user_metadata: str | None = None
     takes_metadata: bool = False
@@ -120,7 +120,7 @@ def write_rows(
 
     return Work(
         do,
-        tuple(df.columns),
+        lambda: df.columns,
         txn,
         user_metadata,
         takes_metadata=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -470,7 +469,7 @@ class LockedDeltaWriter:
             for look in range(_LOOKS):
                 # The last time the table, which holds everything.
                 wanted = "table" if look == _LOOKS - 1 and lock == "partitions" else lock
-                part = write.read(functools.partial(part_of, self.log, wanted, find), table=self.table)
+                part = self._part(write, wanted, find)
                 write.work = work_on(part)
                 if self._cancelled.is_set():
                     raise LockCancelledError(resource=self.table)
@@ -487,6 +486,12 @@ class LockedDeltaWriter:
                     log.info("the write to %s touches other partitions by now: locking again", self.table)
                     seconds = max(0.0, seconds - error.waited_seconds)
             raise AssertionError("the lock on the table holds everything")
+
+    def _part(self, write: DeltaWrite, lock: Lock, find: Finder) -> Part:
+        # Only to find partitions out takes Spark jobs.
+        if lock != "partitions":
+            return part_of(self.log, lock, find)
+        return write.read(lambda: part_of(self.log, lock, find), table=self.table)
 
     def _can_be_staged(self, work: Work) -> bool:
         reason = why_whole(self._spark, self.log, work)

@@ -55,10 +55,17 @@ class SoakGuard(CommitGuard):
 
     def check(self, request: str) -> str:
         """Decide on one attempt; see :class:`lock_manager.guard.CommitGuard`."""
-        self._asked(json.loads(request))
+        asked = json.loads(request)
+        self._asked(asked)
         answer = super().check(request)
-        self._checked()
+        if "staged" not in asked and "outcome" not in asked:
+            self._checked()
         return answer
+
+    def granted_to(self, ticket: str) -> str:
+        """Return the id of the hold under which a commit may pass that waits with a ticket; empty if there is none."""
+        known = self._tickets.get(ticket)
+        return "" if known is None or known.bound is None else known.bound.hold.hold_id
 
 
 class UnboundGuard(SoakGuard):
@@ -77,6 +84,8 @@ class ForgetfulGuard(SoakGuard):
     """A guard that asks whether the hold stands, and notes no intent."""
 
     def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        if "staged" in asked or "outcome" in asked:
+            return super()._check(asked)
         guarded = self._covering(asked)[-1]
         guarded.passed[str(asked["attempt"])] = int(asked["version"])
         try:

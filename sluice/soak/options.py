@@ -17,6 +17,7 @@ class SoakOptions:
 
     Attributes:
         engine: ``store`` for bare JVMs with the log store, ``spark`` for whole Spark drivers.
+        hold: of whole Spark drivers: ``commit`` to go through the gate, ``write`` for the lock over the whole write.
         writers: number of processes.
         commits: acknowledged commits to reach; None to go by time.
         minutes: how long; None to go by commits.
@@ -38,6 +39,7 @@ class SoakOptions:
     """
 
     engine: str = STORE.name
+    hold: str = "commit"
     writers: int = 4
     commits: int | None = 300
     minutes: float | None = None

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sluice.soak.engines import SPARK
 from sluice.soak.evidence import Evidence
 from sluice.soak.liveness import takeovers
 from sluice.soak.options import SoakOptions
@@ -36,6 +37,7 @@ def summary(
     took = [taken["monotonic"] - death["monotonic"] for death, taken in takeovers(evidence) if taken is not None]
     return {
         "engine": options.engine,
+        "hold": options.hold if options.engine == SPARK.name else None,
         "seed": options.seed,
         "writers": options.writers,
         "without": options.without,

@@ -271,6 +271,7 @@ class Soak:
             rows=self.options.rows,
             seed=self.options.seed,
             engine=self.options.engine,
+            hold=self.options.hold,
             log=str(self.options.output / f"{name}.log"),
         )
         self._incarnations += 1

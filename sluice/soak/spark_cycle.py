@@ -89,7 +89,7 @@ class SparkCycle:
         try:
             self._point("acquired")
             self._take_steps(ACQUIRED, hold)
-            self._log = _SettlingLog(worker, self._table, self._occupy)
+            self._log = SettlingLog(worker, self._table, self._occupy)
             with guarded(worker.spark, hold, self._log, {"job": worker.options.name}):
                 self._transact()
                 if self._second:
@@ -115,6 +115,9 @@ class SparkCycle:
         self._attempts.append(attempt)
         ids = [] if self._occupying else self._ids
         self._say("attempting", version=attempt.version, txn=attempt.txn, ids=ids)
+
+    def told(self, outcome: Mapping[str, Any]) -> None:
+        """Hear what became of a put that waited at the gate."""
 
     # -- the transaction -----------------------------------------------------------------------------------------
 
@@ -263,7 +266,7 @@ class SparkCycle:
             self._worker.point(name)
 
 
-class _SettlingLog(DeltaTableLog):
+class SettlingLog(DeltaTableLog):
     """A table's log that has the cycle look at the empty commit by which a version is occupied."""
 
     def __init__(self, worker: SparkWorker, table: str, occupy: Callable[[Callable[[], int]], int]) -> None:

@@ -21,6 +21,7 @@ import writer_jobs.guarded
 from sluice.jars import jar_paths
 from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.controls import Protection
+from sluice.soak.gate_cycle import GateCycle
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.spark_cycle import SparkCycle
 from sluice.soak.worker import Worker, WorkerOptions, quiet
@@ -74,7 +75,8 @@ class SparkWorker(Worker):
 
     def cycle(self, *, second: bool) -> None:
         """Take the lock once, and commit."""
-        SparkCycle(self, self.table, second=second).run()
+        staged = self.options.hold == "commit" and self.without is not Protection.GUARD and not second
+        (GateCycle(self, self.table) if staged else SparkCycle(self, self.table, second=second)).run()
 
     def end_jvm(self) -> None:
         """Leave it to the end of this process, with which it ends."""
@@ -87,8 +89,15 @@ class SparkWorker(Worker):
     def asked(self, request: Mapping[str, Any]) -> None:
         """Have the cycle to whose hold the committing thread is bound say so."""
         bound = str(request.get("holds") or "").rpartition(",")[2]
-        if bound in self.cycles:
-            self.cycles[bound].asked(request)
+        if request.get("ticket"):
+            bound = self.guard.granted_to(str(request["ticket"]))
+        cycle = self.cycles.get(bound)
+        if cycle is None or "staged" in request:
+            return
+        if "outcome" in request:
+            cycle.told(request)
+        else:
+            cycle.asked(request)
 
     def take_ids(self) -> list[int]:
         """Return ids that no row has, one after the other."""

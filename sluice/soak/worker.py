@@ -53,6 +53,7 @@ class WorkerOptions:
         rows: per commit.
         seed: of the steps that it takes; see :mod:`sluice.soak.steps`.
         engine: ``store`` or ``spark``.
+        hold: of whole Spark drivers: ``commit`` or ``write``.
         log: file for what its JVM says.
 
     """
@@ -67,6 +68,7 @@ class WorkerOptions:
     rows: int
     seed: int = 1
     engine: str = "store"
+    hold: str = "commit"
     log: str
 
     def argument(self) -> str:

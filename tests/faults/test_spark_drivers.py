@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kazoo.client import KazooClient
 
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.s3_faults import FaultyS3, S3Fault
+from tests.support.at_the_gate import contenders
 from tests.support.driver_process import WAIT, Driver
 from tests.support.s3_table import read, rows, stored
 
@@ -94,7 +96,13 @@ def while_the_put_is_held_back(
     return first.answer(), read
 
 
-@pytest.mark.parametrize(("paused", "operation"), [("python", "append"), ("jvm", "append"), ("both", "merge")])
+@pytest.mark.parametrize(
+    ("paused", "operation"),
+    [
+        *(("python", "append"), ("jvm", "append"), ("both", "merge")),
+        *((paused, "append_at_the_gate") for paused in ("python", "jvm", "both")),
+    ],
+)
 def test_a_writer_that_is_paused_with_its_put_on_the_way_commits_nothing_after_the_next_has_read(
     drivers: tuple[Driver, Driver], s3: FaultyS3, table: str, paused: str, operation: str
 ) -> None:
@@ -105,13 +113,14 @@ def test_a_writer_that_is_paused_with_its_put_on_the_way_commits_nothing_after_t
     assert stored(s3, table) == {0: 1, 1: 1, 2: 1}
 
 
+@pytest.mark.parametrize("operation", ["append", "append_at_the_gate"])
 def test_negative_control_without_intents_the_late_put_lands_behind_the_next_one_s_read(
-    drivers: tuple[Driver, Driver], s3: FaultyS3, table: str
+    drivers: tuple[Driver, Driver], s3: FaultyS3, table: str, operation: str
 ) -> None:
     drivers[1].do("ignore_intents")
     first, second = drivers
     fault = s3.gate.arm(first.name, S3Fault(held=True))
-    first.begin("append", table=table, first=10, end=12)
+    first.begin(operation, table=table, first=10, end=12)
     assert fault.arrived.wait(WAIT)
     first.signal(signal.SIGSTOP, "both")
     own = s3.gate.arm(second.name, S3Fault(held=True))
@@ -128,6 +137,36 @@ def test_negative_control_without_intents_the_late_put_lands_behind_the_next_one
     first.answer()
     # What the second one had read was not what it built on.
     assert rows(table) == [0, 1, 2, 10, 11, 1003]
+
+
+@pytest.mark.parametrize("paused", ["python", "jvm", "both"])
+def test_a_writer_that_is_paused_at_the_gate_keeps_nobody_waiting_and_commits_when_it_goes_on(
+    drivers: tuple[Driver, Driver], table: str, paused: str, eventually: Callable[..., None]
+) -> None:
+    first, second = drivers
+    second.begin("append_when_told", table=table, first=20, end=21)
+    assert second.answer() == {"done": "holding"}
+    first.begin("append_at_the_gate", table=table, first=10, end=12)
+    client = KazooClient(first.hosts)
+    client.start()
+    try:
+        eventually(lambda: len(contenders(client, table)) == 2, within=WAIT)
+    finally:
+        client.stop()
+        client.close()
+    first.signal(signal.SIGSTOP, paused)
+    if paused == "jvm":
+        # Its Python would get the lock, and keep it.
+        first.link.cut()
+    try:
+        second.tell("go")
+        assert second.answer() == {"done": None}
+        assert second.do("read_then_append", table=table) == [0, 1, 2, 20]
+    finally:
+        first.signal(signal.SIGCONT, paused)
+        first.link.mend()
+    assert first.answer() == {"done": None}
+    assert rows(table) == [0, 1, 2, 10, 11, 20, 1004]
 
 
 def test_a_hold_of_another_thread_does_not_vouch_for_one_that_was_lost(

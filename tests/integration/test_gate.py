@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 from kazoo.client import KazooClient
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import (
@@ -142,7 +142,7 @@ def test_a_plan_that_reads_the_table_is_held_from_its_beginning(table: Table, mo
         table.writer.append(doubled, hold="commit", before_write=count)
     assert seen == [1], "rows were written before the lock was had"
     # The plan hides it from the rule, and Delta's own word counts.
-    monkeypatch.setattr(staging, "_reads", lambda *_: False)
+    monkeypatch.setattr(staging, "_of_reads", lambda *_: None)
     table.writer.append(doubled, hold="commit", before_write=count)
     assert seen[1:] == [2], "the first try has left its files"
     assert table.ids() == [0, 10, 10, 20]
@@ -162,11 +162,15 @@ def test_on_s3_it_goes_through_the_gate_and_knows_the_table_by_every_spelling(
         # The other way would do it again where the version that was read is not known again.
         patched.setattr(LockedDeltaWriter, "_write_to", None)
         assert [writer.append(spark.range(1)).version for _ in range(12)] == list(range(1, 13))
+
+    def reads(rows: DataFrame) -> bool:
+        return staging._of_reads(staging.facts_of(spark, writer.log, rows), writer.location) is not None
+
     for spelling in ("s3a", "s3", "s3n"):
-        assert staging._reads(spark.read.format("delta").load(f"{spelling}://{table}"), writer.location)
+        assert reads(spark.read.format("delta").load(f"{spelling}://{table}"))
     changes = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 1)
-    assert staging._reads(changes.load(f"s3a://{table}"), writer.location)
-    assert not staging._reads(spark.range(1), writer.location)
+    assert reads(changes.load(f"s3a://{table}"))
+    assert not reads(spark.range(1))
 
 
 def test_what_reads_the_table_sees_each_commit_before_its_own(table: Table) -> None:

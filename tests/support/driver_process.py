@@ -36,6 +36,7 @@ class Driver:
     """
 
     def __init__(self, name: str, hosts: str, s3: FaultyS3, conf: Mapping[str, str] | None = None) -> None:
+        self.hosts = hosts
         self.link = Link(hosts)
         settings = {
             "spark.master": "local[1]",

@@ -48,6 +48,9 @@ class Driver:
         with locked(self.spark, table, manager=self.manager):
             self.spark.range(first, end, numPartitions=files).write.format("delta").mode("append").save(table)
 
+    def append_at_the_gate(self, table: str, first: int, end: int) -> None:
+        LockedDeltaWriter(self.spark, self.manager, table).append(self.spark.range(first, end), hold="commit")
+
     def append_as(self, table: str, first: int, end: int, txn: list[Any] | None) -> dict[str, Any]:
         """Append with the writer, under the name of an application's transaction."""
         writer = LockedDeltaWriter(self.spark, self.manager, table)

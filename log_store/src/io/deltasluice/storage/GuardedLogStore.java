@@ -40,6 +40,9 @@ public class GuardedLogStore extends LogStore {
 
   private static final long PAUSE_MILLIS = 200;
 
+  /** For so long nobody looks again whether a version is free: in the end the put finds out. */
+  private static final long FRESH_NANOS = 50_000_000;
+
   /** The schemes for which it is known how a file is created only if there is none. */
   public static final List<String> SCHEMES =
       List.of("s3", "s3a", "s3n", "file", "hdfs", "abfs", "abfss", "wasb", "wasbs", "adl", "gs");
@@ -101,12 +104,14 @@ public class GuardedLogStore extends LogStore {
       throw new CommitRefusedException("TableError",
           path + ": for this scheme no way is known to create a file only if there is none");
     }
-    refuseTaken(path, conf);
+    String ticket = Guard.ticket();
+    if (ticket == null) {
+      refuseTaken(path, conf);
+    }
     if (Guard.isBound()) {
       Checkpoints.defer(file);
     }
     CommitBody body = new CommitBody(actions, UUID.randomUUID().toString());
-    String ticket = Guard.ticket();
     if (ticket != null) {
       StagedFiles.remember(ticket, file, body, conf);
       awaitTurn(ticket, file, body, conf);
@@ -152,11 +157,17 @@ public class GuardedLogStore extends LogStore {
       throws IOException {
     ReadVersion read = ReadVersion.of(file);
     ObjectNode staged = Guard.described(body, read);
-    while (!Guard.hasTurn(ticket, file, body, staged)) {
+    Guard.Turn turn;
+    long looked;
+    do {
+      turn = Guard.askForTurn(ticket, file, body, staged);
       // To catch up here costs others nothing; with the lock it would.
       refuseTaken(file.path(), conf);
+      looked = System.nanoTime();
+    } while (!turn.isHad());
+    if (System.nanoTime() - looked > FRESH_NANOS) {
+      refuseTaken(file.path(), conf);
     }
-    refuseTaken(file.path(), conf);
     if (read == null || !read.stands(conf)) {
       throw new CommitRefusedException("NotStagedError",
           "the table that was read is not at " + file.table() + " any more: it was removed, or made anew");

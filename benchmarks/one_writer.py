@@ -1,0 +1,172 @@
+"""What does the gate cost a writer that is alone? Appends through it beside plain ones, in pairs, to one table on S3.
+
+The plain append is ``df.write`` through the same log store with the guard off. Each pair is in another order than the
+one before. The ratio's interval is of 2,000 resamples of the pairs (bootstrap, 95 %). Then it is said where the time of
+an append goes, by what the guard is asked and told; means, so that they add up. Everything runs on this machine: S3 is
+moto, ZooKeeper one embedded server.
+
+    python benchmarks/one_writer.py [--pairs 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from figures import percentile, print_table
+from pyspark.sql import SparkSession
+
+import writer_jobs.guarded
+from lock_manager import HeldLock, ZookeeperLockManager
+from lock_manager.guard import CommitGuard
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.jars import jar_paths
+from sluice.local_s3 import LocalS3
+from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from writer_jobs import CommitResult, LockedDeltaWriter, build_session
+from writer_jobs.session import GUARD_MODE
+
+WARM_UP = 12
+RESAMPLES = 2000
+TABLE = "s3a://bench/alone"
+PHASES = {
+    "work": "rows, data file, Delta's checks, up to the gate",
+    "queue": "the lock is asked for and had",
+    "look": "the version that was read is looked at, and that the next one is free",
+    "guard": "the hold is confirmed, the intent noted",
+    "put": "the version is put",
+    "give back": "the outcome is told, the lock given back",
+    "after": "Delta's new snapshot, checksum and hooks",
+}
+
+
+class WatchedGuard(CommitGuard):
+    """A guard that notes when it is asked what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at: dict[str, float] = {}
+
+    def check(self, request: str) -> str:
+        asked = json.loads(request)
+        kind = "staged" if "staged" in asked else "outcome" if "outcome" in asked else "verdict"
+        self.at.setdefault(kind, time.time())
+        answer = super().check(request)
+        self.at.setdefault(f"{kind} answered", time.time())
+        return answer
+
+
+def phases(began: float, guard: WatchedGuard, done: CommitResult, released: float, ended: float) -> dict[str, float]:
+    at = guard.at
+    marks = [
+        began, at["staged"], done.acquired_at, at["verdict"], at["verdict answered"], at["outcome"], released, ended,
+    ]  # fmt: skip
+    return dict(zip(PHASES, (after - before for before, after in itertools.pairwise(marks)), strict=True))
+
+
+def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGuard, pairs: int) -> dict[str, Any]:
+    writer = LockedDeltaWriter(spark, manager, TABLE)
+    conf = spark.sparkContext._jsc.sc().conf()
+    released: list[float] = []
+    release = HeldLock.release
+
+    def note(hold: HeldLock) -> None:
+        release(hold)
+        if hold.resource == writer.table:
+            released.append(time.time())
+
+    HeldLock.release = note  # type: ignore[method-assign]
+    parts: list[dict[str, float]] = []
+
+    def gate() -> float:
+        guard.at.clear()
+        rows = spark.range(3).coalesce(1)
+        began = time.time()
+        done = writer.append(rows, hold="commit")
+        ended = time.time()
+        if "staged" in guard.at:
+            parts.append(phases(began, guard, done, released[-1], ended))
+        return ended - began
+
+    def plain() -> float:
+        rows = spark.range(3).coalesce(1)
+        conf.set(GUARD_MODE, "off")
+        began = time.time()
+        rows.write.format("delta").mode("append").save(TABLE)
+        ended = time.time()
+        conf.set(GUARD_MODE, "required")
+        return ended - began
+
+    ways: dict[str, Callable[[], float]] = {"gate": gate, "plain": plain}
+    took: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(WARM_UP + pairs):
+        for name in (tuple(ways), tuple(ways)[::-1])[number % 2]:
+            took[name].append(ways[name]())
+    HeldLock.release = release  # type: ignore[method-assign]
+    gated, bare = took["gate"][WARM_UP:], took["plain"][WARM_UP:]
+    chance = random.Random(1)  # noqa: S311 (to be repeated, not to be secret)
+    ratios = []
+    for _ in range(RESAMPLES):
+        chosen = [chance.randrange(pairs) for _ in range(pairs)]
+        ratios.append(statistics.median(gated[i] for i in chosen) / statistics.median(bare[i] for i in chosen))
+    return {
+        "pairs": pairs,
+        "ratio_p50": statistics.median(gated) / statistics.median(bare),
+        "ratio_low": percentile(sorted(ratios), 0.025),
+        "ratio_high": percentile(sorted(ratios), 0.975),
+        **{f"{name}_p50_s": statistics.median(values) for name, values in (("gate", gated), ("plain", bare))},
+        **{f"{name}_p95_s": percentile(values, 0.95) for name, values in (("gate", gated), ("plain", bare))},
+        "phases_ms": {name: 1000 * statistics.mean(part[name] for part in parts[-pairs:]) for name in PHASES},
+        "phases_p50_ms": {name: 1000 * statistics.median(part[name] for part in parts[-pairs:]) for name in PHASES},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=60, help="of appends (60)")
+    parser.add_argument("--output", type=Path, default=Path("build/bench/one_writer.json"))
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        zookeeper = stack.enter_context(EmbeddedZooKeeper())
+        s3 = stack.enter_context(LocalS3())
+        s3.create_bucket("bench")
+        os.environ.update(s3.environment)
+        guard = WatchedGuard()
+        writer_jobs.guarded.GUARD = guard
+        spark = build_session(
+            "one writer",
+            jars=jar_paths(),
+            launch_conf={
+                "spark.master": "local[2]",
+                "spark.driver.memory": "1g",
+                "spark.driver.extraJavaOptions": QUICK_JVM,
+                "spark.sql.shuffle.partitions": "2",
+                **LOCAL_DRIVER,
+                **FEW_ROWS,
+                **s3.spark_conf,
+            },
+            log_level="OFF",
+        )
+        stack.callback(spark.stop)
+        manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
+        found = measure(spark, manager, guard, options.pairs)
+    means, medians = found["phases_ms"], found["phases_p50_ms"]
+    rows = [{"what": name, "mean_ms": means[name], "p50_ms": medians[name], "is": PHASES[name]} for name in PHASES]
+    rows.append({"what": "all", "mean_ms": sum(means.values()), "p50_ms": sum(medians.values()), "is": "an append"})
+    print_table(rows)
+    print_table([{name: value for name, value in found.items() if not isinstance(value, dict)}])
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps({"one_writer": found}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

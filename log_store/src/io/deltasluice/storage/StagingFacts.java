@@ -1,0 +1,71 @@
+package io.deltasluice.storage;
+
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
+import org.apache.hadoop.fs.Path;
+import org.apache.spark.sql.Dataset;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
+import org.apache.spark.sql.execution.datasources.LogicalRelation;
+import scala.Option;
+import scala.jdk.javaapi.CollectionConverters;
+
+/** What Python wants to know before a write goes through the gate, in one answer: each call from there takes its time. */
+public final class StagingFacts {
+  private static final String IDENTITY = "\"delta.identity.";
+
+  private StagingFacts() {}
+
+  /**
+   * Returns what is known of a write, as a JSON object.
+   *
+   * @param session the writer's
+   * @param rows that are appended; null for any other operation
+   * @param location of the table
+   * @param settings names of settings of a session, with commas
+   * @return {@code guard} (mode), {@code settings} (a list of values by name, of the session and of that of the rows),
+   *     {@code version} (of the table, the newest that this driver knows), {@code identity} (whether it has such columns),
+   *     {@code reads} (a list: {@code roots} of a relation of files, or {@code changes} of a feed of changes)
+   */
+  public static String of(SparkSession session, Dataset<?> rows, String location, String settings) {
+    ObjectNode facts = CommitBody.JSON.createObjectNode();
+    facts.put("guard", session.sparkContext().conf().get(Guard.MODE, "required"));
+    ArrayNode sessions = facts.putArray("settings");
+    named(session, settings, sessions.addObject());
+    if (rows != null) {
+      named(rows.sparkSession(), settings, sessions.addObject());
+    }
+    Snapshot snapshot = DeltaLog.forTable(session, location).unsafeVolatileSnapshot();
+    facts.put("version", snapshot.version());
+    facts.put("identity", snapshot.version() >= 0 && snapshot.metadata().schemaString().contains(IDENTITY));
+    ArrayNode reads = facts.putArray("reads");
+    if (rows != null) {
+      LogicalPlan plan = ((org.apache.spark.sql.classic.Dataset<?>) rows).queryExecution().analyzed();
+      CollectionConverters.asJava(plan.collectLeaves()).forEach(leaf -> read(leaf, reads));
+    }
+    return facts.toString();
+  }
+
+  private static void named(SparkSession session, String settings, ObjectNode found) {
+    for (String name : settings.split(",")) {
+      Option<String> value = session.conf().getOption(name);
+      found.put(name, value.isDefined() ? value.get() : null);
+    }
+  }
+
+  private static void read(LogicalPlan leaf, ArrayNode reads) {
+    if (leaf instanceof LogicalRelation logical) {
+      if (logical.relation().getClass().getName().contains("CDF")) {
+        reads.addObject().put("changes", true);
+      } else if (logical.relation() instanceof HadoopFsRelation files) {
+        ArrayNode roots = reads.addObject().putArray("roots");
+        for (Path root : CollectionConverters.asJava(files.location().rootPaths())) {
+          roots.add(root.toString());
+        }
+      }
+    }
+  }
+}

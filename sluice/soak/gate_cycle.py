@@ -1,0 +1,145 @@
+"""What a writer that is a whole Spark driver does through the gate: the product's own writer, with the lock at the end.
+
+Words and points are those of :mod:`sluice.soak.cycle`. What differs: rows are computed and written before the lock is
+asked for, ``acquired`` and ``read`` are under it, and ``stored`` and ``releasing`` are where the log store has told
+what became of the put, before the lock is given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from lock_manager import HeldLock, LockLostError, SluiceError, ZookeeperLockManager
+from sluice.soak.gateway import JvmGoneError
+from sluice.soak.spark_cycle import SettlingLog, SparkCycle
+from sluice.soak.steps import ACQUIRED
+from writer_jobs import CommitUnknownError, LockedDeltaWriter
+from writer_jobs.delta_log import NO_VERSION
+from writer_jobs.errors import UnprovenCommitError
+
+if TYPE_CHECKING:
+    from writer_jobs import CommitResult
+
+
+class GateCycle(SparkCycle):
+    """One transaction, and the lock for its commit."""
+
+    def run(self) -> None:
+        """Do it.
+
+        Raises:
+            JvmGoneError: the JVM is dead.
+            SluiceError: there was no lock.
+
+        """
+        worker = self._worker
+        worker.held = {"table": self._table}
+        self._had: list[str] = []
+        self._told_stored = False
+        self._log = SettlingLog(worker, self._table, self._occupy)
+        self._ids = worker.take_ids()
+        manager = cast("ZookeeperLockManager", _Telling(worker.manager, self._acquired))
+        writer = LockedDeltaWriter(worker.spark, manager, self._table)
+        writer.log = self._log
+        self._point("asking")
+        self._say("waiting")
+        try:
+            self._acknowledge(self._through_the_gate(writer))
+        except JvmGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001 (Spark's errors have no class in common)
+            self._fail(error)
+        finally:
+            for hold_id in self._had:
+                del worker.cycles[hold_id]
+
+    def told(self, outcome: Mapping[str, Any]) -> None:
+        """Hear what became of a put, in the thread that is told, while the lock is held."""
+        if outcome["outcome"] == "committed":
+            self._say_stored(str(outcome["attempt"]))
+            self._point("stored")
+            self._point("releasing")
+
+    def _through_the_gate(self, writer: LockedDeltaWriter) -> CommitResult:
+        worker = self._worker
+        first, end = self._ids[0], self._ids[-1] + 1
+        rows = worker.spark.range(first, end, 1, 1)
+        merges = first // worker.options.rows % 2 == 1 and self._log.head().version != NO_VERSION
+        if not merges:
+            return writer.append(rows, hold="commit", before_write=self._read)
+        # The last condition spares reading every file of the table.
+        merge = writer.merge(rows.alias("s"), f"t.id = s.id AND t.id >= {first}", alias="t").whenNotMatchedInsertAll()
+        done: CommitResult = merge.execute(hold="commit", before_write=self._read)
+        return done
+
+    def _acquired(self, hold: HeldLock) -> None:
+        worker = self._worker
+        self._hold = hold
+        self._attempts.clear()
+        self._say("holding", waited=hold.waited_seconds, unclean=len(hold.intents.unclean))
+        worker.held = {"table": self._table, "token": hold.token}
+        hold.on_loss(lambda lost: self._say("lost", reason=lost.lost))
+        worker.cycles[hold.hold_id] = self
+        self._had.append(hold.hold_id)
+        self._point("acquired")
+        self._take_steps(ACQUIRED, hold)
+
+    def _read(self, _: HeldLock) -> None:
+        """Look which version is the newest: nothing of a hold before this one may come behind it."""
+        self._attempts.clear()
+        self._say("read", version=self._log.head().version)
+        self._point("read")
+
+    def _say_stored(self, attempt: str) -> None:
+        found = next((each for each in self._attempts if each.name == attempt), None)
+        if found is not None and not self._told_stored:
+            self._told_stored = True
+            self._say("stored", version=found.version, txn=found.txn)
+
+    def _acknowledge(self, done: CommitResult) -> None:
+        attempt = self._attempts[-1]
+        # What had the lock from its beginning, or was found in the log, was not told.
+        self._say_stored(attempt.name)
+        self._say("released", lost=self._hold.lost is not None)
+        self._say("acknowledged", version=done.version, txn=attempt.txn, ids=self._ids)
+
+    def _fail(self, error: Exception) -> None:
+        gone: JvmGoneError | None = None
+        try:
+            self._worker.refuse_without_jvm(error)
+        except JvmGoneError as problem:
+            gone = problem
+        facts = {"error": type(gone or error).__name__, "message": str(error)}
+        if not self._attempts:
+            self._say("gave-up", **facts)
+        elif gone is not None or isinstance(error, CommitUnknownError | UnprovenCommitError):
+            self._say("unknown", **facts, txn=self._attempts[-1].txn)
+        elif isinstance(error, SluiceError):
+            self._say("refused", **facts, txn=self._attempts[-1].txn)
+        else:
+            self._say("unknown", **facts, txn=self._attempts[-1].txn)
+        if self._had:
+            self._say("released", lost=isinstance(error, LockLostError) or self._hold.lost is not None)
+        if gone is not None:
+            raise gone
+
+
+class _Telling:
+    """A lock manager that says when it has given a lock, before anything is done with it."""
+
+    def __init__(self, manager: ZookeeperLockManager, had: Any) -> None:
+        self._manager = manager
+        self._had = had
+
+    def acquire_all(self, *tables: Any, **how: Any) -> HeldLock:
+        hold = self._manager.acquire_all(*tables, **how)
+        try:
+            self._had(hold)
+        except BaseException:
+            hold.release()
+            raise
+        return hold
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._manager, name)
