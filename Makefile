@@ -21,7 +21,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format check test-s3 soak zookeeper-image bench dist lock clean
+.PHONY: help setup demo test lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-lock dist lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -81,7 +81,16 @@ soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers where Docker answe
 zookeeper-image: $(LOG_STORE) ## Build the ZooKeeper image of the tests on this machine, for Docker without a registry
 	@$(PY) scripts/zookeeper_image.py
 
-bench: $(LOG_STORE) $(ARCHIVES) ## The lock beside kazoo's and Curator's, and what the guard adds to a commit (ARGS="--servers 3")
+bench: $(LOG_STORE) $(ARCHIVES) ## Commits a second by mode, work and writers; 25 minutes (ARGS="--quick": 5)
+	@$(PY) benchmarks/contention.py $(ARGS)
+
+bench-one: $(LOG_STORE) $(ARCHIVES) ## A writer that is alone: the gate beside a plain append, and where its time goes
+	@$(PY) benchmarks/one_writer.py $(ARGS)
+
+bench-peers: $(LOG_STORE) $(ARCHIVES) ## Small appends beside stock Delta and Iceberg (ARGS="--systems sluice iceberg")
+	@$(PY) benchmarks/peers/peers.py $(ARGS)
+
+bench-lock: $(LOG_STORE) $(ARCHIVES) ## The lock beside kazoo's and Curator's, and what the guard adds to a commit (ARGS="--servers 3")
 	@$(PY) benchmarks/lock.py $(ARGS)
 	@$(PY) benchmarks/guard.py $(ARGS)
 

@@ -33,7 +33,8 @@ from lock_manager.ticket import StagedCommit, Ticket
 from tests.support.at_the_gate import TableAtTheGate, contenders
 from tests.support.rivals import RivalManager
 from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, SchemaMismatchError, locked, staging
-from writer_jobs.session import COMMIT_LOCK
+from writer_jobs.guarded import AUTO_COMPACT
+from writer_jobs.session import COMMIT_LOCK, GUARD_MODE
 from writer_jobs.staged_write import StagedWrite
 
 pytestmark = pytest.mark.spark
@@ -506,6 +507,33 @@ def test_who_finds_no_checksum_reads_no_state(table: Table, *, derivable: bool) 
         assert (at_the_beginning, at_the_gate) == (usual, 0)
     else:
         assert at_the_beginning > usual
+
+
+@pytest.mark.parametrize(
+    ("of_driver", "name", "value"),
+    [
+        (False, COMMIT_LOCK, "true"),
+        (False, AUTO_COMPACT, "true"),
+        (True, GUARD_MODE, "observe"),
+        (True, GUARD_MODE, "off"),
+    ],
+)
+def test_with_such_a_setting_the_lock_is_held_over_the_whole_write(
+    table: Table, *, of_driver: bool, name: str, value: str
+) -> None:
+    settings: Any = table.spark.sparkContext._jsc.sc().conf() if of_driver else table.spark.conf
+    before, usual = table.files(), settings.get(name)
+    seen: list[set[str]] = []
+    settings.set(name, value)
+    try:
+        assert table.append(1, before_write=lambda _: seen.append(table.files())).version == 1
+    finally:
+        settings.set(name, usual)
+    assert seen == [before]
+    # The control: as the session is otherwise.
+    before = table.files()
+    table.append(2, before_write=lambda _: seen.append(table.files()))
+    assert len(seen[1] - before) == 1
 
 
 def test_inside_a_block_that_has_the_lock_it_is_used(table: Table) -> None:

@@ -136,50 +136,19 @@ public final class Guard {
   }
 
   /**
-   * Asks for the lock, in the name of a ticket, and does not wait for the answer: what is done meanwhile costs nothing.
+   * Asks for the lock, in the name of a ticket, and tells whether it is held by now. Python lets some time go by before
+   * it says no.
    *
    * @param staged see {@link #described}
+   * @throws CommitRefusedException there will be no lock for this commit
+   * @throws InterruptedIOException the thread was interrupted
    */
-  static Turn askForTurn(String ticket, VersionFile file, CommitBody body, ObjectNode staged) {
+  static boolean hasTurn(String ticket, VersionFile file, CommitBody body, ObjectNode staged)
+      throws CommitRefusedException, InterruptedIOException {
     ObjectNode request = request(file, body);
     request.put("ticket", ticket);
     request.set("staged", staged);
-    Caller caller = Caller.now();
-    return new Turn(CALLS.submit(() -> answer(request, file, body, caller)), file);
-  }
-
-  /** Whether a commit has its lock, as far as Python has answered. */
-  record Turn(Future<JsonNode> answer, VersionFile file) {
-    /**
-     * Tells whether the lock is held by now. Python lets some time go by before it says no.
-     *
-     * @throws CommitRefusedException there will be no lock for this commit
-     * @throws InterruptedIOException the thread was interrupted
-     */
-    boolean isHad() throws CommitRefusedException, InterruptedIOException {
-      try {
-        return answer.get().path("turn").asBoolean(false);
-      } catch (InterruptedException e) {
-        answer.cancel(true);
-        throw interrupted(file);
-      } catch (ExecutionException e) {
-        if (e.getCause() instanceof CommitRefusedException refused) {
-          throw refused;
-        }
-        if (e.getCause() instanceof InterruptedIOException interrupted) {
-          throw interrupted;
-        }
-        throw new CommitRefusedException("LockLostError", "the commit guard of version " + file.version() + " of "
-            + file.table() + " failed: " + e.getCause());
-      }
-    }
-  }
-
-  /** To what the thread is bound that asks; the thread that has the answer may be another. */
-  private record Caller(String guard, boolean isBound) {
-    static Caller now() {
-      return new Caller(Guard.bound(), holds() != null || ticket() != null);
-    }
+    return answer(request, file, body).path("turn").asBoolean(false);
   }
 
   /**
@@ -193,7 +162,7 @@ public final class Guard {
     request.put("outcome", Attempts.name(outcome));
     request.set("metrics", body.metrics);
     try {
-      answer(request, file, body, Caller.now());
+      answer(request, file, body);
       return true;
     } catch (IOException e) {
       LOG.warn("what became of version {} of {} could not be told: {}", file.version(), file.table(), e.toString());
@@ -209,9 +178,9 @@ public final class Guard {
     return request;
   }
 
-  private static JsonNode answer(ObjectNode request, VersionFile file, CommitBody body, Caller caller)
+  private static JsonNode answer(ObjectNode request, VersionFile file, CommitBody body)
       throws CommitRefusedException, InterruptedIOException {
-    JsonNode answer = answerOf(request.toString(), file, caller);
+    JsonNode answer = answerOf(request.toString(), file);
     if (answer.hasNonNull("refused")) {
       throw new CommitRefusedException(answer.get("refused").asText(), body.attempt, answer.path("message").asText());
     }
@@ -232,7 +201,7 @@ public final class Guard {
       request.set("footprint", body.footprint());
     }
     request.put("observe", mode == Mode.OBSERVE);
-    JsonNode answer = answer(request, file, body, Caller.now());
+    JsonNode answer = answer(request, file, body);
     List<String> covering = new ArrayList<>();
     answer.path("holds").forEach(hold -> covering.add(hold.asText()));
     if (covering.isEmpty() || !answer.path("stamp").isObject()) {
@@ -245,9 +214,10 @@ public final class Guard {
     return bound != null && bound.indexOf(OF_PARTITIONS) >= 0;
   }
 
-  private static JsonNode answerOf(String request, VersionFile file, Caller caller)
+  private static JsonNode answerOf(String request, VersionFile file)
       throws CommitRefusedException, InterruptedIOException {
-    for (Map.Entry<String, PythonGuard> each : guards(caller.guard())) {
+    String bound = bound();
+    for (Map.Entry<String, PythonGuard> each : guards(bound)) {
       PythonGuard asked = each.getValue();
       Future<String> call = CALLS.submit(() -> asked.check(request));
       String problem;
@@ -259,7 +229,7 @@ public final class Guard {
         if (e.getCause() instanceof ConnectException) {
           // That Python has ended, and its holds are gone.
           GUARDS.remove(each.getKey(), asked);
-          if (each.getKey().equals(caller.guard()) && caller.isBound()) {
+          if (each.getKey().equals(bound) && (holds() != null || ticket() != null)) {
             throw new CommitRefusedException("LockLostError", "the Python process that held the lock on " + file.table()
                 + " for this thread has ended");
           }
@@ -269,7 +239,9 @@ public final class Guard {
       } catch (IOException e) {
         problem = "gave an answer that is no JSON";
       } catch (InterruptedException e) {
-        throw interrupted(file);
+        Thread.currentThread().interrupt();
+        throw new InterruptedIOException("interrupted before version " + file.version() + " of " + file.table()
+            + " was put: nothing is committed");
       } finally {
         call.cancel(true);
       }
@@ -281,13 +253,7 @@ public final class Guard {
             + "PySpark installs one; a driver without Python cannot write a guarded table (" + MODE + "=required)");
   }
 
-  private static InterruptedIOException interrupted(VersionFile file) {
-    Thread.currentThread().interrupt();
-    return new InterruptedIOException("interrupted before version " + file.version() + " of " + file.table()
-        + " was put: nothing is committed");
-  }
-
-  /** Returns the guard to which a thread is bound, and then the others, the newest first. */
+  /** Returns the guard to which this thread is bound, and then the others, the newest first. */
   private static List<Map.Entry<String, PythonGuard>> guards(String bound) {
     List<Map.Entry<String, PythonGuard>> all;
     synchronized (GUARDS) {

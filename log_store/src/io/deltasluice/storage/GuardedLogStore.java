@@ -104,17 +104,17 @@ public class GuardedLogStore extends LogStore {
       throw new CommitRefusedException("TableError",
           path + ": for this scheme no way is known to create a file only if there is none");
     }
-    String ticket = Guard.ticket();
-    if (ticket == null) {
-      refuseTaken(path, conf);
-    }
+    // Also before the lock is asked for: to catch up with others costs nobody anything then.
+    refuseTaken(path, conf);
+    long looked = System.nanoTime();
     if (Guard.isBound()) {
       Checkpoints.defer(file);
     }
     CommitBody body = new CommitBody(actions, UUID.randomUUID().toString());
+    String ticket = Guard.ticket();
     if (ticket != null) {
       StagedFiles.remember(ticket, file, body, conf);
-      awaitTurn(ticket, file, body, conf);
+      awaitTurn(ticket, file, body, looked, conf);
     }
     Guard.Verdict verdict = Guard.ask(file, body);
     Attempts.Attempt attempt =
@@ -150,21 +150,19 @@ public class GuardedLogStore extends LogStore {
   /**
    * Waits, in front of a version that is free, for the lock under which it can be put.
    *
+   * @param lookedAt when the version was free
    * @throws FileAlreadyExistsException somebody else had this version first. Delta looks whether that is a conflict, and
    *     comes back for the next one; the place in the queue is kept, and so is the lock.
    */
-  private static void awaitTurn(String ticket, VersionFile file, CommitBody body, Configuration conf)
+  private static void awaitTurn(String ticket, VersionFile file, CommitBody body, long lookedAt, Configuration conf)
       throws IOException {
+    long looked = lookedAt;
     ReadVersion read = ReadVersion.of(file);
     ObjectNode staged = Guard.described(body, read);
-    Guard.Turn turn;
-    long looked;
-    do {
-      turn = Guard.askForTurn(ticket, file, body, staged);
-      // To catch up here costs others nothing; with the lock it would.
+    while (!Guard.hasTurn(ticket, file, body, staged)) {
       refuseTaken(file.path(), conf);
       looked = System.nanoTime();
-    } while (!turn.isHad());
+    }
     if (System.nanoTime() - looked > FRESH_NANOS) {
       refuseTaken(file.path(), conf);
     }

@@ -1,0 +1,183 @@
+"""Small appends of several drivers to one table on a local disk: Sluice beside what a user would pick instead.
+
+    sluice          the lock for the commit alone
+    sluice-write    the lock over the whole write
+    delta           stock Delta, no lock: safe on a local disk (on S3 it loses commits), with its own retries
+    delta-tuned     likewise, with the settings of our sessions
+    iceberg         Iceberg on Spark 4.1, its catalog a folder
+    iceberg-sqlite  likewise, its catalog a database (SQLite, by JDBC)
+
+Each writer is a driver with one core, each append 100 rows. Systems take turns, so that a noisy machine is noisy for
+all; each has a new table for each round, and a private one to warm up. "lost" are acknowledged rows that are not there.
+Iceberg needs PySpark 4.1: it gets a virtual environment of its own below build/peers, and its jars by Spark's own
+spark.jars.packages.
+
+    python benchmarks/peers/peers.py [--writers 4 8] [--appends 15] [--rounds 2] [--systems NAME …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from contention import Driver
+from figures import percentile, print_table
+
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from writer_jobs.session import DEFAULTS
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+BUILD = ROOT / "build" / "peers"
+ROWS = 100
+PYSPARK_OF_ICEBERG = "4.1.0"
+ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0,org.xerial:sqlite-jdbc:3.50.3.0"
+COMMON = {
+    "spark.master": "local[1]",
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.driver.extraJavaOptions": QUICK_JVM,
+}
+DELTA = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+CATALOG = {
+    "spark.jars.packages": ICEBERG,
+    "spark.jars.ivy": str(BUILD / "ivy"),
+    "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    "spark.sql.catalog.cat": "org.apache.iceberg.spark.SparkCatalog",
+}
+
+
+def systems(folder: Path, zookeeper: str) -> dict[str, dict[str, Any]]:
+    """Return what each system's writers are told."""
+    tuned = {name: value for name, value in DEFAULTS.items() if "delta" in name and "logStore" not in name}
+    warehouse = {"spark.sql.catalog.cat.type": "hadoop", "spark.sql.catalog.cat.warehouse": f"file://{folder}/iceberg"}
+    database = {
+        "spark.sql.catalog.cat.type": "jdbc",
+        "spark.sql.catalog.cat.uri": f"jdbc:sqlite:file:{folder}/catalog.db",
+        "spark.sql.catalog.cat.jdbc.schema-version": "V1",
+        "spark.sql.catalog.cat.warehouse": f"file://{folder}/iceberg-sqlite",
+    }
+    common = {**LOCAL_DRIVER, **COMMON}
+    return {
+        "sluice": {"kind": "sluice", "hold": "commit", "conf": common, "zookeeper": zookeeper},
+        "sluice-write": {"kind": "sluice", "hold": "write", "conf": common, "zookeeper": zookeeper},
+        "delta": {"kind": "delta", "conf": {**common, **DELTA}},
+        "delta-tuned": {"kind": "delta", "conf": {**common, **DELTA, **tuned}},
+        "iceberg": {"kind": "iceberg", "conf": {**COMMON, **CATALOG, **warehouse}},
+        "iceberg-sqlite": {"kind": "iceberg", "conf": {**COMMON, **CATALOG, **database}},
+    }  # fmt: skip
+
+
+def python_of(kind: str) -> str:
+    """Return the Python that runs a system's writers; Iceberg's is made at its first use."""
+    if kind != "iceberg":
+        return sys.executable
+    made = BUILD / "venv" / "bin" / "python"
+    if not made.exists():
+        print("making an environment with PySpark for Iceberg (a minute or two, 0.5 GB)", file=sys.stderr)
+        uv = [str(Path(sys.executable).parent / "uv")]
+        subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(BUILD / "venv")], check=True)
+        subprocess.run(
+            [*uv, "pip", "install", "--quiet", "--python", str(made), f"pyspark=={PYSPARK_OF_ICEBERG}"], check=True
+        )
+    return str(made)
+
+
+def start(told: dict[str, Any], number: int, folder: Path) -> Driver:
+    command = [python_of(told["kind"]), str(HERE / "peers_writer.py"), json.dumps({**told, "number": number})]
+    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment.pop("SPARK_HOME", None)
+    if told["kind"] == "iceberg":
+        environment["PATH"] = f"{BUILD / 'venv' / 'bin'}:{environment['PATH']}"
+    return Driver(command, environment, folder / f"{number}-{told['kind']}.log")
+
+
+def run(drivers: list[Driver], name: str, writers: int, appends: int, table: str) -> dict[str, Any]:
+    active = drivers[:writers]
+    # The first append makes the table, and is not counted.
+    active[0].tell(table=table, appends=1)
+    active[0].answer()
+    for driver in active:
+        driver.tell(table=table, appends=appends)
+    answers = [driver.answer() for driver in active]
+    active[0].tell(count=table)
+    rows = active[0].answer()["rows"] - ROWS
+    done = [each for answer in answers for each in answer["appends"]]
+    good = [each for each in done if each["error"] is None]
+    took = [each["ended"] - each["began"] for each in good]
+    span = max(each["ended"] for each in done) - min(each["began"] for each in done)
+    return {
+        "system": name,
+        "writers": writers,
+        "appends": len(done),
+        "acknowledged": len(good),
+        "failed": len(done) - len(good),
+        "lost": max(0, ROWS * len(good) - rows) // ROWS,
+        "commits_per_s": len(good) / span,
+        "p50_s": statistics.median(took) if took else 0.0,
+        "p95_s": percentile(took, 0.95) if took else 0.0,
+        "cpu_s_per_commit": sum(answer["cpu_s"] for answer in answers) / max(1, len(good)),
+        "errors": sorted({each["error"] for each in done if each["error"]})[:3],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--writers", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--appends", type=int, default=15, help="of each writer, in each round (15)")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--systems", nargs="+", metavar="NAME", help="(all)")
+    parser.add_argument("--output", type=Path, default=ROOT / "build/bench/peers.json")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        zookeeper = stack.enter_context(EmbeddedZooKeeper())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-peers-")))
+        known = systems(folder, zookeeper.hosts)
+        chosen = options.systems or list(known)
+        if unknown := sorted(set(chosen) - set(known)):
+            parser.error(f"--systems {unknown[0]}: choose among {', '.join(known)}")
+        number = 0
+        for turn in range(options.rounds):
+            # Not at once: eight drivers of each system would not fit.
+            for name in chosen if turn % 2 == 0 else chosen[::-1]:
+                drivers = [start(known[name], number + i, folder) for i in range(max(options.writers))]
+                number += len(drivers)
+                try:
+                    for driver in drivers:
+                        driver.answer()
+                    for index, driver in enumerate(drivers):
+                        driver.tell(table=f"private{number}x{index}", appends=3)
+                    for driver in drivers:
+                        driver.answer()
+                    for writers in options.writers:
+                        rows.append(run(drivers, name, writers, options.appends, f"shared{number}x{writers}"))
+                        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+                finally:
+                    for driver in drivers:
+                        driver.close()
+    print_table([{name: value for name, value in row.items() if name != "errors"} for row in rows])
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    about = {"cpus": os.cpu_count(), "load_average": os.getloadavg()[1]}
+    options.output.write_text(json.dumps({"about": about, "peers": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""One writer of ``benchmarks/peers``: appends of 100 rows to one table, as fast as it can, as it is told.
+
+A program of its own, for Iceberg runs in another virtual environment, which has nothing but PySpark. Each line on
+standard input is ``{"table": name, "appends": n}``, ``{"count": name}`` or ``{"end": 1}``; each line on standard output
+the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROWS = 100
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Delta:
+    """``df.write`` to a Delta table, by whatever the session has."""
+
+    def __init__(self, spark: Any, told: dict[str, Any]) -> None:
+        self.spark = spark
+        self.told = told
+
+    def path(self, table: str) -> str:
+        return f"{self.told['folder']}/{table}"
+
+    def append(self, table: str, rows: Any) -> None:
+        rows.write.format("delta").mode("append").save(self.path(table))
+
+    def count(self, table: str) -> int:
+        from deltalake import DeltaTable  # noqa: PLC0415 (another reader than the writer; Iceberg's environment has none)
+
+        return int(DeltaTable(self.path(table)).to_pyarrow_table().num_rows)
+
+
+class Sluice(Delta):
+    """The writer of this project."""
+
+    def __init__(self, spark: Any, told: dict[str, Any]) -> None:
+        from lock_manager import ZookeeperLockManager  # noqa: PLC0415 (likewise)
+        from writer_jobs import LockedDeltaWriter  # noqa: PLC0415
+
+        super().__init__(spark, told)
+        self.manager = ZookeeperLockManager(told["zookeeper"], timeout_seconds=600)
+        self.writer = LockedDeltaWriter
+        self.writers: dict[str, Any] = {}
+
+    def append(self, table: str, rows: Any) -> None:
+        if table not in self.writers:
+            self.writers[table] = self.writer(self.spark, self.manager, self.path(table))
+        self.writers[table].append(rows, hold=self.told["hold"])
+
+
+class Iceberg(Delta):
+    """Iceberg's own ``writeTo``, in the catalog of the session."""
+
+    def append(self, table: str, rows: Any) -> None:
+        name = f"cat.db.{table}"
+        if self.spark.catalog.tableExists(name):
+            rows.writeTo(name).append()
+        else:
+            self.spark.sql("CREATE NAMESPACE IF NOT EXISTS cat.db")
+            rows.writeTo(name).create()
+
+    def count(self, table: str) -> int:
+        return int(self.spark.table(f"cat.db.{table}").count())
+
+
+KINDS = {"delta": Delta, "sluice": Sluice, "iceberg": Iceberg}
+
+
+def session(told: dict[str, Any]) -> Any:
+    if told["kind"] == "iceberg":
+        from pyspark.sql import SparkSession  # noqa: PLC0415 (the other environment's)
+
+        builder = SparkSession.builder
+        for name, value in told["conf"].items():
+            builder = builder.config(name, value)
+        made = builder.getOrCreate()
+        made.sparkContext.setLogLevel("OFF")
+        return made
+    from sluice.jars import jar_paths  # noqa: PLC0415
+    from writer_jobs import build_session  # noqa: PLC0415
+
+    if told["kind"] == "sluice":
+        return build_session("peers", jars=jar_paths(), launch_conf=told["conf"], log_level="OFF")
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    builder = SparkSession.builder.config("spark.jars", ",".join(map(str, jar_paths())))
+    for name, value in told["conf"].items():
+        builder = builder.config(name, value)
+    made = builder.getOrCreate()
+    made.sparkContext.setLogLevel("OFF")
+    return made
+
+
+def cpu_seconds(jvm: int) -> float:
+    total = 0
+    for pid in (os.getpid(), jvm):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    # What Spark prints is no answer.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    spark = session(told)
+    jvm = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+    system = KINDS[told["kind"]](spark, told)
+    answers.write(json.dumps({"started": os.getpid()}) + "\n")
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "end" in order:
+            break
+        if "count" in order:
+            answers.write(json.dumps({"rows": system.count(order["count"])}) + "\n")
+            continue
+        done, began = [], cpu_seconds(jvm)
+        for number in range(order["appends"]):
+            rows = spark.range(0, ROWS, 1, 1).selectExpr(
+                f"{told['number']} AS writer", f"{number} AS batch", "id", "repeat('x', 50) AS payload"
+            )
+            started, error = time.time(), None
+            try:
+                system.append(order["table"], rows)
+            except Exception as problem:  # noqa: BLE001 (whatever it is, it is counted)
+                error = f"{type(problem).__name__}: {problem}"[:300]
+            done.append({"began": started, "ended": time.time(), "error": error})
+        answers.write(json.dumps({"appends": done, "cpu_s": cpu_seconds(jvm) - began}) + "\n")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
