@@ -154,7 +154,8 @@ def main() -> None:
         rows.append(bench.cell("limit", 1, 0, options.seconds))
         for work in options.work:
             for writers in options.writers:
-                for mode in options.modes:
+                # In turns: not always the same one after the same other.
+                for mode in options.modes[:: 1 if len(rows) % 2 else -1]:
                     seconds = options.seconds * (1 if work == "0" or writers < 4 else 1.5)
                     rows.append(bench.cell(mode, writers, CPU if work == "cpu" else float(work), seconds))
                     print(json.dumps(rows[-1]), file=sys.stderr, flush=True)

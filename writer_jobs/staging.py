@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
-from pyspark.sql import DataFrame, SparkSession
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
 
 from lock_manager import ResourceError, canonical_table_uri
 from lock_manager.nesting import REGISTRY
@@ -44,7 +45,7 @@ def why_whole(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> str 
         return "this thread holds a lock already"
     if (reason := _of_options(work)) is not None:
         return reason
-    facts = facts_of(spark, table_log, work.rows)
+    facts = facts_of(spark, table_log, work)
     return (
         _of_driver(facts)
         or next(filter(None, map(_of_settings, facts["settings"])), None)
@@ -53,32 +54,36 @@ def why_whole(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> str 
     )
 
 
-def facts_of(spark: SparkSession, table_log: DeltaTableLog, rows: DataFrame | None) -> Mapping[str, Any]:
+def facts_of(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> Mapping[str, Any]:
     """Return what the JVM knows of a write, see ``StagingFacts.java``.
 
     Args:
         spark: the session.
         table_log: of the table.
-        rows: that are appended; None for any other operation.
+        work: the write.
 
     Raises:
         TableError, StorageError: the table's log cannot be read.
 
     """
-    known = _facts_of(spark, table_log.location, rows)
+    known = _facts_of(spark, table_log.location, work)
     if known is not None and known["version"] >= 0:
         return known
     # There is none, or none that this driver has heard of; or this says in one sentence what is wrong.
     if table_log.head().version < 0:
         return known or _NOTHING_KNOWN
-    return _facts_of(spark, table_log.location, rows) or _NOTHING_KNOWN
+    return _facts_of(spark, table_log.location, work) or _NOTHING_KNOWN
 
 
-def _facts_of(spark: SparkSession, location: str, rows: DataFrame | None) -> Mapping[str, Any] | None:
-    jvm_rows = None if rows is None else rows._jdf  # noqa: SLF001
-    with suppress(*JVM_ERRORS):
-        facts = log_store(spark, "StagingFacts").of(spark._jsparkSession, jvm_rows, location, ",".join(_SETTINGS))  # noqa: SLF001
-        found: Mapping[str, Any] = json.loads(facts)
+def _facts_of(spark: SparkSession, location: str, work: Work) -> Mapping[str, Any] | None:
+    # Delta takes the settings of the rows' session.
+    other = None if work.session in (None, spark) else work.session._jsparkSession  # noqa: SLF001
+    rows = None if work.rows is None else work.rows._jdf  # noqa: SLF001
+    facts = log_store(spark, "StagingFacts")
+    # A driver whose guard is off may be without our log store.
+    with suppress(Py4JError, *JVM_ERRORS):
+        said = facts.of(spark._jsparkSession, other, rows, location, ",".join(_SETTINGS))  # noqa: SLF001
+        found: Mapping[str, Any] = json.loads(said)
         return found
     return None
 

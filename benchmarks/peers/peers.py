@@ -75,7 +75,7 @@ def systems(folder: Path, zookeeper: str) -> dict[str, dict[str, Any]]:
         "spark.sql.catalog.cat.warehouse": f"file://{folder}/iceberg-sqlite",
     }
     common = {**LOCAL_DRIVER, **COMMON}
-    return {
+    found = {
         "sluice": {"kind": "sluice", "hold": "commit", "conf": common, "zookeeper": zookeeper},
         "sluice-write": {"kind": "sluice", "hold": "write", "conf": common, "zookeeper": zookeeper},
         "delta": {"kind": "delta", "conf": {**common, **DELTA}},
@@ -83,6 +83,7 @@ def systems(folder: Path, zookeeper: str) -> dict[str, dict[str, Any]]:
         "iceberg": {"kind": "iceberg", "conf": {**COMMON, **CATALOG, **warehouse}},
         "iceberg-sqlite": {"kind": "iceberg", "conf": {**COMMON, **CATALOG, **database}},
     }  # fmt: skip
+    return {name: {**told, "folder": str(folder)} for name, told in found.items()}
 
 
 def python_of(kind: str) -> str:

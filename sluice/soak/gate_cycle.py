@@ -7,7 +7,7 @@ what became of the put, before the lock is given back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from lock_manager import HeldLock, LockLostError, SluiceError, ZookeeperLockManager
@@ -39,11 +39,9 @@ class GateCycle(SparkCycle):
         self._told_stored = False
         self._log = SettlingLog(worker, self._table, self._occupy)
         self._ids = worker.take_ids()
-        manager = cast("ZookeeperLockManager", _Telling(worker.manager, self._acquired))
+        manager = cast("ZookeeperLockManager", _Telling(worker.manager, self._asking, self._acquired))
         writer = LockedDeltaWriter(worker.spark, manager, self._table)
         writer.log = self._log
-        self._point("asking")
-        self._say("waiting")
         try:
             self._acknowledge(self._through_the_gate(writer))
         except JvmGoneError:
@@ -73,10 +71,23 @@ class GateCycle(SparkCycle):
         done: CommitResult = merge.execute(hold="commit", before_write=self._read)
         return done
 
+    def _occupy(self, commit: Callable[[], int]) -> int:
+        try:
+            return super()._occupy(commit)
+        finally:
+            # What became of it is said; it is no attempt of this transaction's.
+            self._attempts.clear()
+
+    def _asking(self) -> None:
+        for before in self._attempts[-1:]:
+            self._say("refused", error="NotStagedError", message="done again with the lock", txn=before.txn)
+        self._attempts.clear()
+        self._point("asking")
+        self._say("waiting")
+
     def _acquired(self, hold: HeldLock) -> None:
         worker = self._worker
         self._hold = hold
-        self._attempts.clear()
         self._say("holding", waited=hold.waited_seconds, unclean=len(hold.intents.unclean))
         worker.held = {"table": self._table, "token": hold.token}
         hold.on_loss(lambda lost: self._say("lost", reason=lost.lost))
@@ -87,7 +98,6 @@ class GateCycle(SparkCycle):
 
     def _read(self, _: HeldLock) -> None:
         """Look which version is the newest: nothing of a hold before this one may come behind it."""
-        self._attempts.clear()
         self._say("read", version=self._log.head().version)
         self._point("read")
 
@@ -126,13 +136,17 @@ class GateCycle(SparkCycle):
 
 
 class _Telling:
-    """A lock manager that says when it has given a lock, before anything is done with it."""
+    """A lock manager that says when it asks for a lock, and when it has given one, before anything is done with it."""
 
-    def __init__(self, manager: ZookeeperLockManager, had: Any) -> None:
+    def __init__(
+        self, manager: ZookeeperLockManager, asking: Callable[[], None], had: Callable[[HeldLock], None]
+    ) -> None:
         self._manager = manager
+        self._asking = asking
         self._had = had
 
     def acquire_all(self, *tables: Any, **how: Any) -> HeldLock:
+        self._asking()
         hold = self._manager.acquire_all(*tables, **how)
         try:
             self._had(hold)

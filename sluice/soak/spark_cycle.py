@@ -18,6 +18,7 @@ from lock_manager import LockLostError, SluiceError
 from sluice.soak.controls import Protection
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.steps import ACQUIRED, UNKNOWN
+from writer_jobs.checkpoints import write_due_checkpoints
 from writer_jobs.delta_log import LOG_FOLDER, NO_VERSION, STAMP, DeltaTableLog
 from writer_jobs.failures import JVM_ERRORS, is_conflict
 from writer_jobs.guarded import guarded
@@ -232,6 +233,7 @@ class SparkCycle:
         except LockLostError:
             lost = True
         self._say("released", lost=lost)
+        write_due_checkpoints(self._worker.spark, self._worker.manager)
         written = self._written
         if written is None:
             return

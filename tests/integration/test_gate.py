@@ -36,6 +36,7 @@ from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, Sch
 from writer_jobs.guarded import AUTO_COMPACT
 from writer_jobs.session import COMMIT_LOCK, GUARD_MODE
 from writer_jobs.staged_write import StagedWrite
+from writer_jobs.work import Work
 
 pytestmark = pytest.mark.spark
 
@@ -165,7 +166,8 @@ def test_on_s3_it_goes_through_the_gate_and_knows_the_table_by_every_spelling(
         assert [writer.append(spark.range(1)).version for _ in range(12)] == list(range(1, 13))
 
     def reads(rows: DataFrame) -> bool:
-        return staging._of_reads(staging.facts_of(spark, writer.log, rows), writer.location) is not None
+        work = Work(lambda *_: None, rows=rows)
+        return staging._of_reads(staging.facts_of(spark, writer.log, work), writer.location) is not None
 
     for spelling in ("s3a", "s3", "s3n"):
         assert reads(spark.read.format("delta").load(f"{spelling}://{table}"))

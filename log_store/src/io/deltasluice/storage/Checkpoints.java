@@ -3,19 +3,17 @@ package io.deltasluice.storage;
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import java.io.IOException;
 import java.util.Map;
-import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.SparkSession;
-import org.apache.spark.sql.SparkSession$;
 import org.apache.spark.sql.delta.CommittedTransaction;
 import org.apache.spark.sql.delta.OptimisticTransaction;
-import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.delta.hooks.CheckpointHook$;
 import org.apache.spark.sql.delta.hooks.PostCommitHook;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 import scala.Option;
-import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * Checkpoints that a commit has made due, and that are written when its lock is given back.
@@ -30,28 +28,15 @@ public final class Checkpoints implements PostCommitHook {
   /** With so many versions since the last one, it does not wait for the lock's end: that may be hours away. */
   private static final int MOST_BEHIND = 100;
 
-  /** Up to so many files one thread writes it faster than Spark's jobs do, and its smaller statistics cost no reader. */
-  private static final long MOST_FILES = 10_000;
-
   /**
-   * Features of tables for which both writers put the same into a checkpoint (tests/integration/test_checkpoints.py). Of a
-   * clustered table Kernel loses what its files are clustered by.
+   * A checkpoint that is due.
+   *
+   * @param version the file of its version, as it was when the commit was over
    */
-  private static final Set<String> SAME_CONTENT = Set.of(
-      "appendOnly", "invariants", "checkConstraints", "changeDataFeed", "columnMapping", "generatedColumns",
-      "identityColumns", "deletionVectors", "rowTracking", "domainMetadata", "inCommitTimestamp", "timestampNtz");
-
-  /** Properties of a table that want another checkpoint than Kernel's; and the value with which they do not. */
-  private static final Map<String, String> PLAIN =
-      Map.of("delta.checkpointPolicy", "classic", "delta.checkpoint.writeStatsAsJson", "true");
-
-  private static final String STATS_AS_STRUCT = "delta.checkpoint.writeStatsAsStruct";
-
-  /** Setting of a session: checkpoints in several files. */
-  private static final String PARTS = "spark.databricks.delta.checkpoint.partSize";
+  private record Due(SparkSession session, CommittedTransaction committed, FileStatus version) {}
 
   /** By location of their tables, the newest of each. */
-  private static final Map<String, CommittedTransaction> DUE = new ConcurrentHashMap<>();
+  private static final Map<String, Due> DUE = new ConcurrentHashMap<>();
 
   private Checkpoints() {}
 
@@ -73,18 +58,33 @@ public final class Checkpoints implements PostCommitHook {
   }
 
   /**
-   * Writes the checkpoint that is due for a table, in the way of Delta that is faster.
+   * Takes what is due for a table; whoever does so sees to it.
    *
-   * @return who wrote it ({@code kernel} or {@code spark}); null if none is due any more
+   * @return to be given to {@link #write}; null if another thread was faster
    */
-  public static String write(String table) {
-    CommittedTransaction committed = DUE.remove(table);
-    return committed == null ? null : write(SparkSession$.MODULE$.active(), committed);
+  public static Object take(String table) {
+    return DUE.remove(table);
   }
 
-  /** Forgets what is due for a table: another writer is at it. */
-  public static void forget(String table) {
-    DUE.remove(table);
+  /** Puts back what was taken, unless something newer is due by now. */
+  public static void putBack(String table, Object taken) {
+    DUE.merge(table, (Due) taken, Checkpoints::newer);
+  }
+
+  /**
+   * Writes a checkpoint, by Delta's own hook.
+   *
+   * @return whether it was written; false if its version is not in the table any more, which was removed or made anew
+   */
+  public static boolean write(Object taken) throws IOException {
+    Due due = (Due) taken;
+    Path file = due.version.getPath();
+    if (!SameFile.isThere(file, due.version, due.committed.deltaLog().newDeltaHadoopConf())) {
+      LOG.info("{} is gone: no checkpoint of it is written", file);
+      return false;
+    }
+    CheckpointHook$.MODULE$.run(due.session, due.committed);
+    return true;
   }
 
   @Override
@@ -99,40 +99,19 @@ public final class Checkpoints implements PostCommitHook {
     }
     long behind = committed.committedVersion() - committed.postCommitSnapshot().checkpointProvider().version();
     if (behind > MOST_BEHIND || committed.maintenanceOperation().amtTriggerModeOpt().isDefined()) {
-      DUE.remove(committed.deltaLog().dataPath().toString());
-      write(spark, committed);
-    } else {
-      DUE.merge(committed.deltaLog().dataPath().toString(), committed,
-          (one, other) -> one.committedVersion() > other.committedVersion() ? one : other);
+      CheckpointHook$.MODULE$.run(spark, committed);
+      return;
+    }
+    Path file = new Path(committed.deltaLog().logPath(), String.format("%020d.json", committed.committedVersion()));
+    try {
+      FileStatus version = file.getFileSystem(committed.deltaLog().newDeltaHadoopConf()).getFileStatus(file);
+      DUE.merge(committed.deltaLog().dataPath().toString(), new Due(spark, committed, version), Checkpoints::newer);
+    } catch (IOException e) {
+      LOG.info("the checkpoint of {} is left to a later version", file, e);
     }
   }
 
-  private static String write(SparkSession spark, CommittedTransaction committed) {
-    Snapshot snapshot = committed.postCommitSnapshot();
-    if (isPlain(spark, snapshot)) {
-      try {
-        KernelCheckpoint.write(committed.deltaLog(), committed.committedVersion());
-        committed.deltaLog().doLogCleanup(snapshot, committed.catalogTable());
-        return "kernel";
-      } catch (IOException | RuntimeException | LinkageError e) {
-        LOG.info("version {} of {}: Spark writes the checkpoint, because Kernel did not: {}",
-            committed.committedVersion(), committed.deltaLog().dataPath(), e.toString());
-      }
-    }
-    CheckpointHook$.MODULE$.run(spark, committed);
-    return "spark";
-  }
-
-  private static boolean isPlain(SparkSession spark, Snapshot snapshot) {
-    if (snapshot.checksumOpt().isEmpty() || snapshot.checksumOpt().get().numFiles() > MOST_FILES
-        || spark.conf().getOption(PARTS).isDefined()) {
-      return false;
-    }
-    Map<String, String> properties = CollectionConverters.asJava(snapshot.metadata().configuration());
-    return PLAIN.entrySet().stream().allMatch(each ->
-            each.getValue().equals(properties.getOrDefault(each.getKey(), each.getValue())))
-        && !properties.containsKey(STATS_AS_STRUCT)
-        && SAME_CONTENT.containsAll(
-            CollectionConverters.asJava(snapshot.protocol().readerAndWriterFeatureNames()));
+  private static Due newer(Due one, Due other) {
+    return one.committed.committedVersion() > other.committed.committedVersion() ? one : other;
   }
 }

@@ -14,6 +14,7 @@ import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.SparkSession$;
 import org.apache.spark.sql.delta.DeltaLog;
+import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.RecordChecksum;
 import org.apache.spark.sql.delta.VersionChecksum;
 import org.apache.spark.sql.delta.actions.Action;
@@ -72,15 +73,27 @@ final class Checksum implements RecordChecksum {
     DEPTH.set(DEPTH.get() + 1);
     try {
       SparkSession spark = SparkSession$.MODULE$.active();
-      // The log that asks is in Delta's cache; while it is being put there, this is an error.
-      DeltaLog log = DeltaLog.forTable(spark, path.getParent().getParent());
+      DeltaLog log = logOf(spark, path.getParent());
       return new Checksum(log, spark).derive(Long.parseLong(name.group(1)), reader, conf);
-    } catch (IOException | RuntimeException | ExceptionInInitializerError e) {
+    } catch (Exception | LinkageError e) {
+      // Scala throws checked exceptions without a word; whatever it is, the file is not there.
       LOG.debug("{} is not derived", path, e);
+      if (e instanceof InterruptedException) {
+        Thread.currentThread().interrupt();
+      }
       return null;
     } finally {
       DEPTH.set(DEPTH.get() - 1);
     }
+  }
+
+  private static DeltaLog logOf(SparkSession spark, Path folder) {
+    Option<OptimisticTransaction> active = OptimisticTransaction.getActive();
+    if (active.isDefined() && active.get().deltaLog().logPath().equals(folder)) {
+      return active.get().deltaLog();
+    }
+    // The log that asks is in Delta's cache; while it is being put there, this is an error.
+    return DeltaLog.forTable(spark, folder.getParent());
   }
 
   private String derive(long version, LogStore reader, Configuration conf) throws IOException {

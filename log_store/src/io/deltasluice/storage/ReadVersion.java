@@ -1,10 +1,8 @@
 package io.deltasluice.storage;
 
 import com.fasterxml.jackson.databind.node.ObjectNode;
-import java.io.FileNotFoundException;
 import java.io.IOException;
 import org.apache.hadoop.conf.Configuration;
-import org.apache.hadoop.fs.EtagSource;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.delta.DeltaLog;
@@ -21,9 +19,6 @@ import scala.collection.immutable.Seq;
  * refer to data files that are gone. So the version that was read has to be there still, and be the same file.
  */
 final class ReadVersion {
-  /** To the second, which is what S3 keeps. */
-  private static final long MILLIS = 1000;
-
   private final Path file;
   private final long version;
   private final long modified;
@@ -66,24 +61,6 @@ final class ReadVersion {
 
   /** Tells whether the table still has it. */
   boolean stands(Configuration conf) throws IOException {
-    FileStatus now;
-    try {
-      now = file.getFileSystem(conf).getFileStatus(file);
-    } catch (FileNotFoundException e) {
-      return false;
-    }
-    if (now.getModificationTime() / MILLIS != modified / MILLIS) {
-      return false;
-    }
-    if (known == null) {
-      return true;
-    }
-    return now.getLen() == known.getLen() && sameTag(now, known);
-  }
-
-  private static boolean sameTag(FileStatus one, FileStatus other) {
-    String tag = one instanceof EtagSource source ? source.getEtag() : null;
-    String otherTag = other instanceof EtagSource source ? source.getEtag() : null;
-    return tag == null || otherTag == null || tag.equals(otherTag);
+    return known == null ? SameFile.isThere(file, modified, conf) : SameFile.isThere(file, known, conf);
   }
 }

@@ -23,20 +23,21 @@ public final class StagingFacts {
    * Returns what is known of a write, as a JSON object.
    *
    * @param session the writer's
+   * @param other that of the rows that are written, whose settings count too; null if it is the same
    * @param rows that are appended; null for any other operation
    * @param location of the table
    * @param settings names of settings of a session, with commas
-   * @return {@code guard} (mode), {@code settings} (a list of values by name, of the session and of that of the rows),
+   * @return {@code guard} (mode), {@code settings} (a list of values by name, of each session),
    *     {@code version} (of the table, the newest that this driver knows), {@code identity} (whether it has such columns),
    *     {@code reads} (a list: {@code roots} of a relation of files, or {@code changes} of a feed of changes)
    */
-  public static String of(SparkSession session, Dataset<?> rows, String location, String settings) {
+  public static String of(SparkSession session, SparkSession other, Dataset<?> rows, String location, String settings) {
     ObjectNode facts = CommitBody.JSON.createObjectNode();
     facts.put("guard", session.sparkContext().conf().get(Guard.MODE, "required"));
     ArrayNode sessions = facts.putArray("settings");
     named(session, settings, sessions.addObject());
-    if (rows != null) {
-      named(rows.sparkSession(), settings, sessions.addObject());
+    if (other != null) {
+      named(other, settings, sessions.addObject());
     }
     Snapshot snapshot = DeltaLog.forTable(session, location).unsafeVolatileSnapshot();
     facts.put("version", snapshot.version());
