@@ -538,6 +538,30 @@ def test_with_such_a_setting_the_lock_is_held_over_the_whole_write(
     assert len(seen[1] - before) == 1
 
 
+@pytest.mark.parametrize("operation", ["append", "overwrite"])
+def test_the_settings_of_the_rows_session_count(table: Table, operation: str) -> None:
+    other = table.spark.newSession()
+    other.conf.set(COMMIT_LOCK, "true")
+    before = table.files()
+    seen: list[set[str]] = []
+    how: dict[str, Any] = {"hold": "commit", "before_write": lambda _: seen.append(table.files())}
+    write = table.writer.append if operation == "append" else table.writer.overwrite
+    write(other.createDataFrame([(1,)], "id long"), **how)
+    assert seen == [before]
+
+
+def test_a_driver_without_the_log_store_writes_with_its_guard_off(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = table.spark.sparkContext._jsc.sc().conf()
+    monkeypatch.setattr("writer_jobs.log_store._PACKAGE", "nowhere")
+    settings.set(GUARD_MODE, "off")
+    try:
+        assert table.append(1).version == 1
+    finally:
+        settings.set(GUARD_MODE, "required")
+
+
 def test_inside_a_block_that_has_the_lock_it_is_used(table: Table) -> None:
     with locked(table.spark, str(table.path), manager=table.manager) as hold:
         result = table.append(1)
