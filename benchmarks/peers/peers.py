@@ -56,9 +56,15 @@ DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
+RESOLVE = """
+import sys
+from pyspark.sql import SparkSession
+builder = SparkSession.builder
+for each in sys.argv[1:]:
+    builder = builder.config(*each.split("=", 1))
+builder.getOrCreate().stop()
+"""
 CATALOG = {
-    "spark.jars.packages": ICEBERG,
-    "spark.jars.ivy": str(BUILD / "ivy"),
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.catalog.cat": "org.apache.iceberg.spark.SparkCatalog",
 }
@@ -101,13 +107,32 @@ def python_of(kind: str) -> str:
     return str(made)
 
 
-def start(told: dict[str, Any], number: int, folder: Path) -> Driver:
-    command = [python_of(told["kind"]), str(HERE / "peers_writer.py"), json.dumps({**told, "number": number})]
-    environment = {**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment.pop("SPARK_HOME", None)
-    if told["kind"] == "iceberg":
+def jars_of(kind: str) -> dict[str, str]:
+    """Return the setting that brings a system's jars; Iceberg's are resolved once, not by several drivers at a time."""
+    if kind != "iceberg":
+        return {}
+    folder = BUILD / "ivy" / "jars"
+    if not any(folder.glob("*.jar")):
+        conf = {**COMMON, "spark.jars.packages": ICEBERG, "spark.jars.ivy": str(BUILD / "ivy")}
+        command = [python_of(kind), "-c", RESOLVE, *(f"{name}={value}" for name, value in conf.items())]
+        subprocess.run(command, env=environment_of(kind), check=True, stderr=subprocess.DEVNULL)
+    return {"spark.jars": ",".join(map(str, sorted(folder.glob("*.jar"))))}
+
+
+def environment_of(kind: str) -> dict[str, str]:
+    """Return the environment of a system's writers."""
+    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    environment["SPARK_LOCAL_IP"] = "127.0.0.1"
+    if kind == "iceberg":
         environment["PATH"] = f"{BUILD / 'venv' / 'bin'}:{environment['PATH']}"
-    return Driver(command, environment, folder / f"{number}-{told['kind']}.log")
+    return environment
+
+
+def start(told: dict[str, Any], number: int, folder: Path) -> Driver:
+    kind = told["kind"]
+    told = {**told, "number": number, "conf": {**told["conf"], **jars_of(kind)}}
+    command = [python_of(kind), str(HERE / "peers_writer.py"), json.dumps(told)]
+    return Driver(command, environment_of(kind), folder / f"{number}-{kind}.log")
 
 
 def run(drivers: list[Driver], name: str, writers: int, appends: int, table: str) -> dict[str, Any]:

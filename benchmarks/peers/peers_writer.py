@@ -67,6 +67,8 @@ class Iceberg(Delta):
             rows.writeTo(name).create()
 
     def count(self, table: str) -> int:
+        # The session keeps what it has read of a table for a while.
+        self.spark.sql(f"REFRESH TABLE cat.db.{table}")
         return int(self.spark.table(f"cat.db.{table}").count())
 
 
