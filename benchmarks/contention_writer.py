@@ -13,19 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from bench_session import bench_session
+from figures import cpu_seconds
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ZookeeperLockManager
-from sluice.jars import jar_paths
-from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
-from writer_jobs import LockedDeltaWriter, build_session
+from writer_jobs import LockedDeltaWriter
 from writer_jobs.failures import JVM_ERRORS, is_conflict
 from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
 
-TICKS = os.sysconf("SC_CLK_TCK")
 STOCK = "io.delta.storage.S3SingleDriverLogStore"
 MOST_TRIES = 20
 CPU = -1
@@ -48,13 +46,13 @@ class Writer:
             say({"ready": cell["number"]})
             how_long = json.loads(sys.stdin.readline())
             commits: list[dict[str, Any]] = []
-            tries, began, cpu = 0, time.time(), self.cpu_seconds()
+            tries, began, cpu = 0, time.time(), cpu_seconds(self.jvm_pid)
             while len(commits) < how_long.get("commits", 0) or time.time() < how_long.get("until", 0):
                 started = time.time()
                 done, tried = self.again(append, self.rows(cell, len(commits)))
                 commits.append({"took_s": time.time() - started, "ended": time.time(), **done})
                 tries += tried
-            return {"commits": commits, "conflicts": tries, "began": began, "cpu_s": self.cpu_seconds() - cpu}
+            return {"commits": commits, "conflicts": tries, "began": began, "cpu_s": cpu_seconds(self.jvm_pid) - cpu}
 
     def again(self, append: Callable[[DataFrame], dict[str, Any]], rows: DataFrame) -> tuple[dict[str, Any], int]:
         """Append until it is in, as a job would be started again; count the conflicts."""
@@ -70,7 +68,7 @@ class Writer:
         """Return rows that take so long to compute, each with an id that no other append has."""
         first = cell["number"] * 1_000_000 + number
         if cell["work_s"] == CPU:
-            # Real rows, added up: 1 to 2 s of one core. All of it is looked at, or Spark would leave the sums out.
+            # Real rows, added up and sorted. All of it is looked at, or Spark would leave the sums out.
             part = self.flights.groupBy("carrier", "origin", "dest", "hour").agg(
                 {"arr_delay": "avg", "distance": "sum"}
             )
@@ -135,14 +133,6 @@ class Writer:
             for name in changes:
                 self.conf.set(name, before[name])
 
-    def cpu_seconds(self) -> float:
-        """Return the processor time of this process and its JVM so far."""
-        total = 0
-        for pid in (os.getpid(), self.jvm_pid):
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
-        return total / TICKS
-
 
 def say(answer: dict[str, Any]) -> None:
     print(json.dumps(answer), flush=True)
@@ -150,20 +140,7 @@ def say(answer: dict[str, Any]) -> None:
 
 def main() -> None:
     zookeeper, flights = sys.argv[1:]
-    spark = build_session(
-        "contention",
-        jars=jar_paths(),
-        launch_conf={
-            "spark.master": "local[2]",
-            "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": QUICK_JVM,
-            "spark.sql.shuffle.partitions": "2",
-            **LOCAL_DRIVER,
-            **FEW_ROWS,
-            **json.loads(os.environ["CONTENTION_CONF"]),
-        },
-        log_level="OFF",
-    )
+    spark = bench_session("contention", json.loads(os.environ["CONTENTION_CONF"]))
     with ZookeeperLockManager(zookeeper, timeout_seconds=600) as manager:
         writer = Writer(spark, manager, flights)
         say({"started": os.getpid()})

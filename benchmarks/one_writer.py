@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from bench_session import bench_session
 from figures import percentile, print_table
 from pyspark.sql import SparkSession
 
@@ -29,10 +30,8 @@ import writer_jobs.guarded
 from lock_manager import HeldLock, ZookeeperLockManager
 from lock_manager.guard import CommitGuard
 from lock_manager.local import EmbeddedZooKeeper
-from sluice.jars import jar_paths
 from sluice.local_s3 import LocalS3
-from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
-from writer_jobs import CommitResult, LockedDeltaWriter, build_session
+from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.session import GUARD_MODE
 
 WARM_UP = 12
@@ -142,20 +141,7 @@ def main() -> None:
         os.environ.update(s3.environment)
         guard = WatchedGuard()
         writer_jobs.guarded.GUARD = guard
-        spark = build_session(
-            "one writer",
-            jars=jar_paths(),
-            launch_conf={
-                "spark.master": "local[2]",
-                "spark.driver.memory": "1g",
-                "spark.driver.extraJavaOptions": QUICK_JVM,
-                "spark.sql.shuffle.partitions": "2",
-                **LOCAL_DRIVER,
-                **FEW_ROWS,
-                **s3.spark_conf,
-            },
-            log_level="OFF",
-        )
+        spark = bench_session("one writer", s3.spark_conf)
         stack.callback(spark.stop)
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
         found = measure(spark, manager, guard, options.pairs)

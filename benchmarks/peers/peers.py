@@ -34,6 +34,7 @@ from contention import Driver
 from figures import percentile, print_table
 
 from lock_manager.local import EmbeddedZooKeeper
+from sluice.jars import jar_paths
 from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 from writer_jobs.session import DEFAULTS
 
@@ -109,8 +110,11 @@ def python_of(kind: str) -> str:
 
 def jars_of(kind: str) -> dict[str, str]:
     """Return the setting that brings a system's jars; Iceberg's are resolved once, not by several drivers at a time."""
-    if kind != "iceberg":
+    if kind == "sluice":
+        # Its session brings them.
         return {}
+    if kind == "delta":
+        return {"spark.jars": ",".join(map(str, jar_paths()))}
     folder = BUILD / "ivy" / "jars"
     if not any(folder.glob("*.jar")):
         conf = {**COMMON, "spark.jars.packages": ICEBERG, "spark.jars.ivy": str(BUILD / "ivy")}

@@ -14,8 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from figures import cpu_seconds
+
 ROWS = 100
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Delta:
@@ -76,36 +79,19 @@ KINDS = {"delta": Delta, "sluice": Sluice, "iceberg": Iceberg}
 
 
 def session(told: dict[str, Any]) -> Any:
-    if told["kind"] == "iceberg":
-        from pyspark.sql import SparkSession  # noqa: PLC0415 (the other environment's)
-
-        builder = SparkSession.builder
-        for name, value in told["conf"].items():
-            builder = builder.config(name, value)
-        made = builder.getOrCreate()
-        made.sparkContext.setLogLevel("OFF")
-        return made
-    from sluice.jars import jar_paths  # noqa: PLC0415
-    from writer_jobs import build_session  # noqa: PLC0415
-
     if told["kind"] == "sluice":
-        return build_session("peers", jars=jar_paths(), launch_conf=told["conf"], log_level="OFF")
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+        from sluice.jars import jar_paths  # noqa: PLC0415 (not in Iceberg's environment)
+        from writer_jobs import build_session  # noqa: PLC0415
 
-    builder = SparkSession.builder.config("spark.jars", ",".join(map(str, jar_paths())))
+        return build_session("peers", jars=jar_paths(), launch_conf=told["conf"], log_level="OFF")
+    from pyspark.sql import SparkSession  # noqa: PLC0415 (whichever this environment has)
+
+    builder = SparkSession.builder
     for name, value in told["conf"].items():
         builder = builder.config(name, value)
     made = builder.getOrCreate()
     made.sparkContext.setLogLevel("OFF")
     return made
-
-
-def cpu_seconds(jvm: int) -> float:
-    total = 0
-    for pid in (os.getpid(), jvm):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        total += int(fields[11]) + int(fields[12])
-    return total / TICKS
 
 
 def main() -> None:

@@ -39,6 +39,11 @@ class Protection(StrEnum):
     VERSION = "version"
 
 
+def is_on_a_put(asked: Mapping[str, Any]) -> bool:
+    """Tell whether a request asks for a put, not for the lock before it, and does not tell its outcome."""
+    return "staged" not in asked and "outcome" not in asked
+
+
 class SoakGuard(CommitGuard):
     """The commit guard, with a place to stop at after its answer.
 
@@ -58,7 +63,7 @@ class SoakGuard(CommitGuard):
         asked = json.loads(request)
         self._asked(asked)
         answer = super().check(request)
-        if "staged" not in asked and "outcome" not in asked:
+        if is_on_a_put(asked):
             self._checked()
         return answer
 
@@ -84,7 +89,7 @@ class ForgetfulGuard(SoakGuard):
     """A guard that asks whether the hold stands, and notes no intent."""
 
     def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        if "staged" in asked or "outcome" in asked:
+        if not is_on_a_put(asked):
             return super()._check(asked)
         guarded = self._covering(asked)[-1]
         guarded.passed[str(asked["attempt"])] = int(asked["version"])

@@ -123,12 +123,10 @@ class GateCycle(SparkCycle):
         facts = {"error": type(gone or error).__name__, "message": str(error)}
         if not self._attempts:
             self._say("gave-up", **facts)
-        elif gone is not None or isinstance(error, CommitUnknownError | UnprovenCommitError):
-            self._say("unknown", **facts, txn=self._attempts[-1].txn)
-        elif isinstance(error, SluiceError):
-            self._say("refused", **facts, txn=self._attempts[-1].txn)
         else:
-            self._say("unknown", **facts, txn=self._attempts[-1].txn)
+            unknown = gone is not None or isinstance(error, CommitUnknownError | UnprovenCommitError)
+            refused = isinstance(error, SluiceError) and not unknown
+            self._say("refused" if refused else "unknown", **facts, txn=self._attempts[-1].txn)
         if self._had:
             self._say("released", lost=isinstance(error, LockLostError) or self._hold.lost is not None)
         if gone is not None:

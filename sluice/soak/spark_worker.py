@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 import writer_jobs.guarded
 from sluice.jars import jar_paths
 from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
-from sluice.soak.controls import Protection
+from sluice.soak.controls import Protection, is_on_a_put
 from sluice.soak.gate_cycle import GateCycle
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.spark_cycle import SparkCycle
@@ -92,11 +92,9 @@ class SparkWorker(Worker):
         if request.get("ticket"):
             bound = self.guard.granted_to(str(request["ticket"]))
         cycle = self.cycles.get(bound)
-        if cycle is None or "staged" in request:
-            return
-        if "outcome" in request:
+        if cycle is not None and "outcome" in request:
             cycle.told(request)
-        else:
+        elif cycle is not None and is_on_a_put(request):
             cycle.asked(request)
 
     def take_ids(self) -> list[int]:

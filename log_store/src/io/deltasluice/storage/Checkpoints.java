@@ -13,7 +13,6 @@ import org.apache.spark.sql.delta.hooks.CheckpointHook$;
 import org.apache.spark.sql.delta.hooks.PostCommitHook;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
-import scala.Option;
 
 /**
  * Checkpoints that a commit has made due, and that are written when its lock is given back.
@@ -42,11 +41,10 @@ public final class Checkpoints implements PostCommitHook {
 
   /** Has the checkpoint that the commit of this thread may make due written later. */
   static void defer(VersionFile file) {
-    Option<OptimisticTransaction> active = OptimisticTransaction.getActive();
-    if (active.isDefined() && active.get().deltaLog().dataPath().toString().equals(file.table())
-        && active.get().containsPostCommitHook(CheckpointHook$.MODULE$)) {
-      active.get().unregisterPostCommitHooksWhere(hook -> hook == CheckpointHook$.MODULE$);
-      active.get().registerPostCommitHook(HOOK);
+    OptimisticTransaction active = ActiveTransaction.of(file.table());
+    if (active != null && active.containsPostCommitHook(CheckpointHook$.MODULE$)) {
+      active.unregisterPostCommitHooksWhere(hook -> hook == CheckpointHook$.MODULE$);
+      active.registerPostCommitHook(HOOK);
     }
   }
 
@@ -71,20 +69,15 @@ public final class Checkpoints implements PostCommitHook {
     DUE.merge(table, (Due) taken, Checkpoints::newer);
   }
 
-  /**
-   * Writes a checkpoint, by Delta's own hook.
-   *
-   * @return whether it was written; false if its version is not in the table any more, which was removed or made anew
-   */
-  public static boolean write(Object taken) throws IOException {
+  /** Writes a checkpoint, by Delta's own hook; none if the table was removed, or made anew, and its version is gone. */
+  public static void write(Object taken) throws IOException {
     Due due = (Due) taken;
     Path file = due.version.getPath();
     if (!SameFile.isThere(file, due.version, due.committed.deltaLog().newDeltaHadoopConf())) {
       LOG.info("{} is gone: no checkpoint of it is written", file);
-      return false;
+      return;
     }
     CheckpointHook$.MODULE$.run(due.session, due.committed);
-    return true;
   }
 
   @Override
@@ -102,7 +95,7 @@ public final class Checkpoints implements PostCommitHook {
       CheckpointHook$.MODULE$.run(spark, committed);
       return;
     }
-    Path file = new Path(committed.deltaLog().logPath(), String.format("%020d.json", committed.committedVersion()));
+    Path file = VersionFile.in(committed.deltaLog().logPath(), committed.committedVersion());
     try {
       FileStatus version = file.getFileSystem(committed.deltaLog().newDeltaHadoopConf()).getFileStatus(file);
       DUE.merge(committed.deltaLog().dataPath().toString(), new Due(spark, committed, version), Checkpoints::newer);

@@ -88,12 +88,9 @@ final class Checksum implements RecordChecksum {
   }
 
   private static DeltaLog logOf(SparkSession spark, Path folder) {
-    Option<OptimisticTransaction> active = OptimisticTransaction.getActive();
-    if (active.isDefined() && active.get().deltaLog().logPath().equals(folder)) {
-      return active.get().deltaLog();
-    }
-    // The log that asks is in Delta's cache; while it is being put there, this is an error.
-    return DeltaLog.forTable(spark, folder.getParent());
+    OptimisticTransaction active = ActiveTransaction.of(folder.getParent().toString());
+    // Without one, the log that asks is in Delta's cache; while it is being put there, this is an error.
+    return active != null ? active.deltaLog() : DeltaLog.forTable(spark, folder.getParent());
   }
 
   private String derive(long version, LogStore reader, Configuration conf) throws IOException {
@@ -102,7 +99,7 @@ final class Checksum implements RecordChecksum {
       return null;
     }
     List<Action> actions = new ArrayList<>();
-    Path file = new Path(log.logPath(), String.format("%020d.json", version));
+    Path file = VersionFile.in(log.logPath(), version);
     try (CloseableIterator<String> lines = reader.read(file, conf)) {
       for (Iterator<String> each = lines; each.hasNext(); ) {
         actions.add(Action$.MODULE$.fromJson(each.next()));

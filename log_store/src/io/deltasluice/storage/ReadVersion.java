@@ -8,7 +8,6 @@ import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
-import scala.Option;
 import scala.collection.immutable.Map;
 import scala.collection.immutable.Seq;
 
@@ -28,7 +27,7 @@ final class ReadVersion {
   private ReadVersion(VersionFile next, Snapshot snapshot) {
     this.snapshot = snapshot;
     version = snapshot.version();
-    file = new Path(next.path().getParent(), String.format("%020d.json", version));
+    file = VersionFile.in(next.path().getParent(), version);
     modified = snapshot.logSegment().lastCommitFileModificationTimestamp();
     Seq<FileStatus> deltas = snapshot.logSegment().deltas();
     // Behind a checkpoint there may be none, and several versions may be in one compacted file.
@@ -37,12 +36,8 @@ final class ReadVersion {
 
   /** Returns what the transaction of this thread has read, null if it is of another table, or read nothing. */
   static ReadVersion of(VersionFile next) {
-    Option<OptimisticTransaction> active = OptimisticTransaction.getActive();
-    if (active.isEmpty() || active.get().snapshot().version() < 0
-        || !active.get().deltaLog().dataPath().toString().equals(next.table())) {
-      return null;
-    }
-    return new ReadVersion(next, active.get().snapshot());
+    OptimisticTransaction active = ActiveTransaction.of(next.table());
+    return active == null || active.snapshot().version() < 0 ? null : new ReadVersion(next, active.snapshot());
   }
 
   /**

@@ -19,6 +19,11 @@ record VersionFile(Path path, String table, long version) {
     return new VersionFile(path, log.getParent().toString(), Long.parseLong(name.group(1)));
   }
 
+  /** Returns the file of a version in a table's log folder. */
+  static Path in(Path log, long version) {
+    return new Path(log, String.format("%020d.json", version));
+  }
+
   /** Tells whether {@code path} is a commit that a coordinator or a catalog decides on, not the log. */
   static boolean isStagedCommit(Path path) {
     Path folder = path.getParent();
