@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -94,11 +95,20 @@ class Bench:
         return self.row(mode, writers, work_s, table, answers)
 
     def run(
-        self, active: list[Driver], table: str, mode: str, work_s: float, *, seconds: float = 0, commits: int = 0
+        self,
+        active: list[Driver],
+        table: str,
+        mode: str,
+        work_s: float,
+        *,
+        seconds: float = 0,
+        commits: int = 0,
+        more: Sequence[Mapping[str, Any]] = (),
     ) -> list[dict[str, Any]]:
-        """Have some writers append at the same time, for so long or so often; return what they say."""
+        """Have some writers write at the same time, for so long or so often; return what they say."""
         for number, driver in enumerate(active):
-            driver.tell(table=table, mode=mode, work_s=work_s, number=number + 1 if seconds else 0)
+            other = more[number] if more else {}
+            driver.tell(table=table, mode=mode, work_s=work_s, number=number + 1 if seconds else 0, **other)
         for driver in active:
             driver.answer()
         until = time.time() + seconds if seconds else 0

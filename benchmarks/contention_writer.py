@@ -1,13 +1,14 @@
-"""One writer of ``benchmarks/contention.py``: a Spark driver that appends as it is told, line by line of JSON.
+"""One writer of ``contention.py`` and ``operations.py``: a Spark driver that writes as it is told.
 
-Each line on standard input is a cell to run (``table``, ``mode``, ``work_s``, ``number``), then how long (``until``, or
-``commits``), or ``{"end": 1}``; each line on standard output the answer: what every append took, and the processor time
-of this driver with its JVM.
+Each line of JSON on standard input is a cell to run (``table``, ``mode``, ``work_s``, ``number``, and ``operation``
+with ``part`` for another one than append), then how long (``until``, or ``commits``), or ``{"end": 1}``; each line on
+standard output the answer: what every write took, and the processor time of this driver with its JVM.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
@@ -16,14 +17,20 @@ from contextlib import contextmanager
 from typing import Any
 
 from bench_session import bench_session
+from delta.tables import DeltaTable
 from figures import cpu_seconds
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import expr
 
 from lock_manager import ZookeeperLockManager
-from writer_jobs import LockedDeltaWriter
+from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.failures import JVM_ERRORS, is_conflict
 from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
+from writer_jobs.staging import Hold
 
+#: In each part of a table for ``operations.py`` there are rows with these ids, and a number ``n`` that is counted up.
+KEYS = 10
+RAISED = {"n": "t.n + s.n"}
 STOCK = "io.delta.storage.S3SingleDriverLogStore"
 MOST_TRIES = 20
 CPU = -1
@@ -39,30 +46,32 @@ class Writer:
         self.flights = spark.read.option("header", True).csv(flights).cache()
         self.flights.count()
         self.conf = spark.sparkContext._jsc.sc().conf()
+        self.again_under_the_lock = _Counter()
 
     def run(self, cell: dict[str, Any]) -> dict[str, Any]:
         with self.stores(cell["mode"]):
-            append = self.appender(cell)
+            write = self.writer(cell)
             say({"ready": cell["number"]})
             how_long = json.loads(sys.stdin.readline())
             commits: list[dict[str, Any]] = []
             tries, began, cpu = 0, time.time(), cpu_seconds(self.jvm_pid)
             while len(commits) < how_long.get("commits", 0) or time.time() < how_long.get("until", 0):
                 started = time.time()
-                done, tried = self.again(append, self.rows(cell, len(commits)))
+                done, tried = self.again(write, self.rows(cell, len(commits)))
                 commits.append({"took_s": time.time() - started, "ended": time.time(), **done})
                 tries += tried
             return {"commits": commits, "conflicts": tries, "began": began, "cpu_s": cpu_seconds(self.jvm_pid) - cpu}
 
-    def again(self, append: Callable[[DataFrame], dict[str, Any]], rows: DataFrame) -> tuple[dict[str, Any], int]:
-        """Append until it is in, as a job would be started again; count the conflicts."""
+    def again(self, write: Callable[[DataFrame], dict[str, Any]], rows: DataFrame) -> tuple[dict[str, Any], int]:
+        """Write until it is in, as a job would be started again; count the conflicts."""
+        self.again_under_the_lock.times = 0
         for tried in range(MOST_TRIES):
             try:
-                return append(rows), tried
+                return write(rows), tried + self.again_under_the_lock.times
             except JVM_ERRORS as error:
                 if not is_conflict(error):
                     raise
-        raise SystemExit(f"an append failed {MOST_TRIES} times")
+        raise SystemExit(f"a write failed {MOST_TRIES} times")
 
     def rows(self, cell: dict[str, Any], number: int) -> DataFrame:
         """Return rows that take so long to compute, each with an id that no other append has."""
@@ -76,27 +85,54 @@ class Writer:
             return self.spark.range(first, first + 1).selectExpr("id", f"{many}L AS work").coalesce(1)
         wait = round(1000 * cell["work_s"])
         slept = f"reflect('java.lang.Thread', 'sleep', {wait}L)" if wait else "''"
-        return self.spark.range(first, first + 1, numPartitions=1).selectExpr("id", f"length({slept}) + 0L AS work")
+        rows = self.spark.range(first, first + 1, numPartitions=1).selectExpr("id", f"length({slept}) + 0L AS work")
+        if "part" not in cell:
+            return rows
+        return rows.selectExpr(f"id % {KEYS} AS id", "work * 0L + 1L AS n", f"{cell['part']}L AS part")
 
-    def appender(self, cell: dict[str, Any]) -> Callable[[DataFrame], dict[str, Any]]:
+    def writer(self, cell: dict[str, Any]) -> Callable[[DataFrame], dict[str, Any]]:
         table, mode = cell["table"], cell["mode"]
-        if mode in ("gate", "whole write"):
-            writer = LockedDeltaWriter(self.spark, self.manager, table)
-            hold = "commit" if mode == "gate" else "write"
-
-            def locked(rows: DataFrame) -> dict[str, Any]:
-                done = writer.append(rows, hold=hold)  # type: ignore[arg-type]
-                return {"held_s": done.held_seconds, "waited_s": done.waited_seconds, "version": done.version}
-
-            return locked
         if mode == "limit":
             return self.ready_made(table)
+        if mode not in ("gate", "whole write"):
+            return lambda rows: self.plain(cell, rows)
+        writer = LockedDeltaWriter(self.spark, self.manager, table)
+        hold: Hold = "commit" if mode == "gate" else "write"
 
-        def plain(rows: DataFrame) -> dict[str, Any]:
+        def locked(rows: DataFrame) -> dict[str, Any]:
+            done = self.locked(cell, writer, rows, hold)
+            return {"held_s": done.held_seconds, "waited_s": done.waited_seconds, "version": done.version}
+
+        return locked
+
+    def locked(self, cell: dict[str, Any], writer: LockedDeltaWriter, rows: DataFrame, hold: Hold) -> CommitResult:
+        operation, part = cell.get("operation", "append"), f"part = {cell.get('part')}"
+        if operation == "append":
+            return writer.append(rows, hold=hold)
+        if operation == "overwrite":
+            return writer.overwrite(rows, replace_where=part, hold=hold)
+        if operation == "update":
+            return writer.update({"n": "n + 1"}, f"{part} AND id = 0", hold=hold)
+        if operation == "optimize":
+            return writer.optimize(hold=hold)
+        merge = writer.merge(rows.alias("s"), f"t.{part} AND t.id = s.id", alias="t")
+        done: CommitResult = merge.whenMatchedUpdate(set=RAISED).whenNotMatchedInsertAll().execute(hold=hold)
+        return done
+
+    def plain(self, cell: dict[str, Any], rows: DataFrame) -> dict[str, Any]:
+        operation, part, table = cell.get("operation", "append"), f"part = {cell.get('part')}", cell["table"]
+        if operation == "append":
             rows.write.format("delta").mode("append").save(table)
-            return {}
-
-        return plain
+        elif operation == "overwrite":
+            rows.write.format("delta").mode("overwrite").option("replaceWhere", part).save(table)
+        elif operation == "update":
+            DeltaTable.forPath(self.spark, table).update(f"{part} AND id = 0", {"n": expr("n + 1")})
+        elif operation == "optimize":
+            DeltaTable.forPath(self.spark, table).optimize().executeCompaction()
+        else:
+            merge = DeltaTable.forPath(self.spark, table).alias("t").merge(rows.alias("s"), f"t.{part} AND t.id = s.id")
+            merge.whenMatchedUpdate(set=RAISED).whenNotMatchedInsertAll().execute()
+        return {}
 
     def ready_made(self, table: str) -> Callable[[DataFrame], dict[str, Any]]:
         """Commit an action that is there already: no data file is written."""
@@ -132,6 +168,21 @@ class Writer:
         finally:
             for name in changes:
                 self.conf.set(name, before[name])
+
+
+class _Counter(logging.Handler):
+    """How often a write was done again, with the lock from its beginning."""
+
+    times = 0
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        logger = logging.getLogger("writer_jobs.writer")
+        logger.addHandler(self)
+        logger.setLevel(logging.INFO)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.times += record.getMessage().startswith("writing again")
 
 
 def say(answer: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from writer_jobs.delta_log import TableState
 from writer_jobs.errors import WriteFailedError
 from writer_jobs.failures import JVM_ERRORS, one_sentence
+from writer_jobs.log_store import follow_transactions
 from writer_jobs.work import Work
 
 T = TypeVar("T")
@@ -149,6 +150,7 @@ class DeltaWrite:
     def __init__(self, metadata: Mapping[str, Any], spark: SparkSession) -> None:
         self.commit_id = str(uuid.uuid4())
         self.metadata = dict(metadata)
+        self._spark = spark
         self._context = spark.sparkContext
         self._tag = f"sluice-{self.commit_id}"
         self._thread: _WriteThread | None = None
@@ -199,6 +201,7 @@ class DeltaWrite:
     def _save(self, location: str, user_metadata: str, ticket: str | None) -> None:
         if ticket is not None:
             self._context.setLocalProperty(TICKET_PROPERTY, ticket)
+        follow_transactions(self._spark)
         self._context.addJobTag(self._tag)
         self.work.do(location, user_metadata)
         self._context.removeJobTag(self._tag)

@@ -37,7 +37,7 @@ from lock_manager.ticket import Ticket
 from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
 from writer_jobs.ensembles import pin_again, refuse_other_ensemble
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError, TableError
-from writer_jobs.log_store import log_store
+from writer_jobs.log_store import follow_transactions, log_store
 from writer_jobs.refusals import raise_refusals_as_python_errors
 from writer_jobs.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
 
@@ -274,6 +274,7 @@ def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
         context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, bound.name])))
         # Stays: whatever this thread commits, this process is to be asked.
         context.setLocalProperty(_GUARD_PROPERTY, context._gateway._sluice_guard.name)  # noqa: SLF001
+        follow_transactions(spark)
         yield
     finally:
         GUARD.remove(bound)

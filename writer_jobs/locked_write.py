@@ -61,8 +61,8 @@ class CommitResult:
         metrics: ``operationMetrics`` of the commit, as Delta notes them: ``numDeletedRows`` and so on.
         already_committed: Delta had this transaction already, so nothing was written now.
         commit_id: by which the commit is found in the log; None if there is none.
-        hold_id: of the hold under which it was committed; None if Delta had this transaction already, and no lock was
-            asked for.
+        hold_id: of the hold under which it was committed; None if no lock was asked for, because Delta had this
+            transaction already, or there was nothing to change.
         token: fencing token of that hold.
         requested_at: when the lock was asked for, seconds since the epoch.
         acquired_at: when it was had.

@@ -358,6 +358,7 @@ class LockedDeltaWriter:
         *,
         zorder_by: Sequence[str] = (),
         lock: Lock = "table",
+        hold: Hold = "commit",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[HeldLock], None] | None = None,
@@ -368,6 +369,8 @@ class LockedDeltaWriter:
             where: SQL predicate on partition columns; the whole table by default.
             zorder_by: columns to order the rows by, in Z-order.
             lock: as for :meth:`append`; with partitions, others are left alone.
+            hold: ``"commit"``: compact without the lock, and again with it if another writer has removed one of the
+                files meanwhile. ``"write"``: hold the lock over the whole compaction.
             lock_timeout_seconds: as for :meth:`append`.
             metadata: likewise.
             before_write: likewise.
@@ -397,6 +400,7 @@ class LockedDeltaWriter:
             lock,
             lambda state: self._partitions_of(where, state),
             of_table=True,
+            hold=hold,
             timeout=lock_timeout_seconds,
             metadata=metadata,
             before_write=before_write,

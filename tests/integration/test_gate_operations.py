@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import HeldLock, ZookeeperLockManager
+from lock_manager.ticket import NotStagedError
 from tests.support.at_the_gate import TableAtTheGate
 from writer_jobs import CommitResult, LockedDeltaWriter, locked
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.spark
 
 @dataclass
 class Table(TableAtTheGate):
-    """A table of two parts, ``p`` 0 and 1, with ten rows each, whose ``n`` is 0."""
+    """A table of two parts, ``p`` 0 and 1, with ten rows each in two files, whose ``n`` is 0."""
 
     files_at_the_lock: list[set[str]] = field(default_factory=list)
 
@@ -37,6 +38,8 @@ class Table(TableAtTheGate):
             return self.writer.overwrite(source, replace_where="p = 0", **how)
         if operation == "delete":
             return self.writer.delete("p = 0 AND id >= 5", **how)
+        if operation == "optimize":
+            return self.writer.optimize("p = 0", **how)
         if operation == "update":
             return self.writer.update({"n": "n + 1"}, "p = 0 AND id < 5", **how)
         merge = self.writer.merge(source.alias("s"), "t.p = 0 AND t.id = s.id", alias="t")
@@ -70,12 +73,12 @@ def table(
             f"CREATE TABLE delta.`{path}` (id LONG, p LONG, n LONG) USING delta PARTITIONED BY (p) "
             f"TBLPROPERTIES ('delta.enableDeletionVectors' = '{getattr(request, 'param', 'false')}')"
         )
-        rows = spark.range(20).selectExpr("id % 10 AS id", "id DIV 10 AS p", "0L AS n").coalesce(1)
+        rows = spark.range(20).selectExpr("id % 10 AS id", "id DIV 10 AS p", "0L AS n").repartition(2)
         rows.write.format("delta").mode("append").save(str(path))
     return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually)
 
 
-OPERATIONS = ("overwrite", "delete", "update", "merge")
+OPERATIONS = ("overwrite", "delete", "update", "merge", "optimize")
 
 
 def expected(operation: str, *more: tuple[int, int, int]) -> list[tuple[int, int, int]]:
@@ -84,6 +87,7 @@ def expected(operation: str, *more: tuple[int, int, int]) -> list[tuple[int, int
         "delete": [(0, number, 0) for number in range(5)],
         "update": [(0, number, int(number < 5)) for number in range(10)],
         "merge": [(0, number, int(number < 5)) for number in range(10)],
+        "optimize": [(0, number, 0) for number in range(10)],
     }
     return sorted([*changed[operation], *((1, number, 0) for number in range(10)), *more])
 
@@ -120,6 +124,22 @@ def test_a_conflict_is_done_again_with_the_lock_from_its_beginning(table: Table,
     assert not staged & table.files(), "what the first try wrote is left behind"
 
 
+@pytest.mark.parametrize("operation", ["update", "optimize"])
+def test_that_check_fails_where_nothing_is_done_again(
+    table: Table, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: Delta's conflict reaches the caller, and nothing of the operation is in the table."""
+
+    class NeverRaisedError(Exception):
+        pass
+
+    monkeypatch.setattr("writer_jobs.writer.NotStagedError", NeverRaisedError)
+    with table.waiting(operation) as running, locked(table.spark, str(table.path), manager=table.manager):
+        table.spark.sql(f"UPDATE delta.`{table.path}` SET n = n + 10 WHERE p = 0 AND id = 0")
+    assert isinstance(running.exception(), NotStagedError)
+    assert table.rows() == sorted([*expected("optimize")[1:], (0, 0, 10)])
+
+
 def test_hot_updates_all_end_and_none_is_lost(table: Table) -> None:
     def raise_often(_: int) -> None:
         for _ in range(3):
@@ -128,3 +148,16 @@ def test_hot_updates_all_end_and_none_is_lost(table: Table) -> None:
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(raise_often, range(3)))
     assert [n for part, _, n in table.rows() if part == 0] == [9] * 10
+
+
+def test_a_compaction_does_not_land_in_a_table_that_was_made_anew(table: Table) -> None:
+    with table.waiting("optimize") as running, locked(table.spark, str(table.path), manager=table.manager):
+        for path in sorted(table.path.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        # As many versions as the old one had: the next name is free, and the version before it is there.
+        for number in range(2):
+            rows = table.spark.range(number, number + 1).selectExpr("id", "0L AS p", "7L AS n")
+            rows.write.format("delta").mode("append").partitionBy("p").save(str(table.path))
+    assert running.result().version == 2
+    assert table.rows() == [(0, 0, 7), (0, 1, 7)]
+    assert running.result().metrics["numRemovedFiles"] == "2"

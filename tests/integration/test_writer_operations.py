@@ -258,6 +258,8 @@ def test_what_leaves_its_partitions_is_refused(spark: SparkSession, writer: Lock
 def test_what_changes_nothing_says_so(spark: SparkSession, writer: LockedDeltaWriter, table: str) -> None:
     done = writer.optimize("y = 77", lock="partitions")
     assert (done.version, done.rows, done.already_committed, done.commit_id) == (None, 0, False, None)
+    done = writer.optimize("y = 77")
+    assert (done.version, done.rows, done.hold_id) == (None, 0, None)
     # Delta makes an empty commit.
     done = writer.update({"id": "0"}, "id = 99", lock="partitions")
     assert (done.version, done.metrics["numUpdatedRows"]) == (1, "0")
