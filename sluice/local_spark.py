@@ -8,8 +8,12 @@ from collections.abc import Mapping
 from sluice.class_archives import SPARK, archive_options
 
 #: For drivers that live for a minute: they would spend it on the second compiler, on a collector's threads, and on
-#: verifying again the classes of jars that were verified by their SHA-256.
-PLAIN_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+#: verifying again the classes of jars that were verified by their SHA-256. With one compiler alone a JVM keeps 48 MB of
+#: compiled code by default; Spark has more, and would have it thrown away and compiled again for ever.
+PLAIN_JVM = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
 
 #: The same, with the archive of Spark's classes where there is one.
 QUICK_JVM = " ".join([PLAIN_JVM, *map(shlex.quote, archive_options(SPARK))])

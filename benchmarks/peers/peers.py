@@ -1,6 +1,7 @@
 """Small appends of several drivers to one table on a local disk: Sluice beside what a user would pick instead.
 
     sluice          the lock for the commit alone
+    sluice-25       likewise, to a table with a checkpoint at every 25th version (delta.checkpointInterval)
     sluice-write    the lock over the whole write
     delta           stock Delta, no lock: safe on a local disk (on S3 it loses commits), with its own retries
     delta-tuned     likewise, with the settings of our sessions
@@ -42,6 +43,8 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 BUILD = ROOT / "build" / "peers"
 ROWS = 100
+#: Of each driver to a private table, before anything is measured: so many that a checkpoint of Delta's is among them.
+WARM = 12
 PYSPARK_OF_ICEBERG = "4.1.0"
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0,org.xerial:sqlite-jdbc:3.50.3.0"
 COMMON = {
@@ -57,6 +60,7 @@ DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
+SELDOM = {"spark.databricks.delta.properties.defaults.checkpointInterval": "25"}
 RESOLVE = """
 import sys
 from pyspark.sql import SparkSession
@@ -84,6 +88,7 @@ def systems(folder: Path, zookeeper: str) -> dict[str, dict[str, Any]]:
     common = {**LOCAL_DRIVER, **COMMON}
     found = {
         "sluice": {"kind": "sluice", "hold": "commit", "conf": common, "zookeeper": zookeeper},
+        "sluice-25": {"kind": "sluice", "hold": "commit", "conf": common | SELDOM, "zookeeper": zookeeper},
         "sluice-write": {"kind": "sluice", "hold": "write", "conf": common, "zookeeper": zookeeper},
         "delta": {"kind": "delta", "conf": {**common, **DELTA}},
         "delta-tuned": {"kind": "delta", "conf": {**common, **DELTA, **tuned}},
@@ -194,7 +199,7 @@ def main() -> None:
                     for driver in drivers:
                         driver.answer()
                     for index, driver in enumerate(drivers):
-                        driver.tell(table=f"private{number}x{index}", appends=3)
+                        driver.tell(table=f"private{number}x{index}", appends=WARM)
                     for driver in drivers:
                         driver.answer()
                     for writers in options.writers:

@@ -72,7 +72,9 @@ public class GuardedLogStore extends LogStore {
 
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
-    return storage(path, conf).reader.listFrom(path, conf);
+    List<FileStatus> found = LogListing.from(path, conf);
+    // Delta's own way also says whether the folder is there at all.
+    return found == null || found.isEmpty() ? storage(path, conf).reader.listFrom(path, conf) : found.iterator();
   }
 
   @Override

@@ -1,0 +1,110 @@
+package io.deltasluice.storage;
+
+import java.io.IOException;
+import java.net.URI;
+import java.nio.file.DirectoryStream;
+import java.nio.file.Files;
+import java.nio.file.NoSuchFileException;
+import java.nio.file.Paths;
+import java.nio.file.attribute.BasicFileAttributes;
+import java.util.ArrayList;
+import java.util.Comparator;
+import java.util.List;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileStatus;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.LocalFileSystem;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RemoteIterator;
+import org.apache.hadoop.fs.s3a.Listing;
+import org.apache.hadoop.fs.s3a.S3AFileSystem;
+import org.apache.hadoop.fs.s3a.S3AFileStatus;
+import org.apache.hadoop.fs.s3a.S3ListRequest;
+import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
+
+/**
+ * Lists a log from one of its files on, without looking at all that comes before.
+ *
+ * <p>Every new snapshot lists the log, and every look for conflicts. Delta's own stores list the whole folder for that:
+ * every version since the last clean-up of the log, by default of thirty days.
+ */
+final class LogListing {
+  private LogListing() {}
+
+  /**
+   * Returns the files of the folder whose names are not before that of {@code path}, by name.
+   *
+   * @return nothing, or null, where it has to be found out in another way
+   */
+  static List<FileStatus> from(Path path, Configuration conf) throws IOException {
+    String name = path.getName();
+    if (name.isEmpty() || !Character.isDigit(name.charAt(0))) {
+      return null;
+    }
+    FileSystem fs = path.getFileSystem(conf);
+    List<FileStatus> found = fs.getClass() == LocalFileSystem.class ? onDisk(fs, path) : onS3(fs, path, conf);
+    if (found != null) {
+      found.removeIf(each -> each.getPath().getName().compareTo(name) < 0);
+      found.sort(Comparator.comparing(each -> each.getPath().getName()));
+    }
+    return found;
+  }
+
+  private static List<FileStatus> onDisk(FileSystem fs, Path path) throws IOException {
+    Path folder = fs.makeQualified(path.getParent());
+    List<FileStatus> found = new ArrayList<>();
+    // Of those before it not even the attributes are read.
+    try (DirectoryStream<java.nio.file.Path> files = Files.newDirectoryStream(
+        Paths.get(URI.create("file://" + folder.toUri().getRawPath())),
+        each -> each.getFileName().toString().compareTo(path.getName()) >= 0)) {
+      for (java.nio.file.Path each : files) {
+        BasicFileAttributes seen = Files.readAttributes(each, BasicFileAttributes.class);
+        found.add(new FileStatus(seen.size(), seen.isDirectory(), 1, fs.getDefaultBlockSize(path),
+            seen.lastModifiedTime().toMillis(), new Path(folder, each.getFileName().toString())));
+      }
+    } catch (NoSuchFileException e) {
+      // The folder; or one of its files, just now.
+      return null;
+    }
+    return found;
+  }
+
+  private static List<FileStatus> onS3(FileSystem fs, Path path, Configuration conf) throws IOException {
+    try {
+      return S3a.listed(fs, path, conf);
+    } catch (LinkageError e) {
+      // Without S3A, or with another version of it.
+      return null;
+    }
+  }
+
+  /** Apart, for a driver may be without S3A. */
+  private static final class S3a {
+    static List<FileStatus> listed(FileSystem fs, Path path, Configuration conf) throws IOException {
+      if (!(fs instanceof S3AFileSystem s3) || s3.getConf().getInt("fs.s3a.list.version", 2) != 2
+          || s3.hasPathCapability(path, "fs.s3a.capability.s3express.storage")) {
+        // In a directory bucket the order of the keys is not that of the names.
+        return null;
+      }
+      Path from = s3.makeQualified(path);
+      Path folder = from.getParent();
+      String key = s3.pathToKey(from);
+      ListObjectsV2Request request = ListObjectsV2Request.builder()
+          .bucket(s3.getBucket())
+          .prefix(s3.pathToKey(folder) + "/")
+          .delimiter("/")
+          .maxKeys(s3.getConf().getInt("fs.s3a.paging.maximum", 5000))
+          // Behind the last key that comes before this one, or near it: what is too much is left out later.
+          .startAfter(key.substring(0, key.length() - 1) + (char) (key.charAt(key.length() - 1) - 1))
+          .build();
+      List<FileStatus> found = new ArrayList<>();
+      RemoteIterator<S3AFileStatus> each = s3.getListing().createFileStatusListingIterator(
+          folder, S3ListRequest.v2(request), any -> true, new Listing.AcceptAllButSelfAndS3nDirs(folder),
+          s3.getActiveAuditSpan());
+      while (each.hasNext()) {
+        found.add(each.next());
+      }
+      return found;
+    }
+  }
+}
