@@ -21,7 +21,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-lock dist lock clean
+.PHONY: help setup demo test lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-lock dist lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,8 +75,8 @@ test-s3: $(LOG_STORE) ## The tests on S3 against an S3 of your own (SLUICE_TEST_
 	"set SLUICE_TEST_S3_ENDPOINT=URL or SLUICE_TEST_S3_BUCKET=NAME (docs/compatibility.md)" >&2; exit 1; }
 	@$(PY) -m pytest -m s3 -rs --no-fold-skipped $(ARGS)
 
-soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers where Docker answers (half an hour; ARGS="-k violation")
-	@$(PY) -m pytest -m soak -s tests/faults/test_soak.py $(ARGS)
+soak: $(LOG_STORE) ## The long soaks, on ZooKeeper containers where Docker answers (an hour; ARGS="-k violation")
+	@$(PY) -m pytest -m soak -s tests $(ARGS)
 
 zookeeper-image: $(LOG_STORE) ## Build the ZooKeeper image of the tests on this machine, for Docker without a registry
 	@$(PY) scripts/zookeeper_image.py
@@ -89,6 +89,9 @@ bench-one: $(LOG_STORE) $(ARCHIVES) ## A writer that is alone: the gate beside a
 
 bench-peers: $(LOG_STORE) $(ARCHIVES) ## Small appends beside stock Delta and Iceberg (ARGS="--systems sluice iceberg")
 	@$(PY) benchmarks/peers/peers.py $(ARGS)
+
+bench-operations: $(LOG_STORE) $(ARCHIVES) ## MERGE, UPDATE, overwrite and OPTIMIZE: the lock for the commit or for the write
+	@$(PY) benchmarks/operations.py $(ARGS)
 
 bench-lock: $(LOG_STORE) $(ARCHIVES) ## The lock beside kazoo's and Curator's, and what the guard adds to a commit (ARGS="--servers 3")
 	@$(PY) benchmarks/lock.py $(ARGS)

@@ -1,8 +1,9 @@
 """What takes long, only with ``-m soak``: a soak against the ZooKeeper of the tests, and all that befalls a process.
 
 The first is against three containers where Docker answers, else three embedded servers: seed 1; 4 writers; 300
-commits; all faults. The second is every process fault at every point, one after the other: seed 1; 2 writers; 42
-faults. Negative controls: test_controls.py.
+commits; all faults. The second and third are of Spark drivers, through the gate and over the whole write: seed 4; 4
+writers; 100 commits; all faults. The last is every process fault at every point, one after the other: seed 1; 2
+writers; 42 faults. Negative controls: test_controls.py.
 """
 
 from __future__ import annotations
@@ -40,6 +41,22 @@ def test_a_soak_finds_no_violation(zookeeper: Any, tmp_path: Path) -> None:
     assert found["violations"] == 0
     assert found["acknowledged"] >= 300
     assert len(found["faults"]) >= 20
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("hold", ["commit", "write"])
+def test_a_soak_of_spark_drivers_finds_no_violation(hold: str, tmp_path: Path) -> None:
+    command = [
+        sys.executable, "-m", "sluice", "soak", "--engine", "spark", "--hold", hold, "--writers", "4",
+        "--commits", "100", "--faults", "all", "--seed", "4", "--output", str(tmp_path), "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=MOST_SECONDS, check=False)
+    sys.stdout.write(done.stdout)
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert (found["violations"], found["engine"]) == (0, "spark")
+    assert found["acknowledged"] >= 100
+    assert len(found["faults"]) >= 10
 
 
 def test_every_process_fault_at_every_point_breaks_no_promise(make_soak: Callable[..., Soak]) -> None:

@@ -171,17 +171,20 @@ def test_who_finds_another_writer_at_it_leaves_it_out(
     assert table.checkpoints() == [8]
 
 
-def test_the_log_stays_bounded_and_another_reader_reads_it_at_every_step(table_of: Callable[..., Table]) -> None:
+@pytest.mark.parametrize("commits", [40, pytest.param(500, marks=pytest.mark.soak)])
+def test_the_log_stays_bounded_and_another_reader_reads_it_at_every_step(
+    table_of: Callable[..., Table], commits: int
+) -> None:
     table = table_of()
     with ThreadPoolExecutor(3) as pool:
-        versions = pool.map(table.append, range(40))
+        versions = pool.map(table.append, range(commits))
         for _ in versions:
             read = DeltaTable(table.path)
             ids = read.to_pyarrow_table().column("id").to_pylist()
             assert len(ids) == len(set(ids)) == read.version()
             # As many as come while the one that is due is written.
             assert read.version() - max([0, *table.checkpoints()]) <= EVERY + 3 * EVERY
-    assert table.checkpoints()[-1] >= 40 - 3 * EVERY
+    assert table.checkpoints()[-1] >= commits - 3 * EVERY
 
 
 def test_none_is_written_for_a_table_that_was_made_anew_meanwhile(table_of: Callable[..., Table]) -> None:

@@ -31,6 +31,7 @@ from lock_manager import (
 )
 from lock_manager.ticket import StagedCommit, Ticket
 from tests.support.at_the_gate import TableAtTheGate, contenders
+from tests.support.checksums import checksum_file, files_of, read_as
 from tests.support.rivals import RivalManager
 from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, SchemaMismatchError, locked, staging
 from writer_jobs.guarded import AUTO_COMPACT
@@ -425,26 +426,7 @@ def test_a_commit_that_waits_stops_nobody_else_of_its_driver(
 
 
 def checksums(table: Table, *versions: int) -> list[Path]:
-    return [table.path / "_delta_log" / f"{version:020d}.crc" for version in versions]
-
-
-def files_of(checksum: dict[str, Any]) -> list[dict[str, Any]]:
-    """Take the files out of a checksum, and return them in order, without what is empty."""
-    files = [{name: value for name, value in each.items() if value != {}} for each in checksum.pop("allFiles")]
-    return sorted(files, key=lambda each: str(each["path"]))
-
-
-def read_as(table: Table, ticket: str | None, path: Path) -> Any:
-    jvm, context = table.spark._jvm, table.spark.sparkContext
-    conf = context._jsc.hadoopConfiguration()
-    context.setLocalProperty("spark.sluice.ticket", ticket)
-    try:
-        lines = jvm.io.deltasluice.storage.GuardedLogStore(conf).read(
-            jvm.org.apache.hadoop.fs.Path(path.as_uri()), conf
-        )
-        return json.loads(lines.next())
-    finally:
-        context.setLocalProperty("spark.sluice.ticket", None)
+    return [checksum_file(table.path, version) for version in versions]
 
 
 def test_a_checksum_that_is_not_there_yet_is_derived_as_its_writer_does(table: Table) -> None:
@@ -457,12 +439,12 @@ def test_a_checksum_that_is_not_there_yet_is_derived_as_its_writer_does(table: T
     for path in missing:
         path.unlink()
     for path, there in zip(missing, written, strict=True):
-        derived = read_as(table, "t", path)
+        derived = read_as(table.spark, "t", path)
         assert derived["allFiles"], "the files are among what is compared"
         assert files_of(derived) == files_of(there)
         assert derived == there
         with pytest.raises(Exception, match="FileNotFound"):
-            read_as(table, None, path)
+            read_as(table.spark, None, path)
 
 
 def test_a_checksum_that_delta_would_not_derive_is_not(table: Table) -> None:
@@ -472,12 +454,12 @@ def test_a_checksum_that_delta_would_not_derive_is_not(table: Table) -> None:
     (first, second) = checksums(table, 1, 2)
     second.unlink()
     with pytest.raises(Exception, match="FileNotFound"):
-        read_as(table, "t", second)
+        read_as(table.spark, "t", second)
     # Nor without one to begin with.
     for path in [first, *checksums(table, 0)]:
         path.unlink()
     with pytest.raises(Exception, match="FileNotFound"):
-        read_as(table, "t", first)
+        read_as(table.spark, "t", first)
 
 
 @pytest.mark.parametrize("derivable", [True, False], ids=["derived", "negative control"])

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -110,6 +111,28 @@ class Driver:
         target = DeltaTable.forPath(self.spark, table).alias("t")
         source = self.spark.range(first, end).alias("s")
         target.merge(source, "t.id = s.id").whenNotMatchedInsertAll().execute()
+
+    def make_hot(self, table: str, keys: int) -> None:
+        with locked(self.spark, table, manager=self.manager):
+            rows = self.spark.range(keys).selectExpr("id", "'' AS said").coalesce(1)
+            rows.write.format("delta").mode("append").save(table)
+
+    def merge_hot(self, table: str, name: str, until: float, *, locked: bool) -> dict[str, Any]:
+        """Merge into the same rows over and over, each time another word: versions with words, and seconds."""
+        writer = LockedDeltaWriter(self.spark, self.manager, table) if locked else None
+        merged, took = [], []
+        while time.time() < until:
+            began, word = time.time(), f"{name}.{len(merged)}"
+            source = DeltaTable.forPath(self.spark, table).toDF().selectExpr("id").alias("s")
+            how = {"said": f"concat(t.said, '{word};')"}
+            if writer is None:
+                target = DeltaTable.forPath(self.spark, table).alias("t")
+                target.merge(source, "t.id = s.id").whenMatchedUpdate(set=how).execute()
+            else:
+                merge = writer.merge(source, "t.id = s.id", alias="t").whenMatchedUpdate(set=how)
+                merged.append((merge.execute(hold="commit").version, word))
+            took.append(time.time() - began)
+        return {"merged": merged, "took": took}
 
     def read_then_append(self, table: str) -> list[int]:
         """Append the number of rows that there are: a decision made upon a read under the lock."""
