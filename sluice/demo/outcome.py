@@ -36,7 +36,7 @@ class Outcome:
         unacknowledged_commits: in the log, and acknowledged to nobody.
         versions: version files in the log.
         missing_versions: gaps between them, and before them.
-        conflicts: commits in the log that had lost at least one race for a version.
+        conflicts: commits without the lock that lost at least one race for a version.
         retries: times that a writer had to do a commit's work again.
         overlapping_holds: pairs of holds that share time, by the writers' clocks.
         failed_writers: numbers of the writers that did not end with exit code 0.
@@ -113,7 +113,7 @@ def judge(
         log: the table's commits, of which those with a commit id are these writers'.
         source: what was to be loaded.
         table: what was found.
-        locked: whether the writers took the lock: then no conflict and no overlap is forgiven.
+        locked: whether the writers took the lock: then no write done again and no overlap is forgiven.
         commits_planned: how many commits there should be.
         wall_seconds: how long it took.
         table_problems: what a check of the table itself found.
@@ -125,7 +125,6 @@ def judge(
     lost = ids_told - set(ids_in_log)
     unacknowledged = set(ids_in_log) - ids_told
     overlapping = overlaps([hold for commit in acknowledged if (hold := commit.hold) is not None])
-    conflicts = count_conflicts(log)
     retries = sum(len(writer.retried_at) for writer in writers)
     failed = tuple(writer.number for writer in writers if writer.exit_code != 0)
     problems = [
@@ -139,7 +138,6 @@ def judge(
     if locked:
         problems += [
             *describe_overlaps(overlapping),
-            *_any(conflicts, "commit", "that lost a race for a version, under the lock"),
             *_any(retries, "write", "done again, under the lock"),
         ]
     return Outcome(
@@ -158,7 +156,7 @@ def judge(
         unacknowledged_commits=len(unacknowledged),
         versions=len(log),
         missing_versions=max((commit.version for commit in log), default=-1) + 1 - len(log),
-        conflicts=conflicts,
+        conflicts=count_conflicts(log),
         retries=retries,
         overlapping_holds=len(overlapping),
         failed_writers=failed,

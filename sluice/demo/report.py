@@ -92,7 +92,7 @@ def _checks(outcome: Outcome) -> list[tuple[str, int, int]]:
         ("commits in the log, as acknowledged", outcome.commits_in_log, outcome.commits_acknowledged),
         ("acknowledged commits that are missing", outcome.lost_commits, 0),
         ("versions missing from the log", outcome.missing_versions, 0),
-        ("commits that lost a race for a version", outcome.conflicts, 0),
+        ("writes done again by the job", outcome.retries, 0),
         ("times that two held the lock at once", outcome.overlapping_holds, 0),
         ("writers that failed", len(outcome.failed_writers), 0),
     ]

@@ -158,10 +158,10 @@ def test_it_is_as_a_plain_append(name: str, pair_of: Callable[[Kind], Pair], spa
     written = json.loads(newest.read_text())
     newest.unlink()
     derived = read_as(spark, "t", newest)
-    files = files_of(written)
-    # With other metadata the statistics of files may be others, too.
-    changed = any("metaData" in action for action in newest_commit(pair.gated))
-    assert "allFiles" not in derived if changed else files_of(derived) == files
+    assert derived.keys() == written.keys()
+    # Delta leaves the files out behind a commit that changes the metadata.
+    if "allFiles" in written:
+        assert files_of(derived) == files_of(written)
     assert derived == written
 
 

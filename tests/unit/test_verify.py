@@ -529,10 +529,19 @@ def test_overlapping_holds_are_found_and_clock_skew_is_tolerated_if_asked(table:
 
 
 def test_conflicts_are_counted_from_the_versions_that_writers_had_read(table: Path) -> None:
-    edit(table, 3, lambda action: action.get("commitInfo", {}).update(readVersion=0))
+    def read_before(action: dict[str, Any]) -> None:
+        action.get("commitInfo", {}).update(readVersion=0)
+
+    edit(table, 3, read_before)
+    assert verify_table(table).conflicts == 0, "with the lock it put nothing before its turn"
+
+    def without_the_lock(action: dict[str, Any]) -> None:
+        for name in ("sluice", "userMetadata"):
+            action.get("commitInfo", {}).pop(name, None)
+
+    edit(table, 3, without_the_lock)
     found = verify_table(table)
-    assert found.conflicts == 1
-    assert found.ok
+    assert (found.unlocked_commits, found.conflicts) == (1, 1)
 
 
 def test_missing_statistics_are_no_problem(table: Path) -> None:
