@@ -29,6 +29,7 @@ Hold = Literal["commit", "write"]
 """What of a write the lock is held for: its commit, or all of it."""
 
 HOLDS: tuple[Hold, ...] = ("commit", "write")
+NO_TABLE = "there is no table yet"
 _SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)
 _NOTHING_KNOWN = {"guard": REQUIRED, "settings": [], "version": NO_VERSION, "identity": False, "reads": []}
 _CHANGES_SCHEMA = frozenset({"mergeschema", "overwriteschema"})
@@ -119,7 +120,7 @@ def _of_options(work: Work) -> str | None:
 
 def _of_table(facts: Mapping[str, Any]) -> str | None:
     if facts["version"] < 0:
-        return "there is no table yet"
+        return NO_TABLE
     return "the table counts identities" if facts["identity"] else None
 
 

@@ -14,7 +14,7 @@ from pyspark.sql.functions import expr
 from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager, canonical_table_uri
 from lock_manager.ticket import NotStagedError
 from writer_jobs.checkpoints import write_due_checkpoints
-from writer_jobs.delta_log import DeltaTableLog, TableState, locate_table
+from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, TableState, locate_table
 from writer_jobs.delta_write import CANCEL_AGAIN_SECONDS, DeltaWrite
 from writer_jobs.errors import TableError
 from writer_jobs.guarded import attach_unless_off
@@ -23,7 +23,7 @@ from writer_jobs.merging import Assignments, LockedMerge, MergePlan
 from writer_jobs.partitioning import Finder, Lock, Part, Partitions, part_of, partitions_of_rows
 from writer_jobs.session import classic_session
 from writer_jobs.staged_write import StagedWrite
-from writer_jobs.staging import Hold, check_hold, why_whole
+from writer_jobs.staging import NO_TABLE, Hold, check_hold, why_whole
 from writer_jobs.work import Work, delta_table, write_rows
 
 log = logging.getLogger(__name__)
@@ -477,17 +477,20 @@ class LockedDeltaWriter:
                 write.work = work_on(part)
                 if self._cancelled.is_set():
                     raise LockCancelledError(resource=self.table)
-                if hold == "commit" and again is None and self._can_be_staged(write.work):
+                reason = self._why_whole(write.work) if hold == "commit" and again is None else None
+                if hold == "commit" and again is None and reason is None:
                     staged = StagedWrite(self._spark, self._manager, self.table, part, write)
                     try:
                         return staged.run(seconds, before_write, self._cancelled.is_set)
                     except NotStagedError as error:
                         log.info("writing again: %s", error)
                         hold, seconds = "write", max(0.0, seconds - staged.waited_seconds)
+                # Once: of those who find no table, and queue for it, only the first one makes it.
+                unless_there = reason == NO_TABLE and look == 0
                 try:
-                    return self._write_to(part, write, again, seconds, before_write)
-                except _OutgrownError as error:
-                    log.info("the write to %s touches other partitions by now: locking again", self.table)
+                    return self._write_to(part, write, again, seconds, before_write, unless_there=unless_there)
+                except _LookAgainError as error:
+                    log.info("locking %s again: %s", self.table, error)
                     seconds = max(0.0, seconds - error.waited_seconds)
             raise AssertionError("the lock on the table holds everything")
 
@@ -497,11 +500,11 @@ class LockedDeltaWriter:
             return part_of(self.log, lock, find)
         return write.read(lambda: part_of(self.log, lock, find), table=self.table)
 
-    def _can_be_staged(self, work: Work) -> bool:
+    def _why_whole(self, work: Work) -> str | None:
         reason = why_whole(self._spark, self.log, work)
         if reason is not None:
             log.debug("the lock on %s is held over the whole write: %s", self.table, reason)
-        return reason is None
+        return reason
 
     def _write_to(
         self,
@@ -510,11 +513,21 @@ class LockedDeltaWriter:
         find: Finder | None,
         seconds: float,
         before_write: Callable[[HeldLock], None] | None,
+        *,
+        unless_there: bool,
     ) -> CommitResult:
         """Lock, and do the work.
 
+        Args:
+            part: what to lock.
+            write: the work.
+            find: finds out what it touches, to make sure that this is locked.
+            seconds: for the lock.
+            before_write: of the caller.
+            unless_there: do not, if the table is there by the time that the lock is had.
+
         Raises:
-            _OutgrownError: it touches more than that by the time that the lock is had.
+            _LookAgainError: by the time that the lock is had the work touches more than that, or the table is there.
 
         """
         result: CommitResult | None = None
@@ -523,10 +536,12 @@ class LockedDeltaWriter:
                 self._manager.acquire_all([part.scope], timeout_seconds=seconds) as hold,
                 part.guarded(self._spark, hold, {"job": self._manager.settings.job}) as bound,
             ):
+                if unless_there and self.log.head().version != NO_VERSION:
+                    raise _LookAgainError("another writer has made it", hold.waited_seconds)
                 if find is not None and part.schema is not None:
                     found = write.read(lambda: find(self._state()), table=self.table)
                     if not part.holds(found):
-                        raise _OutgrownError(hold.waited_seconds)
+                        raise _LookAgainError("the write touches other partitions by now", hold.waited_seconds)
                 if before_write is not None:
                     before_write(hold)
                 result = LockedWrite(self._spark, self.table, self.log, write, hold, bound).run(self._cancelled.is_set)
@@ -548,11 +563,11 @@ class LockedDeltaWriter:
         return state
 
 
-class _OutgrownError(Exception):
-    """A write touches more by the time that it has its lock."""
+class _LookAgainError(Exception):
+    """By the time that a write has its lock, another one would do better."""
 
-    def __init__(self, waited_seconds: float) -> None:
-        super().__init__()
+    def __init__(self, reason: str, waited_seconds: float) -> None:
+        super().__init__(reason)
         self.waited_seconds = waited_seconds
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -71,6 +72,11 @@ def _draw_load(axes: Axes, load: Lanes) -> None:
             [writer.started_at - load.start, min(begun) - load.start], [lane, lane],
             color=_FAINT, linewidth=1, linestyle=(0, (1, 2.5)), zorder=1,
         )  # fmt: skip
+        for before, commit in pairwise(writer.commits):
+            axes.plot(
+                [before.released_at - load.start, commit.requested_at - load.start], [lane, lane],
+                color=colour, linewidth=1, alpha=0.6, zorder=1,
+            )  # fmt: skip
         waits: list[tuple[float, float]] = []
         works: list[tuple[float, float]] = []
         lost: list[tuple[float, float]] = []
@@ -120,8 +126,9 @@ def _legend(load: Lanes) -> list[Patch | Line2D]:
     if load.locked:
         return [
             starting,
+            Line2D([], [], color=_COLOURS[0], linewidth=1, alpha=0.6, label="reading and writing"),
             Patch(facecolor=_COLOURS[0], alpha=0.30, label="waiting for its turn"),
-            Patch(facecolor=_COLOURS[0], label="holding the lock: write and commit"),
+            Patch(facecolor=_COLOURS[0], label="holding the lock"),
         ]
     return [
         starting,

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -331,6 +331,17 @@ def test_a_table_that_is_gone_is_not_half_made(table: Table) -> None:
     # Done again, it makes the table.
     assert running.result().version == 0
     assert table.ids() == [1]
+
+
+def test_of_those_who_find_no_table_only_the_first_writes_with_the_lock(table: Table) -> None:
+    path = table.path.with_name("new")
+    new = replace(table, path=path, writer=LockedDeltaWriter(table.spark, table.manager, str(path)))
+    files: list[set[str]] = []
+    with new.waiting(1, before_write=lambda _: files.append(new.files())) as running:
+        new.plain(0)
+        of_the_first = new.files()
+    assert (running.result().version, new.ids()) == (1, [0, 1])
+    assert [len(each - of_the_first) for each in files] == [1], "its file was there before it had the lock"
 
 
 RETENTION = "ALTER TABLE delta.`{}` SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = 'interval 4 seconds')"
