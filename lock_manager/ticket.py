@@ -182,6 +182,9 @@ class Ticket:
         if self.staged is None:
             self.staged = staged
             self._on_change()
+        if staged.read_version != self.staged.read_version:
+            # OPTIMIZE does so itself after a conflict. What was looked at in the name of the first is not true of it.
+            raise NotStagedError(f"the write to {self.table} was begun anew, from version {staged.read_version}")
         if not self._decided.acquire(timeout=TURN_SECONDS):
             return False
         self._decided.release()

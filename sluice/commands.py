@@ -488,7 +488,7 @@ def _print_verification(found: Verification, console: Console) -> None:
         ("without it", f"{found.unlocked_commits:,}"),
         *((f"  by {engine}: {version_ranges(made)}", f"{len(made):,}") for engine, made in writers),
         *((f"  only observed, {error}: {version_ranges(made)}", f"{len(made):,}") for error, made in observed),
-        ("  that lost a race for a version", f"{found.conflicts:,}"),
+        ("without it, that lost a race for a version", f"{found.conflicts:,}"),
         ("holds that overlap", f"{found.overlapping_holds:,}"),
         ("rows in the data files", say(found.rows_found, "not readable")),
         ("rows by the log's statistics", say(found.rows_in_log, "not known")),

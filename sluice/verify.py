@@ -65,7 +65,7 @@ class Verification:
         observed: versions that the guard would have refused, had it not been told to observe only, by error.
         ensemble: to which the table is pinned; None if it is to none, or cannot be read.
         pinned_name: under which the table is locked, likewise; None also if an earlier release pinned it.
-        conflicts: those of the latter that lost at least one race for a version, by their ``readVersion``.
+        conflicts: commits without the lock that lost at least one race for a version, by their ``readVersion``.
         overlapping_holds: pairs of recorded holds that share time.
         problems: one sentence each; empty if every check passed.
 

@@ -228,7 +228,7 @@ def guarded_commit(
     """Let the commit that waits with a ticket pass under a hold, as :func:`guarded` does for a whole block.
 
     What the transaction has read of the pin counts. If that has changed since, the metadata of the table has, which
-    Delta takes for a conflict of every transaction.
+    Delta takes for a conflict of every transaction; and a second transaction has no turn with the same ticket.
 
     Args:
         spark: the session.

@@ -524,7 +524,7 @@ class LockedDeltaWriter:
             find: finds out what it touches, to make sure that this is locked.
             seconds: for the lock.
             before_write: of the caller.
-            unless_there: do not, if the table is there by the time that the lock is had.
+            unless_there: look again, if the table is there by the time that the lock is had.
 
         Raises:
             _LookAgainError: by the time that the lock is had the work touches more than that, or the table is there.
@@ -536,7 +536,9 @@ class LockedDeltaWriter:
                 self._manager.acquire_all([part.scope], timeout_seconds=seconds) as hold,
                 part.guarded(self._spark, hold, {"job": self._manager.settings.job}) as bound,
             ):
-                if unless_there and self.log.head().version != NO_VERSION:
+                # Not with most of the time for the lock gone: it would be asked for a second time.
+                in_time = hold.waited_seconds <= seconds / 2
+                if unless_there and in_time and self.log.head().version != NO_VERSION:
                     raise _LookAgainError("another writer has made it", hold.waited_seconds)
                 if find is not None and part.schema is not None:
                     found = write.read(lambda: find(self._state()), table=self.table)
@@ -564,7 +566,7 @@ class LockedDeltaWriter:
 
 
 class _LookAgainError(Exception):
-    """By the time that a write has its lock, another one would do better."""
+    """By the time that a write has its lock, what it was to do, or to lock, has changed."""
 
     def __init__(self, reason: str, waited_seconds: float) -> None:
         super().__init__(reason)

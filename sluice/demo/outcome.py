@@ -37,7 +37,7 @@ class Outcome:
         versions: version files in the log.
         missing_versions: gaps between them, and before them.
         conflicts: commits without the lock that lost at least one race for a version.
-        retries: times that a writer had to do a commit's work again.
+        retries: times that a writer without the lock had to do a commit's work again.
         overlapping_holds: pairs of holds that share time, by the writers' clocks.
         failed_writers: numbers of the writers that did not end with exit code 0.
         wall_seconds: from the start of the first writer to the end of the last.
@@ -113,7 +113,7 @@ def judge(
         log: the table's commits, of which those with a commit id are these writers'.
         source: what was to be loaded.
         table: what was found.
-        locked: whether the writers took the lock: then no write done again and no overlap is forgiven.
+        locked: whether the writers took the lock: then no overlap is forgiven.
         commits_planned: how many commits there should be.
         wall_seconds: how long it took.
         table_problems: what a check of the table itself found.
@@ -138,7 +138,6 @@ def judge(
     if locked:
         problems += [
             *describe_overlaps(overlapping),
-            *_any(retries, "write", "done again, under the lock"),
         ]
     return Outcome(
         locked=locked,

@@ -28,8 +28,9 @@ _STYLES = {
 }
 _WORDS = {
     Phase.STARTING: "starting Spark",
-    Phase.WAITING: "waiting",
-    Phase.HOLDING: "HOLDING the lock",
+    # Of most commits the rows are written before the lock is had, and the next snapshot is made behind it.
+    Phase.WAITING: "writing, waiting",
+    Phase.HOLDING: "COMMITTING",
     Phase.WRITING: "writing",
     Phase.BETWEEN: "next commit",
     Phase.DONE: "done",

@@ -263,10 +263,9 @@ def _leave_comparison(stage: _Stage, locked: Load, rival: Load) -> None:
 
 
 def _in_short(outcome: Outcome) -> str:
-    return (
-        f"{count_of(outcome.commits_acknowledged, 'commit')} acknowledged, {outcome.lost_commits} of them lost, "
-        f"{count_of(outcome.conflicts, 'conflict')}"
-    )
+    conflicts = "" if outcome.locked else f", {count_of(outcome.conflicts, 'conflict')}"
+    commits = count_of(outcome.commits_acknowledged, "commit")
+    return f"{commits} acknowledged, {outcome.lost_commits} of them lost{conflicts}"
 
 
 def _facts(stage: _Stage, load: Load) -> dict[str, Any]:

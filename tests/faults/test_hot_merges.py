@@ -21,7 +21,7 @@ from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.s3_faults import FaultyS3
 from tests.support.driver_process import Driver
 
-pytestmark = [pytest.mark.soak, pytest.mark.spark, pytest.mark.s3]
+pytestmark = pytest.mark.soak
 
 WRITERS = 8
 MINUTES = 5

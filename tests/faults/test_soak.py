@@ -43,7 +43,6 @@ def test_a_soak_finds_no_violation(zookeeper: Any, tmp_path: Path) -> None:
     assert len(found["faults"]) >= 20
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("hold", ["commit", "write"])
 def test_a_soak_of_spark_drivers_finds_no_violation(hold: str, tmp_path: Path) -> None:
     command = [

@@ -55,7 +55,7 @@ def test_a_small_comparison_on_s3_is_sound_under_the_lock_and_shows_the_other_lo
     wanted = {
         "ok": True, "writers": 2, "rows_expected": 1000, "rows_found": 1000, "missing_rows": 0, "duplicate_rows": 0,
         "unexpected_rows": 0, "checksum_mismatches": [], "commits_acknowledged": 6, "commits_in_log": 6,
-        "lost_commits": 0, "missing_versions": 0, "conflicts": 0, "retries": 0, "overlapping_holds": 0, "problems": [],
+        "lost_commits": 0, "missing_versions": 0, "overlapping_holds": 0, "problems": [],
         "storage": "s3",
     }  # fmt: skip
     assert {name: report[name] for name in wanted} == wanted

@@ -150,6 +150,19 @@ def test_hot_updates_all_end_and_none_is_lost(table: Table) -> None:
     assert [n for part, _, n in table.rows() if part == 0] == [9] * 10
 
 
+def test_a_compaction_that_delta_begins_anew_is_done_again_with_the_lock(table: Table) -> None:
+    """Delta itself would begin a second transaction, and commit what it has: a table that was pinned meanwhile, too."""
+    before = table.files()
+    with table.waiting("optimize") as running:
+        staged = table.files() - before
+        with locked(table.spark, str(table.path), manager=table.manager):
+            table.spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('a' = 'b')")
+    assert running.result().version == 3
+    assert staged
+    assert not staged & table.files_at_the_lock[-1]
+    assert table.rows() == expected("optimize")
+
+
 def test_a_compaction_does_not_land_in_a_table_that_was_made_anew(table: Table) -> None:
     with table.waiting("optimize") as running, locked(table.spark, str(table.path), manager=table.manager):
         for path in sorted(table.path.rglob("*"), reverse=True):

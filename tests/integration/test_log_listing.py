@@ -31,6 +31,7 @@ STARTS = {
     "the first": f"{0:020d}.",
     "what is not there yet": f"{VERSIONS:020d}.json",
     "no version": "_last_checkpoint",
+    "nothing": f"{VERSIONS:020d}z",
 }
 
 
@@ -97,7 +98,7 @@ def listed(jvm: StoreJvm) -> Listing:
         each = store.listFrom(jvm._jvm.org.apache.hadoop.fs.Path(uri), jvm._conf)
         while each.hasNext():
             status = each.next()
-            # The name of a folder's time is S3A's own invention.
+            # What S3A says of the length and the time of a folder is its own invention.
             time = 0 if status.isDirectory() else status.getModificationTime()
             found.append((status.getPath().toString(), status.getLen() * status.isFile(), time))
         return found
@@ -114,6 +115,31 @@ def test_it_finds_what_delta_s_own_store_finds(
     own = jvm._jvm.io.delta.storage
     delta = own.HDFSLogStore(jvm._conf) if where == "disk" else own.S3SingleDriverLogStore(jvm._conf)
     assert listed(jvm._guarded, uri) == listed(delta, uri)
+
+
+@pytest.mark.parametrize("name", ["table", "a table", "100%", "a+b#c", "müller"])
+def test_whatever_a_folder_on_disk_is_called_it_is_listed(jvm: StoreJvm, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name / "_delta_log"
+    folder.mkdir(parents=True)
+    for version in range(3):
+        (folder / f"{version:020d}.json").write_text("{}")
+    # Of names that Hadoop cannot have as they are.
+    (folder / "copy:of.json").write_text("{}")
+    path = jvm._jvm.org.apache.hadoop.fs.Path(str(folder / f"{1:020d}."))
+    each = jvm._guarded.listFrom(path, jvm._conf)
+    found = []
+    while each.hasNext():
+        found.append(each.next())
+    names = [status.getPath().getName() for status in found]
+    assert names == [f"{1:020d}.json", f"{2:020d}.json", "copy:of.json"]
+
+
+def test_on_disk_it_is_not_delta_that_lists(jvm: StoreJvm, log_folder: Path) -> None:
+    path = jvm._jvm.org.apache.hadoop.fs.Path(f"file:{log_folder}/{25:020d}.")
+    found = [jvm._guarded.listFrom(path, jvm._conf), jvm._jvm.io.delta.storage.HDFSLogStore(jvm._conf)]
+    found[1] = found[1].listFrom(path, jvm._conf)
+    kinds = [each.next().getClass().getSimpleName() for each in found]
+    assert kinds == ["FileStatus", "DeprecatedRawLocalFileStatus"]
 
 
 @pytest.mark.parametrize("folder", ["file:/nowhere", "s3a://lake/nowhere"])

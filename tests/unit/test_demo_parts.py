@@ -198,7 +198,7 @@ def test_on_a_terminal_the_board_shows_every_writer() -> None:
     with shown(Board("loading", writers, [4, 3], 1000), Console(file=out, width=100, force_terminal=True)) as refresh:
         refresh()
     text = out.getvalue()
-    for words in ("HOLDING the lock", "FAILED", "3/4", "3/3", "300", "6 of 7 commits, 600 of 1,000 rows"):
+    for words in ("COMMITTING", "FAILED", "3/4", "3/3", "300", "6 of 7 commits, 600 of 1,000 rows"):
         assert words in text
 
 

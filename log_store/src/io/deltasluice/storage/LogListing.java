@@ -1,11 +1,9 @@
 package io.deltasluice.storage;
 
 import java.io.IOException;
-import java.net.URI;
 import java.nio.file.DirectoryStream;
 import java.nio.file.Files;
 import java.nio.file.NoSuchFileException;
-import java.nio.file.Paths;
 import java.nio.file.attribute.BasicFileAttributes;
 import java.util.ArrayList;
 import java.util.Comparator;
@@ -20,6 +18,8 @@ import org.apache.hadoop.fs.s3a.Listing;
 import org.apache.hadoop.fs.s3a.S3AFileSystem;
 import org.apache.hadoop.fs.s3a.S3AFileStatus;
 import org.apache.hadoop.fs.s3a.S3ListRequest;
+import org.slf4j.Logger;
+import org.slf4j.LoggerFactory;
 import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
 
 /**
@@ -29,6 +29,8 @@ import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
  * every version since the last clean-up of the log, by default of thirty days.
  */
 final class LogListing {
+  private static final Logger LOG = LoggerFactory.getLogger(LogListing.class);
+
   private LogListing() {}
 
   /**
@@ -42,7 +44,15 @@ final class LogListing {
       return null;
     }
     FileSystem fs = path.getFileSystem(conf);
-    List<FileStatus> found = fs.getClass() == LocalFileSystem.class ? onDisk(fs, path) : onS3(fs, path, conf);
+    List<FileStatus> found;
+    try {
+      found = fs.getClass() == LocalFileSystem.class ? onDisk(fs, path) : S3a.listed(fs, path);
+    } catch (RuntimeException | LinkageError e) {
+      // Names that Java cannot have as paths, a file system that fails in the middle; a driver without S3A, or with
+      // another version of it.
+      LOG.debug("{} is listed in Delta's way", path, e);
+      return null;
+    }
     if (found != null) {
       found.removeIf(each -> each.getPath().getName().compareTo(name) < 0);
       found.sort(Comparator.comparing(each -> each.getPath().getName()));
@@ -55,12 +65,12 @@ final class LogListing {
     List<FileStatus> found = new ArrayList<>();
     // Of those before it not even the attributes are read.
     try (DirectoryStream<java.nio.file.Path> files = Files.newDirectoryStream(
-        Paths.get(URI.create("file://" + folder.toUri().getRawPath())),
+        java.nio.file.Path.of(folder.toUri().getPath()),
         each -> each.getFileName().toString().compareTo(path.getName()) >= 0)) {
       for (java.nio.file.Path each : files) {
         BasicFileAttributes seen = Files.readAttributes(each, BasicFileAttributes.class);
         found.add(new FileStatus(seen.size(), seen.isDirectory(), 1, fs.getDefaultBlockSize(path),
-            seen.lastModifiedTime().toMillis(), new Path(folder, each.getFileName().toString())));
+            seen.lastModifiedTime().toMillis(), new Path(folder, new Path(null, null, each.getFileName().toString()))));
       }
     } catch (NoSuchFileException e) {
       // The folder; or one of its files, just now.
@@ -69,18 +79,9 @@ final class LogListing {
     return found;
   }
 
-  private static List<FileStatus> onS3(FileSystem fs, Path path, Configuration conf) throws IOException {
-    try {
-      return S3a.listed(fs, path, conf);
-    } catch (LinkageError e) {
-      // Without S3A, or with another version of it.
-      return null;
-    }
-  }
-
   /** Apart, for a driver may be without S3A. */
   private static final class S3a {
-    static List<FileStatus> listed(FileSystem fs, Path path, Configuration conf) throws IOException {
+    static List<FileStatus> listed(FileSystem fs, Path path) throws IOException {
       if (!(fs instanceof S3AFileSystem s3) || s3.getConf().getInt("fs.s3a.list.version", 2) != 2
           || s3.hasPathCapability(path, "fs.s3a.capability.s3express.storage")) {
         // In a directory bucket the order of the keys is not that of the names.
