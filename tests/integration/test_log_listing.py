@@ -1,9 +1,8 @@
-"""The log is listed from a version on: the same files as Delta's own store finds, and no page of what comes before."""
+"""The log on S3 is listed from a version on: the files that Delta's own store finds, no page before."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -54,16 +53,6 @@ class Passing:
 
 
 @pytest.fixture(scope="module")
-def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("table") / "_delta_log"
-    for name in NAMES:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def s3() -> Iterator[LocalS3]:
     with LocalS3() as running, pytest.MonkeyPatch.context() as patch:
         for name, value in running.environment.items():
@@ -107,39 +96,10 @@ def listed(jvm: StoreJvm) -> Listing:
 
 
 @pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
-@pytest.mark.parametrize("where", ["disk", "S3"])
-def test_it_finds_what_delta_s_own_store_finds(
-    jvm: StoreJvm, listed: Listing, log_folder: Path, where: str, start: str
-) -> None:
-    uri = f"file:{log_folder}/{start}" if where == "disk" else f"s3a://lake/table/_delta_log/{start}"
-    own = jvm._jvm.io.delta.storage
-    delta = own.HDFSLogStore(jvm._conf) if where == "disk" else own.S3SingleDriverLogStore(jvm._conf)
+def test_it_finds_what_delta_s_own_store_finds(jvm: StoreJvm, listed: Listing, start: str) -> None:
+    uri = f"s3a://lake/table/_delta_log/{start}"
+    delta = jvm._jvm.io.delta.storage.S3SingleDriverLogStore(jvm._conf)
     assert listed(jvm._guarded, uri) == listed(delta, uri)
-
-
-@pytest.mark.parametrize("name", ["table", "a table", "100%", "a+b#c", "müller"])
-def test_whatever_a_folder_on_disk_is_called_it_is_listed(jvm: StoreJvm, tmp_path: Path, name: str) -> None:
-    folder = tmp_path / name / "_delta_log"
-    folder.mkdir(parents=True)
-    for version in range(3):
-        (folder / f"{version:020d}.json").write_text("{}")
-    # Of names that Hadoop cannot have as they are.
-    (folder / "copy:of.json").write_text("{}")
-    path = jvm._jvm.org.apache.hadoop.fs.Path(str(folder / f"{1:020d}."))
-    each = jvm._guarded.listFrom(path, jvm._conf)
-    found = []
-    while each.hasNext():
-        found.append(each.next())
-    names = [status.getPath().getName() for status in found]
-    assert names == [f"{1:020d}.json", f"{2:020d}.json", "copy:of.json"]
-
-
-def test_on_disk_it_is_not_delta_that_lists(jvm: StoreJvm, log_folder: Path) -> None:
-    path = jvm._jvm.org.apache.hadoop.fs.Path(f"file:{log_folder}/{25:020d}.")
-    found = [jvm._guarded.listFrom(path, jvm._conf), jvm._jvm.io.delta.storage.HDFSLogStore(jvm._conf)]
-    found[1] = found[1].listFrom(path, jvm._conf)
-    kinds = [each.next().getClass().getSimpleName() for each in found]
-    assert kinds == ["FileStatus", "DeprecatedRawLocalFileStatus"]
 
 
 @pytest.mark.parametrize("folder", ["file:/nowhere", "s3a://lake/nowhere"])

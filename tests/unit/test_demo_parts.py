@@ -236,7 +236,7 @@ def test_a_comparison_is_printed_side_by_side() -> None:
     print_comparison(locked, rival, Console(file=out, width=100))
     lines = [" ".join(line.split()) for line in out.getvalue().splitlines()]
     assert "wall time, s 30.0 99.0" in lines
-    assert "writes done again by the job (retries) 0 2" in lines
+    assert "writes done again by the job (retries) - 2" in lines
 
 
 @pytest.mark.parametrize("locked", [True, False])

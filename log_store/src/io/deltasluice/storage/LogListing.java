@@ -1,17 +1,12 @@
 package io.deltasluice.storage;
 
 import java.io.IOException;
-import java.nio.file.DirectoryStream;
-import java.nio.file.Files;
-import java.nio.file.NoSuchFileException;
-import java.nio.file.attribute.BasicFileAttributes;
 import java.util.ArrayList;
 import java.util.Comparator;
 import java.util.List;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.FileSystem;
-import org.apache.hadoop.fs.LocalFileSystem;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.RemoteIterator;
 import org.apache.hadoop.fs.s3a.Listing;
@@ -23,7 +18,7 @@ import org.slf4j.LoggerFactory;
 import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
 
 /**
- * Lists a log from one of its files on, without looking at all that comes before.
+ * Lists a log on S3 from one of its files on, without asking for all that comes before.
  *
  * <p>Every new snapshot lists the log, and every look for conflicts. Delta's own stores list the whole folder for that:
  * every version since the last clean-up of the log, by default of thirty days.
@@ -43,38 +38,17 @@ final class LogListing {
     if (name.isEmpty() || !Character.isDigit(name.charAt(0))) {
       return null;
     }
-    FileSystem fs = path.getFileSystem(conf);
     List<FileStatus> found;
     try {
-      found = fs.getClass() == LocalFileSystem.class ? onDisk(fs, path) : S3a.listed(fs, path);
+      found = S3a.listed(path.getFileSystem(conf), path);
     } catch (RuntimeException | LinkageError e) {
-      // Names that Java cannot have as paths, a file system that fails in the middle; a driver without S3A, or with
-      // another version of it.
+      // Without S3A, or with another version of it; or one that refuses requests of others.
       LOG.debug("{} is listed in Delta's way", path, e);
       return null;
     }
     if (found != null) {
       found.removeIf(each -> each.getPath().getName().compareTo(name) < 0);
       found.sort(Comparator.comparing(each -> each.getPath().getName()));
-    }
-    return found;
-  }
-
-  private static List<FileStatus> onDisk(FileSystem fs, Path path) throws IOException {
-    Path folder = fs.makeQualified(path.getParent());
-    List<FileStatus> found = new ArrayList<>();
-    // Of those before it not even the attributes are read.
-    try (DirectoryStream<java.nio.file.Path> files = Files.newDirectoryStream(
-        java.nio.file.Path.of(folder.toUri().getPath()),
-        each -> each.getFileName().toString().compareTo(path.getName()) >= 0)) {
-      for (java.nio.file.Path each : files) {
-        BasicFileAttributes seen = Files.readAttributes(each, BasicFileAttributes.class);
-        found.add(new FileStatus(seen.size(), seen.isDirectory(), 1, fs.getDefaultBlockSize(path),
-            seen.lastModifiedTime().toMillis(), new Path(folder, new Path(null, null, each.getFileName().toString()))));
-      }
-    } catch (NoSuchFileException e) {
-      // The folder; or one of its files, just now.
-      return null;
     }
     return found;
   }
