@@ -72,4 +72,4 @@ def test_all_end_and_the_table_is_that_of_a_serial_run(start: Callable[..., list
 
 def test_negative_control_without_the_lock_some_fail(start: Callable[..., list[Driver]]) -> None:
     _, answers = merge_for(start(4, **{"spark.sluice.guard": "off"}), 0.5, locked=False)
-    assert any("Concurrent" in answer.get("message", "") for answer in answers), answers
+    assert any("DELTA_CONCURRENT" in answer.get("message", "") for answer in answers), answers
