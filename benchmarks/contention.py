@@ -120,13 +120,12 @@ class Bench:
         commits = [commit for answer in answers for commit in answer["commits"]]
         took = [commit["took_s"] for commit in commits]
         held = [commit["held_s"] for commit in commits if "held_s" in commit]
-        span = max(commit["ended"] for commit in commits) - min(answer["began"] for answer in answers)
         return {
             "mode": mode,
             "writers": writers,
             "work_s": "cpu" if work_s == CPU else work_s,
             "commits": len(commits),
-            "commits_per_s": len(commits) / span,
+            "commits_per_s": len(commits) / span(answers),
             "p50_s": statistics.median(took),
             "p95_s": percentile(took, 0.95),
             "p99_s": percentile(took, 0.99),
@@ -142,6 +141,13 @@ class Bench:
         rows = DeltaTable(table.replace("s3a:", "s3:")).to_pyarrow_table()
         # One row made the table.
         return acknowledged + 1 - rows.num_rows
+
+
+def span(answers: list[dict[str, Any]]) -> float:
+    """Return the seconds from the first writer's beginning to the last one's end."""
+    ends: list[float] = [commit["ended"] for answer in answers for commit in answer["commits"]]
+    began: float = min(answer["began"] for answer in answers)
+    return max(ends) - began
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from contention import Bench, start
+from contention import Bench, span, start
 from contention_writer import KEYS
 from deltalake import DeltaTable, write_deltalake
 from figures import percentile, print_table
@@ -55,15 +55,20 @@ class Operations:
             write_deltalake(uri, data.slice(0, 1), mode="append")
         return uri
 
+    def run(
+        self, table: str, mode: str, work_s: float, seconds: float, cells: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Have every driver do what its cell says, to a table, for so long."""
+        uri = table.replace("s3:", "s3a:")
+        return self.bench.run(self.bench.drivers, uri, mode, work_s, seconds=seconds, more=cells)
+
     def cell(self, operation: str, mode: str, seconds: float, *, hot: bool) -> dict[str, Any]:
         """Have all writers do an operation for so long."""
         table = self.table()
         cells = [
             {"operation": operation, "part": 1 if hot else number + 1} for number in range(len(self.bench.drivers))
         ]
-        answers = self.bench.run(
-            self.bench.drivers, table.replace("s3:", "s3a:"), mode, WORK_S[operation], seconds=seconds, more=cells
-        )
+        answers = self.run(table, mode, WORK_S[operation], seconds, cells)
         commits = [commit for answer in answers for commit in answer["commits"]]
         took = [commit["took_s"] for commit in commits]
         counted = sum(DeltaTable(table).to_pyarrow_table()["n"].to_pylist())
@@ -88,7 +93,7 @@ class Operations:
         cells = [
             {"operation": "append" if number else "optimize", "part": 1} for number in range(len(self.bench.drivers))
         ]
-        answers = self.bench.run(self.bench.drivers, table.replace("s3:", "s3a:"), mode, 0, seconds=seconds, more=cells)
+        answers = self.run(table, mode, 0, seconds, cells)
         appends = [commit["took_s"] for answer in answers[1:] for commit in answer["commits"]]
         return {
             "mode": mode,
@@ -100,13 +105,6 @@ class Operations:
             "append_p95_s": percentile(appends, 0.95),
             "append_most_s": max(appends),
         }
-
-
-def span(answers: list[dict[str, Any]]) -> float:
-    """Return the seconds from the first writer's beginning to the last one's end."""
-    ends: list[float] = [commit["ended"] for answer in answers for commit in answer["commits"]]
-    began: float = min(answer["began"] for answer in answers)
-    return max(ends) - began
 
 
 def main() -> None:

@@ -477,8 +477,9 @@ class LockedDeltaWriter:
                 write.work = work_on(part)
                 if self._cancelled.is_set():
                     raise LockCancelledError(resource=self.table)
-                reason = self._why_whole(write.work) if hold == "commit" and again is None else None
-                if hold == "commit" and again is None and reason is None:
+                may_be_staged = hold == "commit" and again is None
+                reason = self._why_whole(write.work) if may_be_staged else None
+                if may_be_staged and reason is None:
                     staged = StagedWrite(self._spark, self._manager, self.table, part, write)
                     try:
                         return staged.run(seconds, before_write, self._cancelled.is_set)

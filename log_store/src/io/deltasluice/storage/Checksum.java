@@ -43,7 +43,8 @@ final class Checksum implements RecordChecksum {
   private static final Pattern NAME = Pattern.compile("(\\d{20})\\.crc");
 
   /** Of these it is known that Delta itself derives the checksum of their commits. */
-  private static final Set<String> OPERATIONS = Set.of("WRITE", "STREAMING UPDATE", "DELETE", "UPDATE", "MERGE", "OPTIMIZE");
+  private static final Set<String> OPERATIONS =
+      Set.of("WRITE", "STREAMING UPDATE", "DELETE", "UPDATE", "MERGE", "OPTIMIZE");
 
   /** Of so many versions in a row the checksum may be missing. */
   private static final int MOST = 8;

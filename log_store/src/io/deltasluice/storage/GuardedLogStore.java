@@ -25,10 +25,11 @@ import org.slf4j.LoggerFactory;
 /**
  * A Delta log store for which every version has exactly one winner, and every winner held the table's lock.
  *
- * <p>For each scheme it reads and lists as Delta's own store does, but for {@link LogListing} and {@link Checksum}. Version files alone ({@code _delta_log/<20
- * digits>.json}) are written another way: first the {@link Guard} is asked, then the file is created if, and only if,
- * there is none of that name. A version that another transaction has is a {@link FileAlreadyExistsException}, upon
- * which Delta looks for conflicts and tries the next version; any other exception ends the write.
+ * <p>For each scheme it reads and lists as Delta's own store does, but for {@link LogListing} and {@link Checksum}.
+ * Version files alone ({@code _delta_log/<20 digits>.json}) are written another way: first the {@link Guard} is asked,
+ * then the file is created if, and only if, there is none of that name. A version that another transaction has is a
+ * {@link FileAlreadyExistsException}, upon which Delta looks for conflicts and tries the next version; any other
+ * exception ends the write.
  *
  * <p>Set {@code spark.delta.logStore.class} to this class, and no other log store beside it.
  */
@@ -74,7 +75,7 @@ public class GuardedLogStore extends LogStore {
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
     List<FileStatus> found = LogListing.from(path, conf);
     // Delta's own way also says whether the folder is there at all.
-    return found == null || found.isEmpty() ? storage(path, conf).reader.listFrom(path, conf) : found.iterator();
+    return found.isEmpty() ? storage(path, conf).reader.listFrom(path, conf) : found.iterator();
   }
 
   @Override

@@ -31,35 +31,33 @@ final class LogListing {
   /**
    * Returns the files of the folder whose names are not before that of {@code path}, by name.
    *
-   * @return nothing, or null, where it has to be found out in another way
+   * @return empty where it has to be found out in another way
    */
   static List<FileStatus> from(Path path, Configuration conf) throws IOException {
     String name = path.getName();
     if (name.isEmpty() || !Character.isDigit(name.charAt(0))) {
-      return null;
+      return List.of();
     }
-    List<FileStatus> found;
     try {
-      found = S3a.listed(path.getFileSystem(conf), path);
+      List<FileStatus> found = S3a.listed(path.getFileSystem(conf), path);
+      found.removeIf(each -> each.getPath().getName().compareTo(name) < 0);
+      found.sort(Comparator.comparing(each -> each.getPath().getName()));
+      return found;
     } catch (RuntimeException | LinkageError e) {
       // Without S3A, or with another version of it; or one that refuses requests of others.
       LOG.debug("{} is listed in Delta's way", path, e);
-      return null;
+      return List.of();
     }
-    if (found != null) {
-      found.removeIf(each -> each.getPath().getName().compareTo(name) < 0);
-      found.sort(Comparator.comparing(each -> each.getPath().getName()));
-    }
-    return found;
   }
 
   /** Apart, for a driver may be without S3A. */
   private static final class S3a {
     static List<FileStatus> listed(FileSystem fs, Path path) throws IOException {
+      List<FileStatus> found = new ArrayList<>();
       if (!(fs instanceof S3AFileSystem s3) || s3.getConf().getInt("fs.s3a.list.version", 2) != 2
           || s3.hasPathCapability(path, "fs.s3a.capability.s3express.storage")) {
         // In a directory bucket the order of the keys is not that of the names.
-        return null;
+        return found;
       }
       Path from = s3.makeQualified(path);
       Path folder = from.getParent();
@@ -72,7 +70,6 @@ final class LogListing {
           // Behind the last key that comes before this one, or near it: what is too much is left out later.
           .startAfter(key.substring(0, key.length() - 1) + (char) (key.charAt(key.length() - 1) - 1))
           .build();
-      List<FileStatus> found = new ArrayList<>();
       RemoteIterator<S3AFileStatus> each = s3.getListing().createFileStatusListingIterator(
           folder, S3ListRequest.v2(request), any -> true, new Listing.AcceptAllButSelfAndS3nDirs(folder),
           s3.getActiveAuditSpan());
