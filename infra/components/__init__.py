@@ -1,0 +1,1 @@
+"""The parts of the infrastructure, one file each; ``infra/__main__.py`` wires them."""

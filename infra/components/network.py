@@ -1,0 +1,336 @@
+"""The private network of the ensemble: no way in, and no way out but to AWS's own services."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_aws as aws
+
+from components.settings import ZONES
+
+HTTPS = 443
+#: What a node needs of AWS: Session Manager, its certificates, its log and its metrics. (S3 has a gateway, for free.)
+SERVICES = ("ssm", "ssmmessages", "secretsmanager", "logs", "monitoring")
+_SUBNET_BITS = 4
+
+
+@dataclass(frozen=True)
+class NetworkArgs:
+    """What a network is made of.
+
+    Attributes:
+        name: what names begin with.
+        cidr: addresses of the VPC.
+        egress: ``endpoints`` or ``nat``.
+        log_retention_days: of the flow logs.
+        region: of the stack.
+        account_id: whose principals may use the endpoints.
+        readable_bucket_arns: buckets that are read through the gateway endpoint.
+        lake_bucket_arn: the bucket that is read and written through it.
+
+    """
+
+    name: str
+    cidr: str
+    egress: str
+    log_retention_days: int
+    region: pulumi.Input[str]
+    account_id: pulumi.Input[str]
+    partition: pulumi.Input[str]
+    readable_bucket_arns: Sequence[pulumi.Input[str]]
+    lake_bucket_arn: pulumi.Input[str]
+
+
+class Network(pulumi.ComponentResource):
+    """A VPC with a private subnet in each of three zones.
+
+    Attributes:
+        vpc_id: of the VPC.
+        subnet_ids: of the private subnets, one a zone.
+        endpoint_group_id: security group of the interface endpoints; None with NAT.
+        s3_prefix_list_id: what a security group's rule calls S3 in this region.
+
+    """
+
+    def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None) -> None:
+        super().__init__("sluice:network:Network", name, None, opts)
+        self._name, self._args = name, args
+        self._child = pulumi.ResourceOptions(parent=self)
+        blocks = list(ipaddress.IPv4Network(args.cidr).subnets(prefixlen_diff=_SUBNET_BITS))
+        vpc = aws.ec2.Vpc(
+            name,
+            cidr_block=args.cidr,
+            enable_dns_hostnames=True,
+            enable_dns_support=True,
+            tags={"Name": args.name},
+            opts=self._child,
+        )
+        # Without rules: whoever forgets to name a group reaches nothing, and nothing reaches it.
+        aws.ec2.DefaultSecurityGroup(f"{name}-closed", vpc_id=vpc.id, ingress=[], egress=[], opts=self._child)
+        zones = aws.get_availability_zones_output(
+            state="available",
+            # No local zones: not every service is in them.
+            filters=[{"name": "opt-in-status", "values": ["opt-in-not-required"]}],
+            opts=pulumi.InvokeOutputOptions(parent=self),
+        ).names.apply(_three)
+        table = aws.ec2.RouteTable(f"{name}-private", vpc_id=vpc.id, opts=self._child)
+        subnets = [self._subnet(f"private-{number + 1}", vpc, blocks[number], zones[number]) for number in range(ZONES)]
+        for number, subnet in enumerate(subnets):
+            aws.ec2.RouteTableAssociation(
+                f"{name}-private-{number + 1}", subnet_id=subnet.id, route_table_id=table.id, opts=self._child
+            )
+        self._flow_logs(vpc)
+        gateway = aws.ec2.VpcEndpoint(
+            f"{name}-s3",
+            vpc_id=vpc.id,
+            vpc_endpoint_type="Gateway",
+            service_name=pulumi.Output.format("com.amazonaws.{}.s3", args.region),
+            route_table_ids=[table.id],
+            policy=self._gateway_policy(),
+            opts=self._child,
+        )
+        self.vpc_id = vpc.id
+        self.subnet_ids: list[pulumi.Output[str]] = [subnet.id for subnet in subnets]
+        self.s3_prefix_list_id = gateway.prefix_list_id
+        self.endpoint_group_id: pulumi.Output[str] | None = None
+        if args.egress == "nat":
+            self._nat(vpc, table, blocks[ZONES], zones[0])
+        else:
+            self.endpoint_group_id = self._endpoints(vpc, subnets)
+        self.register_outputs({"vpc_id": self.vpc_id, "subnet_ids": self.subnet_ids})
+
+    def _subnet(
+        self, what: str, vpc: aws.ec2.Vpc, block: ipaddress.IPv4Network, zone: pulumi.Output[str]
+    ) -> aws.ec2.Subnet:
+        return aws.ec2.Subnet(
+            f"{self._name}-{what}",
+            vpc_id=vpc.id,
+            cidr_block=str(block),
+            availability_zone=zone,
+            map_public_ip_on_launch=False,
+            tags={"Name": f"{self._args.name}-{what}"},
+            # A zone that AWS opens later may come earlier in the list: subnets stay where they are.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["availability_zone"]),
+        )
+
+    def _flow_logs(self, vpc: aws.ec2.Vpc) -> None:
+        group = aws.cloudwatch.LogGroup(
+            f"{self._name}-flow",
+            name=f"/sluice/{self._args.name}/flow",
+            retention_in_days=self._args.log_retention_days,
+            opts=self._child,
+        )
+        role = aws.iam.Role(
+            f"{self._name}-flow",
+            assume_role_policy=_assumed_by("vpc-flow-logs.amazonaws.com", self._args.account_id),
+            opts=self._child,
+        )
+        aws.iam.RolePolicy(
+            f"{self._name}-flow",
+            role=role.id,
+            policy=group.arn.apply(
+                lambda arn: json.dumps(
+                    {
+                        "Version": "2012-10-17",
+                        "Statement": [
+                            {
+                                "Sid": "WriteFlowLogs",
+                                "Effect": "Allow",
+                                "Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
+                                "Resource": [arn, f"{arn}:*"],
+                            },
+                        ],
+                    }
+                )
+            ),
+            opts=self._child,
+        )
+        aws.ec2.FlowLog(
+            f"{self._name}-flow",
+            vpc_id=vpc.id,
+            traffic_type="ALL",
+            iam_role_arn=role.arn,
+            log_destination=group.arn,
+            opts=self._child,
+        )
+
+    def _gateway_policy(self) -> pulumi.Output[str]:
+        """Allow the lake, the artifacts and Amazon Linux's repositories, and no other bucket of anybody."""
+        inputs = {
+            "account": self._args.account_id,
+            "region": self._args.region,
+            "partition": self._args.partition,
+            "readable": list(self._args.readable_bucket_arns),
+            "lake": self._args.lake_bucket_arn,
+        }
+        return pulumi.Output.all(**inputs).apply(
+            lambda known: json.dumps(
+                gateway_policy(
+                    account_id=known["account"],
+                    region=known["region"],
+                    partition=known["partition"],
+                    readable_bucket_arns=known["readable"],
+                    lake_bucket_arn=known["lake"],
+                )
+            )
+        )
+
+    def _endpoints(self, vpc: aws.ec2.Vpc, subnets: Sequence[aws.ec2.Subnet]) -> pulumi.Output[str]:
+        group = aws.ec2.SecurityGroup(
+            f"{self._name}-endpoints",
+            vpc_id=vpc.id,
+            description="Interface endpoints of AWS services",
+            tags={"Name": f"{self._args.name}-endpoints"},
+            opts=self._child,
+        )
+        aws.vpc.SecurityGroupIngressRule(
+            f"{self._name}-endpoints",
+            security_group_id=group.id,
+            description="HTTPS from this VPC",
+            cidr_ipv4=self._args.cidr,
+            ip_protocol="tcp",
+            from_port=HTTPS,
+            to_port=HTTPS,
+            opts=self._child,
+        )
+        policy = pulumi.Output.from_input(self._args.account_id).apply(
+            lambda account: json.dumps(endpoint_policy(account))
+        )
+        for service in SERVICES:
+            aws.ec2.VpcEndpoint(
+                f"{self._name}-{service}",
+                vpc_id=vpc.id,
+                vpc_endpoint_type="Interface",
+                service_name=pulumi.Output.format("com.amazonaws.{}.{}", self._args.region, service),
+                subnet_ids=[subnet.id for subnet in subnets],
+                security_group_ids=[group.id],
+                private_dns_enabled=True,
+                policy=policy,
+                opts=self._child,
+            )
+        group_id: pulumi.Output[str] = group.id
+        return group_id
+
+    def _nat(
+        self,
+        vpc: aws.ec2.Vpc,
+        private: aws.ec2.RouteTable,
+        block: ipaddress.IPv4Network,
+        zone: pulumi.Output[str],
+    ) -> None:
+        internet = aws.ec2.InternetGateway(f"{self._name}-internet", vpc_id=vpc.id, opts=self._child)
+        public = self._subnet("public", vpc, block, zone)
+        routes = aws.ec2.RouteTable(f"{self._name}-public", vpc_id=vpc.id, opts=self._child)
+        aws.ec2.Route(
+            f"{self._name}-public",
+            route_table_id=routes.id,
+            destination_cidr_block="0.0.0.0/0",
+            gateway_id=internet.id,
+            opts=self._child,
+        )
+        aws.ec2.RouteTableAssociation(
+            f"{self._name}-public", subnet_id=public.id, route_table_id=routes.id, opts=self._child
+        )
+        address = aws.ec2.Eip(f"{self._name}-nat", domain="vpc", opts=self._child)
+        nat = aws.ec2.NatGateway(
+            f"{self._name}-nat",
+            allocation_id=address.id,
+            subnet_id=public.id,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[internet]),
+        )
+        aws.ec2.Route(
+            f"{self._name}-nat",
+            route_table_id=private.id,
+            destination_cidr_block="0.0.0.0/0",
+            nat_gateway_id=nat.id,
+            opts=self._child,
+        )
+
+
+def gateway_policy(
+    *,
+    account_id: str,
+    region: str,
+    partition: str,
+    readable_bucket_arns: Sequence[str],
+    lake_bucket_arn: str,
+) -> dict[str, object]:
+    """Return the policy of the gateway endpoint to S3.
+
+    Amazon Linux 2023 has its packages in a bucket of each region, whose name ends in the same eight characters.
+    """
+    ours = {"StringEquals": {"aws:PrincipalAccount": account_id}}
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Sid": "AmazonLinux",
+                "Effect": "Allow",
+                "Principal": "*",
+                "Action": "s3:GetObject",
+                "Resource": f"arn:{partition}:s3:::al2023-repos-{region}-de612dc2/*",
+            },
+            {
+                "Sid": "Artifacts",
+                "Effect": "Allow",
+                "Principal": "*",
+                "Action": "s3:GetObject",
+                "Resource": [f"{arn}/*" for arn in readable_bucket_arns],
+                "Condition": ours,
+            },
+            {
+                "Sid": "Lake",
+                "Effect": "Allow",
+                "Principal": "*",
+                "Action": "s3:*",
+                "Resource": [lake_bucket_arn, f"{lake_bucket_arn}/*"],
+                "Condition": ours,
+            },
+        ],
+    }
+
+
+def endpoint_policy(account_id: str) -> dict[str, object]:
+    """Return the policy of an interface endpoint: for this account's own principals."""
+    return {
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Sid": "ThisAccount",
+                "Effect": "Allow",
+                "Principal": "*",
+                "Action": "*",
+                "Resource": "*",
+                "Condition": {"StringEquals": {"aws:PrincipalAccount": account_id}},
+            },
+        ],
+    }
+
+
+def _assumed_by(service: str, account_id: pulumi.Input[str]) -> pulumi.Output[str]:
+    return pulumi.Output.from_input(account_id).apply(
+        lambda account: json.dumps(
+            {
+                "Version": "2012-10-17",
+                "Statement": [
+                    {
+                        "Effect": "Allow",
+                        "Principal": {"Service": service},
+                        "Action": "sts:AssumeRole",
+                        # Nobody else's flow log can have it act for them.
+                        "Condition": {"StringEquals": {"aws:SourceAccount": account}},
+                    },
+                ],
+            }
+        )
+    )
+
+
+def _three(zones: Sequence[str]) -> list[str]:
+    if len(zones) < ZONES:
+        raise pulumi.RunError(f"this region has {len(zones)} zones: an ensemble that survives one needs {ZONES}")
+    return sorted(zones)[:ZONES]

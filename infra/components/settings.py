@@ -1,0 +1,186 @@
+"""What a stack's configuration says, validated before any resource is made."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pulumi
+
+MOST_NODES = 7
+ZONES = 3
+_EGRESS = ("endpoints", "nat")
+_COMMIT_POLICY = ("off", "prefixes", "all")
+_PREFIX_LENGTHS = range(16, 23)
+_ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:(role|user|root)\S*")
+_PREFIX = re.compile(r"[A-Za-z0-9!_.'()/=-]+")
+_RETENTION = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The configuration of a stack; ``Pulumi.yaml`` says what each value means, and its default.
+
+    Attributes:
+        table_prefixes: without a slash at either end.
+
+    """
+
+    stack: str
+    protect: bool
+    log_retention_days: int
+    vpc_cidr: str
+    egress: str
+    vpc_id: str
+    subnet_ids: tuple[str, ...]
+    writer_security_group_ids: tuple[str, ...]
+    existing_bucket: str
+    commit_policy: str
+    table_prefixes: tuple[str, ...]
+    exempt_principal_arns: tuple[str, ...]
+    maintenance_principal_arns: tuple[str, ...]
+    kms: bool
+    noncurrent_version_days: int
+    existing_zookeeper: str
+    existing_zookeeper_secret_arn: str
+    nodes: int
+    instance_type: str
+    image_parameter: str
+    image_id: str
+    replace_node: int
+    data_volume_gib: int
+    log_volume_gib: int
+    signing_authority: int
+    trusted_authorities: tuple[int, ...]
+    alarm_topic_arns: tuple[str, ...]
+    zookeeper_archive: str
+
+    @property
+    def name(self) -> str:
+        """What names in AWS begin with."""
+        return f"sluice-{self.stack}"
+
+    @property
+    def makes_ensemble(self) -> bool:
+        """Whether the ensemble is made here."""
+        return not self.existing_zookeeper
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            pulumi.RunError: with one sentence, which is all that ``pulumi up`` then shows.
+
+        """
+        _demand(self.egress in _EGRESS, "egress", self.egress, "endpoints or nat")
+        _demand(self.commit_policy in _COMMIT_POLICY, "commitPolicy", self.commit_policy, "off, prefixes or all")
+        self._validate_network()
+        self._validate_lake()
+        self._validate_ensemble()
+        days = self.log_retention_days
+        _demand(days in _RETENTION, "logRetentionDays", days, f"what CloudWatch takes: {_listed(_RETENTION)}")
+
+    def _validate_network(self) -> None:
+        try:
+            network = ipaddress.IPv4Network(self.vpc_cidr)
+        except ValueError:
+            network = None
+        fits = network is not None and network.prefixlen in _PREFIX_LENGTHS and network.is_private
+        _demand(fits, "vpcCidr", self.vpc_cidr, "a private IPv4 block of /16 to /22, such as 10.100.0.0/16")
+        count = len(set(self.subnet_ids))
+        if self.vpc_id:
+            _demand(count == ZONES, "subnetIds", list(self.subnet_ids), f"{ZONES} subnets of vpcId, one in each zone")
+        else:
+            _demand(not self.subnet_ids, "subnetIds", list(self.subnet_ids), "empty unless vpcId is set")
+
+    def _validate_lake(self) -> None:
+        for prefix in self.table_prefixes:
+            # A wildcard would be one in a policy's resource, too.
+            _demand(_PREFIX.fullmatch(prefix), "tablePrefixes", prefix, "folders, without * ? $ and blanks")
+        if self.commit_policy == "prefixes":
+            _demand(self.table_prefixes, "tablePrefixes", [], "set when commitPolicy is prefixes")
+        for key, arns in (
+            ("exemptPrincipalArns", self.exempt_principal_arns),
+            ("maintenancePrincipalArns", self.maintenance_principal_arns),
+        ):
+            for arn in arns:
+                _demand(_ARN.fullmatch(arn) and "*" not in arn, key, arn, "ARNs of IAM principals, without wildcards")
+        _demand(self.noncurrent_version_days >= 1, "noncurrentVersionDays", self.noncurrent_version_days, "1 or more")
+
+    def _validate_ensemble(self) -> None:
+        _demand(ZONES <= self.nodes <= MOST_NODES, "nodes", self.nodes, "3, 5 or 7 (4 and 6 on the way)")
+        _demand(0 <= self.replace_node <= self.nodes, "replaceNode", self.replace_node, f"0 to {self.nodes}")
+        for key, size in (("dataVolumeGiB", self.data_volume_gib), ("logVolumeGiB", self.log_volume_gib)):
+            _demand(size >= 1, key, size, "1 or more")
+        trusted = self.trusted_authorities
+        _demand(trusted and min(trusted) >= 1, "trustedAuthorities", list(trusted), "generations, counted from 1")
+        _demand(
+            self.signing_authority in trusted, "signingAuthority", self.signing_authority, "one of trustedAuthorities"
+        )
+        if self.existing_zookeeper_secret_arn:
+            _demand(
+                self.existing_zookeeper,
+                "existingZookeeperSecretArn",
+                self.existing_zookeeper_secret_arn,
+                "empty unless existingZookeeper is set",
+            )
+
+    @classmethod
+    def of_stack(cls) -> Settings:
+        """Read the configuration of the stack that is deployed.
+
+        Raises:
+            pulumi.RunError: a value is malformed, or does not fit another.
+
+        """
+        config = pulumi.Config()
+        try:
+            return cls(
+                stack=pulumi.get_stack(),
+                protect=config.require_bool("protect"),
+                log_retention_days=config.require_int("logRetentionDays"),
+                vpc_cidr=config.require("vpcCidr"),
+                egress=config.require("egress"),
+                vpc_id=config.get("vpcId") or "",
+                subnet_ids=_array(config, "subnetIds"),
+                writer_security_group_ids=_array(config, "writerSecurityGroupIds"),
+                existing_bucket=config.get("existingBucket") or "",
+                commit_policy=config.require("commitPolicy"),
+                table_prefixes=tuple(each.strip("/") for each in _array(config, "tablePrefixes")),
+                exempt_principal_arns=_array(config, "exemptPrincipalArns"),
+                maintenance_principal_arns=_array(config, "maintenancePrincipalArns"),
+                kms=config.require_bool("kms"),
+                noncurrent_version_days=config.require_int("noncurrentVersionDays"),
+                existing_zookeeper=config.get("existingZookeeper") or "",
+                existing_zookeeper_secret_arn=config.get("existingZookeeperSecretArn") or "",
+                nodes=config.require_int("nodes"),
+                instance_type=config.require("instanceType"),
+                image_parameter=config.require("imageParameter"),
+                image_id=config.get("imageId") or "",
+                replace_node=config.require_int("replaceNode"),
+                data_volume_gib=config.require_int("dataVolumeGiB"),
+                log_volume_gib=config.require_int("logVolumeGiB"),
+                signing_authority=config.require_int("signingAuthority"),
+                trusted_authorities=_array(config, "trustedAuthorities"),
+                alarm_topic_arns=_array(config, "alarmTopicArns"),
+                zookeeper_archive=config.require("zookeeperArchive"),
+            )
+        except pulumi.ConfigTypeError as error:
+            raise pulumi.RunError(str(error)) from None
+
+
+def _array(config: pulumi.Config, key: str) -> tuple[Any, ...]:
+    found = config.get_object(key)
+    _demand(found is None or isinstance(found, list), key, found, "a list")
+    return tuple(found or ())
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _demand(met: object, key: str, value: object, wanted: str) -> None:
+    if not met:
+        raise pulumi.RunError(f"configuration {key}={value!r}: must be {wanted}")

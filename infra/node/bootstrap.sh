@@ -1,0 +1,92 @@
+# The body of a node's user data: what a new machine needs once. Variables come before it, see node_config.py. What may
+# change later (zoo.cfg, the members, certificates) is fetched by sluice-configure at each start of the service.
+set -euo pipefail
+
+ROOT=${SLUICE_ROOT:-}
+OPT=$ROOT/opt
+ETC=$ROOT/etc/zookeeper
+STATE=$ROOT/var/lib/zookeeper
+
+# A volume is attached after its machine has started: wait for it.
+device_of() {
+  local device=$ROOT/dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_${1/-/} tries
+  for ((tries = 0; tries < 300; tries++)); do
+    if [[ -e $device ]]; then
+      printf '%s\n' "$device"
+      return
+    fi
+    sleep 2
+  done
+  echo "volume $1 was not attached within ten minutes" >&2
+  return 1
+}
+
+# Format a volume only if it is blank: it outlives its machine, and holds the ensemble's data.
+mount_volume() {
+  local device=$1 folder=$2 status=0
+  blkid -p "$device" > /dev/null || status=$?
+  case $status in
+    0) echo "$device has data: it is kept" ;;
+    2) mkfs.xfs -q "$device" ;;
+    *)
+      echo "$device cannot be read (blkid says $status): nothing is formatted" >&2
+      return 1
+      ;;
+  esac
+  mkdir -p "$folder"
+  printf '%s %s xfs defaults,noatime,nofail,x-systemd.device-timeout=600 0 2\n' "$device" "$folder" >> "$ROOT/etc/fstab"
+  mount "$folder"
+}
+
+retried() {
+  local tries
+  for ((tries = 1; ; tries++)); do
+    "$@" && return
+    if ((tries == 10)); then
+      return 1
+    fi
+    sleep 15
+  done
+}
+
+# fetched KEY ALGORITHM SUM FILE: an object of the artifacts bucket, which has to be the one that was pinned.
+fetched() {
+  retried aws s3 cp --region "$SLUICE_REGION" --only-show-errors "s3://$SLUICE_ARTIFACTS/$1" "$4"
+  printf '%s  %s\n' "$3" "$4" | "$2"sum --check --quiet -
+}
+
+mkdir -p "$OPT" "$ETC" "$STATE" "$ROOT/etc/systemd/system"
+id zookeeper > /dev/null 2>&1 || useradd --system --home-dir /var/lib/zookeeper --shell /sbin/nologin zookeeper
+retried dnf install -y -q java-17-amazon-corretto-headless amazon-cloudwatch-agent tar gzip
+
+mount_volume "$(device_of "$SLUICE_DATA_VOLUME")" "$STATE/data"
+mount_volume "$(device_of "$SLUICE_LOG_VOLUME")" "$STATE/log"
+chown zookeeper:zookeeper "$STATE/data" "$STATE/log"
+printf '%s\n' "$SLUICE_NODE" > "$STATE/data/myid"
+
+fetched "$SLUICE_ARCHIVE" sha512 "$SLUICE_ARCHIVE_SHA512" "$OPT/zookeeper.tar.gz"
+mkdir -p "$OPT/zookeeper"
+tar --extract --gzip --file "$OPT/zookeeper.tar.gz" --directory "$OPT/zookeeper" --strip-components 1 --no-same-owner
+rm "$OPT/zookeeper.tar.gz"
+
+while read -r sum key; do
+  name=${key##*/}
+  case $name in
+    *.service | *.timer) file=$ROOT/etc/systemd/system/$name ;;
+    sluice-*) file=$OPT/sluice/$name ;;
+    *) file=$ETC/$name ;;
+  esac
+  mkdir -p "${file%/*}"
+  fetched "$key" sha256 "$sum" "$file"
+  sed -i "s|@NODE@|$SLUICE_NODE|g; s|@STACK@|$SLUICE_STACK|g; s|@LOG_GROUP@|$SLUICE_LOG_GROUP|g" "$file"
+  [[ $name != sluice-* || $name == *.* ]] || chmod 0755 "$file"
+done <<< "$SLUICE_FILES"
+
+for name in NODE REGION STACK PARAMETER SECRET LOCK_ROOT LOCK_ROOT_ACL PARENT_ACL; do
+  variable=SLUICE_$name
+  printf '%s=%s\n' "$variable" "${!variable}"
+done > "$ETC/node.env"
+
+systemctl daemon-reload
+systemctl enable --now zookeeper.service sluice-lock-root.service sluice-certificates.timer
+amazon-cloudwatch-agent-ctl -a fetch-config -m ec2 -s -c "file:$ETC/cloudwatch-agent.json"
