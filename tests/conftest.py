@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 SHARED_DRIVERS = {
     "spark 1": (
         "test_adopt.py",
+        "test_ensemble_lost.py",
         "test_every_way.py",
         "test_guard.py",
         "test_guard_partitions.py",
@@ -57,6 +58,8 @@ SLOWEST = (
     "test_unknown.py",
     "test_controls.py",
     "test_session_faults.py",
+    "test_ensemble_recovery.py",
+    "test_ensemble_growth.py",
     "test_demo.py",
     "test_security.py",
     "test_lock_machine.py",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from lock_manager.local_demands import Demands
 TICK_MS = 500
 MOST_SESSION_MS = 60_000
 SETTLED_SECONDS = 90.0
+HIGHER_EPOCH = 1_000_000
 _LOOK_SECONDS = 0.05
 _MODE = re.compile(rb"^Mode: (\w+)", re.MULTILINE)
 
@@ -125,3 +126,24 @@ class Members:
             time.sleep(_LOOK_SECONDS)
         modes = {each: self.mode(each) or "serves nobody" for each in self.running}
         raise LocalServerError(f"the members are not in sync within {SETTLED_SECONDS:g} s: {modes}")
+
+
+def recover(members: Members, survivor: int, lost: Sequence[int]) -> int:
+    """Follow docs/runbooks.md from the higher epoch to the end of the old sessions, and return the new epoch.
+
+    Nobody runs at the beginning; clients are kept out until the end.
+    """
+    everyone = sorted([survivor, *lost])
+    accepted = members.folder(survivor) / "data" / "version-2" / "acceptedEpoch"
+    higher = int(accepted.read_text()) + HIGHER_EPOCH
+    accepted.write_text(f"{higher}\n")
+    members.start(survivor, of=everyone)
+    for each in lost:
+        members.start(each, of=everyone)
+        leader = members.wait_until_in_sync()
+    deadline = time.monotonic() + SETTLED_SECONDS
+    while members.figure(leader, "ephemerals_count") != 0:
+        if time.monotonic() > deadline:
+            raise LocalServerError(f"sessions of before are still there after {SETTLED_SECONDS:g} s")
+        time.sleep(_LOOK_SECONDS)
+    return higher + 1

@@ -1,0 +1,99 @@
+"""What the loss of an ensemble means to a table: from the data of one member nothing, from no data a move."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lock_manager import EnsembleMismatchError, LockLostError, LockSettings, ZookeeperLockManager
+from lock_manager.local import EmbeddedZooKeeper
+from sluice.adopt import Adoption, adopt_table
+from sluice.soak.tcp_proxy import Link
+from sluice.table_log import read_table_log
+from sluice.verify import verify_table
+from tests.support.members import Members, recover
+from writer_jobs import locked
+
+pytestmark = pytest.mark.spark
+
+TRIO = (1, 2, 3)
+WAIT_SECONDS = 60
+
+
+def append(df: DataFrame, table: str) -> None:
+    df.write.format("delta").mode("append").save(table)
+
+
+def adopt(spark: SparkSession, table: str, hosts: str, *, move: bool = False) -> Adoption:
+    return adopt_table(spark, table, LockSettings(zk_hosts=hosts, timeout_seconds=WAIT_SECONDS), move=move)
+
+
+def versions(table: str) -> int:
+    return len(list(Path(table).glob("_delta_log/*.json")))
+
+
+def test_made_whole_from_one_member_the_ensemble_is_the_one_that_the_table_is_pinned_to(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = str(tmp_path / "flights")
+    with Members(tmp_path / "ensemble", TRIO) as members:
+        members.start(*TRIO, of=TRIO)
+        survivor = members.wait_until_in_sync()
+        lost = [each for each in TRIO if each != survivor]
+        hosts = members.hosts(*TRIO)
+        with ZookeeperLockManager(hosts, WAIT_SECONDS) as manager, locked(spark, table, manager=manager):
+            append(spark.range(3), table)
+        adopt(spark, table, hosts)
+        with Link(hosts) as link:
+            with ZookeeperLockManager(link.hosts, WAIT_SECONDS, session_timeout_seconds=2) as cut_off:
+                with pytest.raises(LockLostError), locked(spark, table, manager=cut_off) as hold:
+                    # Of a put that never arrives.
+                    hold.intend(2, txn="lost", attempt="lost")
+                    link.refused = True
+                    link.drop()
+                    members.stop(survivor)
+                    members.lose(*lost)
+                    recover(members, survivor, lost)
+                    link.refused = False
+                    append(spark.range(3, 4), table)
+        assert versions(table) == 2
+        with ZookeeperLockManager(hosts, WAIT_SECONDS) as manager, locked(spark, table, manager=manager) as after:
+            append(spark.range(4, 5), table)
+        assert after.token > hold.token
+    _, (newest, occupying, *_) = read_table_log(table, limit=2)
+    assert not isinstance(newest, str)
+    assert not isinstance(occupying, str)
+    assert (newest.version, occupying.version) == (3, 2)
+    assert verify_table(table).problems == ()
+    assert sorted(row.id for row in spark.read.format("delta").load(table).collect()) == [0, 1, 2, 4]
+
+
+def test_made_from_nothing_the_ensemble_gets_its_tables_one_by_one(spark: SparkSession, tmp_path: Path) -> None:
+    flights, weather = str(tmp_path / "flights"), str(tmp_path / "weather")
+    with EmbeddedZooKeeper() as old:
+        with ZookeeperLockManager(old.hosts, WAIT_SECONDS) as manager:
+            for table in (flights, weather):
+                with locked(spark, table, manager=manager):
+                    append(spark.range(3), table)
+                pinned = adopt(spark, table, old.hosts)
+    with EmbeddedZooKeeper() as new, ZookeeperLockManager(new.hosts, WAIT_SECONDS) as manager:
+        for table in (flights, weather):
+            with pytest.raises(EnsembleMismatchError, match="--move"), locked(spark, table, manager=manager):
+                raise AssertionError("the block is not entered")
+        with pytest.raises(EnsembleMismatchError):
+            adopt(spark, flights, new.hosts)
+        moved = adopt(spark, flights, new.hosts, move=True)
+        assert (moved.moved_from, moved.version) == (pinned.ensemble, 2)
+        with locked(spark, flights, manager=manager):
+            append(spark.range(3, 4), flights)
+        with pytest.raises(EnsembleMismatchError), locked(spark, weather, manager=manager):
+            raise AssertionError("the block is not entered")
+        adopt(spark, weather, new.hosts, move=True)
+        with locked(spark, weather, manager=manager):
+            append(spark.range(3, 4), weather)
+    for table in (flights, weather):
+        found = verify_table(table)
+        assert found.problems == ()
+        assert found.ensemble == moved.ensemble
