@@ -6,6 +6,7 @@ their logs. The steps are followed to the letter, and left out one by one in the
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -211,10 +212,24 @@ def test_negative_control_by_the_survivor_alone_tokens_fall_and_a_session_that_w
             assert hold.token < lost.last_token
 
 
-def test_negative_control_two_empty_members_are_a_quorum_that_knows_nothing(lost: Lost) -> None:
+def test_negative_control_two_empty_members_are_a_quorum_that_spoils_what_the_survivor_has(lost: Lost) -> None:
     lost.members.start(*lost.lost, of=TRIO)
     lost.members.wait_until_in_sync()
     with ZookeeperLockManager(lost.hosts, 30) as manager, manager.acquire(TABLE) as hold:
         assert hold.ensemble_id != lost.ensemble
         assert hold.token < lost.last_token
         assert hold.intents.unclean == ()
+    lost.members.start(lost.survivor, of=TRIO)
+    assert lost.members.wait_until_in_sync() != lost.survivor
+    # Its epoch is theirs by chance, so it follows them. One ensemble, two trees.
+    assert ensemble_according_to(lost, lost.survivor) == lost.ensemble
+    assert ensemble_according_to(lost, lost.lost[0]) == hold.ensemble_id
+
+
+def ensemble_according_to(lost: Lost, member: int) -> str:
+    client = KazooClient(lost.members.hosts(member))
+    client.start()
+    found = json.loads(client.get("/locks/delta_tables")[0])["ensemble"]
+    client.stop()
+    client.close()
+    return str(found)
