@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from lock_manager import EnsembleUnavailableError, LockLostError, LockTimeoutError, ZookeeperLockManager
-from tests.support.members import Members
+from tests.support.ensemble_members import Members
 from tests.support.rivals import RivalManager
 
 TABLE = "s3://lake/flights"

@@ -25,7 +25,7 @@ from lock_manager import (
     ZookeeperLockManager,
 )
 from sluice.soak.tcp_proxy import Link
-from tests.support.members import Members, recover
+from tests.support.ensemble_members import Members, recover
 from tests.support.rivals import RivalManager
 from tests.support.sessions import end_session
 

@@ -13,7 +13,7 @@ from sluice.adopt import Adoption, adopt_table
 from sluice.soak.tcp_proxy import Link
 from sluice.table_log import read_table_log
 from sluice.verify import verify_table
-from tests.support.members import Members, recover
+from tests.support.ensemble_members import Members, recover
 from writer_jobs import locked
 
 pytestmark = pytest.mark.spark
