@@ -97,7 +97,7 @@ def ask_servers(settings: LockSettings) -> list[Server]:
     members = members_of(settings.zk_hosts)
     tls = settings.security.tls_context() if settings.security.tls else None
     with ThreadPoolExecutor(len(members)) as pool:
-        return list(pool.map(lambda member: ask_server(*member, tls), members))
+        return list(pool.map(lambda member: ask_server(member[0], member[1], tls), members))
 
 
 def ask_server(host: str, port: int, tls: ssl.SSLContext | None = None) -> Server:
