@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from sluice.command_parts import Verbose, in_a_sentence
+from sluice.interrupts import interruptible
+from sluice.stack_config import StackConfig, StackOutputError, write_config
 
 config = typer.Typer(name="config", no_args_is_help=True, help="Write configuration files.")
 
@@ -53,9 +55,6 @@ def from_stack(
     Exit codes: 0 written, 1 a file cannot be written, 2 bad arguments or
     outputs, or a file is there already, 130 Ctrl-C.
     """
-    from sluice.interrupts import interruptible  # noqa: PLC0415
-    from sluice.stack_config import StackConfig, write_config  # noqa: PLC0415
-
     with interruptible():
         found = StackConfig.of_outputs(_text(file), role.value)
         defaults, environment = write_config(found, output, force=force)
@@ -70,13 +69,13 @@ def from_stack(
 
 def _text(file: Path | None) -> str:
     if file is None and sys.stdin.isatty():
-        raise typer.BadParameter("give a file, or pipe into it: pulumi stack output --json | sluice config from-stack")
+        raise StackOutputError("give a file, or pipe into it: pulumi stack output --json | sluice config from-stack")
     try:
         # utf-8-sig: some shells begin what they redirect with a mark.
         return sys.stdin.read() if file is None or str(file) == "-" else file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise typer.BadParameter(f"{file or 'standard input'} cannot be read ({reason})") from error
+        raise StackOutputError(f"{file or 'standard input'} cannot be read ({reason})") from error
 
 
 def _in_sight(path: Path) -> str:

@@ -98,7 +98,7 @@ def faults_of(servers: Sequence[Server], expected: int, *, alone: bool) -> list[
     wrong = []
     if len(servers) != expected:
         wrong.append(
-            f"the connection string names {_count(len(servers))}, and {expected} are expected: name every one of them"
+            f"the connection string names {_count(len(servers))} instead of {expected}: name every one, and no others"
         )
     for server in servers:
         if server.problem is not None:
@@ -130,7 +130,7 @@ def _leader_faults(leaders: Sequence[Server], servers: Sequence[Server], expecte
     if synced is None:
         return [f"{leader.address} leads, and does not tell who is in step: allow mntr (4lw.commands.whitelist)"]
     if synced != expected - 1:
-        return [f"{leader.address} leads with {_count(synced, 'follower')} in step, and {expected - 1} are expected"]
+        return [f"{leader.address} leads with {_count(synced, 'follower')} in step instead of {expected - 1}"]
     return []
 
 
