@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 
 from lock_manager import lock_root
-from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError
-from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.session import Deadline, Session
 from lock_manager.settings import LockSettings
 from sluice.doctor_acl import acl_finding
 from sluice.finding import Finding, failed, note, ok
 from sluice.members import SAYS_NOTHING, Server, ask_servers, dotted
-from sluice.scratch_node import NoChrootError, nearest_node, scratch_node
+from sluice.scratch_node import NoChrootError, insist, nearest_node, scratch_node
 
 CONNECT_SECONDS = 10.0
 SKEW_SECONDS = 1.0
@@ -22,7 +22,6 @@ SKEW_SECONDS = 1.0
 _REQUESTS = 20
 _SLOW_MS = 50.0
 _OLDEST = (3, 5, 0)
-_NO_ANSWER = (*NO_ANSWER, *SESSION_GONE)
 # CVE-2023-44981 and CVE-2024-23944 are mended from here on, by line of releases.
 _MENDED: dict[tuple[int, ...], tuple[int, ...]] = {(3, 8): (3, 8, 4), (3, 9): (3, 9, 2)}
 
@@ -84,19 +83,14 @@ def _modes(told: Sequence[Server], named: int) -> list[Finding]:
 
 def _session_findings(settings: LockSettings) -> list[Finding]:
     session, deadline = Session(settings), Deadline(CONNECT_SECONDS)
-    try:
-        session.wait_for_connection(deadline)
-        if session.state is not SessionState.CONNECTED:
-            return [
-                failed(
-                    "session", f"none within {CONNECT_SECONDS:g} s: no quorum is up, or the client port is not theirs"
-                )
-            ]
+
+    def ask() -> list[Finding]:
         return [_granted(session, settings), *_lock_root(session, deadline), *_written(session, deadline)]
-    except EnsembleRefusedError as error:
+
+    try:
+        return insist(session, deadline, ask)
+    except (EnsembleRefusedError, EnsembleUnavailableError) as error:
         return [failed("session", str(error))]
-    except _NO_ANSWER as error:
-        return [failed("session", f"no answer ({type(error).__name__}): the quorum went away meanwhile; try again")]
     finally:
         session.close()
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
-from lock_manager.errors import EnsembleRefusedError
-from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.session import Deadline, Session
 from lock_manager.settings import LockSettings
 from sluice.members import SAYS_NOTHING, Server, ask_servers
-from sluice.scratch_node import NoChrootError, nearest_node, scratch_node
+from sluice.scratch_node import NoChrootError, insist, nearest_node, scratch_node
 
 SESSION_SECONDS = 10.0
 """For a session with one server, and what is asked of it."""
@@ -150,19 +150,18 @@ def _written(settings: LockSettings, servers: Sequence[Server]) -> list[str]:
     if not serving:
         return []
     session, deadline = _session(settings, ",".join(serving)), Deadline(SESSION_SECONDS)
-    try:
-        session.wait_for_connection(deadline)
-        if session.state is not SessionState.CONNECTED:
-            return [f"no session is to be had within {SESSION_SECONDS:g} s: no quorum is up"]
+
+    def ask() -> list[str]:
         with scratch_node(session, nearest_node(session, deadline), deadline) as scratch:
             session.wait(session.client.set_async(scratch.path, _WRITTEN), deadline)
             with ThreadPoolExecutor(len(serving)) as pool:
                 said = pool.map(lambda address: _looked_for(settings, address, scratch.path), serving)
                 return [each for each in said if each is not None]
-    except (NoChrootError, EnsembleRefusedError) as error:
+
+    try:
+        return insist(session, deadline, ask)
+    except (NoChrootError, EnsembleRefusedError, EnsembleUnavailableError) as error:
         return [str(error)]
-    except (*NO_ANSWER, *SESSION_GONE) as error:
-        return [f"a write through the quorum has no answer ({type(error).__name__}): the quorum went away meanwhile"]
     finally:
         session.close()
 
@@ -170,19 +169,19 @@ def _written(settings: LockSettings, servers: Sequence[Server]) -> list[str]:
 def _looked_for(settings: LockSettings, address: str, path: str) -> str | None:
     """Return what is wrong with one server: no session, or not what was written."""
     session, deadline = _session(settings, address), Deadline(SESSION_SECONDS)
-    try:
-        session.wait_for_connection(deadline)
-        if session.state is not SessionState.CONNECTED:
-            return f"{address} gives no session within {SESSION_SECONDS:g} s"
+
+    def ask() -> bytes:
         # Without it a follower may answer from before the write.
         session.wait(session.client.sync_async(path), deadline)
         data, _ = session.wait(session.client.get_async(path), deadline)
+        return bytes(data)
+
+    try:
+        data = insist(session, deadline, ask)
     except NoNodeError:
         return f"{address} does not know what was written through the others: it is of another ensemble"
-    except EnsembleRefusedError as error:
+    except (EnsembleRefusedError, EnsembleUnavailableError) as error:
         return str(error)
-    except (*NO_ANSWER, *SESSION_GONE) as error:
-        return f"{address} has no answer for a session ({type(error).__name__})"
     else:
         return None if data == _WRITTEN else f"{address} reads something else than what was written"
     finally:

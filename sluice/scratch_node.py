@@ -1,17 +1,19 @@
-"""A scratch znode below the lock root: what may be written there, tried for real, and gone when the session is."""
+"""Trying a session for real: a scratch znode below the lock root, which is gone when the session is."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from kazoo.exceptions import KazooException, NoNodeError
+from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
 from lock_manager.errors import SluiceError
-from lock_manager.session import Deadline, Session
+from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session
+
+_T = TypeVar("_T")
 
 
 class NoChrootError(SluiceError, RuntimeError):
@@ -54,6 +56,25 @@ def nearest_node(session: Session, deadline: Deadline) -> str:
     raise NoChrootError
 
 
+def insist(session: Session, deadline: Deadline, ask: Callable[[], _T]) -> _T:
+    """Return what ``ask`` does; begin it again where the connection breaks, as a lock would.
+
+    A server that demands credentials may give a session first, and close it at the first request: only the next
+    attempt tells why.
+
+    Raises:
+        EnsembleRefusedError: no trust, no credentials, or no permission.
+        EnsembleUnavailableError: no answer before the deadline.
+
+    """
+    session.wait_for_connection(deadline)
+    while True:
+        try:
+            return ask()
+        except (*NO_ANSWER, *SESSION_GONE):
+            session.wait_again(deadline, "try a session")
+
+
 @contextmanager
 def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[ScratchNode]:
     """Create an empty ephemeral node below ``base``, and delete it; after an error it goes with the session.
@@ -67,5 +88,9 @@ def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[Sc
     created: tuple[Any, Any] = session.wait(
         session.client.create_async(path, b"", ephemeral=True, include_data=True), deadline
     )
-    yield ScratchNode(path, created[1].ctime / 1000)
-    session.wait(session.client.delete_async(path), deadline)
+    try:
+        yield ScratchNode(path, created[1].ctime / 1000)
+        session.wait(session.client.delete_async(path), deadline)
+    except NoNodeError as error:
+        # Nobody else knows its name: it went with the session.
+        raise SessionExpiredError from error

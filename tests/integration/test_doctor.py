@@ -74,7 +74,7 @@ def test_a_sound_ensemble_has_no_fault_and_nothing_stays_there(
     ]
     client = KazooClient(ensemble.servers[0].address)
     client.start()
-    assert not [name for name in client.get_children("/locks/delta_tables") if "doctor" in name]
+    assert not [name for name in client.get_children("/locks/delta_tables") if "scratch" in name]
     client.stop()
     client.close()
 

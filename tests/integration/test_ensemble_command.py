@@ -22,9 +22,11 @@ from typer.testing import CliRunner
 from lock_manager import LockSettings, ZookeeperLockManager
 from lock_manager.local import EmbeddedServer, EmbeddedZooKeeper
 from lock_manager.local_demands import Demands
+from lock_manager.session import Deadline, Session
 from sluice.commands import app
 from sluice.members import Server, ask_server, ask_servers
 from sluice.ready import epoch_faults, faults_of
+from sluice.scratch_node import insist, scratch_node
 from tests.support.authority import Authority
 
 LONGEST_LOOK = 30.0
@@ -81,6 +83,10 @@ def ask(command: str, hosts: str, *arguments: str) -> Answer:
     answer = CliRunner().invoke(app, ["ensemble", command, "--json", "--zookeeper", hosts, *arguments])
     assert answer.stdout, answer.output
     return answer.exit_code, json.loads(answer.stdout), answer.stderr
+
+
+def doctor_lines(printed: str) -> dict[str, str]:
+    return {each["what"]: each["says"] for each in json.loads(printed)}
 
 
 def becomes_ready(hosts: str) -> None:
@@ -318,6 +324,20 @@ def test_a_follower_may_be_some_transactions_behind_but_not_an_epoch() -> None:
     assert sentence == "b is at epoch 1, and the leader at 2: it has not caught up"
 
 
+def test_a_scratch_node_that_went_with_its_session_is_made_again(alone: EmbeddedZooKeeper) -> None:
+    session, deadline, made = Session(LockSettings(zk_hosts=alone.hosts)), Deadline(PATIENCE), []
+
+    def ask() -> None:
+        with scratch_node(session, "/", deadline) as scratch:
+            made.append(scratch.path)
+            if len(made) == 1:
+                session.wait(session.client.delete_async(scratch.path), deadline)
+
+    insist(session, deadline, ask)
+    session.close()
+    assert len(set(made)) == 2
+
+
 # -- who does not answer ---------------------------------------------------------------------------------------------
 
 
@@ -369,8 +389,7 @@ def test_servers_that_demand_a_certificate_are_asked_with_it(secured: EmbeddedZo
     assert code == 0
     assert sorted(server["mode"] for server in found["servers"]) == ["follower", "follower", "leader"]
     answer = CliRunner().invoke(app, ["doctor", "--json", "--zookeeper", secured.hosts])
-    lines = {each["what"]: each["says"] for each in json.loads(answer.stdout)}
-    assert lines["quorum"] == "1 leader, 2 followers"
+    assert doctor_lines(answer.stdout)["quorum"] == "1 leader, 2 followers"
 
 
 def test_without_a_certificate_each_server_says_no_in_a_sentence(
@@ -409,3 +428,5 @@ def test_a_client_that_is_refused_by_another_scheme_is_told_so_by_ready() -> Non
         code, found, _ = ask("ready", server.hosts, "--expect", "1")
         assert (code, found["servers"][0]["mode"]) == (1, "standalone"), "the words need no user"
         assert "SessionClosedRequireSaslError" in found["wrong"][0]
+        answer = CliRunner().invoke(app, ["doctor", "--json", "--zookeeper", server.hosts])
+        assert "SessionClosedRequireSaslError" in doctor_lines(answer.stdout)["session"]
