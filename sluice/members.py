@@ -78,8 +78,8 @@ def dotted(version: tuple[int, ...]) -> str:
 
 
 def members_of(hosts: str) -> list[tuple[str, int]]:
-    """Return the servers of a connection string, without its chroot."""
-    return [(host, port) for host, port in collect_hosts(hosts)[0]]
+    """Return the servers of a connection string, each once and without the chroot."""
+    return list(dict.fromkeys((host, port) for host, port in collect_hosts(hosts)[0]))
 
 
 def address_of(host: str, port: int) -> str:
