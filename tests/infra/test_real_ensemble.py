@@ -7,6 +7,8 @@ import json
 import random
 import socket
 import ssl
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,11 @@ from kazoo.exceptions import NoAuthError
 
 from lock_manager import EnsembleRefusedError, LockLostError, LockSettings, TableResource, ZookeeperLockManager
 from lock_manager.client import Client
-from tests.support.graph import INFRA, Graph, graph, graphs
+from tests.support.graph import INFRA, ROOT, Graph, graph, graphs
 from tests.support.members import PORT, Members, until
 
 TABLE = "s3://lake/flights"
-ROOT = "/locks/delta_tables"
+LOCK_ROOT = "/locks/delta_tables"
 ROLES = ("appender", "maintenance", "operator")
 
 
@@ -55,19 +57,25 @@ def members(stack: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def settings(stack: Graph, folder: Path, role: str) -> LockSettings:
-    """Return what a job reads of the stack's outputs, and of the secret that they name."""
-    told = stack.outputs
-    name = told["secret_arns"][role].rpartition("/")[2]
+    """Return what a job reads of ``sluice config from-stack``; the secret comes from the graph instead of AWS."""
+    outputs = folder / "outputs.json"
+    outputs.write_text(json.dumps(stack.outputs))
+    command = [sys.executable, "-m", "sluice", "config", "from-stack", str(outputs), "--role", role]
+    done = subprocess.run(
+        [*command, "--output", str(folder), "--force"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split("=", 1) for line in (folder / "sluice.env").read_text().splitlines() if "=" in line)
+    name = told.pop("SLUICE_ZK_SECRET").rpartition(":")[2]
     file = folder / f"{role}.json"
     file.write_text(stack.one("SecretVersion", name).inputs["secretString"])
-    environment = {
-        "SLUICE_ZK_HOSTS": told["zookeeper_connection_string"],
-        "SLUICE_ZK_SECRET_FILE": str(file),
-        "SLUICE_LOCK_ROOT": told["lock_root"],
-        "SLUICE_SESSION_TIMEOUT_SECONDS": "10",
-        "SLUICE_TIMEOUT_SECONDS": "60",
-    }
-    return LockSettings.from_env(environment)
+    bounded = {"SLUICE_SESSION_TIMEOUT_SECONDS": "10", "SLUICE_TIMEOUT_SECONDS": "60"}
+    return LockSettings.from_env({**told, **bounded, "SLUICE_ZK_SECRET_FILE": str(file)})
 
 
 def as_role(stack: Graph, made: Members, role: str, what: Any) -> Any:
@@ -97,7 +105,7 @@ def test_roles_queue_behind_each_other_and_an_operator_takes_a_lock_away(
 ) -> None:
     with ZookeeperLockManager(settings(stack, tmp_path, "appender")) as manager:
         hold = manager.acquire(TABLE)
-        node = TableResource.of(TABLE).znode(ROOT)
+        node = TableResource.of(TABLE).znode(LOCK_ROOT)
 
         def take_away(client: KazooClient) -> None:
             [contender] = [name for name in client.get_children(node) if "lock__" in name]
@@ -173,8 +181,8 @@ class TestTheAcl:
     def test_nobody_but_operators_says_anew_who_may(self, stack: Graph, members: Members) -> None:
         for role in ("appender", "maintenance"):
             with pytest.raises(NoAuthError):
-                as_role(stack, members, role, lambda client: client.set_acls(ROOT, client.get_acls(ROOT)[0]))
-        as_role(stack, members, "operator", lambda client: client.set_acls(ROOT, client.get_acls(ROOT)[0]))
+                as_role(stack, members, role, lambda client: client.set_acls(LOCK_ROOT, client.get_acls(LOCK_ROOT)[0]))
+        as_role(stack, members, "operator", lambda client: client.set_acls(LOCK_ROOT, client.get_acls(LOCK_ROOT)[0]))
 
     @pytest.mark.parametrize("path", ["/beside", "/locks/beside", "/zookeeper/quota/locks"])
     def test_writers_make_nothing_beside_the_lock_root(self, path: str, stack: Graph, members: Members) -> None:
@@ -183,12 +191,12 @@ class TestTheAcl:
 
     def test_writers_do_not_remove_the_lock_root(self, stack: Graph, members: Members) -> None:
         with pytest.raises(NoAuthError):
-            as_role(stack, members, "appender", lambda client: client.delete(ROOT))
+            as_role(stack, members, "appender", lambda client: client.delete(LOCK_ROOT))
 
     def test_it_is_the_same_when_it_is_set_again(self, stack: Graph, members: Members) -> None:
-        before = as_role(stack, members, "operator", lambda client: client.get_acls(ROOT)[0])
+        before = as_role(stack, members, "operator", lambda client: client.get_acls(LOCK_ROOT)[0])
         members.each[1].restrict()
-        assert as_role(stack, members, "operator", lambda client: client.get_acls(ROOT)[0]) == before
+        assert as_role(stack, members, "operator", lambda client: client.get_acls(LOCK_ROOT)[0]) == before
 
 
 def test_a_member_is_lost_and_comes_back(stack: Graph, members: Members, tmp_path: Path) -> None:

@@ -365,7 +365,7 @@ def a_node_reads_its_own_secret_alone(graph: Graph) -> Iterator[str]:
         profile = graph.one("InstanceProfile", f"zookeeper-{node}")
         [policy] = [each for each in graph.all("RolePolicy") if each.inputs["role"].startswith(profile.inputs["role"])]
         allowed = [each for each in policy.document()["Statement"] if each["Sid"] in ("OwnSecret", "OwnConfiguration")]
-        if [each["Resource"].rpartition("/")[2] for each in allowed] != [f"zookeeper-{node}", "zoo.cfg"]:
+        if [re.split("[:/]", each["Resource"])[-1] for each in allowed] != [f"zookeeper-{node}", "zoo.cfg"]:
             yield f"{policy}: {allowed}"
         if f"node-{node}/" not in allowed[1]["Resource"]:
             yield f"{policy}: {allowed[1]['Resource']}"

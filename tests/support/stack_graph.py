@@ -66,7 +66,16 @@ class Cloud(pulumi.runtime.Mocks):
         return f"{name}-id" if kind != "Volume" else f"vol-{abs(hash(name)):017x}"[:21], state
 
     def _aws(self, kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-        service = {"Bucket": "s3:::", "Role": f"iam::{ACCOUNT}:role/"}.get(kind, f"x:{REGION}:{ACCOUNT}:{kind}/")
+        here = f"{REGION}:{ACCOUNT}"
+        service = {
+            "Bucket": "s3:::",
+            "Role": f"iam::{ACCOUNT}:role/",
+            "Policy": f"iam::{ACCOUNT}:policy/",
+            "Secret": f"secretsmanager:{here}:secret:",
+            "Parameter": f"ssm:{here}:parameter",
+            "LogGroup": f"logs:{here}:log-group:",
+            "Key": f"kms:{here}:key/",
+        }.get(kind, f"{kind.lower()}:{here}:")
         state: dict[str, Any] = {"arn": f"arn:aws:{service}{inputs.get('name') or name}"}
         if kind == "Bucket":
             state["bucket"] = name
