@@ -1,0 +1,104 @@
+"""The policy pack: the program's stacks pass, and each rule finds what breaks it and says where."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import runpy
+from collections.abc import Iterator
+
+import pulumi
+import pulumi_policy
+import pytest
+import rules
+from pulumi_policy import EnforcementLevel, StackValidationPolicy
+from rules import RULES
+
+from tests.support.graph import CONFIGURATIONS, INFRA, Graph, ProgramError, graphs
+from tests.support.policy_breaks import BREAKS, Break
+from tests.support.policy_pack import urn_of, violations
+
+STACK_RULES = {each.name for each in RULES if isinstance(each.policy, StackValidationPolicy)}
+
+
+@pytest.fixture(scope="module")
+def stacks() -> dict[str, Graph]:
+    found = graphs([(INFRA, config) for config in CONFIGURATIONS.values()])
+    made = dict(zip(CONFIGURATIONS, found, strict=True))
+    assert not [each for each in found if isinstance(each, ProgramError)]
+    return {name: each for name, each in made.items() if isinstance(each, Graph)}
+
+
+@pytest.fixture(autouse=True)
+def _configured() -> Iterator[None]:
+    """What a stack's configuration says is of one test only."""
+    yield
+    pulumi.runtime.set_all_config({})
+
+
+def configure(config: dict[str, object]) -> None:
+    """Tell the rules the stack's configuration, as Pulumi does."""
+    texts = {key: value if isinstance(value, str) else pulumi.runtime.to_json(value) for key, value in config.items()}
+    pulumi.runtime.set_all_config({f"sluice:{key}": text for key, text in texts.items()})
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_every_stack_of_the_program_keeps_every_rule(stacks: dict[str, Graph], name: str) -> None:
+    configure(CONFIGURATIONS[name])
+    assert violations(RULES, stacks[name].resources) == []
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_no_rule_is_broken_in_a_preview_in_which_little_is_known(stacks: dict[str, Graph], name: str) -> None:
+    configure(CONFIGURATIONS[name])
+    assert violations(RULES, stacks[name].resources, preview=True) == []
+
+
+@pytest.mark.parametrize("each", BREAKS, ids=str)
+def test_a_rule_finds_what_breaks_it(stacks: dict[str, Graph], each: Break) -> None:
+    configure(CONFIGURATIONS[each.stack])
+    resources, broken = each.of(stacks[each.stack])
+    found = violations([rule for rule in RULES if rule.name == each.rule], resources)
+    assert urn_of(broken) in {one.urn for one in found}
+    assert all(one.message.endswith(".") for one in found)
+
+
+@pytest.mark.parametrize("each", [one for one in BREAKS if one.rule in STACK_RULES and not one.late], ids=str)
+def test_a_preview_shows_which_resources_do_not_belong_together(stacks: dict[str, Graph], each: Break) -> None:
+    resources, broken = each.of(stacks[each.stack])
+    found = violations([rule for rule in RULES if rule.name == each.rule], resources, preview=True)
+    assert urn_of(broken) in {one.urn for one in found}
+
+
+@pytest.mark.parametrize("each", [one for one in BREAKS if one.type is None], ids=str)
+def test_a_break_is_found_in_nothing_else(stacks: dict[str, Graph], each: Break) -> None:
+    """So that what a rule says leads to what is to be mended."""
+    configure(CONFIGURATIONS[each.stack])
+    resources, broken = each.of(stacks[each.stack])
+    found = violations([rule for rule in RULES if rule.name == each.rule], resources)
+    twin = {urn_of(one) for one in resources if (one.kind, one.name) == (broken.kind, each.also)}
+    elsewhere = {one.urn for one in found} - {urn_of(broken)} - twin
+    # Whoever has the same id, or is in the same subnet, is as wrong.
+    assert elsewhere == set() or each.rule.startswith("members-")
+
+
+def test_each_rule_has_a_stack_that_breaks_it() -> None:
+    assert {each.rule for each in BREAKS} == {each.name for each in RULES}
+
+
+def test_names_of_rules_are_their_own() -> None:
+    names = [each.name for each in RULES]
+    assert len(set(names)) == len(names)
+
+
+def test_all_modules_with_rules_are_in_the_pack() -> None:
+    modules = [importlib.import_module(f"rules.{each.name}") for each in pkgutil.iter_modules(rules.__path__)]
+    assert {rule.name for module in modules for rule in getattr(module, "RULES", ())} == {each.name for each in RULES}
+
+
+def test_the_pack_has_all_rules_and_all_are_mandatory(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr(pulumi_policy, "PolicyPack", lambda name, policies, **_: made.append((name, policies)))
+    runpy.run_path(str(INFRA / "policy" / "__main__.py"), run_name="__main__")
+    assert made == [("sluice", [each.policy for each in RULES])]
+    assert {each.policy.enforcement_level for each in RULES} == {EnforcementLevel.MANDATORY}
