@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 import runpy
 from collections.abc import Iterator
+from typing import Any
 
 import pulumi
 import pulumi_policy
@@ -14,19 +16,29 @@ import rules
 from pulumi_policy import EnforcementLevel, StackValidationPolicy
 from rules import RULES
 
-from tests.support.graph import CONFIGURATIONS, INFRA, Graph, ProgramError, graphs
-from tests.support.policy_breaks import BREAKS, Break
+from tests.support.graph import CONFIGURATIONS, INFRA, Graph, graphs
+from tests.support.policy_break import Break
+from tests.support.policy_breaks import BREAKS
 from tests.support.policy_pack import urn_of, violations
 
 STACK_RULES = {each.name for each in RULES if isinstance(each.policy, StackValidationPolicy)}
 
 
+#: Beside those of which every invariant holds.
+MORE: dict[str, dict[str, Any]] = {
+    "four nodes": {"nodes": 4},
+    "without a commit policy": {"commitPolicy": "off"},
+    "with a restore": {"exemptPrincipalArns": ["arn:aws:iam::123456789012:role/restore"]},
+}
+STACKS = {**CONFIGURATIONS, **MORE}
+
+
 @pytest.fixture(scope="module")
 def stacks() -> dict[str, Graph]:
-    found = graphs([(INFRA, config) for config in CONFIGURATIONS.values()])
-    made = dict(zip(CONFIGURATIONS, found, strict=True))
-    assert not [each for each in found if isinstance(each, ProgramError)]
-    return {name: each for name, each in made.items() if isinstance(each, Graph)}
+    found = graphs([(INFRA, config) for config in STACKS.values()])
+    made = {name: each for name, each in zip(STACKS, found, strict=True) if isinstance(each, Graph)}
+    assert made.keys() == STACKS.keys()
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -36,10 +48,14 @@ def _configured() -> Iterator[None]:
     pulumi.runtime.set_all_config({})
 
 
-def configure(config: dict[str, object]) -> None:
+def configure(config: dict[str, Any]) -> None:
     """Tell the rules the stack's configuration, as Pulumi does."""
-    texts = {key: value if isinstance(value, str) else pulumi.runtime.to_json(value) for key, value in config.items()}
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in config.items()}
     pulumi.runtime.set_all_config({f"sluice:{key}": text for key, text in texts.items()})
+
+
+def broken_rules(stack: Graph, **config: Any) -> set[str]:
+    return {each.rule for each in violations(RULES, stack.resources, config=config)}
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -102,3 +118,42 @@ def test_the_pack_has_all_rules_and_all_are_mandatory(monkeypatch: pytest.Monkey
     runpy.run_path(str(INFRA / "policy" / "__main__.py"), run_name="__main__")
     assert made == [("sluice", [each.policy for each in RULES])]
     assert {each.policy.enforcement_level for each in RULES} == {EnforcementLevel.MANDATORY}
+
+
+COMMITS = {"commits-are-conditional", "versions-are-kept"}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("to play with", {"protected", "buckets-are-not-emptied"}),
+        ("replacing node 2", {"machines-are-replaced-on-purpose"}),
+        ("KMS and prefixes", COMMITS),
+        ("without a commit policy", COMMITS),
+        ("with a restore", COMMITS),
+    ],
+)
+def test_only_the_configuration_permits_what_it_asks_for(
+    stacks: dict[str, Graph], name: str, expected: set[str]
+) -> None:
+    assert broken_rules(stacks[name]) == expected, "as if the program did so by itself"
+    configure(STACKS[name])
+    assert broken_rules(stacks[name]) == set()
+
+
+def test_a_policy_for_other_prefixes_than_those_configured_is_refused(stacks: dict[str, Graph]) -> None:
+    configure(STACKS["KMS and prefixes"] | {"tablePrefixes": ["silver", "gold"]})
+    assert broken_rules(stacks["KMS and prefixes"]) == COMMITS
+
+
+def test_an_even_ensemble_needs_to_be_on_its_way(stacks: dict[str, Graph]) -> None:
+    assert broken_rules(stacks["four nodes"]) == {"odd-ensemble"}
+    assert broken_rules(stacks["four nodes"], growing=True) == set()
+
+
+def test_two_machines_are_not_replaced_at_once_although_one_may_be(stacks: dict[str, Graph]) -> None:
+    configure(STACKS["replacing node 2"])
+    another = Break("machines-are-replaced-on-purpose", "Instance", "zookeeper-1", options={"ignore_changes": None})
+    resources, _ = another.of(stacks["replacing node 2"])
+    found = {(each.rule, each.urn.rpartition(":")[2]) for each in violations(RULES, resources)}
+    assert found == {("machines-are-replaced-on-purpose", f"zookeeper-{node}") for node in (1, 2)}

@@ -1,104 +1,12 @@
-"""Stacks that break a rule: each is the program's own, but for one change."""
+"""Stacks that break a rule, for each rule: what a later change of the program could do."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
 
-from tests.support.graph import Graph, Resource
+from tests.support.policy_break import Break, denial, statement, trust
 
-STATEMENT = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::lake/*"}
 PEM = "-----BEGIN PRIVATE KEY-----"
-
-
-@dataclass(frozen=True)
-class Break:
-    """A change that a rule must not let pass.
-
-    Attributes:
-        rule: that has to find it.
-        kind, name: of the resource that it has to name.
-        inputs: of that resource, instead of its own; a function makes one of what it was, None takes it out.
-        options: likewise.
-        type: of a resource that is added, under that name and with these inputs.
-        without: kind and name of another resource, which is left out.
-        also: name of another resource of that kind, which has these inputs too.
-        late: whether a preview does not show it.
-        stack: whose graph it is.
-
-    """
-
-    rule: str
-    kind: str
-    name: str
-    inputs: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    type: str | None = None
-    without: tuple[str, str] | None = None
-    also: str | None = None
-    late: bool = False
-    stack: str = "as it comes"
-
-    def __str__(self) -> str:
-        return f"{self.rule}: {self.name}: {', '.join([*self.inputs, *self.options, *(self.without or ())])}"
-
-    def of(self, graph: Graph) -> tuple[list[Resource], Resource]:
-        """Return the resources of the broken stack, and the one that is to be named."""
-        if self.type is not None:
-            broken = Resource(self.kind, self.type, self.name, dict(self.inputs), [], dict(self.options))
-            return [*graph.resources, broken], broken
-        whole = graph.one(self.kind, self.name)
-        broken = replace(whole, inputs=_changed(whole.inputs, self.inputs), options=whole.options | self.options)
-        kept = [each for each in graph.resources if (each.kind, each.name) != self.without]
-        assert (broken, kept) != (whole, graph.resources), "nothing is broken"
-        both = [
-            replace(each, inputs=_changed(each.inputs, self.inputs))
-            if (each.kind, each.name) == (self.kind, self.also)
-            else each
-            for each in kept
-        ]
-        return [broken if each is whole else each for each in both], broken
-
-
-def _changed(inputs: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    found = dict(inputs)
-    for key, change in changes.items():
-        found[key] = change(found[key]) if callable(change) else change
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def statement(**changes: Any) -> Callable[[str], str]:
-    """Return what adds a statement to a policy document."""
-
-    def added(text: str) -> str:
-        found = json.loads(text)
-        found["Statement"].append({**STATEMENT, **changes})
-        return json.dumps(found)
-
-    return added
-
-
-def denial(sid: str, **changes: Any) -> Callable[[str], str]:
-    """Return what changes a statement of a policy document; None takes an element out."""
-
-    def changed(text: str) -> str:
-        found = json.loads(text)
-        [one] = [each for each in found["Statement"] if each.get("Sid") == sid]
-        one.update(changes)
-        for key in [key for key, value in one.items() if value is None]:
-            del one[key]
-        return json.dumps(found)
-
-    return changed
-
-
-def trust(**changes: Any) -> str:
-    """Return a trust policy."""
-    return json.dumps({"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "sts:AssumeRole", **changes}]})
-
-
 IN, OLD, GROUP = "SecurityGroupIngressRule", "aws:ec2/securityGroupRule:SecurityGroupRule", "SecurityGroup"
 NODE, TWO = "zookeeper-1", "zookeeper-2"
 LAKE, ARTIFACTS = "lake", "artifacts"
@@ -149,7 +57,9 @@ ADDRESS = {"domain": "vpc", "tags": {"Project": "sluice", "Stack": "test"}}
 COMPUTE = [
     Break("metadata-needs-a-token", "Instance", NODE, {"metadataOptions": None}),
     Break("metadata-needs-a-token", "Instance", NODE, {"metadataOptions": {"httpTokens": "required"}}),
-    Break("metadata-needs-a-token", "Instance", NODE, {"metadataOptions": lambda old: {**old, "httpTokens": "optional"}}),
+    Break(
+        "metadata-needs-a-token", "Instance", NODE, {"metadataOptions": lambda old: {**old, "httpTokens": "optional"}}
+    ),
     Break("no-key-pair", "Instance", TWO, {"keyName": "mine"}),
     Break("no-public-address", "Instance", NODE, {"associatePublicIpAddress": True}),
     Break("no-public-address", "X", "way-in", {**ADDRESS, "instance": "zookeeper-1-id"}, type="aws:ec2/eip:Eip"),
@@ -168,11 +78,27 @@ COMPUTE = [
     Break("volumes-stay", "Volume", f"{NODE}-data", options={"ignore_changes": None}),
 ]
 ENSEMBLE = [
-    Break("members-have-ids", "Instance", TWO, {"userData": lambda old: old.replace("SLUICE_NODE=2", "SLUICE_NODE=1")}, late=True),
-    Break("members-have-ids", "Instance", TWO, {"userData": lambda old: old.replace("SLUICE_NODE=2", "SLUICE_NODE=4")}, late=True),
+    Break(
+        "members-have-ids",
+        "Instance",
+        TWO,
+        {"userData": lambda old: old.replace("SLUICE_NODE=2", "SLUICE_NODE=1")},
+        late=True,
+    ),
+    Break(
+        "members-have-ids",
+        "Instance",
+        TWO,
+        {"userData": lambda old: old.replace("SLUICE_NODE=2", "SLUICE_NODE=4")},
+        late=True,
+    ),
     Break("members-have-ids", "Instance", TWO, {"userData": "#!/bin/sh"}, late=True),
-    Break("members-have-interfaces", "Instance", TWO, {"primaryNetworkInterface": {"networkInterfaceId": f"{NODE}-id"}}),
-    Break("members-have-volumes", "VolumeAttachment", f"{TWO}-log", {"volumeId": "vol-1"}, also=f"{NODE}-log", late=True),
+    Break(
+        "members-have-interfaces", "Instance", TWO, {"primaryNetworkInterface": {"networkInterfaceId": f"{NODE}-id"}}
+    ),
+    Break(
+        "members-have-volumes", "VolumeAttachment", f"{TWO}-log", {"volumeId": "vol-1"}, also=f"{NODE}-log", late=True
+    ),
     Break("odd-ensemble", "Instance", "zookeeper-3", without=("Instance", NODE)),
     Break("members-are-spread", "NetworkInterface", TWO, {"subnetId": "network-private-1-id"}),
 ]
@@ -195,7 +121,9 @@ STORAGE = [
     Break("current-objects-stay", "BucketLifecycleConfiguration", LAKE, {"rules": lambda old: old + MOVES}),
     Break("current-objects-stay", "Bucket", LAKE, {"lifecycleRules": EXPIRES}),
     Break("buckets-by-tls-only", "BucketPolicy", ARTIFACTS, {"policy": denial("DenyPlainHttp", Effect="Allow")}),
-    Break("buckets-by-tls-only", "BucketPolicy", LAKE, {"policy": denial("DenyPlainHttp", Resource="arn:aws:s3:::lake")}),
+    Break(
+        "buckets-by-tls-only", "BucketPolicy", LAKE, {"policy": denial("DenyPlainHttp", Resource="arn:aws:s3:::lake")}
+    ),
     Break("bucket-policies-allow-nobody", "BucketPolicy", LAKE, {"policy": statement(Principal="*")}),
 ]
 UNCONDITIONAL, VACATING = "DenyUnconditionalCommit", "DenyVacatingVersions"
@@ -243,16 +171,38 @@ IDENTITY = [
     Break("no-administrators", "Policy", OWN, {"policy": statement(Action="*", Resource="*")}),
     Break("no-administrators", "RolePolicy", NODE, {"policy": statement(Action=["*"], Resource=["*"])}),
     Break("actions-are-named", "Policy", OWN, {"policy": statement(Action="s3:*")}),
-    Break("actions-are-named", "Role", NODE, {"inlinePolicies": [{"name": "x", "policy": statement(Action="s3:*")('{"Statement": []}')}]}),
+    Break(
+        "actions-are-named",
+        "Role",
+        NODE,
+        {"inlinePolicies": [{"name": "x", "policy": statement(Action="s3:*")('{"Statement": []}')}]},
+    ),
     Break("nothing-by-omission", "Policy", OWN, {"policy": statement(NotAction="iam:*")}),
     Break("nothing-by-omission", "RolePolicy", NODE, {"policy": statement(NotResource="x")}),
     Break("keys-are-named", "Policy", OWN, {"policy": statement(Action="kms:*", Resource="*")}),
-    Break("keys-are-named", "RolePolicy", NODE, {"policy": statement(Action="kms:Decrypt", Resource="arn:aws:kms:*:*:key/*")}),
-    Break("data-is-named", "RolePolicy", NODE, {"policy": statement(Action="secretsmanager:GetSecretValue", Resource="*")}),
+    Break(
+        "keys-are-named",
+        "RolePolicy",
+        NODE,
+        {"policy": statement(Action="kms:Decrypt", Resource="arn:aws:kms:*:*:key/*")},
+    ),
+    Break(
+        "data-is-named", "RolePolicy", NODE, {"policy": statement(Action="secretsmanager:GetSecretValue", Resource="*")}
+    ),
     Break("trust-is-named", "Role", "maintenance", {"assumeRolePolicy": trust(Principal={"AWS": "*"})}),
     Break("trust-is-named", "Role", "maintenance", {"assumeRolePolicy": trust(NotPrincipal={"AWS": OUR_ROLE})}),
-    Break("trust-is-named", "Role", "network-flow", {"assumeRolePolicy": trust(Principal={"Service": "vpc-flow-logs.amazonaws.com"})}),
-    Break("own-policies", "RolePolicyAttachment", "access-writer", {"policyArn": "arn:aws:iam::aws:policy/AmazonS3FullAccess"}),
+    Break(
+        "trust-is-named",
+        "Role",
+        "network-flow",
+        {"assumeRolePolicy": trust(Principal={"Service": "vpc-flow-logs.amazonaws.com"})},
+    ),
+    Break(
+        "own-policies",
+        "RolePolicyAttachment",
+        "access-writer",
+        {"policyArn": "arn:aws:iam::aws:policy/AmazonS3FullAccess"},
+    ),
     Break("own-policies", "Role", NODE, {"managedPolicyArns": ["arn:aws:iam::aws:policy/AdministratorAccess"]}),
     Break("roles-only", "X", "somebody", ADDRESS, type="aws:iam/user:User"),
     Break("roles-only", "X", "somebody", {}, type="aws:iam/accessKey:AccessKey"),
@@ -265,7 +215,13 @@ SECRETS = [
     Break("keys-are-in-secrets", "Parameter", NODE, {"value": "AKIA" + 16 * "A"}),
     Break("secrets-come-back", "Secret", NODE, {"recoveryWindowInDays": 0}),
     Break("secrets-are-for-somebody", "Secret", NODE, {"policy": json.dumps({"Statement": EVERYBODY})}),
-    Break("secrets-are-for-somebody", "Key", "sluice-test", {"policy": json.dumps({"Statement": [EVERYBODY]})}, stack="KMS and prefixes"),
+    Break(
+        "secrets-are-for-somebody",
+        "Key",
+        "sluice-test",
+        {"policy": json.dumps({"Statement": [EVERYBODY]})},
+        stack="KMS and prefixes",
+    ),
     Break("keys-are-rotated", "Key", "sluice-test", {"enableKeyRotation": None}, stack="KMS and prefixes"),
     Break("keys-come-back", "Key", "sluice-test", {"deletionWindowInDays": 7}, stack="KMS and prefixes"),
     Break("parameters-are-ours", "Parameter", NODE, {"name": "/aws/zoo.cfg"}),

@@ -69,7 +69,9 @@ def violations(
                 args = ResourceValidationArgs(
                     each.type, unknown_checking_proxy(props), urn, each.name, _options(each), None, config
                 )
-                rule.policy.validate(args, lambda text, _, rule=rule, urn=urn: found.append(Violation(rule.name, urn, text)))
+                rule.policy.validate(
+                    args, lambda text, _, rule=rule, urn=urn: found.append(Violation(rule.name, urn, text))
+                )
         else:
             rule.policy.validate(
                 StackValidationArgs(stack, config),
