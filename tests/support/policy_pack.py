@@ -61,11 +61,11 @@ def violations(
     """
     found: list[Violation] = []
     stack = [_in_stack(each, resources, preview=preview) for each in resources]
+    seen = [(each, _props(each, resources) if preview else each.inputs) for each in resources]
     for rule in rules:
         if isinstance(rule.policy, ResourceValidationPolicy):
-            for each in resources:
+            for each, props in seen:
                 urn = urn_of(each)
-                props = _props(each, resources) if preview else each.inputs
                 args = ResourceValidationArgs(
                     each.type, unknown_checking_proxy(props), urn, each.name, _options(each), None, config
                 )
