@@ -21,6 +21,8 @@ from tests.support.policy_break import Break
 from tests.support.policy_breaks import BREAKS
 from tests.support.policy_pack import urn_of, violations
 
+#: Of two resources that do not go together, either may be the wrong one.
+AMONG_EQUALS = ("members-have-ids", "members-have-interfaces", "members-are-spread", "one-role-removes-logs")
 STACK_RULES = {each.name for each in RULES if isinstance(each.policy, StackValidationPolicy)}
 
 
@@ -94,8 +96,7 @@ def test_a_break_is_found_in_nothing_else(stacks: dict[str, Graph], each: Break)
     found = violations([rule for rule in RULES if rule.name == each.rule], resources)
     twin = {urn_of(one) for one in resources if (one.kind, one.name) == (broken.kind, each.also)}
     elsewhere = {one.urn for one in found} - {urn_of(broken)} - twin
-    # Whoever has the same id, or is in the same subnet, is as wrong.
-    assert elsewhere == set() or each.rule.startswith("members-")
+    assert elsewhere == set() or each.rule in AMONG_EQUALS
 
 
 def test_each_rule_has_a_stack_that_breaks_it() -> None:

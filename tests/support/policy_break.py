@@ -9,6 +9,9 @@ from typing import Any
 
 from tests.support.graph import Graph, Resource
 
+#: Names in the program of two members, and inputs of an address that keep every other rule.
+NODE, TWO = "zookeeper-1", "zookeeper-2"
+ADDRESS = {"domain": "vpc", "tags": {"Project": "sluice", "Stack": "test"}}
 STATEMENT = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::lake/*"}
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 
-from tests.support.policy_break import Break, denial, statement, trust
+from tests.support import policy_breaks_of_data as data
+from tests.support.policy_break import ADDRESS, NODE, TWO, Break, denial, statement
 
-PEM = "-----BEGIN PRIVATE KEY-----"
 IN, OLD, GROUP = "SecurityGroupIngressRule", "aws:ec2/securityGroupRule:SecurityGroupRule", "SecurityGroup"
-NODE, TWO = "zookeeper-1", "zookeeper-2"
-LAKE, ARTIFACTS = "lake", "artifacts"
+OUT = "SecurityGroupEgressRule"
 ANYBODY = {"referencedSecurityGroupId": None, "cidrIpv4": "0.0.0.0/0"}
 ALL_PORTS = {"ipProtocol": "-1", "fromPort": None, "toPort": None}
 INLINE = [{"protocol": "tcp", "fromPort": 443, "toPort": 443, "cidrBlocks": ["0.0.0.0/0"]}]
-VERSION = "_delta_log/" + 20 * "?" + ".json"
-EXPIRES = [{"id": "old", "status": "Enabled", "expiration": {"days": 30}}]
-MOVES = [{"id": "cold", "status": "Enabled", "transitions": [{"days": 30, "storageClass": "GLACIER"}]}]
-OUR_ROLE = "arn:aws:iam::123456789012:role/maintenance"
 
 GROUPS = [
     Break("ingress-from-inside", IN, "zookeeper-writers", ANYBODY),
@@ -29,6 +24,8 @@ GROUPS = [
     Break("no-remote-shell-ports", IN, "zookeeper-writers", {"fromPort": 22, "toPort": 22}),
     Break("no-remote-shell-ports", IN, "zookeeper-writers", {"fromPort": 3000, "toPort": 4000}),
     Break("no-remote-shell-ports", IN, "network-endpoints", ALL_PORTS),
+    Break("egress-by-one-port", OUT, "zookeeper-aws", ALL_PORTS),
+    Break("egress-by-one-port", OUT, "zookeeper-s3", {"fromPort": 80, "toPort": 80}),
     Break("group-rules-are-resources", GROUP, "zookeeper-members", {"egress": INLINE}),
     Break("group-rules-are-resources", "X", "old", {"type": "egress"}, type=OLD),
     Break("default-group-has-no-rules", "DefaultSecurityGroup", "network-closed", {"egress": INLINE}),
@@ -49,11 +46,11 @@ NETWORK = [
     Break("endpoints-are-limited", "VpcEndpoint", "network-s3", {"policy": statement(Resource="arn:aws:s3:::*")}),
     Break("endpoints-are-limited", "VpcEndpoint", "network-ssm", {"policy": statement(Resource="*")}),
     Break("endpoints-are-limited", "VpcEndpoint", "network-ssm", {"policy": statement(NotResource="x")}),
+    Break("endpoints-are-limited", "VpcEndpoint", "network-s3", {"policy": denial("Lake", Condition={})}),
     Break("nodes-reach-aws", "Vpc", "network", without=("VpcEndpoint", "network-ssmmessages")),
     Break("source-is-checked", "NetworkInterface", NODE, {"sourceDestCheck": False}),
     Break("source-is-checked", "Instance", NODE, {"sourceDestCheck": False}),
 ]
-ADDRESS = {"domain": "vpc", "tags": {"Project": "sluice", "Stack": "test"}}
 COMPUTE = [
     Break("metadata-needs-a-token", "Instance", NODE, {"metadataOptions": None}),
     Break("metadata-needs-a-token", "Instance", NODE, {"metadataOptions": {"httpTokens": "required"}}),
@@ -102,129 +99,35 @@ ENSEMBLE = [
     Break("odd-ensemble", "Instance", "zookeeper-3", without=("Instance", NODE)),
     Break("members-are-spread", "NetworkInterface", TWO, {"subnetId": "network-private-1-id"}),
 ]
-STORAGE = [
+
+
+def told(before: str, after: str) -> Callable[[str], str]:
+    """Return what changes a text."""
+    return lambda text: text.replace(before, after)
+
+
+ZOOKEEPER = [
     *(
-        Break("buckets-are-complete", "Bucket", LAKE, without=(f"Bucket{part}", LAKE))
-        for part in (
-            *("PublicAccessBlock", "OwnershipControls", "Versioning", "ServerSideEncryptionConfiguration"),
-            *("LifecycleConfiguration", "Policy"),
+        Break("members-speak-tls", "Parameter", NODE, {"value": told(before, after)})
+        for before, after in (
+            ("secureClientPort=2281", "clientPort=2281"),
+            ("secureClientPort=2281", "secureClientPort=2281\nclientPort=2181"),
+            ("ssl.clientAuth=need", "ssl.clientAuth=want"),
+            ("ssl.quorum.clientAuth=need", "ssl.quorum.clientAuth=none"),
+            ("sslQuorum=true", "sslQuorum=false"),
+            ("clients-ca.pem", "members-ca.pem"),
+            ("enforce.auth.enabled=true\n", ""),
+            ("enforce.auth.schemes=x509", "enforce.auth.schemes=digest"),
+            ("reconfigEnabled=false", "reconfigEnabled=true"),
+            ("admin.enableServer=false\n", ""),
+            ("audit.enable=true", "audit.enable=false"),
+            ("httpHost=127.0.0.1", "httpHost=0.0.0.0"),
+            ("purgeInterval=6", "purgeInterval=0"),
         )
     ),
-    Break("buckets-are-private", "BucketPublicAccessBlock", ARTIFACTS, {"blockPublicPolicy": False}),
-    Break("buckets-are-private", "BucketPublicAccessBlock", LAKE, {"restrictPublicBuckets": None}),
-    Break("no-access-control-lists", "Bucket", LAKE, {"acl": "public-read"}),
-    Break("no-access-control-lists", "BucketOwnershipControls", LAKE, {"rule": {"objectOwnership": "ObjectWriter"}}),
-    Break("no-access-control-lists", "X", LAKE, {"bucket": LAKE, "acl": "private"}, type="aws:s3/bucketAcl:BucketAcl"),
-    Break("buckets-are-versioned", "BucketVersioning", LAKE, {"versioningConfiguration": {"status": "Suspended"}}),
-    Break("buckets-are-encrypted", "BucketServerSideEncryptionConfiguration", LAKE, {"rules": []}),
-    Break("current-objects-stay", "BucketLifecycleConfiguration", LAKE, {"rules": lambda old: old + EXPIRES}),
-    Break("current-objects-stay", "BucketLifecycleConfiguration", LAKE, {"rules": lambda old: old + MOVES}),
-    Break("current-objects-stay", "Bucket", LAKE, {"lifecycleRules": EXPIRES}),
-    Break("buckets-by-tls-only", "BucketPolicy", ARTIFACTS, {"policy": denial("DenyPlainHttp", Effect="Allow")}),
-    Break(
-        "buckets-by-tls-only", "BucketPolicy", LAKE, {"policy": denial("DenyPlainHttp", Resource="arn:aws:s3:::lake")}
-    ),
-    Break("bucket-policies-allow-nobody", "BucketPolicy", LAKE, {"policy": statement(Principal="*")}),
-]
-UNCONDITIONAL, VACATING = "DenyUnconditionalCommit", "DenyVacatingVersions"
-NULL = {"Null": {"s3:if-none-match": "true"}}
-COMMITS = [
-    Break("commits-are-conditional", "BucketPolicy", LAKE, {"policy": denial(UNCONDITIONAL, **each)})
-    for each in (
-        {"Effect": "Allow"},
-        {"Resource": f"arn:aws:s3:::lake/{VERSION}"},
-        {"Resource": f"arn:aws:s3:::lake/*/{VERSION}"},
-        {"Resource": [f"arn:aws:s3:::other/{VERSION}", f"arn:aws:s3:::other/*/{VERSION}"]},
-        {"Action": "s3:PutObjectAcl"},
-        {"Principal": {"AWS": "123456789012"}},
-        {"Principal": None, "NotPrincipal": {"AWS": OUR_ROLE}},
-        {"Condition": {"Null": {"s3:if-none-match": "false"}}},
-        {"Condition": {**NULL, "Bool": {"s3:ObjectCreationOperation": "false"}}},
-        {"Condition": {**NULL, "Bool": {"s3:ObjectCreationOperation": "true", "aws:SecureTransport": "false"}}},
-        {
-            "Condition": {
-                **NULL,
-                "Bool": {"s3:ObjectCreationOperation": "true"},
-                "ArnNotEquals": {"aws:PrincipalArn": OUR_ROLE},
-            }
-        },
-    )
-] + [
-    Break("versions-are-kept", "BucketPolicy", LAKE, {"policy": denial(VACATING, **each)})
-    for each in (
-        {"Action": "s3:DeleteObject"},
-        {"Resource": f"arn:aws:s3:::lake/*/{VERSION}"},
-        {"Condition": {"ArnNotEquals": {"aws:PrincipalArn": "arn:aws:iam::123456789012:role/*"}}},
-        {"Condition": {"ArnNotEquals": {"aws:PrincipalArn": [OUR_ROLE, OUR_ROLE + "-2"]}}},
-        {"Condition": {"ArnNotEquals": {"aws:PrincipalArn": OUR_ROLE}, "Bool": {"aws:ViaAWSService": "true"}}},
-    )
-]
-PROTECTION = [
-    Break("protected", kind, name, options={"protect": False})
-    for kind, name in (("Bucket", LAKE), ("Volume", f"{NODE}-data"), ("NetworkInterface", NODE))
-] + [
-    Break("protected", "Key", "sluice-test", options={"protect": None}, stack="KMS and prefixes"),
-    Break("buckets-are-not-emptied", "Bucket", LAKE, {"forceDestroy": True}),
-]
-OWN = "access-appender"
-IDENTITY = [
-    Break("no-administrators", "Policy", OWN, {"policy": statement(Action="*", Resource="*")}),
-    Break("no-administrators", "RolePolicy", NODE, {"policy": statement(Action=["*"], Resource=["*"])}),
-    Break("actions-are-named", "Policy", OWN, {"policy": statement(Action="s3:*")}),
-    Break(
-        "actions-are-named",
-        "Role",
-        NODE,
-        {"inlinePolicies": [{"name": "x", "policy": statement(Action="s3:*")('{"Statement": []}')}]},
-    ),
-    Break("nothing-by-omission", "Policy", OWN, {"policy": statement(NotAction="iam:*")}),
-    Break("nothing-by-omission", "RolePolicy", NODE, {"policy": statement(NotResource="x")}),
-    Break("keys-are-named", "Policy", OWN, {"policy": statement(Action="kms:*", Resource="*")}),
-    Break(
-        "keys-are-named",
-        "RolePolicy",
-        NODE,
-        {"policy": statement(Action="kms:Decrypt", Resource="arn:aws:kms:*:*:key/*")},
-    ),
-    Break(
-        "data-is-named", "RolePolicy", NODE, {"policy": statement(Action="secretsmanager:GetSecretValue", Resource="*")}
-    ),
-    Break("trust-is-named", "Role", "maintenance", {"assumeRolePolicy": trust(Principal={"AWS": "*"})}),
-    Break("trust-is-named", "Role", "maintenance", {"assumeRolePolicy": trust(NotPrincipal={"AWS": OUR_ROLE})}),
-    Break(
-        "trust-is-named",
-        "Role",
-        "network-flow",
-        {"assumeRolePolicy": trust(Principal={"Service": "vpc-flow-logs.amazonaws.com"})},
-    ),
-    Break(
-        "own-policies",
-        "RolePolicyAttachment",
-        "access-writer",
-        {"policyArn": "arn:aws:iam::aws:policy/AmazonS3FullAccess"},
-    ),
-    Break("own-policies", "Role", NODE, {"managedPolicyArns": ["arn:aws:iam::aws:policy/AdministratorAccess"]}),
-    Break("roles-only", "X", "somebody", ADDRESS, type="aws:iam/user:User"),
-    Break("roles-only", "X", "somebody", {}, type="aws:iam/accessKey:AccessKey"),
-]
-EVERYBODY = {"Effect": "Allow", "Principal": {"AWS": "*"}, "Action": "kms:*", "Resource": "*"}
-SECRETS = [
-    Break("keys-are-in-secrets", "Instance", NODE, {"userData": lambda old: f"{old}\n{PEM}"}),
-    Break("keys-are-in-secrets", "Parameter", NODE, {"value": lambda old: f"{old}\n{PEM}"}),
-    Break("keys-are-in-secrets", "Secret", NODE, {"tags": {"Key": PEM}}),
-    Break("keys-are-in-secrets", "Parameter", NODE, {"value": "AKIA" + 16 * "A"}),
-    Break("secrets-come-back", "Secret", NODE, {"recoveryWindowInDays": 0}),
-    Break("secrets-are-for-somebody", "Secret", NODE, {"policy": json.dumps({"Statement": EVERYBODY})}),
-    Break(
-        "secrets-are-for-somebody",
-        "Key",
-        "sluice-test",
-        {"policy": json.dumps({"Statement": [EVERYBODY]})},
-        stack="KMS and prefixes",
-    ),
-    Break("keys-are-rotated", "Key", "sluice-test", {"enableKeyRotation": None}, stack="KMS and prefixes"),
-    Break("keys-come-back", "Key", "sluice-test", {"deletionWindowInDays": 7}, stack="KMS and prefixes"),
-    Break("parameters-are-ours", "Parameter", NODE, {"name": "/aws/zoo.cfg"}),
+    Break("members-know-each-other", "Parameter", NODE, {"value": told("server.3", "#server.3")}),
+    Break("locks-are-for-ours", "Instance", NODE, {"userData": told("ROOT_ACL=x509", "ROOT_ACL=world:anyone:r,x509")}),
+    Break("locks-are-for-ours", "Instance", NODE, {"userData": "#!/bin/sh"}),
 ]
 MONITORING = [
     Break("logs-end", "LogGroup", "network-flow", {"retentionInDays": 0}),
@@ -235,4 +138,4 @@ MONITORING = [
     Break("tagged", "Secret", NODE, {"tags": None}),
     Break("tagged", "X", "new", {}, type="aws:sqs/queue:Queue"),
 ]
-BREAKS = [*GROUPS, *NETWORK, *COMPUTE, *ENSEMBLE, *STORAGE, *COMMITS, *PROTECTION, *IDENTITY, *SECRETS, *MONITORING]
+BREAKS = [*GROUPS, *NETWORK, *COMPUTE, *ENSEMBLE, *ZOOKEEPER, *MONITORING, *data.BREAKS]

@@ -16,6 +16,7 @@ from . import (
     secrets,
     storage,
     tags,
+    zookeeper,
 )
 
 #: All rules, by subject.
@@ -24,6 +25,7 @@ RULES = (
     *network.RULES,
     *compute.RULES,
     *ensemble.RULES,
+    *zookeeper.RULES,
     *storage.RULES,
     *commits.RULES,
     *protection.RULES,

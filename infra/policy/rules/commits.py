@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from pulumi_policy import ResourceValidationArgs
+from pulumi_policy import PolicyResource, ResourceValidationArgs
 
 from . import stack_config
-from .documents import DENY, Statement, statements
-from .rule import Rule, resource_rule
-from .storage import POLICY
+from .documents import DENY, Statement, allowed, statements
+from .identity import POLICY as ROLE_POLICY
+from .rule import Rule, Stack, resource_rule, stack_rule
+from .storage import POLICY, WITHOUT_TABLES
 
-#: Names, in the program, of buckets without tables.
-WITHOUT_TABLES = ("artifacts",)
 VERSION_FILE = "_delta_log/" + 20 * "?" + ".json"
 
 _UNCONDITIONAL = {("null", "s3:if-none-match"): ("true",), ("bool", "s3:objectcreationoperation"): ("true",)}
@@ -76,6 +75,32 @@ def _denies_but_maintenance(statement: Statement) -> bool:
     return len(others) <= 1 and all(":role/" in each and "*" not in each and "?" not in each for each in others)
 
 
+def _bound(args: ResourceValidationArgs) -> Iterator[str]:
+    document = args.props.get("policy")
+    if any(each.names_action("s3:PutObject") for each in allowed(document)):
+        denied = [
+            resource
+            for each in statements(document)
+            if each.effect == DENY and each.names_action("s3:PutObject") and _denies_unconditional(each)
+            for resource in each.resources
+        ]
+        for nested in (False, True):
+            if not any(each.endswith("/" + VERSION_FILE) and ("/*/" in each) is nested for each in denied):
+                where = "below another folder" if nested else "at the root"
+                yield f"It may overwrite the version files of tables {where}, in a bucket whose own policy lets it."
+
+
+def _removes_logs(policy: PolicyResource, stack: Stack) -> Iterator[str]:
+    if len([each for each in stack.of(ROLE_POLICY) if _may_remove_logs(each)]) > 1 and _may_remove_logs(policy):
+        yield "It may delete what is in a table's log, and another policy may, too: only who maintains it does."
+
+
+def _may_remove_logs(policy: PolicyResource) -> bool:
+    found = [each for each in statements(policy.props.get("policy")) if each.names_action("s3:DeleteObject")]
+    kept = [each for each in found if each.effect == DENY and any("_delta_log/*" in one for one in each.resources)]
+    return bool(found) and not kept
+
+
 RULES: tuple[Rule, ...] = (
     resource_rule(
         "commits-are-conditional",
@@ -88,5 +113,17 @@ RULES: tuple[Rule, ...] = (
         "The bucket of the tables lets nobody but the maintenance role delete version files.",
         (POLICY,),
         _kept,
+    ),
+    resource_rule(
+        "writers-commit-conditionally",
+        "Roles that write tables are denied what would overwrite a version, whatever the bucket says.",
+        (ROLE_POLICY,),
+        _bound,
+    ),
+    stack_rule(
+        "one-role-removes-logs",
+        "No more than one role, which maintains, may delete what is in a table's log.",
+        (ROLE_POLICY,),
+        _removes_logs,
     ),
 )

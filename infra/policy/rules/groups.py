@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pulumi_policy import PolicyResource, ResourceValidationArgs
 
-from .ingress import DEFAULT_GROUP, GROUP, INGRESS_RULE, OLD_RULE, TYPES, permissions
+from .ingress import DEFAULT_GROUP, EGRESS_RULE, GROUP, INGRESS_RULE, OLD_RULE, TYPES, permissions, ports
 from .rule import Rule, Stack, identity, resource_rule, stack_rule
 
 INTERFACE = "aws:ec2/networkInterface:NetworkInterface"
@@ -14,6 +14,7 @@ INTERFACE = "aws:ec2/networkInterface:NetworkInterface"
 CLIENT_PORT = 2281
 MEMBER_PORTS = {2888: "quorum", 3888: "election"}
 _SHELL_PORTS = {22: "SSH", 3389: "RDP"}
+_HTTPS = 443
 
 
 def _from_inside(args: ResourceValidationArgs) -> Iterator[str]:
@@ -28,6 +29,14 @@ def _no_shell(args: ResourceValidationArgs) -> Iterator[str]:
         for port, what in _SHELL_PORTS.items():
             if port in each.ports:
                 yield f"Port {port} ({what}) is open: operators come in through Session Manager."
+
+
+def _one_port(args: ResourceValidationArgs) -> Iterator[str]:
+    opened = ports(args.props)
+    if len(opened) != 1:
+        yield f"{len(opened)} ports lead out: name the one that is needed."
+    elif not args.props.get("referencedSecurityGroupId") and opened[0] != _HTTPS:
+        yield f"Port {opened[0]} leads out to addresses: only HTTPS, to AWS's services, may."
 
 
 def _spelled_out(args: ResourceValidationArgs) -> Iterator[str]:
@@ -83,6 +92,12 @@ RULES: tuple[Rule, ...] = (
         TYPES,
         _no_shell,
         ("EC2.13", "EC2.14", "EC2.53", "EC2.54"),
+    ),
+    resource_rule(
+        "egress-by-one-port",
+        "What leads out is one port to another security group, or HTTPS.",
+        (EGRESS_RULE,),
+        _one_port,
     ),
     resource_rule(
         "group-rules-are-resources",

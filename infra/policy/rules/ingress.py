@@ -12,6 +12,7 @@ DEFAULT_GROUP = "aws:ec2/defaultSecurityGroup:DefaultSecurityGroup"
 INGRESS_RULE = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
 #: What pulumi-aws still has of old, and the program does not use.
 OLD_RULE = "aws:ec2/securityGroupRule:SecurityGroupRule"
+EGRESS_RULE = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
 TYPES = (GROUP, DEFAULT_GROUP, INGRESS_RULE, OLD_RULE)
 
 _ALL_PORTS = range(65536)

@@ -20,6 +20,8 @@ NAT = "aws:ec2/natGateway:NatGateway"
 
 #: Without these a node that has no other way out does not come up.
 SERVICES = ("s3", "ssm", "ssmmessages", "secretsmanager", "logs", "monitoring")
+#: What the nodes of anybody may do with buckets that are named, for Amazon Linux's are not this account's.
+_READING = {"s3:GetObject"}
 _OWN = ("aws:principalaccount", "aws:principalorgid")
 
 
@@ -52,7 +54,7 @@ def _limited(args: ResourceValidationArgs) -> Iterator[str]:
             yield f"A statement allows all but what it names ({', '.join(each.inverted)})."
         elif everything and is_gateway:
             yield "A statement is about every bucket there is: rows can be copied to anybody's."
-        elif everything and not ours:
+        elif not ours and (everything or set(each.actions) - _READING):
             yield "A statement lets principals of any account pass: it has no condition on aws:PrincipalAccount."
 
 

@@ -35,6 +35,11 @@ def exempt_principals() -> list[str]:
     return [str(each) for each in _array("exemptPrincipalArns")]
 
 
+def kms() -> bool:
+    """Return whether the lake is encrypted with a key of its own."""
+    return bool(_config().get_bool("kms"))
+
+
 def replaced_node() -> int:
     """Return the one node whose machine may be replaced; 0 for none."""
     return _config().get_int("replaceNode") or 0

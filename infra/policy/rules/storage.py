@@ -7,6 +7,7 @@ from typing import Any
 
 from pulumi_policy import PolicyResource, ResourceValidationArgs
 
+from . import stack_config
 from .documents import DENY, allowed, statements
 from .rule import Rule, Stack, resource_rule, stack_rule
 
@@ -20,6 +21,9 @@ LIFECYCLE = "aws:s3/bucketLifecycleConfiguration:BucketLifecycleConfiguration"
 POLICY = "aws:s3/bucketPolicy:BucketPolicy"
 #: What each bucket has, as a resource of its own.
 PARTS = (ACCESS_BLOCK, OWNERSHIP, VERSIONING, ENCRYPTION, LIFECYCLE, POLICY)
+
+#: Names, in the program, of buckets without tables.
+WITHOUT_TABLES = ("artifacts",)
 
 _BLOCKS = ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")
 _PLAIN_HTTP = {("bool", "aws:securetransport"): ("false",)}
@@ -59,6 +63,8 @@ def _encrypted(args: ResourceValidationArgs) -> Iterator[str]:
         default = each.get("applyServerSideEncryptionByDefault") or {}
         if default.get("sseAlgorithm") not in ("AES256", "aws:kms", "aws:kms:dsse"):
             yield "It has no algorithm that encrypts what is put."
+        elif stack_config.kms() and args.name not in WITHOUT_TABLES and not default.get("kmsMasterKeyId"):
+            yield "It has no key of its own, and the stack's configuration says kms: true."
 
 
 def _kept(args: ResourceValidationArgs) -> Iterator[str]:
@@ -116,9 +122,10 @@ RULES: tuple[Rule, ...] = (
     resource_rule("buckets-are-versioned", "Buckets are versioned.", (VERSIONING,), _versioned, ("S3.14",)),
     resource_rule(
         "buckets-are-encrypted",
-        "Buckets encrypt what is put, with S3's keys or with one of KMS.",
+        "Buckets encrypt what is put: with S3's keys, or the lake's own where kms says so.",
         (ENCRYPTION,),
         _encrypted,
+        ("S3.17",),
     ),
     resource_rule(
         "current-objects-stay",
