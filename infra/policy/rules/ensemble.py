@@ -46,7 +46,7 @@ def _own_volumes(attachment: PolicyResource, stack: Stack) -> Iterator[str]:
 
 def _odd(instance: PolicyResource, stack: Stack) -> Iterator[str]:
     members = stack.of(INSTANCE)
-    if len(members) % 2 == 0 and instance is members[-1] and not stack.config.get(_GROWING):
+    if len(members) % 2 == 0 and instance.urn == max(each.urn for each in members) and not stack.config.get(_GROWING):
         yield (
             f"{len(members)} members survive no more losses than {len(members) - 1}. On the way from 3 to 5, or to 7,"
             f" say so in --policy-pack-config: odd-ensemble has {_GROWING}."
