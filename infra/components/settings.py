@@ -14,6 +14,8 @@ ZONES = 3
 _EGRESS = ("endpoints", "nat")
 _COMMIT_POLICY = ("off", "prefixes", "all")
 _PREFIX_LENGTHS = range(16, 23)
+# RFC 1918: Python calls more private than that, which AWS does not take.
+_PRIVATE = [ipaddress.IPv4Network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
 _ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:(role|user|root)\S*")
 _PREFIX = re.compile(r"[A-Za-z0-9!_.'()/=-]+")
 _RETENTION = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
@@ -87,7 +89,11 @@ class Settings:
             network = ipaddress.IPv4Network(self.vpc_cidr)
         except ValueError:
             network = None
-        fits = network is not None and network.prefixlen in _PREFIX_LENGTHS and network.is_private
+        fits = (
+            network is not None
+            and network.prefixlen in _PREFIX_LENGTHS
+            and any(network.subnet_of(private) for private in _PRIVATE)
+        )
         _demand(fits, "vpcCidr", self.vpc_cidr, "a private IPv4 block of /16 to /22, such as 10.100.0.0/16")
         count = len(set(self.subnet_ids))
         if self.vpc_id:

@@ -328,6 +328,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"nodes": "many"}, "Configuration 'sluice:nodes' value 'many' is not a valid 'int'"),
     ({"egress": "vpn"}, "configuration egress='vpn': must be endpoints or nat"),
     ({"vpcCidr": "8.8.0.0/16"}, "configuration vpcCidr='8.8.0.0/16': must be a private IPv4 block"),
+    ({"vpcCidr": "127.0.0.0/16"}, "configuration vpcCidr='127.0.0.0/16': must be a private IPv4 block"),
     ({"vpcCidr": "10.0.0.0/8"}, "configuration vpcCidr='10.0.0.0/8': must be a private IPv4 block"),
     ({"vpcId": "vpc-1"}, "configuration subnetIds=[]: must be 3 subnets of vpcId"),
     ({"subnetIds": ["s-1"]}, "configuration subnetIds=['s-1']: must be empty unless vpcId is set"),
