@@ -74,6 +74,7 @@ if settings.makes_ensemble:
                 partition=partition,
                 readable_bucket_arns=[artifacts.arn],
                 lake_bucket_arn=lake_arn,
+                reachable_buckets=settings.reachable_buckets,
             ),
         )
         vpc_id = network.vpc_id

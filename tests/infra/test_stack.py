@@ -285,6 +285,15 @@ def test_with_nat_there_are_no_paid_endpoints_and_one_gateway(stacks: Mapping[st
     assert not stacks["as it comes"].some("NatGateway", "InternetGateway", "Eip")
 
 
+def test_clusters_reach_the_lake_and_the_buckets_that_are_named_and_no_other() -> None:
+    [stack] = graphs([(INFRA, {"reachableBuckets": ["landing"]})])
+    assert isinstance(stack, Graph)
+    told = stack.one("VpcEndpoint", "network-s3").document()["Statement"]
+    [reached] = [each["Resource"] for each in told if each["Sid"] == "LakeAndSources"]
+    assert reached == ["arn:aws:s3:::lake", "arn:aws:s3:::lake/*", "arn:aws:s3:::landing", "arn:aws:s3:::landing/*"]
+    assert not [each for each in told if each["Resource"] in ("*", ["*"])]
+
+
 def test_an_existing_network_is_not_changed(stacks: Mapping[str, Graph]) -> None:
     graph = stacks["existing network"]
     assert not graph.some("Vpc", "Subnet", "RouteTable", "Route", "VpcEndpoint", "DefaultSecurityGroup", "FlowLog")
@@ -335,6 +344,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"commitPolicy": "prefixes"}, "configuration tablePrefixes=[]: must be set when commitPolicy is prefixes"),
     ({"tablePrefixes": ["a*"]}, "configuration tablePrefixes='a*': must be folders, without"),
     ({"exemptPrincipalArns": ["*"]}, "configuration exemptPrincipalArns='*': must be ARNs of IAM principals"),
+    ({"existingBucket": "arn:aws:s3:::x"}, "configuration existingBucket='arn:aws:s3:::x': must be the name of a"),
+    ({"reachableBuckets": ["*"]}, "configuration reachableBuckets='*': must be names of buckets"),
     ({"replaceNode": 4}, "configuration replaceNode=4: must be 0 to 3"),
     ({"trustedAuthorities": [2]}, "configuration signingAuthority=1: must be one of trustedAuthorities"),
     ({"logRetentionDays": 8}, "configuration logRetentionDays=8: must be what CloudWatch takes"),
