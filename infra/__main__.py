@@ -74,6 +74,7 @@ if settings.makes_ensemble:
                 partition=partition,
                 readable_bucket_arns=[artifacts.arn],
                 lake_bucket_arn=lake_arn,
+                reachable_buckets=settings.reachable_buckets,
             ),
         )
         vpc_id = network.vpc_id
@@ -132,9 +133,9 @@ access = Access(
 )
 if zookeeper:
     if access.writer_group_id is not None:
-        zookeeper.admit("writers", access.writer_group_id)
+        zookeeper.admit("writers", access.writer_group_id, ours=True)
     for number, group_id in enumerate(settings.writer_security_group_ids, start=1):
-        zookeeper.admit(f"writers-{number}", group_id)
+        zookeeper.admit(f"writers-{number}", group_id, ours=False)
 
 pulumi.export("region", region)
 pulumi.export("delta_lake_bucket_name", lake_name)

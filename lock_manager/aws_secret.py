@@ -13,7 +13,7 @@ from lock_manager.errors import SettingsError
 
 CONNECT_SECONDS = 5
 READ_SECONDS = 10
-_ARN = re.compile(r"arn:aws[a-z-]*:secretsmanager:(?P<region>[a-z0-9-]+):\d{12}:secret:\S+")
+ARN = re.compile(r"arn:aws[a-z-]*:secretsmanager:(?P<region>[a-z0-9-]+):\d{12}:secret:\S+")
 
 
 @functools.lru_cache(maxsize=4)
@@ -27,7 +27,7 @@ def fetch(arn: str) -> str:
         SettingsError: it is no such ARN, boto3 is not installed, or AWS does not give the secret.
 
     """
-    match = _ARN.fullmatch(arn)
+    match = ARN.fullmatch(arn)
     if match is None:
         # It is not shown: somebody may have put the secret itself there.
         raise SettingsError("SLUICE_ZK_SECRET is no arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME")

@@ -7,9 +7,7 @@ tests against a real server hold both.
 from __future__ import annotations
 
 import logging
-import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,6 +16,7 @@ from kazoo.exceptions import AuthFailedError, ConnectionDropped, SASLException, 
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import SASL, Auth, Connect
 
+from lock_manager.connection import connect_with_tls, reason
 from lock_manager.errors import SettingsError
 from lock_manager.security import Security
 
@@ -51,20 +50,12 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         bound = self._connect_seconds if timeout is None else min(timeout, self._connect_seconds)
         if not self._security.tls:
             return super().create_connection(address, hostname=hostname, timeout=bound, **kwargs)
-        give_up_at = time.monotonic() + bound
         try:
             # Of the files as they are now: certificates are renewed while drivers run.
             context = self._security.tls_context()
         except SettingsError as error:
             raise ConnectionDropped(str(error)) from error
-        plain = socket.create_connection(address, bound)
-        try:
-            plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            plain.settimeout(max(0.1, give_up_at - time.monotonic()))
-            return context.wrap_socket(plain, server_hostname=hostname)
-        except BaseException:
-            plain.close()
-            raise
+        return connect_with_tls(address, context, bound, hostname)
 
     def select(self, readers: list[Any], writers: list[Any], others: list[Any], timeout: float | None = None) -> Any:
         # What TLS has decrypted already does not show on the socket: kazoo would let an answer lie until the next one.
@@ -199,9 +190,9 @@ class Client(KazooClient):  # type: ignore[misc]
         if tls is None or isinstance(tls, _TLS_CUT_SHORT):
             self._distrust.pop(server, None)
             closed = any(isinstance(each, ConnectionResetError) for each in causes) or "broken" in str(error)
-            self.problem = _CLOSED_EARLY if closed and not self.use_ssl else _reason(tls or causes[-1])
+            self.problem = _CLOSED_EARLY if closed and not self.use_ssl else reason(tls or causes[-1])
             return None
-        self.problem = self._distrust[server] = f"TLS: {_reason(tls)}"
+        self.problem = self._distrust[server] = f"TLS: {reason(tls)}"
         if self._session_id or len(self._distrust) < len(self.hosts):
             return None
         self.refusal = self.problem
@@ -212,8 +203,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _reason(error: BaseException) -> str:
-    told = getattr(error, "verify_message", None) or getattr(error, "reason", None)
-    return str(told or error) or type(error).__name__

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
+from lock_manager.connection import ask_word
 from lock_manager.errors import LocalServerError
 from lock_manager.local_demands import Demands
 
@@ -101,11 +102,8 @@ def server_configuration(data: str | os.PathLike[str], tick_ms: int, max_session
 
 def ask_server(address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None = None) -> bytes:
     """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the answer, empty if there is none."""
-    with suppress(OSError), socket.create_connection(address, timeout=2) as connection:
-        speaking = tls.wrap_socket(connection) if tls else connection
-        with speaking:
-            speaking.sendall(word)
-            return b"".join(iter(lambda: speaking.recv(65536), b""))
+    with suppress(OSError):
+        return ask_word(address, word, tls)
     return b""
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 import traceback
-from typing import TYPE_CHECKING, Annotated, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from rich.console import Console
 
-from lock_manager import SluiceError
+from lock_manager import LockSettings, SluiceError
 from sluice.interrupts import Interrupted
 from sluice.log_folder import LogAccessError
 
@@ -20,6 +22,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 FAILED, BAD_ARGUMENTS = 1, 2
+_PIPE_WIDTH = 200
 #: What a command without an ensemble tells its user to do.
 ZOOKEEPER_HINT = "give --zookeeper host:port,…"
 
@@ -28,6 +31,21 @@ StorageOption = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE", help="As deltalake takes it; may be repeated.  [dim]default: AWS_* variables[/]"),
 ]
+ZooKeeperOption = Annotated[
+    str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
+]
+LockRootOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ZNODE",
+        help="Below which tables are locked.  [dim]default: $SLUICE_LOCK_ROOT or /locks/delta_tables[/]",
+    ),
+]
+
+
+def for_tables(console: Console) -> Console:
+    """Return the console for a table: a pipe has no width, and rich would take it for a narrow one."""
+    return console if console.is_terminal else Console(file=console.file, highlight=False, width=_PIPE_WIDTH)
 
 
 def in_a_sentence(command: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -57,3 +75,17 @@ def key_and_value(option: str, hint: str = "--storage-option") -> tuple[str, str
         # Without what was given, which may be a secret.
         raise typer.BadParameter("expected KEY=VALUE (yours is not shown: it may be a secret)", param_hint=hint)
     return name.strip(), value
+
+
+def lock_settings(zookeeper: str | None, lock_root: str | None = None) -> LockSettings:
+    """Return the settings of the environment, with what options say instead.
+
+    Raises:
+        SettingsError: see :meth:`LockSettings.from_env`.
+
+    """
+    # What goes wrong is told in a sentence; kazoo warns of every attempt to connect.
+    logging.getLogger("kazoo").addHandler(logging.NullHandler())
+    given: dict[str, Any] = {"zk_hosts": zookeeper, "lock_root": lock_root}
+    given = {name: value for name, value in given.items() if value is not None}
+    return LockSettings.from_env(hosts_hint=ZOOKEEPER_HINT, **given)

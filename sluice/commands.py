@@ -16,6 +16,8 @@ from rich.console import Console
 import sluice
 from sluice import operator_commands
 from sluice.command_parts import FAILED, ZOOKEEPER_HINT, StorageOption, Verbose, in_a_sentence, key_and_value
+from sluice.config_commands import config
+from sluice.ensemble_commands import ensemble
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ def _sluice(
     [bold]sluice log s3a://lake/flights[/]        who committed what, when and under which hold
     [bold]sluice status[/]                        who holds which lock, and who waits
     [bold]sluice doctor[/]                        is everything there that a locked write needs?
+    [bold]sluice ensemble ready[/]                do all ZooKeeper servers serve one quorum, in step?
+    [bold]sluice config from-stack[/]             settings for jobs, from what pulumi made
     [bold]sluice soak[/]                          writers, faults, and whether the promises hold
     [bold]sluice zookeeper[/]                     a ZooKeeper to try things with
 
@@ -286,6 +290,8 @@ def dist(
 
 
 operator_commands.register(app)
+app.add_typer(ensemble)
+app.add_typer(config)
 
 
 class Engine(StrEnum):

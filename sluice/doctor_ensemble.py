@@ -2,83 +2,33 @@
 
 from __future__ import annotations
 
-import re
-import socket
 import statistics
 import time
-import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-
-from kazoo.exceptions import KazooException, NoNodeError
-from kazoo.hosts import collect_hosts
 
 from lock_manager import lock_root
-from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError
-from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.session import Deadline, Session
 from lock_manager.settings import LockSettings
 from sluice.doctor_acl import acl_finding
 from sluice.finding import Finding, failed, note, ok
+from sluice.members import SAYS_NOTHING, Server, ask_servers, dotted
+from sluice.scratch_node import NoChrootError, insist, nearest_node, scratch_node
 
 CONNECT_SECONDS = 10.0
 SKEW_SECONDS = 1.0
 """How far clocks may differ: as much as `sluice verify` forgives by default."""
 
-_WORD_SECONDS = 2.0
 _REQUESTS = 20
 _SLOW_MS = 50.0
 _OLDEST = (3, 5, 0)
-_NO_ANSWER = (*NO_ANSWER, *SESSION_GONE)
 # CVE-2023-44981 and CVE-2024-23944 are mended from here on, by line of releases.
 _MENDED: dict[tuple[int, ...], tuple[int, ...]] = {(3, 8): (3, 8, 4), (3, 9): (3, 9, 2)}
-_ALL_WORDS = re.compile(r"Zookeeper version: (?P<version>[0-9.]+).*?Mode: (?P<mode>\w+)", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Server:
-    """One server of the connection string.
-
-    Attributes:
-        address: ``host:port``.
-        problem: why it does not serve; None if it does, as far as it is known.
-        version: of the software; None if it does not say.
-        mode: standalone, leader, follower or observer; None if it does not say.
-
-    """
-
-    address: str
-    problem: str | None = None
-    version: tuple[int, ...] | None = None
-    mode: str | None = None
 
 
 def ensemble_findings(settings: LockSettings) -> list[Finding]:
     """Ask every server, then open a session and write through the quorum, below a scratch node that is ephemeral."""
-    addresses, _ = collect_hosts(settings.zk_hosts)
-    with ThreadPoolExecutor(len(addresses)) as pool:
-        servers = list(pool.map(lambda address: ask_server(*address), addresses))
-    return [*server_findings(servers), *_session_findings(settings)]
-
-
-def ask_server(host: str, port: int) -> Server:
-    """Ask one server by the four-letter word ``srvr``, which is allowed by default."""
-    address = f"{host}:{port}"
-    answer = b""
-    try:
-        with socket.create_connection((host, int(port)), timeout=_WORD_SECONDS) as connection, suppress(OSError):
-            connection.sendall(b"srvr")
-            answer = b"".join(iter(lambda: connection.recv(65536), b""))
-    except OSError as error:
-        return Server(address, f"cannot be reached ({error.strerror or error}): is it up, and the way to it open?")
-    text = answer.decode(errors="replace")
-    if "not currently serving" in text:
-        return Server(address, "runs, but serves nobody: it sees no quorum of its ensemble; look at the others")
-    match = _ALL_WORDS.search(text)
-    if match is None:
-        return Server(address)
-    return Server(address, version=tuple(map(int, match["version"].strip(".").split("."))), mode=match["mode"])
+    return [*server_findings(ask_servers(settings)), *_session_findings(settings)]
 
 
 def server_findings(servers: Sequence[Server]) -> list[Finding]:
@@ -89,9 +39,9 @@ def server_findings(servers: Sequence[Server]) -> list[Finding]:
         if server.problem is not None:
             found.append(failed(what, server.problem))
         elif server.version is None or server.mode is None:
-            found.append(note(what, "answers, but not to srvr: it wants TLS, or allows no four-letter words"))
+            found.append(note(what, SAYS_NOTHING))
         else:
-            found.append(ok(what, f"{server.mode}, ZooKeeper {_dotted(server.version)}"))
+            found.append(ok(what, f"{server.mode}, ZooKeeper {dotted(server.version)}"))
     told = [server for server in servers if server.mode is not None]
     return [*found, *_versions(told), *_modes(told, len(servers))]
 
@@ -102,12 +52,12 @@ def _versions(told: Sequence[Server]) -> list[Finding]:
     if not versions:
         return []
     if versions[0] < _OLDEST:
-        return [failed(what, f"{_dotted(versions[0])} is too old: the lock needs ZooKeeper 3.5 (create2); use 3.9.5")]
+        return [failed(what, f"{dotted(versions[0])} is too old: the lock needs ZooKeeper 3.5 (create2); use 3.9.5")]
     if versions[0] < (3, 8) or versions[0] < _MENDED.get(versions[0][:2], (0,)):
-        return [note(what, f"{_dotted(versions[0])} has CVE-2023-44981 or CVE-2024-23944: update, 3.9.5 is tested")]
+        return [note(what, f"{dotted(versions[0])} has CVE-2023-44981 or CVE-2024-23944: update, 3.9.5 is tested")]
     if len(versions) > 1:
-        return [note(what, f"the servers differ: {', '.join(map(_dotted, versions))}; finish the update")]
-    return [ok(what, f"ZooKeeper {_dotted(versions[0])}")]
+        return [note(what, f"the servers differ: {', '.join(map(dotted, versions))}; finish the update")]
+    return [ok(what, f"ZooKeeper {dotted(versions[0])}")]
 
 
 def _modes(told: Sequence[Server], named: int) -> list[Finding]:
@@ -131,23 +81,16 @@ def _modes(told: Sequence[Server], named: int) -> list[Finding]:
     return [ok(what, ", ".join(f"{count} {mode}{'s' if count > 1 else ''}" for count, mode in counts if count))]
 
 
-def _dotted(version: tuple[int, ...]) -> str:
-    return ".".join(map(str, version))
-
-
 def _session_findings(settings: LockSettings) -> list[Finding]:
     session, deadline = Session(settings), Deadline(CONNECT_SECONDS)
-    try:
-        session.wait_for_connection(deadline)
-        if session.state is not SessionState.CONNECTED:
-            return [
-                failed(
-                    "session", f"none within {CONNECT_SECONDS:g} s: no quorum is up, or the client port is not theirs"
-                )
-            ]
+
+    def ask() -> list[Finding]:
         return [_granted(session, settings), *_lock_root(session, deadline), *_written(session, deadline)]
-    except _NO_ANSWER as error:
-        return [failed("session", f"no answer ({type(error).__name__}): the quorum went away meanwhile; try again")]
+
+    try:
+        return insist(session, deadline, ask)
+    except (EnsembleRefusedError, EnsembleUnavailableError) as error:
+        return [failed("session", str(error))]
     finally:
         session.close()
 
@@ -178,21 +121,19 @@ def _lock_root(session: Session, deadline: Deadline) -> list[Finding]:
 
 def _written(session: Session, deadline: Deadline) -> list[Finding]:
     """Create, write, check and delete a scratch node, as a lock does; learn the ensemble's clock and pace from it."""
-    base = _nearest(session, deadline)
-    if base is None:
-        return [failed("permission", "the chroot of the connection string does not exist: create it")]
-    path = f"{base.rstrip('/')}/doctor-{uuid.uuid4().hex}"
-    client = session.client
+    try:
+        base = nearest_node(session, deadline)
+    except NoChrootError as error:
+        return [failed("permission", str(error))]
     try:
         before = time.time()
-        _, stat = session.wait(client.create_async(path, b"", ephemeral=True, include_data=True), deadline)
-        after = time.time()
-        paces = []
-        for _ in range(_REQUESTS):
-            started = time.perf_counter()
-            session.wait(client.set_async(path, b""), deadline)
-            paces.append(1000 * (time.perf_counter() - started))
-        session.wait(client.delete_async(path), deadline)
+        with scratch_node(session, base, deadline) as scratch:
+            after = time.time()
+            paces = []
+            for _ in range(_REQUESTS):
+                started = time.perf_counter()
+                session.wait(session.client.set_async(scratch.path, b""), deadline)
+                paces.append(1000 * (time.perf_counter() - started))
     except EnsembleRefusedError as error:
         return [
             failed(
@@ -204,22 +145,8 @@ def _written(session: Session, deadline: Deadline) -> list[Finding]:
     return [
         ok("permission", f"may create, write and delete below {base}"),
         _pace(paces),
-        clock_finding(stat.ctime / 1000, before, after),
+        clock_finding(scratch.created, before, after),
     ]
-
-
-def _nearest(session: Session, deadline: Deadline) -> str | None:
-    """Return the lock root, or the nearest node above it that is there."""
-    path = session.settings.lock_root
-    while path:
-        with suppress(NoNodeError):
-            if session.wait(session.client.exists_async(path), deadline) is not None:
-                return path
-        path = path.rpartition("/")[0]
-    with suppress(KazooException):
-        session.wait(session.client.get_async("/"), deadline)
-        return "/"
-    return None
 
 
 def _pace(milliseconds: Sequence[float]) -> Finding:

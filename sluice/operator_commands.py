@@ -4,35 +4,30 @@ from __future__ import annotations
 
 import functools
 import json
-import logging
 import sys
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from sluice.command_parts import FAILED, ZOOKEEPER_HINT, StorageOption, Verbose, in_a_sentence, key_and_value
+from sluice.command_parts import (
+    FAILED,
+    LockRootOption,
+    StorageOption,
+    Verbose,
+    ZooKeeperOption,
+    in_a_sentence,
+    key_and_value,
+    lock_settings,
+)
 from sluice.interrupts import Interrupted, interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from lock_manager import LockSettings
-
 WAITING_TOO_LONG = 3
-
-ZooKeeperOption = Annotated[
-    str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
-]
-LockRootOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="ZNODE",
-        help="Below which tables are locked.  [dim]default: $SLUICE_LOCK_ROOT or /locks/delta_tables[/]",
-    ),
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,16 +35,6 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
     app.command("break")(break_lock)
     app.command()(doctor)
-
-
-def _settings(zookeeper: str | None, lock_root: str | None) -> LockSettings:
-    from lock_manager import LockSettings  # noqa: PLC0415
-
-    # What goes wrong is told in a sentence; kazoo warns of every attempt to connect.
-    logging.getLogger("kazoo").addHandler(logging.NullHandler())
-    given: dict[str, Any] = {"zk_hosts": zookeeper, "lock_root": lock_root}
-    given = {name: value for name, value in given.items() if value is not None}
-    return LockSettings.from_env(hosts_hint=ZOOKEEPER_HINT, **given)
 
 
 @in_a_sentence
@@ -95,7 +80,7 @@ def status(
 
     with ExitStack() as stack:
         stack.enter_context(interruptible())
-        inspector = stack.enter_context(LockInspector(_settings(zookeeper, lock_root)))
+        inspector = stack.enter_context(LockInspector(lock_settings(zookeeper, lock_root)))
         if as_json:
             show: Callable[[telling.Status], None] = show_json
         elif watch:
@@ -163,7 +148,7 @@ def break_lock(
     resource = TableResource.of(table)
     within = None if partition is None else check_partition(partition)
     wanted = None if token is None else parse_token(token)
-    with interruptible(), LockInspector(_settings(zookeeper, lock_root)) as inspector:
+    with interruptible(), LockInspector(lock_settings(zookeeper, lock_root)) as inspector:
         seen = look(inspector, resource)
         (locks,) = seen.tables
         holders = holders_of(locks, within, wanted)
@@ -228,7 +213,7 @@ def doctor(
     if table is not None and bucket is not None:
         raise typer.BadParameter("give either --table or --bucket", param_hint="--bucket")
     options = dict(key_and_value(option) for option in storage_option or ())
-    settings = _settings(zookeeper, lock_root)
+    settings = lock_settings(zookeeper, lock_root)
     store = f"s3://{bucket}" if bucket is not None else table
     with interruptible():
         findings = examine(settings, store, options, table=table)

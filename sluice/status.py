@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lock_manager.claims import Claim
 from lock_manager.inspector import LockInspector, TableLocks
 from lock_manager.resources import TableResource
+from sluice.command_parts import for_tables
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("", "what", "token", "since (UTC)", "for", "host", "pid", "application", "job")
 _NUMBERS = ("token", "for", "pid")
-_PIPE_WIDTH = 200
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
@@ -137,12 +137,7 @@ def display(console: Console) -> Iterator[Callable[[Status], None]]:
 
 def print_status(status: Status, console: Console) -> None:
     """Print it for people."""
-    from rich.console import Console  # noqa: PLC0415
-
-    if not console.is_terminal:
-        # A pipe has no width.
-        console = Console(file=console.file, highlight=False, width=_PIPE_WIDTH)
-    console.print(render(status))
+    for_tables(console).print(render(status))
 
 
 def render(status: Status) -> Group:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from lock_manager import SluiceError
+from sluice.command_parts import for_tables
 from sluice.delta_log import LogCommit, read_commits, version_files
 from sluice.log_folder import open_log
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 _SHORT = 8
 _COLUMNS = ("version", "time (UTC)", "operation", "rows", "job", "hold", "token", "ensemble", "engine")
 _FOLDED = ("operation", "job", "engine")
-_PIPE_WIDTH, _WIDE = 200, 110
+_WIDE = 110
 _TIME, _SHORT_TIME = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S"
 
 
@@ -82,13 +83,10 @@ def _entry(commit: LogCommit) -> dict[str, Any]:
 def print_log(location: str, commits: Sequence[LogCommit | str], console: Console) -> None:
     """Print a line for each commit, marked where it was made without the lock; hashes are cut to their beginning."""
     from rich import box  # noqa: PLC0415 (only people need it)
-    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    if not console.is_terminal:
-        # A pipe has no width.
-        console = Console(file=console.file, highlight=False, width=_PIPE_WIDTH)
+    console = for_tables(console)
     ensembles = {commit.stamp.ensemble for commit in commits if isinstance(commit, LogCommit) and commit.stamp}
     # Most tables have one, which then needs no column.
     columns = [name for name in _COLUMNS if name != "ensemble" or len(ensembles) > 1]

@@ -64,6 +64,15 @@ DEFAULTS: Mapping[str, str] = {
 }
 
 
+def defaults_for_everybody() -> dict[str, str]:
+    """Return what a ``spark-defaults.conf`` needs for programs that know nothing of :func:`build_session`.
+
+    With these they commit through the guarded log store, and read and write as our own jobs do.
+    """
+    stores = dict.fromkeys((LOG_STORE_SETTING, *KERNEL_LOG_STORE_SETTINGS), LOG_STORE)
+    return {_EXTENSIONS: DELTA_EXTENSION, **DEFAULTS, **stores}
+
+
 def build_session(
     app_name: str,
     *,

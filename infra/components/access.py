@@ -99,15 +99,10 @@ def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition:
                 "Sid": "Nodes",
                 "Effect": "Allow",
                 "Action": ["ssm:StartSession", "ssm:SendCommand"],
-                "Resource": list(instance_arns),
-            },
-            {
-                "Sid": "NodeDocuments",
-                "Effect": "Allow",
-                "Action": ["ssm:StartSession", "ssm:SendCommand"],
                 "Resource": [
-                    f"arn:{partition}:ssm:*::document/AWS-RunShellScript",
-                    f"arn:{partition}:ssm:*::document/AWS-StartPortForwardingSessionToRemoteHost",
+                    *instance_arns,
+                    f"arn:{partition}:ssm:*:*:document/AWS-RunShellScript",
+                    f"arn:{partition}:ssm:*:*:document/AWS-StartPortForwardingSessionToRemoteHost",
                     f"arn:{partition}:ssm:*:*:document/SSM-SessionManagerRunShell",
                 ],
             },
@@ -115,7 +110,11 @@ def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition:
                 "Sid": "OwnSessions",
                 "Effect": "Allow",
                 "Action": ["ssm:TerminateSession", "ssm:ResumeSession"],
-                "Resource": f"arn:{partition}:ssm:*:*:session/${{aws:username}}-*",
+                # An IAM user's sessions are named after the user, a role's after its session.
+                "Resource": [
+                    f"arn:{partition}:ssm:*:*:session/${{aws:username}}-*",
+                    f"arn:{partition}:ssm:*:*:session/${{aws:userid}}-*",
+                ],
             },
             {
                 "Sid": "Look",
@@ -124,10 +123,15 @@ def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition:
                     "ssm:GetCommandInvocation",
                     "ssm:DescribeInstanceInformation",
                     "ec2:DescribeInstances",
-                    "cloudwatch:DescribeAlarms",
                     "cloudwatch:GetMetricData",
                 ],
                 "Resource": "*",
+            },
+            {
+                "Sid": "Alarms",
+                "Effect": "Allow",
+                "Action": "cloudwatch:DescribeAlarms",
+                "Resource": f"arn:{partition}:cloudwatch:*:*:alarm:*",
             },
         ]
     return _document(*statements)

@@ -102,18 +102,22 @@ class Ensemble(pulumi.ComponentResource):
         self.connection_string = self.members.apply(connection_string)
         self.register_outputs({"connection_string": self.connection_string})
 
-    def admit(self, name: str, group_id: pulumi.Input[str]) -> None:
-        """Let the clients of a security group in."""
-        aws.vpc.SecurityGroupIngressRule(
-            f"{self._name}-{name}",
-            security_group_id=self.security_group_id,
-            description="Clients",
-            referenced_security_group_id=group_id,
-            ip_protocol="tcp",
-            from_port=CLIENT_PORT,
-            to_port=CLIENT_PORT,
-            opts=self._child,
-        )
+    def admit(self, name: str, group_id: pulumi.Input[str], *, ours: bool) -> None:
+        """Let the clients of a security group in; and out of that group, if it is ours to change."""
+        rules = [(aws.vpc.SecurityGroupIngressRule, self.security_group_id, group_id)]
+        if ours:
+            rules.append((aws.vpc.SecurityGroupEgressRule, group_id, self.security_group_id))
+        for kind, here, there in rules:
+            kind(
+                f"{self._name}-{name}",
+                security_group_id=here,
+                description="Clients of ZooKeeper",
+                referenced_security_group_id=there,
+                ip_protocol="tcp",
+                from_port=CLIENT_PORT,
+                to_port=CLIENT_PORT,
+                opts=self._child,
+            )
 
     def _security_group(self) -> aws.ec2.SecurityGroup:
         args = self._args

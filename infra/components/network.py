@@ -31,6 +31,7 @@ class NetworkArgs:
         account_id: whose principals may use the endpoints.
         readable_bucket_arns: buckets that are read through the gateway endpoint.
         lake_bucket_arn: the bucket that is read and written through it.
+        reachable_buckets: names of others, which clusters in this network read or write.
 
     """
 
@@ -43,6 +44,7 @@ class NetworkArgs:
     partition: pulumi.Input[str]
     readable_bucket_arns: Sequence[pulumi.Input[str]]
     lake_bucket_arn: pulumi.Input[str]
+    reachable_buckets: Sequence[str]
 
 
 class Network(pulumi.ComponentResource):
@@ -159,7 +161,7 @@ class Network(pulumi.ComponentResource):
         )
 
     def _gateway_policy(self) -> pulumi.Output[str]:
-        """Allow the lake, the artifacts and Amazon Linux's repositories, and no other bucket of anybody."""
+        """Allow the lake, its sources, the artifacts and Amazon Linux's repositories, and no other bucket."""
         inputs = {
             "account": self._args.account_id,
             "region": self._args.region,
@@ -174,7 +176,10 @@ class Network(pulumi.ComponentResource):
                     region=known["region"],
                     partition=known["partition"],
                     readable_bucket_arns=known["readable"],
-                    lake_bucket_arn=known["lake"],
+                    written_bucket_arns=[
+                        known["lake"],
+                        *(f"arn:{known['partition']}:s3:::{name}" for name in self._args.reachable_buckets),
+                    ],
                 )
             )
         )
@@ -257,7 +262,7 @@ def gateway_policy(
     region: str,
     partition: str,
     readable_bucket_arns: Sequence[str],
-    lake_bucket_arn: str,
+    written_bucket_arns: Sequence[str],
 ) -> dict[str, object]:
     """Return the policy of the gateway endpoint to S3.
 
@@ -283,11 +288,11 @@ def gateway_policy(
                 "Condition": ours,
             },
             {
-                "Sid": "Lake",
+                "Sid": "LakeAndSources",
                 "Effect": "Allow",
                 "Principal": "*",
                 "Action": "s3:*",
-                "Resource": [lake_bucket_arn, f"{lake_bucket_arn}/*"],
+                "Resource": [each for arn in written_bucket_arns for each in (arn, f"{arn}/*")],
                 "Condition": ours,
             },
         ],

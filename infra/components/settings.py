@@ -14,7 +14,11 @@ ZONES = 3
 _EGRESS = ("endpoints", "nat")
 _COMMIT_POLICY = ("off", "prefixes", "all")
 _PREFIX_LENGTHS = range(16, 23)
+# RFC 1918: Python calls more private than that, which AWS does not take.
+_PRIVATE = [ipaddress.IPv4Network(each) for each in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")]
 _ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:(role|user|root)\S*")
+_STACK = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,16}[a-z0-9])?")
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _PREFIX = re.compile(r"[A-Za-z0-9!_.'()/=-]+")
 _RETENTION = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
 
@@ -36,6 +40,7 @@ class Settings:
     vpc_id: str
     subnet_ids: tuple[str, ...]
     writer_security_group_ids: tuple[str, ...]
+    reachable_buckets: tuple[str, ...]
     existing_bucket: str
     commit_policy: str
     table_prefixes: tuple[str, ...]
@@ -74,6 +79,8 @@ class Settings:
             pulumi.RunError: with one sentence, which is all that ``pulumi up`` then shows.
 
         """
+        # Names in AWS begin with it, and some have 38 characters at most.
+        _demand(_STACK.fullmatch(self.stack), "stack's name", self.stack, "1 to 18 of a-z, 0-9 and -, such as prod")
         _demand(self.egress in _EGRESS, "egress", self.egress, "endpoints or nat")
         _demand(self.commit_policy in _COMMIT_POLICY, "commitPolicy", self.commit_policy, "off, prefixes or all")
         self._validate_network()
@@ -87,7 +94,11 @@ class Settings:
             network = ipaddress.IPv4Network(self.vpc_cidr)
         except ValueError:
             network = None
-        fits = network is not None and network.prefixlen in _PREFIX_LENGTHS and network.is_private
+        fits = (
+            network is not None
+            and network.prefixlen in _PREFIX_LENGTHS
+            and any(network.subnet_of(private) for private in _PRIVATE)
+        )
         _demand(fits, "vpcCidr", self.vpc_cidr, "a private IPv4 block of /16 to /22, such as 10.100.0.0/16")
         count = len(set(self.subnet_ids))
         if self.vpc_id:
@@ -95,7 +106,12 @@ class Settings:
         else:
             _demand(not self.subnet_ids, "subnetIds", list(self.subnet_ids), "empty unless vpcId is set")
 
+        for bucket in self.reachable_buckets:
+            _demand(_BUCKET.fullmatch(bucket), "reachableBuckets", bucket, "names of buckets")
+
     def _validate_lake(self) -> None:
+        existing = self.existing_bucket
+        _demand(not existing or _BUCKET.fullmatch(existing), "existingBucket", existing, "the name of a bucket")
         for prefix in self.table_prefixes:
             # A wildcard would be one in a policy's resource, too.
             _demand(_PREFIX.fullmatch(prefix), "tablePrefixes", prefix, "folders, without * ? $ and blanks")
@@ -146,6 +162,7 @@ class Settings:
                 vpc_id=config.get("vpcId") or "",
                 subnet_ids=_array(config, "subnetIds"),
                 writer_security_group_ids=_array(config, "writerSecurityGroupIds"),
+                reachable_buckets=_array(config, "reachableBuckets"),
                 existing_bucket=config.get("existingBucket") or "",
                 commit_policy=config.require("commitPolicy"),
                 table_prefixes=tuple(each.strip("/") for each in _array(config, "tablePrefixes")),

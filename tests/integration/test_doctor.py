@@ -26,9 +26,10 @@ from lock_manager import TableResource, ZookeeperLockManager, canonical_table_ur
 from lock_manager.local import EmbeddedZooKeeper
 from sluice import doctor_machine, jars
 from sluice.commands import app
-from sluice.doctor_ensemble import Server, ask_server, clock_finding, server_findings
+from sluice.doctor_ensemble import clock_finding, server_findings
 from sluice.doctor_spark import defaults_finding
 from sluice.finding import Verdict
+from sluice.members import Server, ask_server
 from tests.support.gateway import Gateway, served
 from tests.support.lake import S3, lake, need_the_gate
 from writer_jobs.session import GUARD_MODE, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
@@ -73,7 +74,7 @@ def test_a_sound_ensemble_has_no_fault_and_nothing_stays_there(
     ]
     client = KazooClient(ensemble.servers[0].address)
     client.start()
-    assert not [name for name in client.get_children("/locks/delta_tables") if "doctor" in name]
+    assert not [name for name in client.get_children("/locks/delta_tables") if "scratch" in name]
     client.stop()
     client.close()
 

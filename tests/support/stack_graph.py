@@ -1,6 +1,6 @@
 """Runs the Pulumi program under mocks, and returns every resource with its inputs and options: no AWS, no command line.
 
-    python tests/support/stack_graph.py INFRA < config.json > graph.json
+    python tests/support/stack_graph.py < runs.json > graphs.json
 
 The mocks answer as AWS would where the program looks at the answer, and keys and certificates are real ones, made from
 what the program asks for: an ensemble can be started with them.
@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import hashlib
 import ipaddress
 import json
+import os
 import runpy
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pulumi
 from cryptography import x509
@@ -29,6 +31,14 @@ OPTIONS = ("protect", "delete_before_replace", "ignore_changes", "retain_on_dele
 #: How a secret is marked on its way to Pulumi's engine, which encrypts it in the state.
 SECRET = "4dabf18193072939515e22adb298388d"  # noqa: S105
 _USES = {"server_auth": ExtendedKeyUsageOID.SERVER_AUTH, "client_auth": ExtendedKeyUsageOID.CLIENT_AUTH}
+
+
+class Run(TypedDict):
+    """The program's folder, the stack's configuration beside ``Pulumi.yaml``'s defaults, the members' addresses."""
+
+    infra: str
+    config: dict[str, Any]
+    addresses: list[str]
 
 
 class Cloud(pulumi.runtime.Mocks):
@@ -48,7 +58,7 @@ class Cloud(pulumi.runtime.Mocks):
         state = dict(inputs)
         kind = args.typ.split(":")[-1]
         if args.typ.startswith("tls:"):
-            state |= _tls(kind, inputs)
+            state |= _tls(kind, name, inputs)
         elif args.typ.startswith("aws:"):
             state |= self._aws(kind, name, inputs)
         secret = sorted(key for key, value in args.inputs.items() if SECRET in json.dumps(value, default=str))
@@ -56,7 +66,16 @@ class Cloud(pulumi.runtime.Mocks):
         return f"{name}-id" if kind != "Volume" else f"vol-{abs(hash(name)):017x}"[:21], state
 
     def _aws(self, kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-        service = {"Bucket": "s3:::", "Role": f"iam::{ACCOUNT}:role/"}.get(kind, f"x:{REGION}:{ACCOUNT}:{kind}/")
+        here = f"{REGION}:{ACCOUNT}"
+        service = {
+            "Bucket": "s3:::",
+            "Role": f"iam::{ACCOUNT}:role/",
+            "Policy": f"iam::{ACCOUNT}:policy/",
+            "Secret": f"secretsmanager:{here}:secret:",
+            "Parameter": f"ssm:{here}:parameter",
+            "LogGroup": f"logs:{here}:log-group:",
+            "Key": f"kms:{here}:key/",
+        }.get(kind, f"{kind.lower()}:{here}:")
         state: dict[str, Any] = {"arn": f"arn:aws:{service}{inputs.get('name') or name}"}
         if kind == "Bucket":
             state["bucket"] = name
@@ -91,11 +110,11 @@ def _plain(value: Any) -> Any:
     return [_plain(each) for each in value] if isinstance(value, list) else value
 
 
-def _tls(kind: str, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Do what the TLS provider does."""
+def _tls(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
+    """Do what the TLS provider does; but a key of the same name is the same key in each run, as in a stack's state."""
     if kind == "PrivateKey":
         assert (inputs["algorithm"], inputs["ecdsaCurve"]) == ("ECDSA", "P256")
-        key = ec.generate_private_key(ec.SECP256R1())
+        key = ec.derive_private_key(int.from_bytes(hashlib.sha256(name.encode()).digest()[:30]), ec.SECP256R1())
         return {
             "privateKeyPem": _key_pem(key, serialization.PrivateFormat.TraditionalOpenSSL),
             "privateKeyPemPkcs8": _key_pem(key, serialization.PrivateFormat.PKCS8),
@@ -208,13 +227,36 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def main() -> None:
-    asked = json.load(sys.stdin)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = graph_of(Path(sys.argv[1]).resolve(), asked["config"], asked["addresses"])
-    json.dump(found, sys.stdout, default=str)
+def graphs_of(runs: list[Run]) -> list[dict[str, Any]]:
+    """Run the program once for each, in a child process that has the big libraries already; a failure is ``error``."""
+    import pulumi_aws
+    import pulumi_tls
+
+    # A module is loaded when something of it is asked for.
+    for service in ("cloudwatch", "ebs", "ec2", "iam", "kms", "s3", "secretsmanager", "ssm", "vpc"):
+        getattr(getattr(pulumi_aws, service), "loaded", None)
+    getattr(pulumi_tls, "loaded", None)
+    return [_in_child(run) for run in runs]
+
+
+def _in_child(run: Run) -> dict[str, Any]:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with os.fdopen(writing, "w") as answer:
+            try:
+                found = graph_of(Path(run["infra"]).resolve(), run["config"], run["addresses"])
+            except BaseException as error:  # (what is wrong with a configuration is an answer)
+                found = {"error": f"{type(error).__name__}: {error}"}
+            json.dump(found, answer, default=str)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as answer:
+        found = json.load(answer)
+    os.waitpid(pid, 0)
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    warnings.simplefilter("ignore")
+    json.dump(graphs_of(json.load(sys.stdin)), sys.stdout)

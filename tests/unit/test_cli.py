@@ -17,6 +17,7 @@ from sluice.commands import app
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     "demo", "verify", "log", "adopt", "jars", "dist", "status", "break", "doctor", "soak", "submit-args", "zookeeper",
+    "ensemble", "config",
 ]  # fmt: skip
 
 
@@ -51,6 +52,11 @@ def test_help_names_every_command_and_every_command_has_help(run: CliRunner) -> 
         answer = run.invoke(app, [command, "--help"])
         assert answer.exit_code == 0
         assert f"Usage: sluice {command}" in answer.output
+    for group, command in (("ensemble", "status"), ("ensemble", "ready"), ("config", "from-stack")):
+        assert command in run.invoke(app, [group, "--help"]).output
+        answer = run.invoke(app, [group, command, "--help"])
+        assert answer.exit_code == 0
+        assert f"Usage: sluice {group} {command}" in answer.output
     assert "sluice demo --compare" in run.invoke(app, ["demo", "-h"]).output
 
 
@@ -117,6 +123,9 @@ def test_verbose_adds_the_stack_trace(run: CliRunner) -> None:
         ["break"],
         ["doctor", "--zookeeper", "127.0.0.1:1", "--table", "s3://lake/t", "--bucket", "lake"],
         ["doctor", "--zookeeper", "127.0.0.1:1", "--table", "gs://lake/t"],
+        ["ensemble", "status", "--zookeeper", "no host"],
+        ["ensemble", "ready", "--zookeeper", "127.0.0.1:1", "--expect", "0"],
+        ["ensemble", "ready", "--zookeeper", "127.0.0.1:1", "--wait", "-1"],
         ["no-such-command"],
     ],
 )
@@ -126,7 +135,10 @@ def test_options_out_of_range_are_exit_code_2(run: CliRunner, arguments: list[st
     assert "Traceback" not in answer.output
 
 
-@pytest.mark.parametrize("arguments", [["status"], ["break", "/t"], ["doctor"], ["adopt", "/t"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["status"], ["break", "/t"], ["doctor"], ["adopt", "/t"], ["ensemble", "status"], ["ensemble", "ready"]],
+)
 def test_without_an_ensemble_the_option_and_the_variable_are_named(
     run: CliRunner, arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

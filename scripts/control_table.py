@@ -1,0 +1,31 @@
+"""Prints the table of AWS Security Hub's controls; with a file, puts it there between its markers.
+
+python scripts/control_table.py [docs/deploy.md]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "infra" / "policy"))
+
+from rules import RULES
+from rules.controls import table
+
+BEGIN, END = "<!-- controls -->", "<!-- /controls -->"
+
+
+def main() -> None:
+    """Print the table, or write it."""
+    if len(sys.argv) == 1:
+        print(table(RULES))
+        return
+    file = Path(sys.argv[1])
+    before, _, rest = file.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    file.write_text(f"{before}{BEGIN}\n{table(RULES)}\n{END}{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

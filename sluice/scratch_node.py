@@ -1,0 +1,96 @@
+"""Trying a session for real: a scratch znode below the lock root, which is gone when the session is."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
+
+from lock_manager.errors import SluiceError
+from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session
+
+_T = TypeVar("_T")
+
+
+class NoChrootError(SluiceError, RuntimeError):
+    """There is no node at all above the lock root."""
+
+    def __init__(self) -> None:
+        super().__init__("the chroot of the connection string does not exist: create it")
+
+
+@dataclass(frozen=True)
+class ScratchNode:
+    """A node that is there for the moment.
+
+    Attributes:
+        path: of the node.
+        created: when, by the leader's clock; seconds since the epoch.
+
+    """
+
+    path: str
+    created: float
+
+
+def nearest_node(session: Session, deadline: Deadline) -> str:
+    """Return the lock root, or the nearest node above it that is there.
+
+    Raises:
+        NoChrootError: there is none.
+
+    """
+    path = session.settings.lock_root
+    while path:
+        with suppress(NoNodeError):
+            if session.wait(session.client.exists_async(path), deadline) is not None:
+                return path
+        path = path.rpartition("/")[0]
+    with suppress(KazooException):
+        session.wait(session.client.get_async("/"), deadline)
+        return "/"
+    raise NoChrootError
+
+
+def insist(session: Session, deadline: Deadline, ask: Callable[[], _T]) -> _T:
+    """Return what ``ask`` does; begin it again where the connection breaks, as a lock would.
+
+    A server that demands credentials may give a session first, and close it at the first request: only the next
+    attempt tells why.
+
+    Raises:
+        EnsembleRefusedError: no trust, no credentials, or no permission.
+        EnsembleUnavailableError: no answer before the deadline.
+
+    """
+    session.wait_for_connection(deadline)
+    while True:
+        try:
+            return ask()
+        except (*NO_ANSWER, *SESSION_GONE):
+            session.wait_again(deadline, "try a session")
+
+
+@contextmanager
+def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[ScratchNode]:
+    """Create an empty ephemeral node below ``base``, and delete it; after an error it goes with the session.
+
+    Raises:
+        EnsembleRefusedError: this client may not.
+        KazooException: the ensemble does not answer.
+
+    """
+    path = f"{base.rstrip('/')}/scratch-{uuid.uuid4().hex}"
+    created: tuple[Any, Any] = session.wait(
+        session.client.create_async(path, b"", ephemeral=True, include_data=True), deadline
+    )
+    try:
+        yield ScratchNode(path, created[1].ctime / 1000)
+        session.wait(session.client.delete_async(path), deadline)
+    except NoNodeError as error:
+        # Nobody else knows its name: it went with the session.
+        raise SessionExpiredError from error

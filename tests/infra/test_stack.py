@@ -1,0 +1,361 @@
+"""The whole Pulumi program, under mocks: what holds for every stack, and that each protection would be missed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.graph import CONFIGURATIONS, INFRA, ROOT, Graph, ProgramError, graphs
+from tests.support.graph_invariants import INVARIANTS, broken, config_error
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A protection, taken out of the program.
+
+    Attributes:
+        file: of ``infra/``.
+        before, after: the first occurrence is replaced.
+        catches: the invariant that has to miss it, among others.
+        config: of the stack in which it shows.
+
+    """
+
+    file: str
+    before: str
+    after: str
+    catches: str
+    config: str = "as it comes"
+
+
+C = "components/"
+MUTATIONS: Mapping[str, Mutation] = {
+    "open the client port to the world": Mutation(
+        C + "ensemble.py", "referenced_security_group_id=there,", 'cidr_ipv4="0.0.0.0/0",',
+        "nobody comes in from the world",
+    ),
+    "open SSH": Mutation(
+        C + "ensemble.py", '("clients", CLIENT_PORT))', '("clients", CLIENT_PORT), ("ssh", 22))',
+        "only what zookeeper needs comes in",
+    ),
+    "let clients reach the quorum's port": Mutation(
+        C + "ensemble.py", "from_port=CLIENT_PORT,", "from_port=QUORUM_PORT,", "only what zookeeper needs comes in",
+    ),
+    "let nodes go anywhere by any protocol": Mutation(
+        C + "ensemble.py", 'ip_protocol="tcp",\n                from_port=HTTPS',
+        'ip_protocol="-1",\n                from_port=HTTPS',
+        "nodes go out to aws alone",
+    ),
+    "give the default security group a rule": Mutation(
+        C + "network.py", "vpc_id=vpc.id, ingress=[], egress=[]",
+        'vpc_id=vpc.id, ingress=[{"protocol": "-1", "self": True, "from_port": 0, "to_port": 0}], egress=[]',
+        "the default group of a new network is closed",
+    ),
+    "give subnets public addresses": Mutation(
+        C + "network.py", "map_public_ip_on_launch=False", "map_public_ip_on_launch=True",
+        "a private network has no public address",
+    ),
+    "log accepted flows only": Mutation(
+        C + "network.py", 'traffic_type="ALL"', 'traffic_type="ACCEPT"', "a new network logs its flows",
+    ),
+    "let the S3 endpoint lead anywhere": Mutation(
+        C + "network.py", "policy=self._gateway_policy(),", "", "endpoints say who may use them",
+    ),
+    "let other accounts use the endpoints": Mutation(
+        C + "network.py", 'ours = {"StringEquals": {"aws:PrincipalAccount": account_id}}',
+        'ours = {"StringEquals": {"aws:RequestedRegion": region}}', "endpoints say who may use them",
+    ),
+    "allow public policies": Mutation(
+        C + "lake.py", "block_public_policy=True", "block_public_policy=False", "buckets are private",
+    ),
+    "allow ACLs": Mutation(C + "lake.py", "BucketOwnerEnforced", "ObjectWriter", "buckets are private"),
+    "keep no versions": Mutation(
+        C + "lake.py", 'versioning_configuration={"status": "Enabled"}',
+        'versioning_configuration={"status": "Suspended"}', "buckets keep versions",
+    ),
+    "do not encrypt volumes": Mutation(
+        C + "ensemble.py", "            encrypted=True,\n", "", "everything is encrypted",
+    ),
+    "do not encrypt the machines' disk": Mutation(
+        C + "ensemble.py", '"encrypted": True', '"encrypted": False', "everything is encrypted",
+    ),
+    "forget the key of the lake": Mutation(
+        C + "lake.py", "            if args.kms_key_arn\n", "            if False\n",
+        "the lake has the key that was asked for", "KMS and prefixes",
+    ),
+    "keep one KMS key for ever": Mutation(
+        C + "lake.py", "enable_key_rotation=True", "enable_key_rotation=False", "everything is encrypted",
+        "KMS and prefixes",
+    ),
+    "allow plain HTTP": Mutation(
+        C + "lake.py", '[tls_only(known["arn"]), *known["statements"]]', 'known["statements"]',
+        "buckets speak tls only",
+    ),
+    "expire current objects": Mutation(
+        C + "lake.py", '"noncurrent_version_expiration": {"noncurrent_days": args.noncurrent_version_days},',
+        '"expiration": {"days": 90},', "nothing ends a live object",
+    ),
+    "drop the statement about conditional PUTs": Mutation(
+        C + "commit_policy.py", "return [put, delete]", "return [delete]", "the bucket refuses unsafe commits",
+    ),
+    "drop the statement about deletion": Mutation(
+        C + "commit_policy.py", "return [put, delete]", "return [put]", "the bucket refuses unsafe commits",
+    ),
+    "misspell the condition": Mutation(
+        C + "commit_policy.py", '"s3:if-none-match": "true"', '"s3:if-nonematch": "true"',
+        "the bucket refuses unsafe commits",
+    ),
+    "forget tables at the root of the bucket": Mutation(
+        C + "commit_policy.py", 'for between in ("", "*/")]', 'for between in ("*/",)]',
+        "the bucket refuses unsafe commits",
+    ),
+    "forget the appender's own statement": Mutation(
+        C + "access.py", "        unconditional_commit(lake.bucket, lake.prefixes),\n", "",
+        "appenders commit safely in any bucket", "existing bucket",
+    ),
+    "let appenders delete logs": Mutation(
+        C + "access.py", '"Sid": "KeepLogs", "Effect": "Deny"', '"Sid": "KeepLogs", "Effect": "Allow"',
+        "appenders commit safely in any bucket",
+    ),
+    "replace the policy of a bucket that is not ours": Mutation(
+        "__main__.py", "if not settings.existing_bucket:\n    made.set_policy(statements)",
+        'aws.s3.BucketPolicy("lake", bucket=lake_name, policy=pulumi.Output.json_dumps({"Statement": statements}))',
+        "a bucket that is not ours is left alone", "existing bucket",
+    ),
+    "bind the id too late": Mutation(
+        C + "ensemble.py", "NODE=str(node),", "NODE=str(self._args.nodes),",
+        "members have ids and addresses of their own",
+    ),
+    "give every member the first interface": Mutation(
+        C + "ensemble.py", "self._node(each, interfaces[each], node)", "self._node(each, interfaces[1], node)",
+        "members have ids and addresses of their own",
+    ),
+    "leave a member out of the list": Mutation(
+        C + "node_config.py", "for each, address in sorted(members.items())),\n    ]",
+        "for each, address in sorted(members.items()) if each < 3),\n    ]",
+        "members have ids and addresses of their own",
+    ),
+    "put all members into one zone": Mutation(
+        C + "ensemble.py", "[(node - 1) % len(self._args.subnet_ids)]", "[0]", "a majority survives a zone",
+    ),
+    "let an image replace nodes": Mutation(
+        C + "ensemble.py", 'EXPLICIT = ["ami", ', "EXPLICIT = [", "a node is replaced only when asked for",
+    ),
+    "let user data replace nodes": Mutation(
+        C + "ensemble.py", '"user_data", "root', '"root', "a node is replaced only when asked for",
+    ),
+    "make the new machine before the old one goes": Mutation(
+        C + "ensemble.py", "                delete_before_replace=True,\n", "",
+        "a node is replaced only when asked for",
+    ),
+    "allow IMDSv1": Mutation(
+        C + "ensemble.py", '"http_tokens": "required"', '"http_tokens": "optional"',
+        "machines give their role to nobody",
+    ),
+    "listen in clear text": Mutation(
+        C + "node_config.py", 'f"secureClientPort={CLIENT_PORT}",',
+        'f"clientPort={CLIENT_PORT}", "secureClientPort=2282",',
+        "a member speaks tls only and knows its clients",
+    ),
+    "let clients without a certificate in": Mutation(
+        C + "node_config.py", 'f"{prefix}.clientAuth=need"', 'f"{prefix}.clientAuth=want"',
+        "a member speaks tls only and knows its clients",
+    ),
+    "let a client's certificate open the quorum": Mutation(
+        C + "node_config.py", '("ssl.quorum", "members-ca.pem")', '("ssl.quorum", "clients-ca.pem")',
+        "a member speaks tls only and knows its clients",
+    ),
+    "turn the audit log off": Mutation(
+        C + "node_config.py", "audit.enable=true", "audit.enable=false",
+        "a member speaks tls only and knows its clients",
+    ),
+    "give metrics to the network": Mutation(
+        C + "node_config.py", "metricsProvider.httpHost=127.0.0.1", "metricsProvider.httpHost=0.0.0.0",
+        "a member speaks tls only and knows its clients",
+    ),
+    "never purge": Mutation(
+        C + "node_config.py", "autopurge.purgeInterval=6", "autopurge.purgeInterval=0",
+        "a member speaks tls only and knows its clients",
+    ),
+    "open the lock root": Mutation(
+        C + "certificates.py",
+        'LOCK_ROOT_ACL = acl_of({NODE: "cdrwa", OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
+        'LOCK_ROOT_ACL = "world:anyone:cdrwa"', "the lock root is not for everybody",
+    ),
+    "put a key into user data": Mutation(
+        C + "ensemble.py", "SECRET=secret.arn,", 'SECRET=secret.arn, KEY=args.clients.client(f"leak-{node}").key,',
+        "keys are in secrets and nowhere else",
+    ),
+    "take silence for health": Mutation(
+        C + "monitoring.py", 'treat_missing_data="breaching"', 'treat_missing_data="notBreaching"',
+        "missing data is an alarm",
+    ),
+    "watch no file descriptors": Mutation(
+        C + "monitoring.py", '        Watch("files", "open_file_descriptor_count"', '        Watch("files", "uptime"',
+        "missing data is an alarm",
+    ),
+    "let a node read all secrets": Mutation(
+        C + "ensemble.py", '"Action": "secretsmanager:GetSecretValue", "Resource": secret}',
+        '"Action": "secretsmanager:GetSecretValue", "Resource": "*"}', "a node reads its own secret alone",
+    ),
+    "allow a node everything of S3": Mutation(
+        C + "ensemble.py", '"Sid": "Artifacts", "Effect": "Allow", "Action": "s3:GetObject"',
+        '"Sid": "Artifacts", "Effect": "Allow", "Action": "s3:*"', "nobody may do everything",
+    ),
+    "do not protect the volumes": Mutation(
+        C + "ensemble.py", "protect=self._args.protect, ignore_changes", "ignore_changes",
+        "what holds data is protected",
+    ),
+    "do not protect the lake": Mutation(
+        C + "lake.py", "opts=pulumi.ResourceOptions(parent=self, protect=args.protect),", "opts=child,",
+        "what holds data is protected",
+    ),
+    "tag nothing": Mutation(
+        "__main__.py", 'tag_everything({"Project"', '({"Project"', "everything is tagged",
+    ),
+    "keep logs for ever": Mutation(
+        "__main__.py", "retention_in_days=settings.log_retention_days", "retention_in_days=None",
+        "logs do not grow for ever",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def stacks() -> Mapping[str, Graph]:
+    found = dict(zip(CONFIGURATIONS, graphs([(INFRA, config) for config in CONFIGURATIONS.values()]), strict=True))
+    for name, graph in found.items():
+        assert isinstance(graph, Graph), f"{name}: {graph}"
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_a_stack_keeps_every_invariant(configuration: str, stacks: Mapping[str, Graph]) -> None:
+    assert broken(stacks[configuration]) == {}
+
+
+def test_every_protection_that_is_taken_out_is_missed(tmp_path: Path) -> None:
+    runs = [
+        (_mutated(tmp_path / str(number), each), CONFIGURATIONS[each.config])
+        for number, each in enumerate(MUTATIONS.values())
+    ]
+    caught = {}
+    for (name, mutation), graph in zip(MUTATIONS.items(), graphs(runs), strict=True):
+        assert isinstance(graph, Graph), f"{name}: {graph}"
+        caught[name] = list(broken(graph))
+        assert mutation.catches in caught[name], f"{name}: only {caught[name]} miss it"
+    table = "\n".join(
+        ["| taken out | missed by |", "|---|---|", *(f"| {name} | {', '.join(by)} |" for name, by in caught.items())]
+    )
+    told = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
+    assert table in told, f"docs/deploy.md has another table than this one:\n{table}"
+
+
+def test_every_invariant_has_a_protection_that_it_misses() -> None:
+    assert {each.catches for each in MUTATIONS.values()} == set(INVARIANTS)
+
+
+def _mutated(folder: Path, mutation: Mutation) -> Path:
+    shutil.copytree(INFRA, folder / "infra", ignore=shutil.ignore_patterns("__pycache__", ".venv"))
+    shutil.copy(ROOT / "Pulumi.yaml", folder)
+    file = folder / "infra" / mutation.file
+    text = file.read_text(encoding="utf-8")
+    assert mutation.before in text, f"{mutation.file} has no {mutation.before!r}"
+    file.write_text(text.replace(mutation.before, mutation.after, 1), encoding="utf-8")
+    return folder / "infra"
+
+
+# -- what the configurations make
+
+
+def test_five_nodes_are_one_value(stacks: Mapping[str, Graph]) -> None:
+    graph = stacks["five nodes"]
+    assert len(graph.all("Instance")) == 5
+    assert len(graph.outputs["zookeeper_connection_string"].split(",")) == 5
+
+
+def test_with_nat_there_are_no_paid_endpoints_and_one_gateway(stacks: Mapping[str, Graph]) -> None:
+    types = [each.inputs["vpcEndpointType"] for each in stacks["NAT"].all("VpcEndpoint")]
+    assert types == ["Gateway"]
+    assert len(stacks["NAT"].all("NatGateway")) == 1
+    assert not stacks["as it comes"].some("NatGateway", "InternetGateway", "Eip")
+
+
+def test_clusters_reach_the_lake_and_the_buckets_that_are_named_and_no_other() -> None:
+    [stack] = graphs([(INFRA, {"reachableBuckets": ["landing"]})])
+    assert isinstance(stack, Graph)
+    told = stack.one("VpcEndpoint", "network-s3").document()["Statement"]
+    [reached] = [each["Resource"] for each in told if each["Sid"] == "LakeAndSources"]
+    assert reached == ["arn:aws:s3:::lake", "arn:aws:s3:::lake/*", "arn:aws:s3:::landing", "arn:aws:s3:::landing/*"]
+    assert not [each for each in told if each["Resource"] in ("*", ["*"])]
+
+
+def test_an_existing_network_is_not_changed(stacks: Mapping[str, Graph]) -> None:
+    graph = stacks["existing network"]
+    assert not graph.some("Vpc", "Subnet", "RouteTable", "Route", "VpcEndpoint", "DefaultSecurityGroup", "FlowLog")
+    assert {each.inputs["subnetId"] for each in graph.all("NetworkInterface")} == {"s-1", "s-2", "s-3"}
+    admitted = {each.inputs.get("referencedSecurityGroupId") for each in graph.all("SecurityGroupIngressRule")}
+    assert "sg-9" in admitted
+    assert not [each for each in graph.all("SecurityGroupEgressRule") if each.inputs["securityGroupId"] == "sg-9"]
+
+
+def test_an_existing_bucket_gets_statements_to_add_and_no_policy(stacks: Mapping[str, Graph]) -> None:
+    graph = stacks["existing bucket"]
+    assert graph.outputs["delta_lake_bucket_name"] == "their-lake"
+    assert [each["Sid"] for each in graph.outputs["commit_policy_statements"]] == [
+        "DenyUnconditionalCommit", "DenyVacatingVersions",
+    ]  # fmt: skip
+    assert {each.name for each in graph.all("BucketPolicy")} == {"artifacts"}
+
+
+def test_an_existing_ensemble_is_named_and_none_is_made(stacks: Mapping[str, Graph]) -> None:
+    graph = stacks["existing ensemble"]
+    assert graph.outputs["zookeeper_connection_string"] == "zk-0.zk:2281,zk-1.zk:2281/sluice"
+    assert not graph.some("Instance", "Vpc", "Secret", "NetworkInterface", "MetricAlarm")
+
+
+def test_the_node_that_is_replaced_takes_everything_and_the_others_nothing(stacks: Mapping[str, Graph]) -> None:
+    taking = [each.name for each in stacks["replacing node 2"].all("Instance") if not each.options["ignore_changes"]]
+    assert taking == ["zookeeper-2"]
+    assert all(each.options["ignore_changes"] for each in stacks["as it comes"].all("Instance"))
+
+
+def test_what_a_user_needs_is_told(stacks: Mapping[str, Graph]) -> None:
+    told = stacks["as it comes"].outputs
+    assert told["zookeeper_connection_string"] == "10.100.0.11:2281,10.100.0.12:2281,10.100.0.13:2281"
+    assert set(told["secret_arns"]) == set(told["policy_arns"]) == {"appender", "maintenance", "operator"}
+    assert told["delta_lake_bucket_name"] == "lake"
+    assert told["lock_root"] == "/locks/delta_tables"
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"nodes": 2}, "configuration nodes=2: must be 3, 5 or 7 (4 and 6 on the way)"),
+    ({"nodes": "many"}, "Configuration 'sluice:nodes' value 'many' is not a valid 'int'"),
+    ({"egress": "vpn"}, "configuration egress='vpn': must be endpoints or nat"),
+    ({"vpcCidr": "8.8.0.0/16"}, "configuration vpcCidr='8.8.0.0/16': must be a private IPv4 block"),
+    ({"vpcCidr": "127.0.0.0/16"}, "configuration vpcCidr='127.0.0.0/16': must be a private IPv4 block"),
+    ({"vpcCidr": "10.0.0.0/8"}, "configuration vpcCidr='10.0.0.0/8': must be a private IPv4 block"),
+    ({"vpcId": "vpc-1"}, "configuration subnetIds=[]: must be 3 subnets of vpcId"),
+    ({"subnetIds": ["s-1"]}, "configuration subnetIds=['s-1']: must be empty unless vpcId is set"),
+    ({"commitPolicy": "prefixes"}, "configuration tablePrefixes=[]: must be set when commitPolicy is prefixes"),
+    ({"tablePrefixes": ["a*"]}, "configuration tablePrefixes='a*': must be folders, without"),
+    ({"exemptPrincipalArns": ["*"]}, "configuration exemptPrincipalArns='*': must be ARNs of IAM principals"),
+    ({"existingBucket": "arn:aws:s3:::x"}, "configuration existingBucket='arn:aws:s3:::x': must be the name of a"),
+    ({"reachableBuckets": ["*"]}, "configuration reachableBuckets='*': must be names of buckets"),
+    ({"replaceNode": 4}, "configuration replaceNode=4: must be 0 to 3"),
+    ({"trustedAuthorities": [2]}, "configuration signingAuthority=1: must be one of trustedAuthorities"),
+    ({"logRetentionDays": 8}, "configuration logRetentionDays=8: must be what CloudWatch takes"),
+    ({"alarmTopicArns": "x"}, "Configuration 'sluice:alarmTopicArns' value 'x' is not a valid 'JSON object'"),
+    ({"alarmTopicArns": {"a": 1}}, "configuration alarmTopicArns={'a': 1}: must be a list"),
+]
+
+
+def test_a_bad_value_is_one_sentence_and_nothing_is_made() -> None:
+    for (config, told), found in zip(BAD, graphs([(INFRA, config) for config, _ in BAD]), strict=True):
+        assert isinstance(found, ProgramError), f"{config} is accepted"
+        assert config_error(found).startswith(told), config_error(found)
+        assert "\n" not in config_error(found)

@@ -1,0 +1,113 @@
+"""A machine of the ensemble, as far as one folder can be one: its scripts run, against commands that stand in for AWS.
+
+What the scripts ask AWS for is answered from what the program would have put there: the parameter, the secret and the
+artifacts of the graph. Commands that need a machine of their own (dnf, mkfs, mount, systemctl) write down how they were
+called.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+from tests.support.graph import INFRA, Graph
+
+AWS = """#!/bin/bash
+echo "aws $*" >> "$SLUICE_ROOT/calls"
+[[ ! -e $SLUICE_ROOT/aws-is-away ]] || exit 255
+while (($#)); do
+  case $1 in
+    --name | --secret-id) cat "$SLUICE_ROOT/aws/${2//\\//_}" && exit ;;
+    s3://*) exec cp "$SLUICE_ROOT/aws/$(basename "$1")" "$2" ;;
+  esac
+  shift
+done
+"""
+NOTED = '#!/bin/bash\necho "${0##*/} $*" >> "$SLUICE_ROOT/calls"\n'
+#: 0: the device has a file system; 2: it is blank; anything else: it cannot be read.
+BLKID = '#!/bin/bash\necho "blkid $*" >> "$SLUICE_ROOT/calls"\nexit "$(cat "$SLUICE_ROOT/blkid-says")"\n'
+STAND_INS = {"aws": AWS, "blkid": BLKID} | dict.fromkeys(
+    (
+        "dnf",
+        "mkfs.xfs",
+        "mount",
+        "systemctl",
+        "useradd",
+        "id",
+        "chown",
+        "chgrp",
+        "amazon-cloudwatch-agent-ctl",
+        "sleep",
+    ),
+    NOTED,
+)
+
+
+class Machine:
+    """One node of a graph, in a folder.
+
+    Args:
+        graph: of the stack.
+        node: its id.
+        root: its file system.
+
+    Attributes:
+        variables: of its user data, without the prefix ``SLUICE_``.
+
+    """
+
+    def __init__(self, graph: Graph, node: int, root: Path) -> None:
+        self.root = root
+        self._user_data: str = graph.one("Instance", f"zookeeper-{node}").inputs["userData"]
+        head = self._user_data.partition("set -euo pipefail")[0]
+        assignments = re.findall(r"^SLUICE_(\w+)=((?:'[^']*'|\S*))$", head, re.MULTILINE)
+        self.variables = {name: shlex.split(value)[0] for name, value in assignments}
+        for folder in ("bin", "aws", "proc", "etc", "run/zookeeper", "dev/disk/by-id"):
+            (root / folder).mkdir(parents=True)
+        for name, text in STAND_INS.items():
+            (root / "bin" / name).write_text(text)
+            (root / "bin" / name).chmod(0o755)
+        (root / "proc/meminfo").write_text("MemTotal:        1900000 kB\nMemFree: 1 kB\n")
+        (root / "blkid-says").write_text("2")
+        self._answer(self.variables["PARAMETER"], graph.one("Parameter", f"zookeeper-{node}").inputs["value"])
+        self._answer(self.variables["SECRET"], graph.one("SecretVersion", f"zookeeper-{node}").inputs["secretString"])
+        for name in ("DATA_VOLUME", "LOG_VOLUME"):
+            volume = self.variables[name].replace("-", "")
+            (root / f"dev/disk/by-id/nvme-Amazon_Elastic_Block_Store_{volume}").touch()
+        for line in self.variables["FILES"].splitlines():
+            name = line.rpartition("/")[2]
+            (root / "aws" / name).write_bytes((INFRA / "node" / name).read_bytes())
+
+    def _answer(self, asked: str, answer: str) -> None:
+        (self.root / "aws" / asked.replace("/", "_")).write_text(answer)
+
+    @property
+    def calls(self) -> list[str]:
+        """What the stand-ins were called with."""
+        file = self.root / "calls"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def environment(self) -> dict[str, str]:
+        """Return that of the node's services."""
+        told = {f"SLUICE_{name}": value for name, value in self.variables.items()}
+        path = f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        return {**os.environ, **told, "SLUICE_ROOT": str(self.root), "PATH": path}
+
+    def bootstrap(self, archive: Path, sha512: str) -> subprocess.CompletedProcess[str]:
+        """Run the user data, with an archive that stands in for ZooKeeper's."""
+        (self.root / "aws" / self.variables["ARCHIVE"].rpartition("/")[2]).write_bytes(archive.read_bytes())
+        script = self.root / "user-data"
+        script.write_text(self._user_data.replace(self.variables["ARCHIVE_SHA512"], sha512))
+        return self._run(["bash", str(script)])
+
+    def run(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run one of the node's own scripts."""
+        return self._run(["bash", str(INFRA / "node" / script)], **environment)
+
+    def _run(self, command: list[str], **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, env=self.environment() | environment, capture_output=True, text=True, timeout=120, check=False
+        )
