@@ -206,6 +206,7 @@ class HeldLock:
         """
         self._raise_if_over()
         self._session.check_usable()
+        self._raise_if_silent()
         if timeout_seconds is not None:
             check_seconds("timeout_seconds", timeout_seconds)
         bound = VALID_FRACTION * self._session.granted_seconds
@@ -224,6 +225,7 @@ class HeldLock:
         """
         self._raise_if_over()
         self._session.check_usable()
+        self._raise_if_silent()
         intents = self.intents_of(self._only(table))
         intent = Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token)
         self._crew.shield.run(lambda: intents.note(intent))
@@ -497,6 +499,15 @@ class HeldLock:
         silent = time.monotonic() - session.proven_at
         if silent > session.granted_seconds:
             self._lose(f"the ensemble did not answer for {silent:.0f} s")
+
+    def _raise_if_silent(self) -> None:
+        """Have our own clock decide first, as the keeper does: who wakes from a pause may ask before the keeper looks.
+
+        The ensemble alone would not do: restored from a member that fell behind, it may know a contender again whose
+        session had ended, and whose lock others have had since (docs/runbooks.md).
+        """
+        self.look_at_clock()
+        self._raise_if_over()
 
     def _look_at_bound(self) -> None:
         if time.monotonic() >= self._ends_at:
