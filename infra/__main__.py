@@ -8,7 +8,7 @@ from components.certificates import Authority, AuthorityArgs
 from components.ensemble import Ensemble, EnsembleArgs
 from components.lake import PrivateBucket, PrivateBucketArgs, commit_statements, lake_key
 from components.monitoring import Monitoring, MonitoringArgs
-from components.network import Network, NetworkArgs
+from components.network import Network, NetworkArgs, in_zones_of_their_own
 from components.node_config import LOCK_ROOT
 from components.settings import Settings
 from components.tags import tag_everything
@@ -48,6 +48,7 @@ if not settings.existing_bucket:
 
 # -- the network, and the ensemble in it
 zookeeper: Ensemble | None = None
+network: Network | None = None
 authorities: tuple[Authority, Authority] | None = None
 vpc_id: pulumi.Input[str] | None = settings.vpc_id or None
 if settings.makes_ensemble:
@@ -60,7 +61,6 @@ if settings.makes_ensemble:
             zookeeper_archive=settings.zookeeper_archive,
         ),
     )
-    network: Network | None = None
     if not settings.vpc_id:
         network = Network(
             "network",
@@ -95,9 +95,10 @@ if settings.makes_ensemble:
             replace_node=settings.replace_node,
             protect=settings.protect,
             vpc_id=vpc_id,
-            subnet_ids=network.subnet_ids if network else settings.subnet_ids,
+            subnet_ids=network.subnet_ids if network else in_zones_of_their_own(settings.subnet_ids),
             endpoint_group_id=network.endpoint_group_id if network else None,
             s3_prefix_list_id=network.s3_prefix_list_id if network else None,
+            ways=network.ways if network else (),
             instance_type=settings.instance_type,
             image_id=image,
             volume_gib={"data": settings.data_volume_gib, "log": settings.log_volume_gib},
@@ -118,9 +119,11 @@ access = Access(
     AccessArgs(
         name=settings.name,
         vpc_id=vpc_id,
+        endpoint_group_id=network.endpoint_group_id if network else None,
+        s3_prefix_list_id=network.s3_prefix_list_id if network else None,
         bucket_arn=lake_arn,
         prefixes=settings.table_prefixes,
-        key_arn=key.arn if key else None,
+        key_arn=key.arn if key else settings.existing_bucket_key_arn or None,
         authorities=authorities,
         secret_arn=settings.existing_zookeeper_secret_arn or None,
         instance_arns=[

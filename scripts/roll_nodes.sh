@@ -32,7 +32,7 @@ restart() {
   local instance command
   instance=$(pulumi stack output zookeeper_instance_ids --json | python3 -c 'import json, sys; print(json.load(sys.stdin)[int(sys.argv[1]) - 1])' "$1")
   command=$(aws ssm send-command --instance-ids "$instance" --document-name AWS-RunShellScript \
-    --parameters 'commands=["systemctl restart zookeeper.service sluice-lock-root.service"]' \
+    --parameters 'commands=["systemctl restart zookeeper.service","systemctl restart --no-block sluice-lock-root.service"]' \
     --query Command.CommandId --output text)
   aws ssm wait command-executed --command-id "$command" --instance-id "$instance"
 }

@@ -12,6 +12,7 @@ import pulumi_aws as aws
 
 from components.certificates import APPENDER, CLIENT_ACL, MAINTENANCE, OPERATOR, Authority, client_secret
 from components.commit_policy import object_arns, unconditional_commit
+from components.network import lead_to_aws
 
 #: Roles, and the subjects of their certificates.
 SUBJECTS = {"appender": APPENDER, "maintenance": MAINTENANCE, "operator": OPERATOR}
@@ -199,6 +200,7 @@ class AccessArgs:
     Attributes:
         name: what names begin with.
         vpc_id: where Spark clusters are to be; None: no security group is made for them.
+        endpoint_group_id, s3_prefix_list_id: how its machines reach AWS; see ``network.lead_to_aws``.
         bucket_arn: of the lake.
         prefixes: folders of the tables; empty: the whole bucket.
         key_arn: KMS key of the lake, if it has one.
@@ -212,6 +214,8 @@ class AccessArgs:
 
     name: str
     vpc_id: pulumi.Input[str] | None
+    endpoint_group_id: pulumi.Input[str] | None
+    s3_prefix_list_id: pulumi.Input[str] | None
     bucket_arn: pulumi.Input[str]
     prefixes: tuple[str, ...]
     key_arn: pulumi.Input[str] | None
@@ -268,6 +272,13 @@ class Access(pulumi.ComponentResource):
                 vpc_id=args.vpc_id,
                 description="Spark clusters that write to the lake",
                 tags={"Name": f"{args.name}-writers"},
+                opts=self._child,
+            )
+            lead_to_aws(
+                f"{name}-writers",
+                group.id,
+                endpoint_group_id=args.endpoint_group_id,
+                s3_prefix_list_id=args.s3_prefix_list_id,
                 opts=self._child,
             )
             self.writer_group_id = group.id

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_tls as tls
 
+from components.node_config import SUPER_USER
+
 _DAY_HOURS = 24
 AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 365
@@ -21,7 +23,7 @@ CERTIFICATE_DAYS = 365
 RENEWAL_DAYS = 90
 
 #: Subjects of clients: ZooKeeper's ACLs name them as ``x509:CN=…``.
-NODE, APPENDER, MAINTENANCE, OPERATOR = "sluice-node", "sluice-appender", "sluice-maintenance", "sluice-operator"
+NODE, APPENDER, MAINTENANCE, OPERATOR = "sluice-node", "sluice-appender", "sluice-maintenance", SUPER_USER
 
 
 @dataclass(frozen=True)
@@ -98,16 +100,18 @@ class Authority(pulumi.ComponentResource):
         return self._signed(name, name, uses=["client_auth"], addresses=[])
 
     def _signed(self, name: str, subject: str, uses: list[str], addresses: list[pulumi.Input[str]]) -> Pair:
-        key = tls.PrivateKey(f"{self._name}-{name}", algorithm="ECDSA", ecdsa_curve="P256", opts=self._child)
+        # A new authority signs new keys: who has seen an old one has nothing of the new certificate.
+        resource = f"{self._name}-{name}-{self._signing}"
+        key = tls.PrivateKey(resource, algorithm="ECDSA", ecdsa_curve="P256", opts=self._child)
         request = tls.CertRequest(
-            f"{self._name}-{name}",
+            resource,
             private_key_pem=key.private_key_pem,
             subject={"common_name": subject},
             ip_addresses=addresses or None,
             opts=self._child,
         )
         certificate = tls.LocallySignedCert(
-            f"{self._name}-{name}",
+            resource,
             cert_request_pem=request.cert_request_pem,
             ca_private_key_pem=self._keys[self._signing].private_key_pem,
             ca_cert_pem=self._certificates[self._signing].cert_pem,

@@ -11,7 +11,7 @@ import pulumi_aws as aws
 
 from components.artifacts import Artifacts
 from components.certificates import LOCK_ROOT_ACL, NODE, PARENT_ACL, Authority, Pair, node_secret
-from components.network import HTTPS
+from components.network import lead_to_aws
 from components.node_config import (
     CLIENT_PORT,
     ELECTION_PORT,
@@ -24,7 +24,6 @@ from components.node_config import (
     zoo_cfg,
 )
 
-ANYWHERE = "0.0.0.0/0"
 #: What would replace a machine, or stop it, when it changes: only the one that ``replaceNode`` names takes it.
 EXPLICIT = ["ami", "instance_type", "user_data", "root_block_device"]
 _VOLUMES = {"data": "/dev/sdf", "log": "/dev/sdg"}
@@ -44,6 +43,7 @@ class EnsembleArgs:
         subnet_ids: private ones, one a zone; members are dealt to them in this order.
         endpoint_group_id: security group of the interface endpoints; None: AWS is reached otherwise.
         s3_prefix_list_id: S3's, where a gateway endpoint leads to it.
+        ways: routes and endpoints of the network, which come before the machines.
         instance_type: of the machines.
         image_id: of their image.
         volume_gib: size by volume, ``data`` and ``log``.
@@ -63,6 +63,7 @@ class EnsembleArgs:
     subnet_ids: Sequence[pulumi.Input[str]]
     endpoint_group_id: pulumi.Input[str] | None
     s3_prefix_list_id: pulumi.Input[str] | None
+    ways: Sequence[pulumi.Resource]
     instance_type: str
     image_id: pulumi.Input[str]
     volume_gib: Mapping[str, int]
@@ -89,6 +90,8 @@ class Ensemble(pulumi.ComponentResource):
         super().__init__("sluice:ensemble:Ensemble", name, None, opts)
         self._name, self._args = name, args
         self._child = pulumi.ResourceOptions(parent=self)
+        # A machine that starts before it may go anywhere finds nothing: its user data runs once.
+        self._ways: list[pulumi.Resource] = list(args.ways)
         group = self._security_group()
         self.security_group_id = group.id
         ids = range(1, args.nodes + 1)
@@ -137,27 +140,15 @@ class Ensemble(pulumi.ComponentResource):
                 "from_port": port,
                 "to_port": port,
             }
-            aws.vpc.SecurityGroupIngressRule(f"{self._name}-{what}", **common, opts=self._child)
-            aws.vpc.SecurityGroupEgressRule(f"{self._name}-{what}", **common, opts=self._child)
-        targets: dict[str, dict[str, pulumi.Input[str]]] = {}
-        if args.endpoint_group_id is None:
-            # Through a NAT gateway, or through whatever an existing network has.
-            targets["aws"] = {"cidr_ipv4": ANYWHERE}
-        else:
-            targets["aws"] = {"referenced_security_group_id": args.endpoint_group_id}
-            if args.s3_prefix_list_id is not None:
-                targets["s3"] = {"prefix_list_id": args.s3_prefix_list_id}
-        for what, target in targets.items():
-            aws.vpc.SecurityGroupEgressRule(
-                f"{self._name}-{what}",
-                security_group_id=group.id,
-                description="HTTPS to AWS services",
-                ip_protocol="tcp",
-                from_port=HTTPS,
-                to_port=HTTPS,
-                **target,
-                opts=self._child,
-            )
+            for kind in (aws.vpc.SecurityGroupIngressRule, aws.vpc.SecurityGroupEgressRule):
+                self._ways.append(kind(f"{self._name}-{what}", **common, opts=self._child))
+        self._ways += lead_to_aws(
+            self._name,
+            group.id,
+            endpoint_group_id=args.endpoint_group_id,
+            s3_prefix_list_id=args.s3_prefix_list_id,
+            opts=self._child,
+        )
         return group
 
     def _subnet_of(self, node: int) -> pulumi.Input[str]:
@@ -200,11 +191,12 @@ class Ensemble(pulumi.ComponentResource):
             opts=self._child,
         )
         volumes = {what: self._volume(node, what) for what in _VOLUMES}
+        profile, rights = self._profile(node, secret, parameter)
         instance = aws.ec2.Instance(
             name,
             ami=args.image_id,
             instance_type=args.instance_type,
-            iam_instance_profile=self._profile(node, secret, parameter).name,
+            iam_instance_profile=profile.name,
             primary_network_interface={"network_interface_id": interface.id},
             metadata_options={"http_endpoint": "enabled", "http_tokens": "required", "http_put_response_hop_limit": 1},
             root_block_device={"encrypted": True, "volume_type": "gp3", "delete_on_termination": True},
@@ -216,7 +208,7 @@ class Ensemble(pulumi.ComponentResource):
                 # Its interface and its volumes have to be free before its successor can have them.
                 delete_before_replace=True,
                 ignore_changes=None if node == args.replace_node else EXPLICIT,
-                depends_on=[version, *args.artifacts.objects],
+                depends_on=[version, rights, *args.artifacts.objects, *self._ways],
             ),
         )
         for what, device in _VOLUMES.items():
@@ -247,7 +239,7 @@ class Ensemble(pulumi.ComponentResource):
 
     def _profile(
         self, node: int, secret: aws.secretsmanager.Secret, parameter: aws.ssm.Parameter
-    ) -> aws.iam.InstanceProfile:
+    ) -> tuple[aws.iam.InstanceProfile, aws.iam.RolePolicy]:
         """Make the role of one node: its own secret and parameter, and nothing of its neighbours'."""
         args, name = self._args, f"{self._name}-{node}"
         role = aws.iam.Role(
@@ -273,10 +265,10 @@ class Ensemble(pulumi.ComponentResource):
             artifacts=args.artifacts.arn,
             log_group=args.log_group.arn,
         )
-        aws.iam.RolePolicy(
+        rights = aws.iam.RolePolicy(
             name, role=role.id, policy=known.apply(lambda arns: json.dumps(node_policy(**arns))), opts=self._child
         )
-        return aws.iam.InstanceProfile(name, role=role.name, opts=self._child)
+        return aws.iam.InstanceProfile(name, role=role.name, opts=self._child), rights
 
     def _user_data(
         self,

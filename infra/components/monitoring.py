@@ -93,7 +93,7 @@ def node_watches() -> list[Watch]:
             "disk_used_percent",
             ">",
             80,
-            "The volume for snapshots fills: raise dataVolumeGiB.",
+            "The volume for snapshots fills: raise dataVolumeGiB, and restart the member.",
             path="/var/lib/zookeeper/data",
         ),
         Watch(
@@ -101,7 +101,7 @@ def node_watches() -> list[Watch]:
             "disk_used_percent",
             ">",
             80,
-            "The volume for the transaction log fills: raise logVolumeGiB.",
+            "The volume for the transaction log fills: raise logVolumeGiB, and restart the member.",
             path="/var/lib/zookeeper/log",
         ),
         Watch(
@@ -109,7 +109,8 @@ def node_watches() -> list[Watch]:
             "certificate_days_left",
             "<",
             45,
-            "Run pulumi up, which renews certificates, and restart the members one by one (docs/deploy.md).",
+            "Run pulumi up --refresh, which renews certificates, and restart the members one by one (docs/deploy.md). "
+            "A node that is new says it within half a day.",
             "Minimum",
             period=_HALF_A_DAY,
             minutes=_HALF_A_DAY // _MINUTE,

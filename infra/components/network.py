@@ -13,6 +13,7 @@ import pulumi_aws as aws
 from components.settings import ZONES
 
 HTTPS = 443
+ANYWHERE = "0.0.0.0/0"
 #: What a node needs of AWS: Session Manager, its certificates, its log and its metrics. (S3 has a gateway, for free.)
 SERVICES = ("ssm", "ssmmessages", "secretsmanager", "logs", "monitoring")
 _SUBNET_BITS = 4
@@ -55,6 +56,7 @@ class Network(pulumi.ComponentResource):
         subnet_ids: of the private subnets, one a zone.
         endpoint_group_id: security group of the interface endpoints; None with NAT.
         s3_prefix_list_id: what a security group's rule calls S3 in this region.
+        ways: routes and endpoints; a machine that starts before them reaches nothing.
 
     """
 
@@ -62,6 +64,7 @@ class Network(pulumi.ComponentResource):
         super().__init__("sluice:network:Network", name, None, opts)
         self._name, self._args = name, args
         self._child = pulumi.ResourceOptions(parent=self)
+        self.ways: list[pulumi.Resource] = []
         blocks = list(ipaddress.IPv4Network(args.cidr).subnets(prefixlen_diff=_SUBNET_BITS))
         vpc = aws.ec2.Vpc(
             name,
@@ -82,8 +85,10 @@ class Network(pulumi.ComponentResource):
         table = aws.ec2.RouteTable(f"{name}-private", vpc_id=vpc.id, opts=self._child)
         subnets = [self._subnet(f"private-{number + 1}", vpc, blocks[number], zones[number]) for number in range(ZONES)]
         for number, subnet in enumerate(subnets):
-            aws.ec2.RouteTableAssociation(
-                f"{name}-private-{number + 1}", subnet_id=subnet.id, route_table_id=table.id, opts=self._child
+            self.ways.append(
+                aws.ec2.RouteTableAssociation(
+                    f"{name}-private-{number + 1}", subnet_id=subnet.id, route_table_id=table.id, opts=self._child
+                )
             )
         self._flow_logs(vpc)
         gateway = aws.ec2.VpcEndpoint(
@@ -95,6 +100,7 @@ class Network(pulumi.ComponentResource):
             policy=self._gateway_policy(),
             opts=self._child,
         )
+        self.ways.append(gateway)
         self.vpc_id = vpc.id
         self.subnet_ids: list[pulumi.Output[str]] = [subnet.id for subnet in subnets]
         self.s3_prefix_list_id = gateway.prefix_list_id
@@ -144,6 +150,12 @@ class Network(pulumi.ComponentResource):
                                 "Effect": "Allow",
                                 "Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
                                 "Resource": [arn, f"{arn}:*"],
+                            },
+                            {
+                                "Sid": "FindGroup",
+                                "Effect": "Allow",
+                                "Action": "logs:DescribeLogGroups",
+                                "Resource": "*",
                             },
                         ],
                     }
@@ -206,16 +218,18 @@ class Network(pulumi.ComponentResource):
             lambda account: json.dumps(endpoint_policy(account))
         )
         for service in SERVICES:
-            aws.ec2.VpcEndpoint(
-                f"{self._name}-{service}",
-                vpc_id=vpc.id,
-                vpc_endpoint_type="Interface",
-                service_name=pulumi.Output.format("com.amazonaws.{}.{}", self._args.region, service),
-                subnet_ids=[subnet.id for subnet in subnets],
-                security_group_ids=[group.id],
-                private_dns_enabled=True,
-                policy=policy,
-                opts=self._child,
+            self.ways.append(
+                aws.ec2.VpcEndpoint(
+                    f"{self._name}-{service}",
+                    vpc_id=vpc.id,
+                    vpc_endpoint_type="Interface",
+                    service_name=pulumi.Output.format("com.amazonaws.{}.{}", self._args.region, service),
+                    subnet_ids=[subnet.id for subnet in subnets],
+                    security_group_ids=[group.id],
+                    private_dns_enabled=True,
+                    policy=policy,
+                    opts=self._child,
+                )
             )
         group_id: pulumi.Output[str] = group.id
         return group_id
@@ -233,7 +247,7 @@ class Network(pulumi.ComponentResource):
         aws.ec2.Route(
             f"{self._name}-public",
             route_table_id=routes.id,
-            destination_cidr_block="0.0.0.0/0",
+            destination_cidr_block=ANYWHERE,
             gateway_id=internet.id,
             opts=self._child,
         )
@@ -247,13 +261,73 @@ class Network(pulumi.ComponentResource):
             subnet_id=public.id,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[internet]),
         )
-        aws.ec2.Route(
-            f"{self._name}-nat",
-            route_table_id=private.id,
-            destination_cidr_block="0.0.0.0/0",
-            nat_gateway_id=nat.id,
-            opts=self._child,
+        self.ways.append(
+            aws.ec2.Route(
+                f"{self._name}-nat",
+                route_table_id=private.id,
+                destination_cidr_block=ANYWHERE,
+                nat_gateway_id=nat.id,
+                opts=self._child,
+            )
         )
+
+
+def lead_to_aws(
+    name: str,
+    group_id: pulumi.Input[str],
+    *,
+    endpoint_group_id: pulumi.Input[str] | None,
+    s3_prefix_list_id: pulumi.Input[str] | None,
+    opts: pulumi.ResourceOptions,
+) -> list[pulumi.Resource]:
+    """Let a security group out to AWS's services by HTTPS, and no farther than the network needs.
+
+    Args:
+        name: what names of the rules begin with.
+        group_id: of the security group.
+        endpoint_group_id: of the interface endpoints; None: through NAT, or whatever an existing network has.
+        s3_prefix_list_id: of S3, where a gateway endpoint leads to it.
+        opts: of the rules.
+
+    """
+    targets: dict[str, dict[str, pulumi.Input[str]]] = {}
+    if endpoint_group_id is None:
+        targets["aws"] = {"cidr_ipv4": ANYWHERE}
+    else:
+        targets["aws"] = {"referenced_security_group_id": endpoint_group_id}
+        if s3_prefix_list_id is not None:
+            targets["s3"] = {"prefix_list_id": s3_prefix_list_id}
+    return [
+        aws.vpc.SecurityGroupEgressRule(
+            f"{name}-{what}",
+            security_group_id=group_id,
+            description="HTTPS to AWS services",
+            ip_protocol="tcp",
+            from_port=HTTPS,
+            to_port=HTTPS,
+            **target,
+            opts=opts,
+        )
+        for what, target in targets.items()
+    ]
+
+
+def in_zones_of_their_own(subnet_ids: Sequence[str]) -> list[pulumi.Output[str]]:
+    """Return the ids of existing subnets, if each is in another zone.
+
+    Raises:
+        pulumi.RunError: when they are awaited, if two are in one.
+
+    """
+    zones = [aws.ec2.get_subnet_output(id=each).availability_zone for each in subnet_ids]
+
+    def checked(known: Sequence[str]) -> list[str]:
+        if len(set(known)) < len(known):
+            raise pulumi.RunError(f"configuration subnetIds: must be in three zones, and are in {', '.join(known)}")
+        return list(subnet_ids)
+
+    ids = pulumi.Output.all(*zones).apply(checked)
+    return [ids[number] for number in range(len(subnet_ids))]
 
 
 def gateway_policy(

@@ -12,9 +12,11 @@ QUORUM_PORT = 2888
 ELECTION_PORT = 3888
 METRICS_PORT = 7000
 LOCK_ROOT = "/locks/delta_tables"
+#: Common name of the certificate that every ACL lets pass.
+SUPER_USER = "sluice-operator"
 #: Longer than the lock's own default of 30 s, for jobs that ask for more because they pause for longer.
 MAX_SESSION_TIMEOUT_MS = 120_000
-#: Members of which every second one is in step: 10 s to come up, 5 s to answer, with ticks of 2 s.
+#: 20 s for a follower to take the state over, 10 s to stay in step.
 _TICK_MS, _INIT_TICKS, _SYNC_TICKS = 2000, 10, 5
 
 ZOOKEEPER_VERSION = "3.9.5"
@@ -36,7 +38,7 @@ def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
         members: addresses of all members by id.
 
     """
-    tls, stores = "/run/zookeeper/tls", []
+    tls, stores = "/etc/zookeeper/tls", []
     for prefix, trusted in (("ssl", "clients-ca.pem"), ("ssl.quorum", "members-ca.pem")):
         stores += [
             f"{prefix}.keyStore.location={tls}/member.pem",
@@ -65,6 +67,8 @@ def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
         "authProvider.x509=org.apache.zookeeper.server.auth.X509AuthenticationProvider",
         "enforce.auth.enabled=true",
         "enforce.auth.schemes=x509",
+        # Whoever makes a znode says who may use it: somebody has to be able to take it away.
+        f"X509AuthenticationProvider.superUser=CN={SUPER_USER}",
         "sslQuorum=true",
         *stores,
         "standaloneEnabled=false",

@@ -19,6 +19,7 @@ _PRIVATE = [ipaddress.IPv4Network(each) for each in ("10.0.0.0/8", "172.16.0.0/1
 _ARN = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:(role|user|root)\S*")
 _STACK = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,16}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[A-Za-z0-9-]+")
 _PREFIX = re.compile(r"[A-Za-z0-9!_.'()/=-]+")
 _RETENTION = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
 
@@ -42,6 +43,7 @@ class Settings:
     writer_security_group_ids: tuple[str, ...]
     reachable_buckets: tuple[str, ...]
     existing_bucket: str
+    existing_bucket_key_arn: str
     commit_policy: str
     table_prefixes: tuple[str, ...]
     exempt_principal_arns: tuple[str, ...]
@@ -112,6 +114,14 @@ class Settings:
     def _validate_lake(self) -> None:
         existing = self.existing_bucket
         _demand(not existing or _BUCKET.fullmatch(existing), "existingBucket", existing, "the name of a bucket")
+        key = self.existing_bucket_key_arn
+        _demand(
+            not key or (existing and _KEY.fullmatch(key)),
+            "existingBucketKmsKeyArn",
+            key,
+            "the ARN of a KMS key, with existingBucket",
+        )
+        _demand(not (self.kms and existing), "kms", self.kms, "false with existingBucket: see existingBucketKmsKeyArn")
         for prefix in self.table_prefixes:
             # A wildcard would be one in a policy's resource, too.
             _demand(_PREFIX.fullmatch(prefix), "tablePrefixes", prefix, "folders, without * ? $ and blanks")
@@ -164,6 +174,7 @@ class Settings:
                 writer_security_group_ids=_array(config, "writerSecurityGroupIds"),
                 reachable_buckets=_array(config, "reachableBuckets"),
                 existing_bucket=config.get("existingBucket") or "",
+                existing_bucket_key_arn=config.get("existingBucketKmsKeyArn") or "",
                 commit_policy=config.require("commitPolicy"),
                 table_prefixes=tuple(each.strip("/") for each in _array(config, "tablePrefixes")),
                 exempt_principal_arns=_array(config, "exemptPrincipalArns"),

@@ -17,6 +17,9 @@ def tag_everything(tags: Mapping[str, str]) -> None:
             return None
         props: dict[str, Any] = dict(args.props)
         props["tags"] = {**tags, **(props.get("tags") or {})}
+        if "root_block_device" in props:
+            # A volume that comes and goes with its machine has no resource of its own.
+            props["root_block_device"] = {**props["root_block_device"], "tags": dict(tags)}
         return pulumi.ResourceTransformationResult(props, args.opts)
 
     pulumi.runtime.register_stack_transformation(tagged)

@@ -21,9 +21,12 @@ device_of() {
   return 1
 }
 
-# Format a volume only if it is blank: it outlives its machine, and holds the ensemble's data.
+# Format a volume only if it is blank: it outlives its machine, and holds the ensemble's data. (mkfs.xfs does not
+# overwrite a file system by itself either: it must never get -f.)
 mount_volume() {
   local device=$1 folder=$2 status=0
+  # To blkid a device that cannot be read is like a blank one.
+  head --bytes=1 "$device" > /dev/null
   blkid -p "$device" > /dev/null || status=$?
   case $status in
     0) echo "$device has data: it is kept" ;;
@@ -56,7 +59,11 @@ fetched() {
 }
 
 mkdir -p "$OPT" "$ETC" "$STATE" "$ROOT/etc/systemd/system"
-id zookeeper > /dev/null 2>&1 || useradd --system --home-dir /var/lib/zookeeper --shell /sbin/nologin zookeeper
+# Its files outlive this machine: the next one has to call their owner by the same number.
+if ! id zookeeper > /dev/null 2>&1; then
+  groupadd --system --gid 2181 zookeeper
+  useradd --system --uid 2181 --gid 2181 --home-dir /var/lib/zookeeper --shell /sbin/nologin zookeeper
+fi
 retried dnf install -y -q java-17-amazon-corretto-headless amazon-cloudwatch-agent tar gzip
 
 mount_volume "$(device_of "$SLUICE_DATA_VOLUME")" "$STATE/data"
@@ -87,6 +94,9 @@ for name in NODE REGION STACK PARAMETER SECRET LOCK_ROOT LOCK_ROOT_ACL PARENT_AC
   printf '%s=%s\n' "$variable" "${!variable}"
 done > "$ETC/node.env"
 
-systemctl daemon-reload
-systemctl enable --now zookeeper.service sluice-lock-root.service sluice-certificates.timer
+# First who tells what goes wrong after this.
 amazon-cloudwatch-agent-ctl -a fetch-config -m ec2 -s -c "file:$ETC/cloudwatch-agent.json"
+systemctl daemon-reload
+systemctl enable zookeeper.service sluice-lock-root.service sluice-certificates.timer
+# They wait for the other members, and try again for ever: this script does not wait for them.
+systemctl start --no-block zookeeper.service sluice-lock-root.service sluice-certificates.timer

@@ -84,7 +84,14 @@ class TestANewNode:
         ]
         assert (machine.root / "var/lib/zookeeper/data/myid").read_text() == "2\n"
         assert (machine.root / "opt/zookeeper/lib/zookeeper.jar").read_text() == "a jar"
-        assert any(call.startswith("systemctl enable --now zookeeper.service") for call in machine.calls)
+        # It does not wait for the other members, and who tells of faults comes first.
+        done_in_order = [call for call in machine.calls if call.startswith(("systemctl", "amazon-cloudwatch"))]
+        assert done_in_order[0].startswith("amazon-cloudwatch-agent-ctl")
+        assert done_in_order[-1].startswith("systemctl start --no-block zookeeper.service")
+        # Its successor has to call the owner of the files by the same number.
+        assert [call.split()[:4] for call in machine.calls if call.startswith("useradd")] == [
+            ["useradd", "--system", "--uid", "2181"]
+        ]
 
     def test_keeps_what_is_on_its_volumes(self, machine: Machine, archive: tuple[Path, str]) -> None:
         (machine.root / "blkid-says").write_text("0")
@@ -93,11 +100,18 @@ class TestANewNode:
         assert not [call for call in machine.calls if call.startswith("mkfs")]
         assert len([call for call in machine.calls if call.startswith("mount ")]) == 2
 
-    def test_formats_nothing_that_it_cannot_read(self, machine: Machine, archive: tuple[Path, str]) -> None:
-        (machine.root / "blkid-says").write_text("4")
+    @pytest.mark.parametrize("how", ["blkid is in doubt", "it cannot be read"])
+    def test_formats_nothing_that_it_cannot_read(self, how: str, machine: Machine, archive: tuple[Path, str]) -> None:
+        if how == "blkid is in doubt":
+            (machine.root / "blkid-says").write_text("8")
+        else:
+            # blkid says 2 then, as of a blank one.
+            for device in (machine.root / "dev/disk/by-id").iterdir():
+                device.unlink()
+                device.mkdir()
         done = machine.bootstrap(*archive)
         assert done.returncode != 0
-        assert "nothing is formatted" in done.stderr
+        assert "nothing is formatted" in done.stderr or "Is a directory" in done.stderr
         assert not [call for call in machine.calls if call.startswith(("mkfs", "mount ", "systemctl"))]
 
     def test_takes_no_other_zookeeper_than_the_one_that_is_pinned(
@@ -128,6 +142,16 @@ class TestANewNode:
         assert "@" not in (machine.root / "etc/zookeeper/prometheus.yaml").read_text()
 
 
+def test_the_server_reads_its_certificates(machine: Machine) -> None:
+    """Fetched by root, for another user: by group, the folder too."""
+    (machine.root / "etc/zookeeper").mkdir()
+    machine.run("sluice-configure")
+    folder = machine.root / "etc/zookeeper/tls"
+    given = {call.split()[2].removesuffix(".new") for call in machine.calls if call.startswith("chgrp zookeeper")}
+    assert {str(folder), *(str(folder / name) for name in ("member.pem", "clients-ca.pem", "node.pem"))} <= given
+    assert folder.stat().st_mode & 0o777 == 0o750
+
+
 class TestAStart:
     def test_fetches_the_configuration_and_the_certificates(self, machine: Machine) -> None:
         (machine.root / "etc/zookeeper").mkdir()
@@ -135,7 +159,7 @@ class TestAStart:
         assert done.returncode == 0, done.stderr
         assert "server.3=" in (machine.root / "etc/zookeeper/zoo.cfg").read_text()
         for name in ("member.pem", "members-ca.pem", "clients-ca.pem", "node.pem"):
-            file = machine.root / "run/zookeeper/tls" / name
+            file = machine.root / "etc/zookeeper/tls" / name
             assert "-----BEGIN" in file.read_text()
             assert file.stat().st_mode & 0o777 == 0o640
         assert (machine.root / "run/zookeeper/heap.env").read_text() == "SLUICE_HEAP=-Xms927m -Xmx927m\n"
@@ -148,6 +172,10 @@ class TestAStart:
         done = machine.run("sluice-configure")
         assert done.returncode == 0, done.stderr
         assert "stays as it was" in done.stderr
+        # An answer that does not come has to be given up before systemd gives up the start.
+        asked = [call for call in machine.calls if call.startswith("aws ")]
+        assert all("--cli-connect-timeout 5 --cli-read-timeout 15" in call for call in asked)
+        assert "TimeoutStartSec=180" in (INFRA / "node/zookeeper.service").read_text()
         assert (machine.root / "etc/zookeeper/zoo.cfg").read_text() == before
 
     def test_does_not_begin_with_nothing(self, machine: Machine) -> None:

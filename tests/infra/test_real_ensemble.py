@@ -10,15 +10,18 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
+from kazoo.security import make_acl
 
 from lock_manager import EnsembleRefusedError, LockLostError, LockSettings, TableResource, ZookeeperLockManager
 from lock_manager.client import Client
+from sluice.soak.tcp_proxy import Link
 from tests.support.graph import INFRA, ROOT, Graph, graph, graphs
 from tests.support.members import PORT, Members, until
 
@@ -119,6 +122,18 @@ def test_roles_queue_behind_each_other_and_an_operator_takes_a_lock_away(
             hold.release()
 
 
+def test_an_operator_comes_through_forwarded_ports(stack: Graph, members: Members, tmp_path: Path) -> None:
+    """The members' certificates name 127.0.0.1, and no other address but their own."""
+    told = settings(stack, tmp_path, "operator")
+    with Link(told.zk_hosts) as forwarded:
+        with ZookeeperLockManager(replace(told, zk_hosts=forwarded.hosts)) as manager, manager.acquire(TABLE) as hold:
+            hold.check()
+        # The control: another name of this machine is not in them.
+        other = replace(told, zk_hosts=forwarded.hosts.replace("127.0.0.1", "localhost"))
+        with ZookeeperLockManager(other, timeout_seconds=20) as manager, pytest.raises(EnsembleRefusedError):
+            manager.acquire(TABLE)
+
+
 class TestStrangers:
     def test_plain_words_are_not_answered(self, members: Members) -> None:
         client = KazooClient(f"{members.each[0].address}:{PORT}", timeout=2, connection_retry={"max_tries": 1})
@@ -132,7 +147,7 @@ class TestStrangers:
 
     def test_a_certificate_of_others_is_refused(self, stack: Graph, members: Members, tmp_path: Path) -> None:
         """Of the members' authority: it is a good one, for another port."""
-        pair = (members.each[0].machine.root / "run/zookeeper/tls/member.pem").read_text()
+        pair = (members.each[0].machine.root / "etc/zookeeper/tls/member.pem").read_text()
         assert refused(stack, members, tmp_path, {"tls_certificate": pair, "tls_key": pair})
 
     def test_the_right_certificate_is_let_in(self, stack: Graph, members: Members, tmp_path: Path) -> None:
@@ -184,10 +199,27 @@ class TestTheAcl:
                 as_role(stack, members, role, lambda client: client.set_acls(LOCK_ROOT, client.get_acls(LOCK_ROOT)[0]))
         as_role(stack, members, "operator", lambda client: client.set_acls(LOCK_ROOT, client.get_acls(LOCK_ROOT)[0]))
 
-    @pytest.mark.parametrize("path", ["/beside", "/locks/beside", "/zookeeper/quota/locks"])
+    @pytest.mark.parametrize("path", ["/beside", "/locks/beside", "/zookeeper/quota/locks", "/zookeeper/beside"])
     def test_writers_make_nothing_beside_the_lock_root(self, path: str, stack: Graph, members: Members) -> None:
         with pytest.raises(NoAuthError):
             as_role(stack, members, "appender", lambda client: client.create(path))
+
+    def test_operators_take_away_what_a_writer_has_made_for_itself_alone(self, stack: Graph, members: Members) -> None:
+        mine = [make_acl("x509", "CN=sluice-appender", all=True)]
+        path = f"{LOCK_ROOT}/mine"
+        as_role(stack, members, "appender", lambda client: client.create(path, acl=mine))
+        as_role(stack, members, "appender", lambda client: client.create(f"{path}/below", acl=mine))
+        with pytest.raises(NoAuthError):
+            as_role(stack, members, "maintenance", lambda client: client.delete(f"{path}/below"))
+        as_role(stack, members, "operator", lambda client: client.delete(path, recursive=True))
+
+    def test_what_a_lock_makes_is_for_the_three_roles(self, stack: Graph, members: Members, tmp_path: Path) -> None:
+        node = TableResource.of(TABLE).znode(LOCK_ROOT)
+        with ZookeeperLockManager(settings(stack, tmp_path, "appender")) as manager, manager.acquire(TABLE):
+            acl = as_role(stack, members, "operator", lambda client: client.get_acls(node)[0])
+        assert sorted(each.id.id for each in acl) == [
+            f"CN=sluice-{role}" for role in ("appender", "maintenance", "operator")
+        ]
 
     def test_writers_do_not_remove_the_lock_root(self, stack: Graph, members: Members) -> None:
         with pytest.raises(NoAuthError):
@@ -229,5 +261,9 @@ def test_authorities_are_changed_and_nobody_is_locked_out(
             with ZookeeperLockManager(settings(graph_of_secret, tmp_path, "appender")) as manager:
                 manager.acquire(TABLE).release()
     last = steps[-1]
+    # A key that was seen is worth nothing with the new certificate, which is no secret.
+    secrets = [json.loads(each.one("SecretVersion", "access-appender").inputs["secretString"]) for each in steps]
+    keys = [secret["tls_key"] for secret in secrets]
+    assert keys[0] == keys[1] != keys[2] == keys[3]
     old = json.loads(stack.one("SecretVersion", "access-appender").inputs["secretString"])
     assert refused(last, members, tmp_path, {key: old[key] for key in ("tls_certificate", "tls_key")})

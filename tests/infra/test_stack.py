@@ -47,9 +47,8 @@ MUTATIONS: Mapping[str, Mutation] = {
         C + "ensemble.py", "from_port=CLIENT_PORT,", "from_port=QUORUM_PORT,", "only what zookeeper needs comes in",
     ),
     "let nodes go anywhere by any protocol": Mutation(
-        C + "ensemble.py", 'ip_protocol="tcp",\n                from_port=HTTPS',
-        'ip_protocol="-1",\n                from_port=HTTPS',
-        "nodes go out to aws alone",
+        C + "network.py", 'description="HTTPS to AWS services",\n            ip_protocol="tcp"',
+        'description="HTTPS to AWS services",\n            ip_protocol="-1"', "nodes go out to aws alone",
     ),
     "give the default security group a rule": Mutation(
         C + "network.py", "vpc_id=vpc.id, ingress=[], egress=[]",
@@ -221,6 +220,52 @@ MUTATIONS: Mapping[str, Mutation] = {
     "keep logs for ever": Mutation(
         "__main__.py", "retention_in_days=settings.log_retention_days", "retention_in_days=None",
         "logs do not grow for ever",
+    ),
+    "put all subnets into one zone": Mutation(
+        C + "network.py", "blocks[number], zones[number])", "blocks[number], zones[0])", "a majority survives a zone",
+    ),
+    "make volumes in another zone": Mutation(
+        C + "ensemble.py", "availability_zone=zone.availability_zone", 'availability_zone="eu-central-1a"',
+        "a majority survives a zone",
+    ),
+    "mount one volume twice": Mutation(
+        C + "ensemble.py", 'LOG_VOLUME=volumes["log"].id', 'LOG_VOLUME=volumes["data"].id',
+        "members have ids and addresses of their own",
+    ),
+    "let nodes reach the world beside the endpoints": Mutation(
+        C + "network.py", 'targets["aws"] = {"referenced_security_group_id": endpoint_group_id}',
+        'targets["aws"] = {"cidr_ipv4": ANYWHERE}', "nodes go out to aws alone",
+    ),
+    "forget the writers' way to AWS": Mutation(
+        C + "access.py", "            lead_to_aws(\n", "            (lambda *_, **__: None)(\n",
+        "writers reach zookeeper and aws",
+    ),
+    "start machines before their routes": Mutation(
+        C + "ensemble.py", "*args.artifacts.objects, *self._ways]", "*args.artifacts.objects]",
+        "a machine comes after its way to aws",
+    ),
+    "start machines before their rights": Mutation(
+        C + "ensemble.py", "depends_on=[version, rights, ", "depends_on=[version, ",
+        "a machine comes after its way to aws",
+    ),
+    "open what clients make": Mutation(
+        C + "certificates.py", 'CLIENT_ACL = acl_of({OPERATOR: "cdrwa", MAINTENANCE: "cdrw", APPENDER: "cdrw"})',
+        'CLIENT_ACL = "world:anyone:cdrwa"', "what clients make is not for everybody",
+    ),
+    "let certificates end": Mutation(
+        C + "certificates.py", "            early_renewal_hours=RENEWAL_DAYS * _DAY_HOURS,\n", "",
+        "certificates are renewed in time",
+    ),
+    "watch another namespace": Mutation(
+        C + "monitoring.py", 'NAMESPACE = "Sluice/ZooKeeper"', 'NAMESPACE = "Sluice/Zookeeper"',
+        "missing data is an alarm",
+    ),
+    "misspell a label of the metrics": Mutation(
+        "node/prometheus.yaml", "          Stack:", "          stack:", "missing data is an alarm",
+    ),
+    "let another account be the writer": Mutation(
+        C + "access.py", '"Principal": {"Service": "ec2.amazonaws.com"}',
+        '"Principal": {"AWS": "arn:aws:iam::999999999999:root"}', "roles are for services and for this account",
     ),
 }  # fmt: skip
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.support.graph import Graph, Resource
 from tests.support.iam_evaluator import allowed, s3, s3_put
@@ -12,6 +16,8 @@ from tests.support.iam_evaluator import allowed, s3, s3_put
 INVARIANTS: dict[str, Callable[[Graph], Iterator[str]]] = {}
 CLIENT, QUORUM, ELECTION = 2281, 2888, 3888
 WORLD = {"0.0.0.0/0", "::/0"}
+_WAYS = ("cidr", "referenced", "prefix")
+_MEMBERS_RULES = ("zookeeper-quorum", "zookeeper-election", "zookeeper-aws", "zookeeper-s3")
 _SECRET = re.compile(r"PRIVATE KEY")
 _ADMINISTRATOR = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
 _SOMEBODY = "arn:aws:iam::123456789012:role/somebody"
@@ -53,9 +59,42 @@ def only_what_zookeeper_needs_comes_in(graph: Graph) -> Iterator[str]:
 
 @invariant
 def nodes_go_out_to_aws_alone(graph: Graph) -> Iterator[str]:
+    """With interface endpoints to these and S3, to no address; else to the world, by HTTPS."""
+    endpoints = [each for each in graph.some("VpcEndpoint") if each.inputs["vpcEndpointType"] == "Interface"]
     for rule in graph.some("SecurityGroupEgressRule"):
         if rule.inputs["ipProtocol"] != "tcp" or rule.inputs["fromPort"] not in {CLIENT, QUORUM, ELECTION, 443}:
             yield str(rule)
+        if rule.inputs.get("cidrIpv4") and (endpoints or rule.inputs["fromPort"] != 443):
+            yield f"{rule}: to {rule.inputs['cidrIpv4']}"
+
+
+@invariant
+def writers_reach_zookeeper_and_aws(graph: Graph) -> Iterator[str]:
+    for group in graph.some("SecurityGroup"):
+        if group.name == "access-writers":
+            rules = [each.inputs for each in graph.all("SecurityGroupEgressRule")]
+            targets = [each for each in rules if each["securityGroupId"] == f"{group.name}-id"]
+            ways = {key for each in targets if each["fromPort"] == 443 for key in each if key.startswith(_WAYS)}
+            if CLIENT not in [each["fromPort"] for each in targets]:
+                yield "ZooKeeper"
+            if ways not in ({"cidrIpv4"}, {"referencedSecurityGroupId", "prefixListId"}):
+                yield f"AWS: {sorted(ways)}"
+
+
+@invariant
+def a_machine_comes_after_its_way_to_aws(graph: Graph) -> Iterator[str]:
+    """Its user data runs once: rights, rules, routes and endpoints have to be there."""
+    first = {
+        *map(str, graph.some("VpcEndpoint", "BucketObject")),
+        *(str(each) for each in graph.some("RouteTableAssociation") if "private" in each.name),
+        *(str(each) for each in graph.some("Route") if "natGatewayId" in each.inputs),
+        *(str(each) for each in graph.some("SecurityGroupEgressRule") if each.name in _MEMBERS_RULES),
+    }
+    for instance in graph.some("Instance"):
+        own = f"zookeeper-{_variable(instance, 'NODE')}"
+        wanted = first | {f"RolePolicy {own}", f"SecretVersion {own}"}
+        if missing := wanted - set(instance.options["depends_on"]):
+            yield f"{instance}: {sorted(missing)}"
 
 
 @invariant
@@ -236,8 +275,18 @@ def members_have_ids_and_addresses_of_their_own(graph: Graph) -> Iterator[str]:
     interfaces = [each.inputs["primaryNetworkInterface"]["networkInterfaceId"] for each in instances]
     if len(set(interfaces)) != len(instances):
         yield f"interfaces {interfaces}"
+    volumes = [_variable(each, name) for each in instances for name in ("DATA_VOLUME", "LOG_VOLUME")]
+    if len(set(volumes)) != 2 * len(instances):
+        yield f"volumes {volumes}"
     lists = set()
     for instance in instances:
+        attached = {
+            each.inputs["volumeId"]
+            for each in graph.all("VolumeAttachment")
+            if each.inputs["instanceId"] == f"{instance.name}-id"
+        }
+        if attached != {_variable(instance, "DATA_VOLUME"), _variable(instance, "LOG_VOLUME")}:
+            yield f"{instance}: {attached}"
         node = _variable(instance, "NODE")
         [parameter] = [
             each for each in graph.all("Parameter") if each.inputs["name"] == _variable(instance, "PARAMETER")
@@ -256,10 +305,16 @@ def members_have_ids_and_addresses_of_their_own(graph: Graph) -> Iterator[str]:
 
 @invariant
 def a_majority_survives_a_zone(graph: Graph) -> Iterator[str]:
-    subnets = [each.inputs["subnetId"] for each in graph.some("NetworkInterface")]
-    for subnet in set(subnets):
-        if subnets.count(subnet) * 2 >= len(subnets):
-            yield f"{subnet}: {subnets}"
+    made = {f"{each.name}-id": each.inputs["availabilityZone"] for each in graph.some("Subnet")}
+    # In whatever order they are registered.
+    subnets = {each.name.split("-")[1]: each.inputs["subnetId"] for each in graph.some("NetworkInterface")}
+    zones = [made.get(subnet, subnet) for subnet in subnets.values()]
+    for zone in set(zones):
+        if zones.count(zone) * 2 >= len(zones):
+            yield f"{zone}: {zones}"
+    for each in graph.some("Volume"):
+        if each.inputs["availabilityZone"] != f"zone-of-{subnets[each.name.split('-')[1]]}":
+            yield f"{each}: {each.inputs['availabilityZone']}"
 
 
 @invariant
@@ -295,8 +350,8 @@ def a_member_speaks_tls_only_and_knows_its_clients(graph: Graph) -> Iterator[str
         "ssl.clientAuth": "need", "ssl.quorum.clientAuth": "need", "sslQuorum": "true", "enforce.auth.enabled": "true",
         "enforce.auth.schemes": "x509", "admin.enableServer": "false", "audit.enable": "true",
         "metricsProvider.httpHost": "127.0.0.1", "4lw.commands.whitelist": "srvr,mntr,ruok", "reconfigEnabled": "false",
-        "standaloneEnabled": "false", "ssl.trustStore.location": "/run/zookeeper/tls/clients-ca.pem",
-        "ssl.quorum.trustStore.location": "/run/zookeeper/tls/members-ca.pem",
+        "standaloneEnabled": "false", "ssl.trustStore.location": "/etc/zookeeper/tls/clients-ca.pem",
+        "ssl.quorum.trustStore.location": "/etc/zookeeper/tls/members-ca.pem",
     }  # fmt: skip
     for each in graph.some("Parameter"):
         told = dict(line.split("=", 1) for line in each.inputs["value"].splitlines())
@@ -319,6 +374,26 @@ def the_lock_root_is_not_for_everybody(graph: Graph) -> Iterator[str]:
 
 
 @invariant
+def what_clients_make_is_not_for_everybody(graph: Graph) -> Iterator[str]:
+    for each in graph.some("SecretVersion"):
+        acl = each.document("secretString").get("acl")
+        if acl is not None and ("world:" in acl or "x509:CN=sluice-operator:cdrwa" not in acl):
+            yield f"{each}: {acl}"
+    for each in graph.some("Parameter"):
+        if "X509AuthenticationProvider.superUser=CN=sluice-operator\n" not in each.inputs["value"]:
+            yield f"{each}: nobody can take away what a client has made for itself alone"
+
+
+@invariant
+def certificates_are_renewed_in_time(graph: Graph) -> Iterator[str]:
+    """Before the alarm goes off, and not all the time."""
+    for each in graph.some("LocallySignedCert"):
+        early, whole = each.inputs.get("earlyRenewalHours", 0), each.inputs["validityPeriodHours"]
+        if not 60 * 24 <= early <= whole / 2:
+            yield f"{each}: {early} of {whole} hours"
+
+
+@invariant
 def keys_are_in_secrets_and_nowhere_else(graph: Graph) -> Iterator[str]:
     for each in graph.resources:
         for key, value in each.inputs.items():
@@ -335,6 +410,11 @@ def missing_data_is_an_alarm(graph: Graph) -> Iterator[str]:
     for each in graph.some("MetricAlarm"):
         if each.inputs.get("treatMissingData") != "breaching":
             yield str(each)
+    heard = _metrics(graph)
+    for each in graph.some("MetricAlarm"):
+        told = (each.inputs["namespace"], each.inputs["metricName"], frozenset(each.inputs["dimensions"]))
+        if told not in heard:
+            yield f"{each}: nobody tells {told}"
     watched = {each.inputs["metricName"] for each in graph.some("MetricAlarm")}
     wanted = {"synced_followers", "uptime", "avg_latency", "disk_used_percent", "open_file_descriptor_count"}
     if graph.some("Instance") and wanted - watched:
@@ -355,6 +435,16 @@ def nobody_may_do_everything(graph: Graph) -> Iterator[str]:
             yield f"{each}: {statement.get('Sid')}"
         if statement.get("Principal") in ("*", {"AWS": "*"}):
             yield f"{each}: anybody"
+
+
+@invariant
+def roles_are_for_services_and_for_this_account(graph: Graph) -> Iterator[str]:
+    for each in graph.some("Role"):
+        for statement in each.document("assumeRolePolicy")["Statement"]:
+            principals = statement["Principal"].get("AWS", [])
+            for principal in [principals] if isinstance(principals, str) else principals:
+                if not principal.startswith("arn:aws:iam::123456789012:"):
+                    yield f"{each}: {principal}"
 
 
 @invariant
@@ -402,6 +492,34 @@ def logs_do_not_grow_for_ever(graph: Graph) -> Iterator[str]:
     for each in graph.some("LogGroup"):
         if not each.inputs.get("retentionInDays"):
             yield str(each)
+
+
+def _metrics(graph: Graph) -> set[tuple[str, str, frozenset[str]]]:
+    """Return what the nodes' files tell CloudWatch: namespace, metric, names of the dimensions."""
+    files = {
+        Path(each.inputs["source"]["of"]).name: Path(each.inputs["source"]["of"]).read_text(encoding="utf-8")
+        for each in graph.some("BucketObject")
+        if each.inputs["source"]["asset"] == "FileAsset"
+    }
+    if not files:
+        return set()
+    agent = json.loads(files["cloudwatch-agent.json"])
+    labels = set(yaml.safe_load(files["prometheus.yaml"])["scrape_configs"][0]["static_configs"][0]["labels"])
+    found = set()
+    emf = agent["logs"]["metrics_collected"]["prometheus"]["emf_processor"]
+    for declared in emf["metric_declaration"]:
+        for dimensions in declared["dimensions"]:
+            if set(dimensions) <= labels:
+                names = [selector.strip("^$") for selector in declared["metric_selectors"]]
+                found |= {(emf["metric_namespace"], name, frozenset(dimensions)) for name in names}
+    for dimensions in agent["metrics"]["aggregation_dimensions"]:
+        if set(dimensions) <= {"path", *agent["metrics"]["metrics_collected"]["disk"]["append_dimensions"]}:
+            found.add((agent["metrics"]["namespace"], "disk_used_percent", frozenset(dimensions)))
+    put = re.sub(r"\\\n", " ", files["sluice-certificates"])
+    match = re.search(r"--namespace (\S+) --metric-name (\S+)\s+--dimensions \"(\S+)\"", put)
+    assert match, put
+    found.add((match[1], match[2], frozenset(each.partition("=")[0] for each in match[3].split(","))))
+    return found
 
 
 def _variable(instance: Resource, name: str) -> str:

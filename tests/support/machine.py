@@ -29,14 +29,17 @@ done
 NOTED = '#!/bin/bash\necho "${0##*/} $*" >> "$SLUICE_ROOT/calls"\n'
 #: 0: the device has a file system; 2: it is blank; anything else: it cannot be read.
 BLKID = '#!/bin/bash\necho "blkid $*" >> "$SLUICE_ROOT/calls"\nexit "$(cat "$SLUICE_ROOT/blkid-says")"\n'
-STAND_INS = {"aws": AWS, "blkid": BLKID} | dict.fromkeys(
+#: A new machine does not know the user.
+ID = "#!/bin/bash\nexit 1\n"
+STAND_INS = {"aws": AWS, "blkid": BLKID, "id": ID} | dict.fromkeys(
     (
         "dnf",
         "mkfs.xfs",
+        "xfs_growfs",
         "mount",
         "systemctl",
+        "groupadd",
         "useradd",
-        "id",
         "chown",
         "chgrp",
         "amazon-cloudwatch-agent-ctl",

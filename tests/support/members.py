@@ -51,7 +51,7 @@ class Member:
         configured = self.machine.run("sluice-configure")
         assert configured.returncode == 0, configured.stderr
         config = root / "etc/zookeeper/zoo.cfg"
-        moved = re.sub(r"=(/run/zookeeper|/var/lib/zookeeper)", rf"={root}\1", config.read_text())
+        moved = re.sub(r"=(/etc/zookeeper|/var/lib/zookeeper)", rf"={root}\1", config.read_text())
         config.write_text(_NOT_HERE.sub("", moved))
         unit = (INFRA / "node/zookeeper.service").read_text()
         command = shlex.split(re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0])
@@ -87,7 +87,7 @@ class Member:
 
     def tls(self, *, name: str = "node.pem") -> ssl.SSLContext:
         """Return how its own scripts speak to the ensemble."""
-        folder = self.machine.root / "run/zookeeper/tls"
+        folder = self.machine.root / "etc/zookeeper/tls"
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         # The server's name is looked at where that is tested.
         context.check_hostname = False

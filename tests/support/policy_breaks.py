@@ -46,7 +46,7 @@ NETWORK = [
     Break("endpoints-are-limited", "VpcEndpoint", "network-s3", {"policy": statement(Resource="arn:aws:s3:::*")}),
     Break("endpoints-are-limited", "VpcEndpoint", "network-ssm", {"policy": statement(Resource="*")}),
     Break("endpoints-are-limited", "VpcEndpoint", "network-ssm", {"policy": statement(NotResource="x")}),
-    Break("endpoints-are-limited", "VpcEndpoint", "network-s3", {"policy": denial("Lake", Condition={})}),
+    Break("endpoints-are-limited", "VpcEndpoint", "network-s3", {"policy": denial("LakeAndSources", Condition={})}),
     Break("nodes-reach-aws", "Vpc", "network", without=("VpcEndpoint", "network-ssmmessages")),
     Break("source-is-checked", "NetworkInterface", NODE, {"sourceDestCheck": False}),
     Break("source-is-checked", "Instance", NODE, {"sourceDestCheck": False}),

@@ -197,7 +197,10 @@ def graph_of(infra: Path, config: dict[str, Any], addresses: list[str]) -> dict[
     known: dict[str, Any] = {}
 
     def note(args: pulumi.ResourceTransformationArgs) -> None:
-        options[args.type_, args.name] = {name: getattr(args.opts, name) for name in OPTIONS}
+        told = {name: getattr(args.opts, name) for name in OPTIONS}
+        # What comes first: a machine's user data runs once, whether the way to AWS is there or not.
+        told["depends_on"] = sorted(f"{type(each).__name__} {each._name}" for each in args.opts.depends_on or ())
+        options[args.type_, args.name] = told
 
     async def program() -> None:
         # Last, so that it sees what the program's own transformation made of it.
