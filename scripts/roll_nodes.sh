@@ -6,7 +6,8 @@
 #
 # Run it in the project's folder with the stack selected, where `sluice ensemble ready` reaches the members: from a
 # machine in the writers' security group, with sluice.env of `sluice config from-stack --role operator` in the
-# environment. Without NODE: all, from the first. It ends at the first thing that is wrong: what is whole stays whole.
+# environment, which names the members in the stack's order. Without NODE: all, the leader last, so that there is one
+# election and not three. It ends at the first thing that is wrong: what is whole stays whole.
 set -euo pipefail
 
 usage() {
@@ -19,7 +20,16 @@ how=${1:-}
 shift
 count=$(pulumi stack output zookeeper_members)
 nodes=("$@")
-((${#nodes[@]})) || mapfile -t nodes < <(seq "$count")
+if ((${#nodes[@]} == 0)); then
+  mapfile -t nodes < <(sluice ensemble status --json | python3 -c '
+import json, sys
+leads = [server["mode"] == "leader" for server in json.load(sys.stdin)["servers"]]
+print(*sorted(range(1, len(leads) + 1), key=lambda node: leads[node - 1]), sep="\n")')
+  ((${#nodes[@]} == count)) || {
+    echo "sluice ensemble status tells of ${#nodes[@]} members, the stack has $count: is SLUICE_ZK_HOSTS the stack's?" >&2
+    exit 1
+  }
+fi
 for node in "${nodes[@]}"; do
   [[ $node =~ ^[1-9]$ && $node -le $count ]] || usage
 done

@@ -314,6 +314,13 @@ def _mutated(folder: Path, mutation: Mutation) -> Path:
     return folder / "infra"
 
 
+def test_a_preview_in_which_nothing_is_known_shows_the_same_resources(stacks: Mapping[str, Graph]) -> None:
+    previews = graphs([(INFRA, config) for config in CONFIGURATIONS.values()], preview=True)
+    for name, preview in zip(CONFIGURATIONS, previews, strict=True):
+        assert isinstance(preview, Graph), f"{name}: {preview}"
+        assert sorted(map(str, preview.resources)) == sorted(map(str, stacks[name].resources)), name
+
+
 # -- what the configurations make
 
 

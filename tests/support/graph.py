@@ -93,9 +93,12 @@ class ProgramError(AssertionError):
     """The program refused a configuration; its message is what a user sees."""
 
 
-def graphs(runs: list[tuple[Path, dict[str, Any]]], addresses: list[str] = ADDRESSES) -> list[Graph | ProgramError]:
-    """Run the program of each folder with each configuration."""
-    asked = [{"infra": str(infra), "config": config, "addresses": addresses} for infra, config in runs]
+def graphs(
+    runs: list[tuple[Path, dict[str, Any]]], addresses: list[str] = ADDRESSES, *, preview: bool = False
+) -> list[Graph | ProgramError]:
+    """Run the program of each folder with each configuration; in a preview nothing that AWS would say is known."""
+    told = {"addresses": addresses, "preview": preview}
+    asked = [{"infra": str(infra), "config": config, **told} for infra, config in runs]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("stack_graph.py"))],
         input=json.dumps(asked),

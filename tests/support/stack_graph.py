@@ -34,11 +34,20 @@ _USES = {"server_auth": ExtendedKeyUsageOID.SERVER_AUTH, "client_auth": Extended
 
 
 class Run(TypedDict):
-    """The program's folder, the stack's configuration beside ``Pulumi.yaml``'s defaults, the members' addresses."""
+    """What to run.
+
+    Attributes:
+        infra: folder of the program.
+        config: of the stack, beside ``Pulumi.yaml``'s defaults.
+        addresses: of the members' interfaces.
+        preview: whether nothing that AWS would say is known yet.
+
+    """
 
     infra: str
     config: dict[str, Any]
     addresses: list[str]
+    preview: bool
 
 
 class Cloud(pulumi.runtime.Mocks):
@@ -46,17 +55,22 @@ class Cloud(pulumi.runtime.Mocks):
 
     Args:
         addresses: of the network interfaces, in the order of their names.
+        preview: whether resources have no ids and no outputs yet.
 
     """
 
-    def __init__(self, addresses: list[str]) -> None:
+    def __init__(self, addresses: list[str], *, preview: bool) -> None:
         self.resources: list[dict[str, Any]] = []
         self._addresses = addresses
+        self._preview = preview
 
-    def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str, dict[str, Any]]:
+    def new_resource(self, args: pulumi.runtime.MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         name, inputs = args.name, {key: _plain(value) for key, value in args.inputs.items()}
         state = dict(inputs)
         kind = args.typ.split(":")[-1]
+        if self._preview:
+            self.resources.append({"type": args.typ, "name": name, "inputs": inputs, "secret": []})
+            return None, {}
         if args.typ.startswith("tls:"):
             state |= _tls(kind, name, inputs)
         elif args.typ.startswith("aws:"):
@@ -176,22 +190,16 @@ def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
 
-def graph_of(infra: Path, config: dict[str, Any], addresses: list[str]) -> dict[str, Any]:
-    """Run the program once in this process; return its resources and its outputs.
-
-    Args:
-        infra: folder of the program.
-        config: of the stack, by key without the project's name; ``Pulumi.yaml``'s defaults hold elsewhere.
-        addresses: of the members' interfaces.
-
-    """
+def graph_of(run: Run) -> dict[str, Any]:
+    """Run the program once in this process; return its resources and its outputs."""
+    infra = Path(run["infra"]).resolve()
     sys.path.insert(0, str(infra))
-    cloud = Cloud(addresses)
-    told = defaults_of(infra.parent / "Pulumi.yaml") | config
+    cloud = Cloud(run["addresses"], preview=run["preview"])
+    told = defaults_of(infra.parent / "Pulumi.yaml") | run["config"]
     # One loop for all: the mocks make the stack at once, and its outputs belong to the loop that there is.
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    pulumi.runtime.set_mocks(cloud, project="sluice", stack=STACK, preview=False)
+    pulumi.runtime.set_mocks(cloud, project="sluice", stack=STACK, preview=run["preview"])
     pulumi.runtime.set_all_config({f"sluice:{key}": _as_text(value) for key, value in told.items()})
     options: dict[tuple[str, str], dict[str, Any]] = {}
     known: dict[str, Any] = {}
@@ -248,7 +256,7 @@ def _in_child(run: Run) -> dict[str, Any]:
     if pid == 0:
         with os.fdopen(writing, "w") as answer:
             try:
-                found = graph_of(Path(run["infra"]).resolve(), run["config"], run["addresses"])
+                found = graph_of(run)
             except BaseException as error:  # (what is wrong with a configuration is an answer)
                 found = {"error": f"{type(error).__name__}: {error}"}
             json.dump(found, answer, default=str)
