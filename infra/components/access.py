@@ -41,10 +41,20 @@ def appender_policy(lake: Lake) -> dict[str, Any]:
 
     Data files may be deleted, for a write whose commit was refused takes its files away.
     """
-    return _document(
+    keep_logs = {"Sid": "KeepLogs", "Effect": "Deny", "Action": "s3:DeleteObject", "Resource": _log_arns(lake)}
+    return _document(*_read_and_write(lake), keep_logs)
+
+
+def maintenance_policy(lake: Lake) -> dict[str, Any]:
+    """Do what an appender does, and remove what VACUUM and the log's clean-up remove."""
+    return _document(*_read_and_write(lake))
+
+
+def _read_and_write(lake: Lake) -> list[dict[str, Any]]:
+    return [
         *_list_bucket(lake),
         {
-            "Sid": "ReadAndAdd",
+            "Sid": "ReadAndWrite",
             "Effect": "Allow",
             "Action": [
                 "s3:GetObject",
@@ -57,32 +67,9 @@ def appender_policy(lake: Lake) -> dict[str, Any]:
         },
         # In the role as well, so that it holds in a bucket whose own policy has no such statement.
         unconditional_commit(lake.bucket, lake.prefixes),
-        {"Sid": "KeepLogs", "Effect": "Deny", "Action": "s3:DeleteObject", "Resource": _log_arns(lake)},
         *_key(lake),
         *_secret(lake),
-    )
-
-
-def maintenance_policy(lake: Lake) -> dict[str, Any]:
-    """Do what an appender does, and remove what VACUUM and the log's clean-up remove."""
-    return _document(
-        *_list_bucket(lake),
-        {
-            "Sid": "ReadAddAndRemove",
-            "Effect": "Allow",
-            "Action": [
-                "s3:GetObject",
-                "s3:PutObject",
-                "s3:DeleteObject",
-                "s3:AbortMultipartUpload",
-                "s3:ListMultipartUploadParts",
-            ],
-            "Resource": object_arns(lake.bucket, lake.prefixes),
-        },
-        unconditional_commit(lake.bucket, lake.prefixes),
-        *_key(lake),
-        *_secret(lake),
-    )
+    ]
 
 
 def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition: str = "aws") -> dict[str, Any]:
