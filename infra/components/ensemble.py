@@ -131,7 +131,7 @@ class Ensemble(pulumi.ComponentResource):
             tags={"Name": f"{args.name}-zookeeper"},
             opts=self._child,
         )
-        for what, port in (("quorum", QUORUM_PORT), ("election", ELECTION_PORT), ("clients", CLIENT_PORT)):
+        for what, port in (("quorum", QUORUM_PORT), ("election", ELECTION_PORT)):
             common = {
                 "security_group_id": group.id,
                 "referenced_security_group_id": group.id,

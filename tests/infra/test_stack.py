@@ -40,7 +40,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         "nobody comes in from the world",
     ),
     "open SSH": Mutation(
-        C + "ensemble.py", '("clients", CLIENT_PORT))', '("clients", CLIENT_PORT), ("ssh", 22))',
+        C + "ensemble.py", '("election", ELECTION_PORT))', '("election", ELECTION_PORT), ("ssh", 22))',
         "only what zookeeper needs comes in",
     ),
     "let clients reach the quorum's port": Mutation(
