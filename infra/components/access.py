@@ -18,6 +18,21 @@ from components.network import lead_to_aws
 SUBJECTS = {"appender": APPENDER, "maintenance": MAINTENANCE, "operator": OPERATOR}
 
 
+#: What Session Manager's agent on a machine needs; none of these knows resources.
+SESSION_MANAGER = {
+    "Sid": "SessionManager",
+    "Effect": "Allow",
+    "Action": [
+        "ssm:UpdateInstanceInformation",
+        "ssmmessages:CreateControlChannel",
+        "ssmmessages:CreateDataChannel",
+        "ssmmessages:OpenControlChannel",
+        "ssmmessages:OpenDataChannel",
+    ],
+    "Resource": "*",
+}
+
+
 @dataclass(frozen=True)
 class Lake:
     """What policies are about; ARNs, as soon as they are known.
@@ -249,6 +264,12 @@ class Access(pulumi.ComponentResource):
         )
         aws.iam.RolePolicyAttachment(
             f"{name}-writer", role=writer.name, policy_arn=policies["appender"].arn, opts=self._child
+        )
+        aws.iam.RolePolicy(
+            f"{name}-writer",
+            role=writer.id,
+            policy=json.dumps(_document(SESSION_MANAGER)),
+            opts=self._child,
         )
         profile = aws.iam.InstanceProfile(f"{name}-writer", role=writer.name, opts=self._child)
         self.instance_profile = profile.name

@@ -44,6 +44,8 @@ class Artifacts(pulumi.ComponentResource):
     def __init__(self, name: str, args: ArtifactsArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("sluice:storage:Artifacts", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
+        # Their keys name their content. A machine that is made anew with its old user data asks for the old ones.
+        kept = pulumi.ResourceOptions(parent=self, retain_on_delete=args.protect)
         made = PrivateBucket(
             name,
             PrivateBucketArgs(
@@ -65,7 +67,7 @@ class Artifacts(pulumi.ComponentResource):
                 bucket=made.bucket,
                 key=self.archive_key,
                 source=asset(args.zookeeper_archive),
-                opts=child,
+                opts=kept,
             )
         ]
         for key, path in self.files.items():
@@ -75,7 +77,7 @@ class Artifacts(pulumi.ComponentResource):
                     bucket=made.bucket,
                     key=key,
                     source=pulumi.FileAsset(str(path)),
-                    opts=child,
+                    opts=kept,
                 )
             )
         self.register_outputs({"bucket": self.bucket})

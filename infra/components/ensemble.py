@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from components.access import SESSION_MANAGER
 from components.artifacts import Artifacts
 from components.certificates import LOCK_ROOT_ACL, NODE, PARENT_ACL, Authority, Pair, node_secret
 from components.network import lead_to_aws
@@ -318,18 +319,6 @@ def node_policy(*, secret: str, parameter: str, artifacts: str, log_group: str) 
                 "Resource": "*",
                 "Condition": {"StringEquals": {"cloudwatch:namespace": "Sluice/ZooKeeper"}},
             },
-            {
-                # What Session Manager's agent needs; none of these knows resources.
-                "Sid": "SessionManager",
-                "Effect": "Allow",
-                "Action": [
-                    "ssm:UpdateInstanceInformation",
-                    "ssmmessages:CreateControlChannel",
-                    "ssmmessages:CreateDataChannel",
-                    "ssmmessages:OpenControlChannel",
-                    "ssmmessages:OpenDataChannel",
-                ],
-                "Resource": "*",
-            },
+            SESSION_MANAGER,
         ],
     }

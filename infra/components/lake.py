@@ -43,13 +43,14 @@ class PrivateBucket(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: PrivateBucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("sluice:storage:PrivateBucket", name, None, opts)
-        self._name = name
-        child = pulumi.ResourceOptions(parent=self)
+        self._name, self._protect = name, args.protect
+        # All of it: a bucket that is kept without its policies would be another one.
+        child = pulumi.ResourceOptions(parent=self, protect=args.protect)
         made = aws.s3.Bucket(
             name,
             bucket_prefix=f"{args.name}-",
             force_destroy=not args.protect,
-            opts=pulumi.ResourceOptions(parent=self, protect=args.protect),
+            opts=child,
         )
         self.bucket, self.arn = made.bucket, made.arn
         self._blocked = aws.s3.BucketPublicAccessBlock(
@@ -96,7 +97,7 @@ class PrivateBucket(pulumi.ComponentResource):
                     "abort_incomplete_multipart_upload": {"days_after_initiation": ABORT_UPLOADS_AFTER_DAYS},
                 },
             ],
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[versioning]),
+            opts=pulumi.ResourceOptions(parent=self, protect=args.protect, depends_on=[versioning]),
         )
         self.register_outputs({"bucket": self.bucket, "arn": self.arn})
 
@@ -112,7 +113,7 @@ class PrivateBucket(pulumi.ComponentResource):
             bucket=self.bucket,
             policy=document,
             # Block public access first: S3 looks at each policy that is set from then on.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[self._blocked]),
+            opts=pulumi.ResourceOptions(parent=self, protect=self._protect, depends_on=[self._blocked]),
         )
 
 

@@ -67,7 +67,7 @@ def ensemble_watches(nodes: int) -> list[Watch]:
             "synced_followers",
             "<",
             nodes // 2,
-            "No leader with a majority: no lock is given. See the runbook in docs/deploy.md.",
+            "No leader with a majority: no lock is given. See docs/runbooks.md.",
             minutes=3,
         ),
         Watch(

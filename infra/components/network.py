@@ -204,15 +204,17 @@ class Network(pulumi.ComponentResource):
             tags={"Name": f"{self._args.name}-endpoints"},
             opts=self._child,
         )
-        aws.vpc.SecurityGroupIngressRule(
-            f"{self._name}-endpoints",
-            security_group_id=group.id,
-            description="HTTPS from this VPC",
-            cidr_ipv4=self._args.cidr,
-            ip_protocol="tcp",
-            from_port=HTTPS,
-            to_port=HTTPS,
-            opts=self._child,
+        self.ways.append(
+            aws.vpc.SecurityGroupIngressRule(
+                f"{self._name}-endpoints",
+                security_group_id=group.id,
+                description="HTTPS from this VPC",
+                cidr_ipv4=self._args.cidr,
+                ip_protocol="tcp",
+                from_port=HTTPS,
+                to_port=HTTPS,
+                opts=self._child,
+            )
         )
         policy = pulumi.Output.from_input(self._args.account_id).apply(
             lambda account: json.dumps(endpoint_policy(account))

@@ -95,7 +95,8 @@ for name in NODE REGION STACK PARAMETER SECRET LOCK_ROOT LOCK_ROOT_ACL PARENT_AC
 done > "$ETC/node.env"
 
 # First who tells what goes wrong after this.
-amazon-cloudwatch-agent-ctl -a fetch-config -m ec2 -s -c "file:$ETC/cloudwatch-agent.json"
+amazon-cloudwatch-agent-ctl -a fetch-config -m ec2 -s -c "file:$ETC/cloudwatch-agent.json" ||
+  echo "the CloudWatch agent did not start: this member serves all the same" >&2
 systemctl daemon-reload
 systemctl enable zookeeper.service sluice-lock-root.service sluice-certificates.timer
 # They wait for the other members, and try again for ever: this script does not wait for them.

@@ -211,7 +211,11 @@ MUTATIONS: Mapping[str, Mutation] = {
         "what holds data is protected",
     ),
     "do not protect the lake": Mutation(
-        C + "lake.py", "opts=pulumi.ResourceOptions(parent=self, protect=args.protect),", "opts=child,",
+        C + "lake.py", "child = pulumi.ResourceOptions(parent=self, protect=args.protect)",
+        "child = pulumi.ResourceOptions(parent=self)", "what holds data is protected",
+    ),
+    "do not protect the lake's policy": Mutation(
+        C + "lake.py", "parent=self, protect=self._protect, depends_on", "parent=self, depends_on",
         "what holds data is protected",
     ),
     "tag nothing": Mutation(
@@ -374,6 +378,13 @@ def test_the_node_that_is_replaced_takes_everything_and_the_others_nothing(stack
     taking = [each.name for each in stacks["replacing node 2"].all("Instance") if not each.options["ignore_changes"]]
     assert taking == ["zookeeper-2"]
     assert all(each.options["ignore_changes"] for each in stacks["as it comes"].all("Instance"))
+
+
+def test_the_runbook_finds_the_rules_that_let_clients_in(stacks: Mapping[str, Graph]) -> None:
+    rules = stacks["existing network"].all("SecurityGroupIngressRule")
+    told = {each.inputs["description"] for each in rules if each.inputs["fromPort"] == 2281}
+    assert told == {"Clients of ZooKeeper"}
+    assert "Description=='Clients of ZooKeeper'" in (ROOT / "docs/runbooks.md").read_text(encoding="utf-8")
 
 
 def test_what_a_user_needs_is_told(stacks: Mapping[str, Graph]) -> None:

@@ -87,6 +87,7 @@ def a_machine_comes_after_its_way_to_aws(graph: Graph) -> Iterator[str]:
     first = {
         *map(str, graph.some("VpcEndpoint", "BucketObject")),
         *(str(each) for each in graph.some("RouteTableAssociation") if "private" in each.name),
+        *(str(each) for each in graph.some("SecurityGroupIngressRule") if each.name == "network-endpoints"),
         *(str(each) for each in graph.some("Route") if "natGatewayId" in each.inputs),
         *(str(each) for each in graph.some("SecurityGroupEgressRule") if each.name in _MEMBERS_RULES),
     }
@@ -466,7 +467,8 @@ def what_holds_data_is_protected(graph: Graph) -> Iterator[str]:
     """Outside of stacks to play with: then S3 itself refuses, too, for a bucket that is not empty is not deleted."""
     buckets = graph.some("Bucket")
     playing = any(each.inputs.get("forceDestroy") for each in buckets)
-    for each in [*buckets, *graph.some("Volume", "NetworkInterface", "Key")]:
+    parts = [each for each in graph.resources if each.kind.startswith("Bucket") and each.kind != "BucketObject"]
+    for each in [*parts, *graph.some("Volume", "NetworkInterface", "Key")]:
         if bool(each.options["protect"]) == playing:
             yield str(each)
 

@@ -46,7 +46,7 @@ class Control:
 
 _NO_CONTAINERS = "Nothing here pulls images of containers, and an endpoint has its price in each zone."
 _NOT_USED = "The nodes do not use it, and an endpoint has its price in each zone."
-_PROGRAM_RENEWS = "Certificates live for 365 days, and `pulumi up` renews them 90 days before their end."
+_PROGRAM_RENEWS = "Certificates live for 365 days, and `pulumi up --refresh` renews them 90 days before their end."
 _PEOPLE = "The program makes neither users nor access keys."
 
 CONTROLS: tuple[Control, ...] = (
