@@ -8,7 +8,7 @@ from components.certificates import Authority, AuthorityArgs
 from components.ensemble import Ensemble, EnsembleArgs
 from components.lake import PrivateBucket, PrivateBucketArgs, commit_statements, lake_key
 from components.monitoring import Monitoring, MonitoringArgs
-from components.network import Network, NetworkArgs, in_zones_of_their_own
+from components.network import Network, NetworkArgs, WayToAws, in_zones_of_their_own
 from components.node_config import LOCK_ROOT
 from components.settings import Settings
 from components.tags import tag_everything
@@ -49,6 +49,7 @@ if not settings.existing_bucket:
 # -- the network, and the ensemble in it
 zookeeper: Ensemble | None = None
 network: Network | None = None
+way_to_aws = WayToAws()
 authorities: tuple[Authority, Authority] | None = None
 vpc_id: pulumi.Input[str] | None = settings.vpc_id or None
 if settings.makes_ensemble:
@@ -77,7 +78,7 @@ if settings.makes_ensemble:
                 reachable_buckets=settings.reachable_buckets,
             ),
         )
-        vpc_id = network.vpc_id
+        vpc_id, way_to_aws = network.vpc_id, network.way_to_aws
     authorities = tuple(
         Authority(purpose, AuthorityArgs(purpose, settings.signing_authority, settings.trusted_authorities))
         for purpose in ("members", "clients")
@@ -96,9 +97,7 @@ if settings.makes_ensemble:
             protect=settings.protect,
             vpc_id=vpc_id,
             subnet_ids=network.subnet_ids if network else in_zones_of_their_own(settings.subnet_ids),
-            endpoint_group_id=network.endpoint_group_id if network else None,
-            s3_prefix_list_id=network.s3_prefix_list_id if network else None,
-            ways=network.ways if network else (),
+            way_to_aws=way_to_aws,
             instance_type=settings.instance_type,
             image_id=image,
             volume_gib={"data": settings.data_volume_gib, "log": settings.log_volume_gib},
@@ -107,8 +106,6 @@ if settings.makes_ensemble:
             clients=authorities[1],
             log_group=log_group,
             region=region,
-            account_id=account_id,
-            partition=partition,
         ),
     )
     Monitoring("alarms", MonitoringArgs(settings.name, settings.stack, settings.nodes, settings.alarm_topic_arns))
@@ -119,8 +116,7 @@ access = Access(
     AccessArgs(
         name=settings.name,
         vpc_id=vpc_id,
-        endpoint_group_id=network.endpoint_group_id if network else None,
-        s3_prefix_list_id=network.s3_prefix_list_id if network else None,
+        way_to_aws=way_to_aws,
         bucket_arn=lake_arn,
         prefixes=settings.table_prefixes,
         key_arn=key.arn if key else settings.existing_bucket_key_arn or None,

@@ -204,9 +204,7 @@ class HeldLock:
             ClosedError: the manager was closed, or belongs to the parent of a fork.
 
         """
-        self._raise_if_over()
-        self._session.check_usable()
-        self._raise_if_silent()
+        self._look_before_asking()
         if timeout_seconds is not None:
             check_seconds("timeout_seconds", timeout_seconds)
         bound = VALID_FRACTION * self._session.granted_seconds
@@ -223,9 +221,7 @@ class HeldLock:
                 :meth:`check`. The version must not be put then.
 
         """
-        self._raise_if_over()
-        self._session.check_usable()
-        self._raise_if_silent()
+        self._look_before_asking()
         intents = self.intents_of(self._only(table))
         intent = Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token)
         self._crew.shield.run(lambda: intents.note(intent))
@@ -500,12 +496,16 @@ class HeldLock:
         if silent > session.granted_seconds:
             self._lose(f"the ensemble did not answer for {silent:.0f} s")
 
-    def _raise_if_silent(self) -> None:
-        """Have our own clock decide first, as the keeper does: who wakes from a pause may ask before the keeper looks.
+    def _look_before_asking(self) -> None:
+        """Raise what is known without the ensemble.
+
+        Our own clock decides first, as the keeper does: who wakes from a pause may ask before the keeper looks.
 
         The ensemble alone would not do: restored from a member that fell behind, it may know a contender again whose
         session had ended, and whose lock others have had since (docs/runbooks.md).
         """
+        self._raise_if_over()
+        self._session.check_usable()
         self.look_at_clock()
         self._raise_if_over()
 

@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from lock_manager.connection import ask_word
 from lock_manager.errors import LocalServerError
@@ -33,6 +33,8 @@ _SERVER_JARS = (
     "zookeeper-*", "netty-*", "slf4j-api-*", "log4j-*", "metrics-core-*", "snappy-java-*", "commons-*",
     "jackson-*", "audience-annotations-*",
 )  # fmt: skip
+#: Of a server's Java machine: small, and soon there.
+SMALL_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _ENSEMBLE = 3
 _START_ATTEMPTS = 3
 _STOP_SECONDS = 10.0
@@ -107,6 +109,36 @@ def ask_server(address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None
     return b""
 
 
+def start_supervised(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a server that ends with this process, however it ends; :func:`stop_supervised` ends it before.
+
+    Args:
+        command: of the server.
+        log: file to which its output is added.
+
+    Returns:
+        Its supervisor, whose first line on standard output is the server's pid.
+
+    """
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_SUPERVISOR), "--output-to-stderr", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            # A Ctrl-C at the terminal is for the parent, which then stops the servers in its own order.
+            start_new_session=True,
+        )
+
+
+def stop_supervised(supervisor: subprocess.Popen[bytes]) -> None:
+    """End the server of a supervisor, and wait for it."""
+    for pipe in (supervisor.stdin, supervisor.stdout):
+        if pipe is not None:
+            pipe.close()
+    supervisor.wait()
+
+
 def last_words(log: str) -> str:
     """Return the line of a server's log that says best why it does not serve."""
     lines = log.strip().splitlines()
@@ -154,31 +186,17 @@ class EmbeddedServer:
         if self._supervisor is not None:
             raise LocalServerError(f"server {self.server_id} is running already (pid {self.pid})")
         classpath = os.pathsep.join(map(str, find_server_jars()))
-        with (self.folder / "server.log").open("ab") as log:
-            self._supervisor = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-I",
-                    "-S",
-                    str(_SUPERVISOR),
-                    "--output-to-stderr",
-                    find_java(),
-                    "-Xmx256m",
-                    "-XX:+UseSerialGC",
-                    "-XX:TieredStopAtLevel=1",
-                    "-Dorg.apache.logging.log4j.level=INFO",
-                    *self._java_options,
-                    "-cp",
-                    classpath,
-                    self._main,
-                    str(self.folder / "zoo.cfg"),
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                # A Ctrl-C at the terminal is for the parent, which then stops the servers in its own order.
-                start_new_session=True,
-            )
+        command = [
+            find_java(),
+            *SMALL_JAVA,
+            "-Dorg.apache.logging.log4j.level=INFO",
+            *self._java_options,
+            "-cp",
+            classpath,
+            self._main,
+            str(self.folder / "zoo.cfg"),
+        ]
+        self._supervisor = start_supervised(command, self.folder / "server.log")
         assert self._supervisor.stdout is not None  # noqa: S101 (a pipe was asked for)
         self.pid = int(self._supervisor.stdout.readline() or 0) or None
 
@@ -222,9 +240,7 @@ class EmbeddedServer:
         """End the process and wait for it. Does nothing if it does not run."""
         supervisor, self._supervisor, self.pid = self._supervisor, None, None
         if supervisor is not None:
-            for pipe in (supervisor.stdin, supervisor.stdout):
-                _close(pipe)
-            supervisor.wait()
+            stop_supervised(supervisor)
 
     def _signal(self, number: signal.Signals) -> None:
         if self.pid is None:
@@ -374,8 +390,3 @@ def free_ports(count: int) -> list[int]:
         if len(found) == count:
             return found
     raise LocalServerError(f"no {count} ports between {_PORTS.start} and {_PORTS.stop} are free")
-
-
-def _close(pipe: IO[bytes] | None) -> None:
-    if pipe is not None:
-        pipe.close()

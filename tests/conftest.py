@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -21,6 +20,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from lock_manager.local import EmbeddedZooKeeper
 from sluice.soak.containers import ContainerError, ContainerZooKeeper
+from tests.support import waiting
 from tests.support.lake import s3_in_words
 
 ROOT = Path(__file__).parents[1]
@@ -167,14 +167,7 @@ def _container(stack: ExitStack, image: str) -> ZooKeeperService | None:
 @pytest.fixture
 def eventually() -> Callable[..., None]:
     """Wait for a condition, never for seconds: ``eventually(lambda: …)``."""
-
-    def wait(condition: Callable[[], object], within: float = 30.0, what: str = "the condition") -> None:
-        deadline = time.monotonic() + within
-        while not condition():
-            assert time.monotonic() < deadline, f"{what} did not come true within {within:g} s"
-            time.sleep(0.01)
-
-    return wait
+    return waiting.eventually
 
 
 @pytest.fixture

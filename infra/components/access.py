@@ -11,26 +11,12 @@ import pulumi
 import pulumi_aws as aws
 
 from components.certificates import APPENDER, CLIENT_ACL, MAINTENANCE, OPERATOR, Authority, client_secret
-from components.commit_policy import object_arns, unconditional_commit
-from components.network import lead_to_aws
+from components.commit_policy import log_arns, object_arns, unconditional_commit
+from components.documents import MACHINES, SESSION_MANAGER, assumed_by, document
+from components.network import WayToAws
 
 #: Roles, and the subjects of their certificates.
 SUBJECTS = {"appender": APPENDER, "maintenance": MAINTENANCE, "operator": OPERATOR}
-
-
-#: What Session Manager's agent on a machine needs; none of these knows resources.
-SESSION_MANAGER = {
-    "Sid": "SessionManager",
-    "Effect": "Allow",
-    "Action": [
-        "ssm:UpdateInstanceInformation",
-        "ssmmessages:CreateControlChannel",
-        "ssmmessages:CreateDataChannel",
-        "ssmmessages:OpenControlChannel",
-        "ssmmessages:OpenDataChannel",
-    ],
-    "Resource": "*",
-}
 
 
 @dataclass(frozen=True)
@@ -56,13 +42,18 @@ def appender_policy(lake: Lake) -> dict[str, Any]:
 
     Data files may be deleted, for a write whose commit was refused takes its files away.
     """
-    keep_logs = {"Sid": "KeepLogs", "Effect": "Deny", "Action": "s3:DeleteObject", "Resource": _log_arns(lake)}
-    return _document(*_read_and_write(lake), keep_logs)
+    keep_logs = {
+        "Sid": "KeepLogs",
+        "Effect": "Deny",
+        "Action": "s3:DeleteObject",
+        "Resource": _logs(lake),
+    }
+    return document(*_read_and_write(lake), keep_logs)
 
 
 def maintenance_policy(lake: Lake) -> dict[str, Any]:
     """Do what an appender does, and remove what VACUUM and the log's clean-up remove."""
-    return _document(*_read_and_write(lake))
+    return document(*_read_and_write(lake))
 
 
 def _read_and_write(lake: Lake) -> list[dict[str, Any]]:
@@ -91,7 +82,12 @@ def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition:
     """Look at locks, logs and nodes, take a lock away, restart a member; neither rows are read nor is a log written."""
     statements: list[dict[str, Any]] = [
         *_list_bucket(lake),
-        {"Sid": "ReadLogs", "Effect": "Allow", "Action": "s3:GetObject", "Resource": _log_arns(lake)},
+        {
+            "Sid": "ReadLogs",
+            "Effect": "Allow",
+            "Action": "s3:GetObject",
+            "Resource": _logs(lake),
+        },
         *_secret(lake),
     ]
     if lake.key:
@@ -137,11 +133,11 @@ def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition:
                 "Resource": f"arn:{partition}:cloudwatch:*:*:alarm:*",
             },
         ]
-    return _document(*statements)
+    return document(*statements)
 
 
-def _document(*statements: dict[str, Any]) -> dict[str, Any]:
-    return {"Version": "2012-10-17", "Statement": list(statements)}
+def _logs(lake: Lake) -> list[str]:
+    return log_arns(lake.bucket, lake.prefixes)
 
 
 def _list_bucket(lake: Lake) -> list[dict[str, Any]]:
@@ -162,11 +158,6 @@ def _list_bucket(lake: Lake) -> list[dict[str, Any]]:
         "Resource": lake.bucket,
     }
     return [listing, where]
-
-
-def _log_arns(lake: Lake) -> list[str]:
-    bases = [f"{lake.bucket}/{prefix}" for prefix in lake.prefixes] or [lake.bucket]
-    return [f"{base}/{between}_delta_log/*" for base in bases for between in ("", "*/")]
 
 
 def _key(lake: Lake) -> list[dict[str, Any]]:
@@ -202,7 +193,7 @@ class AccessArgs:
     Attributes:
         name: what names begin with.
         vpc_id: where Spark clusters are to be; None: no security group is made for them.
-        endpoint_group_id, s3_prefix_list_id: how its machines reach AWS; see ``network.lead_to_aws``.
+        way_to_aws: of their machines.
         bucket_arn: of the lake.
         prefixes: folders of the tables; empty: the whole bucket.
         key_arn: KMS key of the lake, if it has one.
@@ -216,8 +207,7 @@ class AccessArgs:
 
     name: str
     vpc_id: pulumi.Input[str] | None
-    endpoint_group_id: pulumi.Input[str] | None
-    s3_prefix_list_id: pulumi.Input[str] | None
+    way_to_aws: WayToAws
     bucket_arn: pulumi.Input[str]
     prefixes: tuple[str, ...]
     key_arn: pulumi.Input[str] | None
@@ -255,11 +245,7 @@ class Access(pulumi.ComponentResource):
         writer = aws.iam.Role(
             f"{name}-writer",
             name_prefix=f"{args.name}-writer-",
-            assume_role_policy=json.dumps(
-                _document(
-                    {"Effect": "Allow", "Principal": {"Service": "ec2.amazonaws.com"}, "Action": "sts:AssumeRole"}
-                )
-            ),
+            assume_role_policy=json.dumps(MACHINES),
             opts=self._child,
         )
         aws.iam.RolePolicyAttachment(
@@ -268,7 +254,7 @@ class Access(pulumi.ComponentResource):
         aws.iam.RolePolicy(
             f"{name}-writer",
             role=writer.id,
-            policy=json.dumps(_document(SESSION_MANAGER)),
+            policy=json.dumps(document(SESSION_MANAGER)),
             opts=self._child,
         )
         profile = aws.iam.InstanceProfile(f"{name}-writer", role=writer.name, opts=self._child)
@@ -282,13 +268,7 @@ class Access(pulumi.ComponentResource):
                 tags={"Name": f"{args.name}-writers"},
                 opts=self._child,
             )
-            lead_to_aws(
-                f"{name}-writers",
-                group.id,
-                endpoint_group_id=args.endpoint_group_id,
-                s3_prefix_list_id=args.s3_prefix_list_id,
-                opts=self._child,
-            )
+            args.way_to_aws.open_to(f"{name}-writers", group.id, self._child)
             self.writer_group_id = group.id
         self.register_outputs({"policy_arns": self.policy_arns})
 
@@ -321,7 +301,7 @@ class Access(pulumi.ComponentResource):
             partition=self._args.partition,
         )
 
-        def document(found: Mapping[str, Any]) -> str:
+        def text(found: Mapping[str, Any]) -> str:
             lake = Lake(found["bucket"], self._args.prefixes, found["key"], found["secret"])
             if role == "operator":
                 made = operator_policy(lake, instance_arns=found["instances"], partition=found["partition"])
@@ -333,7 +313,7 @@ class Access(pulumi.ComponentResource):
             f"{self._name}-{role}",
             name_prefix=f"{self._args.name}-{role}-",
             description=f"Sluice: what the {role} role may do",
-            policy=known.apply(document),
+            policy=known.apply(text),
             opts=self._child,
         )
 
@@ -344,7 +324,6 @@ def maintenance_role(
     principal_arns: Sequence[str],
     account_id: pulumi.Input[str],
     partition: pulumi.Input[str],
-    opts: pulumi.ResourceOptions | None = None,
 ) -> aws.iam.Role:
     """Make the one role that the commit policy lets delete version files.
 
@@ -354,18 +333,16 @@ def maintenance_role(
         principal_arns: who may assume it; empty: whom this account's own policies allow to.
         account_id: of the stack.
         partition: of the stack.
-        opts: of the resource.
 
     """
 
     def trust(known: Sequence[str]) -> str:
         trusted = list(principal_arns) or [f"arn:{known[1]}:iam::{known[0]}:root"]
-        return json.dumps(_document({"Effect": "Allow", "Principal": {"AWS": trusted}, "Action": "sts:AssumeRole"}))
+        return json.dumps(assumed_by({"AWS": trusted}))
 
     return aws.iam.Role(
         name,
         name_prefix=f"{prefix}-maintenance-",
         assume_role_policy=pulumi.Output.all(account_id, partition).apply(trust),
         max_session_duration=4 * 3600,
-        opts=opts,
     )

@@ -12,12 +12,11 @@ fails with 403, or with 501 if it has the header.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from components.documents import Statement
 
 #: Names of version files: twenty digits. ``?`` is any one character, in the ARN of a resource too.
-VERSION_FILES = "_delta_log/" + 20 * "?" + ".json"
-
-Statement = dict[str, Any]
+VERSION_FILES = 20 * "?" + ".json"
 
 
 def version_file_arns(bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str]:
@@ -28,14 +27,26 @@ def version_file_arns(bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str
         prefixes: folders to which they are limited, without a slash at either end; empty: the whole bucket.
 
     """
-    bases = [f"{bucket_arn}/{prefix}" for prefix in prefixes] or [bucket_arn]
-    # ``*`` stands for slashes as well, so that nested folders are covered.
-    return [f"{base}/{between}{VERSION_FILES}" for base in bases for between in ("", "*/")]
+    return _in_logs(VERSION_FILES, bucket_arn, prefixes)
+
+
+def log_arns(bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str]:
+    """Return the ARNs of everything in the tables' logs, limited as in :func:`version_file_arns`."""
+    return _in_logs("*", bucket_arn, prefixes)
 
 
 def object_arns(bucket_arn: str, prefixes: Sequence[str] = ()) -> list[str]:
     """Return the ARNs of all objects, limited as in :func:`version_file_arns`."""
-    return [f"{bucket_arn}/{prefix}/*" for prefix in prefixes] or [f"{bucket_arn}/*"]
+    return [f"{base}/*" for base in _bases(bucket_arn, prefixes)]
+
+
+def _bases(bucket_arn: str, prefixes: Sequence[str]) -> list[str]:
+    return [f"{bucket_arn}/{prefix}" for prefix in prefixes] or [bucket_arn]
+
+
+def _in_logs(files: str, bucket_arn: str, prefixes: Sequence[str]) -> list[str]:
+    # ``*`` stands for slashes as well, so that nested folders are covered.
+    return [f"{base}/{between}_delta_log/{files}" for base in _bases(bucket_arn, prefixes) for between in ("", "*/")]
 
 
 def unconditional_commit(bucket_arn: str, prefixes: Sequence[str] = ()) -> Statement:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from components.access import SESSION_MANAGER
 from components.artifacts import Artifacts
 from components.certificates import LOCK_ROOT_ACL, NODE, PARENT_ACL, Authority, Pair, node_secret
-from components.network import lead_to_aws
+from components.documents import MACHINES, SESSION_MANAGER, document, write_logs
+from components.network import WayToAws
 from components.node_config import (
     CLIENT_PORT,
     ELECTION_PORT,
@@ -42,16 +42,14 @@ class EnsembleArgs:
         protect: whether Pulumi refuses to delete what holds data, or an address.
         vpc_id: of the network.
         subnet_ids: private ones, one a zone; members are dealt to them in this order.
-        endpoint_group_id: security group of the interface endpoints; None: AWS is reached otherwise.
-        s3_prefix_list_id: S3's, where a gateway endpoint leads to it.
-        ways: routes and endpoints of the network, which come before the machines.
+        way_to_aws: of the machines.
         instance_type: of the machines.
         image_id: of their image.
         volume_gib: size by volume, ``data`` and ``log``.
         artifacts: where they fetch ZooKeeper from.
         members, clients: who vouches for whom.
         log_group: where they log.
-        region, account_id, partition: of the stack.
+        region: of the stack.
 
     """
 
@@ -62,9 +60,7 @@ class EnsembleArgs:
     protect: bool
     vpc_id: pulumi.Input[str]
     subnet_ids: Sequence[pulumi.Input[str]]
-    endpoint_group_id: pulumi.Input[str] | None
-    s3_prefix_list_id: pulumi.Input[str] | None
-    ways: Sequence[pulumi.Resource]
+    way_to_aws: WayToAws
     instance_type: str
     image_id: pulumi.Input[str]
     volume_gib: Mapping[str, int]
@@ -73,8 +69,6 @@ class EnsembleArgs:
     clients: Authority
     log_group: aws.cloudwatch.LogGroup
     region: pulumi.Input[str]
-    account_id: pulumi.Input[str]
-    partition: pulumi.Input[str]
 
 
 class Ensemble(pulumi.ComponentResource):
@@ -92,7 +86,7 @@ class Ensemble(pulumi.ComponentResource):
         self._name, self._args = name, args
         self._child = pulumi.ResourceOptions(parent=self)
         # A machine that starts before it may go anywhere finds nothing: its user data runs once.
-        self._ways: list[pulumi.Resource] = list(args.ways)
+        self._ways: list[pulumi.Resource] = list(args.way_to_aws.resources)
         group = self._security_group()
         self.security_group_id = group.id
         ids = range(1, args.nodes + 1)
@@ -143,13 +137,7 @@ class Ensemble(pulumi.ComponentResource):
             }
             for kind in (aws.vpc.SecurityGroupIngressRule, aws.vpc.SecurityGroupEgressRule):
                 self._ways.append(kind(f"{self._name}-{what}", **common, opts=self._child))
-        self._ways += lead_to_aws(
-            self._name,
-            group.id,
-            endpoint_group_id=args.endpoint_group_id,
-            s3_prefix_list_id=args.s3_prefix_list_id,
-            opts=self._child,
-        )
+        self._ways += args.way_to_aws.open_to(self._name, group.id, self._child)
         return group
 
     def _subnet_of(self, node: int) -> pulumi.Input[str]:
@@ -246,18 +234,7 @@ class Ensemble(pulumi.ComponentResource):
         role = aws.iam.Role(
             name,
             name_prefix=f"{args.name}-zk-{node}-",
-            assume_role_policy=json.dumps(
-                {
-                    "Version": "2012-10-17",
-                    "Statement": [
-                        {
-                            "Effect": "Allow",
-                            "Principal": {"Service": "ec2.amazonaws.com"},
-                            "Action": "sts:AssumeRole",
-                        },
-                    ],
-                }
-            ),
+            assume_role_policy=json.dumps(MACHINES),
             opts=self._child,
         )
         known = pulumi.Output.all(
@@ -300,25 +277,17 @@ class Ensemble(pulumi.ComponentResource):
 
 def node_policy(*, secret: str, parameter: str, artifacts: str, log_group: str) -> dict[str, object]:
     """Return what the role of one node may do; the arguments are ARNs."""
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            {"Sid": "OwnSecret", "Effect": "Allow", "Action": "secretsmanager:GetSecretValue", "Resource": secret},
-            {"Sid": "OwnConfiguration", "Effect": "Allow", "Action": "ssm:GetParameter", "Resource": parameter},
-            {"Sid": "Artifacts", "Effect": "Allow", "Action": "s3:GetObject", "Resource": f"{artifacts}/*"},
-            {
-                "Sid": "Logs",
-                "Effect": "Allow",
-                "Action": ["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
-                "Resource": [log_group, f"{log_group}:*"],
-            },
-            {
-                "Sid": "Metrics",
-                "Effect": "Allow",
-                "Action": "cloudwatch:PutMetricData",
-                "Resource": "*",
-                "Condition": {"StringEquals": {"cloudwatch:namespace": "Sluice/ZooKeeper"}},
-            },
-            SESSION_MANAGER,
-        ],
-    }
+    return document(
+        {"Sid": "OwnSecret", "Effect": "Allow", "Action": "secretsmanager:GetSecretValue", "Resource": secret},
+        {"Sid": "OwnConfiguration", "Effect": "Allow", "Action": "ssm:GetParameter", "Resource": parameter},
+        {"Sid": "Artifacts", "Effect": "Allow", "Action": "s3:GetObject", "Resource": f"{artifacts}/*"},
+        write_logs("Logs", log_group),
+        {
+            "Sid": "Metrics",
+            "Effect": "Allow",
+            "Action": "cloudwatch:PutMetricData",
+            "Resource": "*",
+            "Condition": {"StringEquals": {"cloudwatch:namespace": "Sluice/ZooKeeper"}},
+        },
+        SESSION_MANAGER,
+    )

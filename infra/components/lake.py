@@ -10,6 +10,7 @@ import pulumi
 import pulumi_aws as aws
 
 from components.commit_policy import commit_policy, tls_only
+from components.documents import document
 
 ABORT_UPLOADS_AFTER_DAYS = 7
 
@@ -103,15 +104,13 @@ class PrivateBucket(pulumi.ComponentResource):
 
     def set_policy(self, statements: pulumi.Input[Sequence[dict[str, object]]] = ()) -> None:
         """Set its policy: TLS only, and these statements."""
-        document = pulumi.Output.all(arn=self.arn, statements=statements).apply(
-            lambda known: json.dumps(
-                {"Version": "2012-10-17", "Statement": [tls_only(known["arn"]), *known["statements"]]}
-            )
+        policy = pulumi.Output.all(arn=self.arn, statements=statements).apply(
+            lambda known: json.dumps(document(tls_only(known["arn"]), *known["statements"]))
         )
         aws.s3.BucketPolicy(
             self._name,
             bucket=self.bucket,
-            policy=document,
+            policy=policy,
             # Block public access first: S3 looks at each policy that is set from then on.
             opts=pulumi.ResourceOptions(parent=self, protect=self._protect, depends_on=[self._blocked]),
         )
@@ -135,14 +134,14 @@ def commit_statements(
     )
 
 
-def lake_key(name: str, *, protect: bool, opts: pulumi.ResourceOptions | None = None) -> aws.kms.Key:
+def lake_key(name: str, *, protect: bool) -> aws.kms.Key:
     """Make the KMS key of a lake; this account's IAM policies say who may use it."""
     key = aws.kms.Key(
         name,
         description=f"The tables of {name}",
         enable_key_rotation=True,
         deletion_window_in_days=30,
-        opts=pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(protect=protect)),
+        opts=pulumi.ResourceOptions(protect=protect),
     )
-    aws.kms.Alias(name, name=f"alias/{name}", target_key_id=key.key_id, opts=opts)
+    aws.kms.Alias(name, name=f"alias/{name}", target_key_id=key.key_id)
     return key

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
+from components.documents import assumed_by, document, write_logs
 from components.settings import ZONES
 
 HTTPS = 443
@@ -48,15 +49,59 @@ class NetworkArgs:
     reachable_buckets: Sequence[str]
 
 
+@dataclass(frozen=True)
+class WayToAws:
+    """How machines reach AWS's services.
+
+    Attributes:
+        endpoint_group_id: security group of the interface endpoints; None: NAT, or whatever an existing network has.
+        s3_prefix_list_id: what a security group's rule calls S3, where a gateway endpoint leads to it.
+        resources: routes and endpoints; a machine that starts before them reaches nothing.
+
+    """
+
+    endpoint_group_id: pulumi.Input[str] | None = None
+    s3_prefix_list_id: pulumi.Input[str] | None = None
+    resources: Sequence[pulumi.Resource] = ()
+
+    def open_to(self, name: str, group_id: pulumi.Input[str], opts: pulumi.ResourceOptions) -> list[pulumi.Resource]:
+        """Let a security group out to AWS's services by HTTPS, and no farther than the network needs.
+
+        Args:
+            name: what names of the rules begin with.
+            group_id: of the security group.
+            opts: of the rules.
+
+        """
+        targets: dict[str, dict[str, pulumi.Input[str]]] = {}
+        if self.endpoint_group_id is None:
+            targets["aws"] = {"cidr_ipv4": ANYWHERE}
+        else:
+            targets["aws"] = {"referenced_security_group_id": self.endpoint_group_id}
+            if self.s3_prefix_list_id is not None:
+                targets["s3"] = {"prefix_list_id": self.s3_prefix_list_id}
+        return [
+            aws.vpc.SecurityGroupEgressRule(
+                f"{name}-{what}",
+                security_group_id=group_id,
+                description="HTTPS to AWS services",
+                ip_protocol="tcp",
+                from_port=HTTPS,
+                to_port=HTTPS,
+                **target,
+                opts=opts,
+            )
+            for what, target in targets.items()
+        ]
+
+
 class Network(pulumi.ComponentResource):
     """A VPC with a private subnet in each of three zones.
 
     Attributes:
         vpc_id: of the VPC.
         subnet_ids: of the private subnets, one a zone.
-        endpoint_group_id: security group of the interface endpoints; None with NAT.
-        s3_prefix_list_id: what a security group's rule calls S3 in this region.
-        ways: routes and endpoints; a machine that starts before them reaches nothing.
+        way_to_aws: of machines in these subnets.
 
     """
 
@@ -64,7 +109,7 @@ class Network(pulumi.ComponentResource):
         super().__init__("sluice:network:Network", name, None, opts)
         self._name, self._args = name, args
         self._child = pulumi.ResourceOptions(parent=self)
-        self.ways: list[pulumi.Resource] = []
+        self._ways: list[pulumi.Resource] = []
         blocks = list(ipaddress.IPv4Network(args.cidr).subnets(prefixlen_diff=_SUBNET_BITS))
         vpc = aws.ec2.Vpc(
             name,
@@ -85,7 +130,7 @@ class Network(pulumi.ComponentResource):
         table = aws.ec2.RouteTable(f"{name}-private", vpc_id=vpc.id, opts=self._child)
         subnets = [self._subnet(f"private-{number + 1}", vpc, blocks[number], zones[number]) for number in range(ZONES)]
         for number, subnet in enumerate(subnets):
-            self.ways.append(
+            self._ways.append(
                 aws.ec2.RouteTableAssociation(
                     f"{name}-private-{number + 1}", subnet_id=subnet.id, route_table_id=table.id, opts=self._child
                 )
@@ -100,15 +145,15 @@ class Network(pulumi.ComponentResource):
             policy=self._gateway_policy(),
             opts=self._child,
         )
-        self.ways.append(gateway)
+        self._ways.append(gateway)
         self.vpc_id = vpc.id
         self.subnet_ids: list[pulumi.Output[str]] = [subnet.id for subnet in subnets]
-        self.s3_prefix_list_id = gateway.prefix_list_id
-        self.endpoint_group_id: pulumi.Output[str] | None = None
+        endpoint_group_id: pulumi.Output[str] | None = None
         if args.egress == "nat":
             self._nat(vpc, table, blocks[ZONES], zones[0])
         else:
-            self.endpoint_group_id = self._endpoints(vpc, subnets)
+            endpoint_group_id = self._endpoints(vpc, subnets)
+        self.way_to_aws = WayToAws(endpoint_group_id, gateway.prefix_list_id, self._ways)
         self.register_outputs({"vpc_id": self.vpc_id, "subnet_ids": self.subnet_ids})
 
     def _subnet(
@@ -134,7 +179,7 @@ class Network(pulumi.ComponentResource):
         )
         role = aws.iam.Role(
             f"{self._name}-flow",
-            assume_role_policy=_assumed_by("vpc-flow-logs.amazonaws.com", self._args.account_id),
+            assume_role_policy=pulumi.Output.from_input(self._args.account_id).apply(_flow_logs_of),
             opts=self._child,
         )
         aws.iam.RolePolicy(
@@ -142,23 +187,10 @@ class Network(pulumi.ComponentResource):
             role=role.id,
             policy=group.arn.apply(
                 lambda arn: json.dumps(
-                    {
-                        "Version": "2012-10-17",
-                        "Statement": [
-                            {
-                                "Sid": "WriteFlowLogs",
-                                "Effect": "Allow",
-                                "Action": ["logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"],
-                                "Resource": [arn, f"{arn}:*"],
-                            },
-                            {
-                                "Sid": "FindGroup",
-                                "Effect": "Allow",
-                                "Action": "logs:DescribeLogGroups",
-                                "Resource": "*",
-                            },
-                        ],
-                    }
+                    document(
+                        write_logs("WriteFlowLogs", arn),
+                        {"Sid": "FindGroup", "Effect": "Allow", "Action": "logs:DescribeLogGroups", "Resource": "*"},
+                    )
                 )
             ),
             opts=self._child,
@@ -204,7 +236,7 @@ class Network(pulumi.ComponentResource):
             tags={"Name": f"{self._args.name}-endpoints"},
             opts=self._child,
         )
-        self.ways.append(
+        self._ways.append(
             aws.vpc.SecurityGroupIngressRule(
                 f"{self._name}-endpoints",
                 security_group_id=group.id,
@@ -220,7 +252,7 @@ class Network(pulumi.ComponentResource):
             lambda account: json.dumps(endpoint_policy(account))
         )
         for service in SERVICES:
-            self.ways.append(
+            self._ways.append(
                 aws.ec2.VpcEndpoint(
                     f"{self._name}-{service}",
                     vpc_id=vpc.id,
@@ -263,7 +295,7 @@ class Network(pulumi.ComponentResource):
             subnet_id=public.id,
             opts=pulumi.ResourceOptions(parent=self, depends_on=[internet]),
         )
-        self.ways.append(
+        self._ways.append(
             aws.ec2.Route(
                 f"{self._name}-nat",
                 route_table_id=private.id,
@@ -272,46 +304,6 @@ class Network(pulumi.ComponentResource):
                 opts=self._child,
             )
         )
-
-
-def lead_to_aws(
-    name: str,
-    group_id: pulumi.Input[str],
-    *,
-    endpoint_group_id: pulumi.Input[str] | None,
-    s3_prefix_list_id: pulumi.Input[str] | None,
-    opts: pulumi.ResourceOptions,
-) -> list[pulumi.Resource]:
-    """Let a security group out to AWS's services by HTTPS, and no farther than the network needs.
-
-    Args:
-        name: what names of the rules begin with.
-        group_id: of the security group.
-        endpoint_group_id: of the interface endpoints; None: through NAT, or whatever an existing network has.
-        s3_prefix_list_id: of S3, where a gateway endpoint leads to it.
-        opts: of the rules.
-
-    """
-    targets: dict[str, dict[str, pulumi.Input[str]]] = {}
-    if endpoint_group_id is None:
-        targets["aws"] = {"cidr_ipv4": ANYWHERE}
-    else:
-        targets["aws"] = {"referenced_security_group_id": endpoint_group_id}
-        if s3_prefix_list_id is not None:
-            targets["s3"] = {"prefix_list_id": s3_prefix_list_id}
-    return [
-        aws.vpc.SecurityGroupEgressRule(
-            f"{name}-{what}",
-            security_group_id=group_id,
-            description="HTTPS to AWS services",
-            ip_protocol="tcp",
-            from_port=HTTPS,
-            to_port=HTTPS,
-            **target,
-            opts=opts,
-        )
-        for what, target in targets.items()
-    ]
 
 
 def in_zones_of_their_own(subnet_ids: Sequence[str]) -> list[pulumi.Output[str]]:
@@ -344,71 +336,56 @@ def gateway_policy(
 
     Amazon Linux 2023 has its packages in a bucket of each region, whose name ends in the same eight characters.
     """
-    ours = {"StringEquals": {"aws:PrincipalAccount": account_id}}
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            {
-                "Sid": "AmazonLinux",
-                "Effect": "Allow",
-                "Principal": "*",
-                "Action": "s3:GetObject",
-                "Resource": f"arn:{partition}:s3:::al2023-repos-{region}-de612dc2/*",
-            },
-            {
-                "Sid": "Artifacts",
-                "Effect": "Allow",
-                "Principal": "*",
-                "Action": "s3:GetObject",
-                "Resource": [f"{arn}/*" for arn in readable_bucket_arns],
-                "Condition": ours,
-            },
-            {
-                "Sid": "LakeAndSources",
-                "Effect": "Allow",
-                "Principal": "*",
-                "Action": "s3:*",
-                "Resource": [each for arn in written_bucket_arns for each in (arn, f"{arn}/*")],
-                "Condition": ours,
-            },
-        ],
-    }
+    ours = _of_account(account_id)
+    return document(
+        {
+            "Sid": "AmazonLinux",
+            "Effect": "Allow",
+            "Principal": "*",
+            "Action": "s3:GetObject",
+            "Resource": f"arn:{partition}:s3:::al2023-repos-{region}-de612dc2/*",
+        },
+        {
+            "Sid": "Artifacts",
+            "Effect": "Allow",
+            "Principal": "*",
+            "Action": "s3:GetObject",
+            "Resource": [f"{arn}/*" for arn in readable_bucket_arns],
+            "Condition": ours,
+        },
+        {
+            "Sid": "LakeAndSources",
+            "Effect": "Allow",
+            "Principal": "*",
+            "Action": "s3:*",
+            "Resource": [each for arn in written_bucket_arns for each in (arn, f"{arn}/*")],
+            "Condition": ours,
+        },
+    )
 
 
 def endpoint_policy(account_id: str) -> dict[str, object]:
     """Return the policy of an interface endpoint: for this account's own principals."""
-    return {
-        "Version": "2012-10-17",
-        "Statement": [
-            {
-                "Sid": "ThisAccount",
-                "Effect": "Allow",
-                "Principal": "*",
-                "Action": "*",
-                "Resource": "*",
-                "Condition": {"StringEquals": {"aws:PrincipalAccount": account_id}},
-            },
-        ],
-    }
-
-
-def _assumed_by(service: str, account_id: pulumi.Input[str]) -> pulumi.Output[str]:
-    return pulumi.Output.from_input(account_id).apply(
-        lambda account: json.dumps(
-            {
-                "Version": "2012-10-17",
-                "Statement": [
-                    {
-                        "Effect": "Allow",
-                        "Principal": {"Service": service},
-                        "Action": "sts:AssumeRole",
-                        # Nobody else's flow log can have it act for them.
-                        "Condition": {"StringEquals": {"aws:SourceAccount": account}},
-                    },
-                ],
-            }
-        )
+    return document(
+        {
+            "Sid": "ThisAccount",
+            "Effect": "Allow",
+            "Principal": "*",
+            "Action": "*",
+            "Resource": "*",
+            "Condition": _of_account(account_id),
+        }
     )
+
+
+def _of_account(account_id: str) -> dict[str, dict[str, str]]:
+    return {"StringEquals": {"aws:PrincipalAccount": account_id}}
+
+
+def _flow_logs_of(account_id: str) -> str:
+    # Nobody else's flow log can have it act for them.
+    ours = {"StringEquals": {"aws:SourceAccount": account_id}}
+    return json.dumps(assumed_by({"Service": "vpc-flow-logs.amazonaws.com"}, ours))
 
 
 def _three(zones: Sequence[str]) -> list[str]:

@@ -16,8 +16,8 @@ from pulumi.runtime.proto import analyzer_pb2, analyzer_pb2_grpc
 from pulumi_policy import StackValidationPolicy
 from rules import RULES
 
-from tests.support.graph import INFRA, Graph, Resource, graphs
-from tests.support.policy_pack import dependencies, ignored, urn_of
+from tests.support.graph import INFRA, Graph, Resource, graph
+from tests.support.policy_pack import dependencies, ignored, outputs, urn_of
 
 SECONDS = 60.0
 OPEN_TO_ALL = {
@@ -59,9 +59,7 @@ def pack() -> Iterator[analyzer_pb2_grpc.AnalyzerStub]:
 
 @pytest.fixture(scope="module")
 def stack() -> Graph:
-    [found] = graphs([(INFRA, {})])
-    assert isinstance(found, Graph)
-    return found
+    return graph()
 
 
 def struct(values: dict[str, object]) -> struct_pb2.Struct:
@@ -81,12 +79,11 @@ def options(resource: Resource) -> analyzer_pb2.AnalyzerResourceOptions:
 
 
 def in_stack(resource: Resource, resources: list[Resource]) -> analyzer_pb2.AnalyzerResource:
-    made = {"id": f"{resource.name}-id"} | ({"bucket": resource.name} if resource.kind == "Bucket" else {})
     return analyzer_pb2.AnalyzerResource(
         type=resource.type,
         name=resource.name,
         urn=urn_of(resource),
-        properties=struct(resource.inputs | made),
+        properties=struct(resource.inputs | outputs(resource)),
         options=options(resource),
         propertyDependencies={
             key: analyzer_pb2.AnalyzerPropertyDependencies(urns=[urn_of(each) for each in makers])

@@ -23,7 +23,8 @@ from lock_manager import EnsembleRefusedError, LockLostError, LockSettings, Tabl
 from lock_manager.client import Client
 from sluice.soak.tcp_proxy import Link
 from tests.support.graph import INFRA, ROOT, Graph, graph, graphs
-from tests.support.members import PORT, Members, until
+from tests.support.members import PATIENCE, PORT, Members
+from tests.support.waiting import eventually
 
 TABLE = "s3://lake/flights"
 LOCK_ROOT = "/locks/delta_tables"
@@ -115,7 +116,7 @@ def test_roles_queue_behind_each_other_and_an_operator_takes_a_lock_away(
             client.delete(f"{node}/{contender}")
 
         as_role(stack, members, "operator", take_away)
-        until(lambda: not hold.is_valid())
+        eventually(lambda: not hold.is_valid(), PATIENCE)
         with ZookeeperLockManager(settings(stack, tmp_path, "maintenance")) as other, other.acquire(TABLE) as after:
             after.check()
         with pytest.raises(LockLostError):

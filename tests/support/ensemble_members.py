@@ -18,13 +18,13 @@ from typing import Self
 from lock_manager.errors import LocalServerError
 from lock_manager.local import EmbeddedServer, free_ports, server_configuration
 from lock_manager.local_demands import Demands
+from sluice.members import Server, ask_server
 
 TICK_MS = 500
 MOST_SESSION_MS = 60_000
 SETTLED_SECONDS = 90.0
 HIGHER_EPOCH = 1_000_000
 _LOOK_SECONDS = 0.05
-_MODE = re.compile(rb"^Mode: (\w+)", re.MULTILINE)
 
 
 class Members:
@@ -90,8 +90,10 @@ class Members:
 
     def mode(self, member: int) -> str:
         """Return ``leader`` or ``follower``, or "" if it serves nobody."""
-        found = _MODE.search(self.running[member].command(b"srvr"))
-        return found[1].decode() if found else ""
+        return self._asked(member).mode or ""
+
+    def _asked(self, member: int) -> Server:
+        return ask_server("127.0.0.1", self._client_ports[member])
 
     def leaders(self) -> list[int]:
         """Return all who lead, and serve, at the moment."""
@@ -104,12 +106,10 @@ class Members:
 
     def in_sync(self) -> bool:
         """Tell whether all that run serve, one leads, and all others follow it and have what it has."""
-        leaders = self.leaders()
-        return (
-            len(leaders) == 1
-            and all(self.mode(each) for each in self.running)
-            and self.figure(leaders[0], "synced_followers") == len(self.running) - 1
-        )
+        said = [self._asked(each) for each in self.running]
+        if sorted(str(each.mode) for each in said) != ["follower"] * (len(said) - 1) + ["leader"]:
+            return False
+        return {each.synced_followers for each in said} - {None} == {len(said) - 1}
 
     def wait_until_in_sync(self) -> int:
         """Wait for :meth:`in_sync`; return who leads.

@@ -67,7 +67,7 @@ class Graph:
 
     def all(self, *kinds: str) -> list[Resource]:
         """Return the resources of these kinds; at least one."""
-        found = [each for each in self.resources if each.kind in kinds]
+        found = self.some(*kinds)
         assert found, f"no {' or '.join(kinds)} is made"
         return found
 

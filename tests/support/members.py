@@ -6,20 +6,23 @@ import re
 import shlex
 import ssl
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import lock_manager.local
-from lock_manager.local import ask_server, find_java, find_server_jars
+from lock_manager.local import (
+    SMALL_JAVA,
+    find_java,
+    find_server_jars,
+    find_spark_jars,
+    start_supervised,
+    stop_supervised,
+)
+from sluice.members import Server, ask_server
 from tests.support.graph import INFRA, Graph
 from tests.support.machine import Machine
+from tests.support.waiting import eventually
 
 PORT = 2281
-_SUPERVISOR = Path(lock_manager.local.__file__).with_name("_supervise.py")
-_PATIENCE = 90.0
+PATIENCE = 90.0
 # PySpark's jars are a complete ZooKeeper but for the metrics provider, and log with another library.
 _NOT_HERE = re.compile(r"^metricsProvider\..*\n", re.MULTILINE)
 
@@ -42,7 +45,7 @@ class Member:
         (root / "etc/zookeeper").mkdir()
         # As the bootstrap does.
         (root / "var/lib/zookeeper/data/myid").write_text(f"{node}\n")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self._log = root / "server.log"
 
     def start(self) -> None:
@@ -57,18 +60,14 @@ class Member:
         command = shlex.split(re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0])
         instead = {
             "/usr/bin/java": [find_java()],
-            "$SLUICE_HEAP": ["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"],
+            "$SLUICE_HEAP": list(SMALL_JAVA),
             "/opt/zookeeper/lib/*": [":".join(map(str, find_server_jars()))],
             "/etc/zookeeper/zoo.cfg": [str(config)],
             "-Dlogback.configurationFile=/etc/zookeeper/logback.xml": ["-Dorg.apache.logging.log4j.level=INFO"],
         }
         assert set(instead) <= set(command), f"{sorted(set(instead) - set(command))} not in the unit"
         java = [part for each in command for part in instead.get(each, [each])]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_SUPERVISOR), "--output-to-stderr", *java],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
-            )  # fmt: skip
+        self._supervisor = start_supervised(java, self._log)
 
     def restrict(self) -> None:
         """Make the lock root, and say who may use it."""
@@ -78,12 +77,9 @@ class Member:
 
     def stop(self) -> None:
         """End it and wait."""
-        process, self._process = self._process, None
-        if process is not None:
-            for pipe in (process.stdin, process.stdout):
-                assert pipe is not None
-                pipe.close()
-            process.wait()
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            stop_supervised(supervisor)
 
     def tls(self, *, name: str = "node.pem") -> ssl.SSLContext:
         """Return how its own scripts speak to the ensemble."""
@@ -95,15 +91,14 @@ class Member:
         context.load_cert_chain(folder / name)
         return context
 
-    def word(self, word: bytes) -> dict[str, str]:
-        """Return what it answers to a four-letter word, by name; empty if it does not serve."""
-        text = ask_server((self.address, PORT), word, self.tls()).decode()
-        return dict(re.findall(r"^([\w ]+?)[:\t]\s*(.*)$", text, re.MULTILINE))
+    def asked(self) -> Server:
+        """Return what it says of itself."""
+        return ask_server(self.address, PORT, self.tls())
 
     @property
     def mode(self) -> str | None:
         """Leader or follower, None while it does not serve."""
-        return self.word(b"srvr").get("Mode")
+        return self.asked().mode
 
     @property
     def log(self) -> str:
@@ -137,13 +132,13 @@ class Members:
 
     def wait_for_all(self) -> None:
         """Wait until one leads, the others follow, and are in step."""
-        until(self._are_whole, lambda: "\n".join(member.log[-2000:] for member in self.each))
+        eventually(self._are_whole, PATIENCE, lambda: "\n".join(member.log[-2000:] for member in self.each))
 
     def _are_whole(self) -> bool:
-        modes = sorted(str(member.mode) for member in self.each)
-        if modes != ["follower"] * (len(self.each) - 1) + ["leader"]:
+        said = [member.asked() for member in self.each]
+        if sorted(str(each.mode) for each in said) != ["follower"] * (len(said) - 1) + ["leader"]:
             return False
-        return self.leader.word(b"mntr").get("zk_synced_followers") == str(len(self.each) - 1)
+        return {each.synced_followers for each in said} == {None, len(said) - 1}
 
     @property
     def leader(self) -> Member:
@@ -169,12 +164,4 @@ class Members:
 
 def _client_jars() -> list[Path]:
     # zkCli has its options from here.
-    return [*find_server_jars(), *lock_manager.local.find_spark_jars().glob("commons-cli-*.jar")]
-
-
-def until(met: Callable[[], Any], told: Callable[[], str] = lambda: "") -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + _PATIENCE
-    while not met():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.1)
+    return [*find_server_jars(), *find_spark_jars().glob("commons-cli-*.jar")]

@@ -99,9 +99,13 @@ def _is_named(target: Resource, value: str, by: Resource) -> bool:
     return f"{target.name}-id'" in f"{value}'"
 
 
+def outputs(resource: Resource) -> dict[str, str]:
+    """Return what AWS says of it, beside its inputs."""
+    return {"id": f"{resource.name}-id"} | ({"bucket": resource.name} if resource.kind == "Bucket" else {})
+
+
 def _in_stack(resource: Resource, resources: list[Resource], *, preview: bool) -> PolicyResource:
-    outputs = {"id": f"{resource.name}-id"} | ({"bucket": resource.name} if resource.kind == "Bucket" else {})
-    props = _props(resource, resources) if preview else resource.inputs | outputs
+    props = _props(resource, resources) if preview else resource.inputs | outputs(resource)
     made = _resource(resource, props)
     if preview:
         for key, makers in dependencies(resource, resources).items():
@@ -112,8 +116,7 @@ def _in_stack(resource: Resource, resources: list[Resource], *, preview: bool) -
 def _props(resource: Resource, resources: list[Resource]) -> dict[str, Any]:
     """Return its inputs as they are in a preview: what others will be called is not known."""
     late = {*dependencies(resource, resources), *LATE} & resource.inputs.keys()
-    made = {"bucket", "id"} if resource.kind == "Bucket" else {"id"}
-    return resource.inputs | dict.fromkeys(late | made, UNKNOWN_STRING_VALUE)
+    return resource.inputs | dict.fromkeys(late | outputs(resource).keys(), UNKNOWN_STRING_VALUE)
 
 
 def _resource(resource: Resource, props: dict[str, Any]) -> PolicyResource:
