@@ -6,7 +6,7 @@ from components.access import Access, AccessArgs, maintenance_role
 from components.artifacts import Artifacts, ArtifactsArgs
 from components.certificates import Authority, AuthorityArgs
 from components.ensemble import Ensemble, EnsembleArgs
-from components.lake import PrivateBucket, PrivateBucketArgs, commit_statements, lake_key
+from components.lake import CommitStatements, PrivateBucket, PrivateBucketArgs, lake_key
 from components.monitoring import Monitoring, MonitoringArgs
 from components.network import Network, NetworkArgs, WayToAws, in_zones_of_their_own
 from components.node_config import LOCK_ROOT
@@ -22,6 +22,12 @@ region = aws.get_region_output().region
 # -- the lake
 maintenance = maintenance_role("maintenance", settings.name, settings.maintenance_principal_arns, account_id, partition)
 key = lake_key(settings.name, protect=settings.protect) if settings.kms and not settings.existing_bucket else None
+commit_statements = CommitStatements(
+    maintenance.arn,
+    mode=settings.commit_policy,
+    prefixes=settings.table_prefixes,
+    exempt=settings.exempt_principal_arns,
+)
 if settings.existing_bucket:
     lake_name = pulumi.Output.from_input(settings.existing_bucket)
     lake_arn = pulumi.Output.format("arn:{}:s3:::{}", partition, settings.existing_bucket)
@@ -33,18 +39,10 @@ else:
             protect=settings.protect,
             noncurrent_version_days=settings.noncurrent_version_days,
             kms_key_arn=key.arn if key else None,
+            statements=commit_statements,
         ),
     )
     lake_name, lake_arn = made.bucket, made.arn
-statements = commit_statements(
-    lake_arn,
-    maintenance.arn,
-    mode=settings.commit_policy,
-    prefixes=settings.table_prefixes,
-    exempt=settings.exempt_principal_arns,
-)
-if not settings.existing_bucket:
-    made.set_policy(statements)
 
 # -- the network, and the ensemble in it
 zookeeper: Ensemble | None = None
@@ -122,6 +120,8 @@ access = Access(
         key_arn=key.arn if key else settings.existing_bucket_key_arn or None,
         authorities=authorities,
         secret_arn=settings.existing_zookeeper_secret_arn or None,
+        zookeeper_group_id=zookeeper.security_group_id if zookeeper else None,
+        writer_group_ids=settings.writer_security_group_ids,
         instance_arns=[
             pulumi.Output.format("arn:{}:ec2:{}:{}:instance/{}", partition, region, account_id, each)
             for each in (zookeeper.instance_ids if zookeeper else ())
@@ -130,12 +130,6 @@ access = Access(
         partition=partition,
     ),
 )
-if zookeeper:
-    if access.writer_group_id is not None:
-        zookeeper.admit("writers", access.writer_group_id, ours=True)
-    for number, group_id in enumerate(settings.writer_security_group_ids, start=1):
-        zookeeper.admit(f"writers-{number}", group_id, ours=False)
-
 pulumi.export("region", region)
 pulumi.export("delta_lake_bucket_name", lake_name)
 pulumi.export("zookeeper_connection_string", zookeeper.connection_string if zookeeper else settings.existing_zookeeper)
@@ -149,4 +143,4 @@ pulumi.export("writer_instance_profile", access.instance_profile)
 pulumi.export("writer_security_group_id", access.writer_group_id)
 pulumi.export("vpc_id", vpc_id)
 pulumi.export("private_subnet_ids", network.subnet_ids if network else list(settings.subnet_ids))
-pulumi.export("commit_policy_statements", statements)
+pulumi.export("commit_policy_statements", commit_statements.of(lake_arn))

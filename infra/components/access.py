@@ -14,6 +14,7 @@ from components.certificates import APPENDER, CLIENT_ACL, MAINTENANCE, OPERATOR,
 from components.commit_policy import log_arns, object_arns, unconditional_commit
 from components.documents import MACHINES, SESSION_MANAGER, assumed_by, document
 from components.network import WayToAws
+from components.node_config import CLIENT_PORT
 
 #: Roles, and the subjects of their certificates.
 SUBJECTS = {"appender": APPENDER, "maintenance": MAINTENANCE, "operator": OPERATOR}
@@ -108,7 +109,7 @@ def operator_policy(lake: Lake, *, instance_arns: Sequence[str] = (), partition:
             {
                 "Sid": "OwnSessions",
                 "Effect": "Allow",
-                "Action": ["ssm:TerminateSession", "ssm:ResumeSession"],
+                "Action": ["ssm:TerminateSession", "ssm:ResumeSession", "ssmmessages:OpenDataChannel"],
                 # An IAM user's sessions are named after the user, a role's after its session.
                 "Resource": [
                     f"arn:{partition}:ssm:*:*:session/${{aws:username}}-*",
@@ -199,6 +200,8 @@ class AccessArgs:
         key_arn: KMS key of the lake, if it has one.
         authorities: of the members and of the clients; None: the ensemble is not ours.
         secret_arn: of clients' settings, where the ensemble is not ours.
+        zookeeper_group_id: security group of the members; None: the ensemble is not ours.
+        writer_group_ids: security groups that are there, whose machines connect to the ensemble, too.
         instance_arns: of the members' machines.
         maintenance_role: made before, for the bucket's policy names it.
         partition: of the stack.
@@ -213,6 +216,8 @@ class AccessArgs:
     key_arn: pulumi.Input[str] | None
     authorities: tuple[Authority, Authority] | None
     secret_arn: str | None
+    zookeeper_group_id: pulumi.Input[str] | None
+    writer_group_ids: Sequence[str]
     instance_arns: Sequence[pulumi.Input[str]]
     maintenance_role: aws.iam.Role
     partition: pulumi.Input[str]
@@ -270,7 +275,30 @@ class Access(pulumi.ComponentResource):
             )
             args.way_to_aws.open_to(f"{name}-writers", group.id, self._child)
             self.writer_group_id = group.id
+            self._lead_to_zookeeper("writers", group.id, ours=True)
+        for number, group_id in enumerate(args.writer_group_ids, start=1):
+            self._lead_to_zookeeper(f"writers-{number}", group_id, ours=False)
         self.register_outputs({"policy_arns": self.policy_arns})
+
+    def _lead_to_zookeeper(self, what: str, group_id: pulumi.Input[str], *, ours: bool) -> None:
+        """Let the clients of a security group in; and out of that group, if it is ours to change."""
+        members = self._args.zookeeper_group_id
+        if members is None:
+            return
+        rules = [(aws.vpc.SecurityGroupIngressRule, members, group_id)]
+        if ours:
+            rules.append((aws.vpc.SecurityGroupEgressRule, group_id, members))
+        for kind, here, there in rules:
+            kind(
+                f"zookeeper-{what}",
+                security_group_id=here,
+                description="Clients of ZooKeeper",
+                referenced_security_group_id=there,
+                ip_protocol="tcp",
+                from_port=CLIENT_PORT,
+                to_port=CLIENT_PORT,
+                opts=self._child,
+            )
 
     def _secret(self, role: str) -> pulumi.Output[str] | None:
         if self._args.authorities is None:

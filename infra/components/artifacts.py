@@ -55,7 +55,6 @@ class Artifacts(pulumi.ComponentResource):
             ),
             child,
         )
-        made.set_policy()
         self.bucket, self.arn = made.bucket, made.arn
         self.archive_key = f"zookeeper/apache-zookeeper-{ZOOKEEPER_VERSION}-bin.tar.gz"
         remote = args.zookeeper_archive.startswith(("https://", "http://"))

@@ -14,7 +14,6 @@ from components.certificates import LOCK_ROOT_ACL, NODE, PARENT_ACL, Authority, 
 from components.documents import MACHINES, SESSION_MANAGER, document, write_logs
 from components.network import WayToAws
 from components.node_config import (
-    CLIENT_PORT,
     ELECTION_PORT,
     LOCK_ROOT,
     QUORUM_PORT,
@@ -95,27 +94,18 @@ class Ensemble(pulumi.ComponentResource):
         self.members: pulumi.Output[dict[int, str]] = pulumi.Output.all(
             *(interface.private_ip for interface in interfaces.values())
         ).apply(lambda found: dict(enumerate(found, start=1)))
+        self._initialized = aws.ssm.Parameter(
+            f"{name}-initialized",
+            name=f"/{args.name}/zookeeper/initialized",
+            type="String",
+            value="no",
+            description="Whether the ensemble has ever had a leader: the nodes set it to yes",
+            opts=pulumi.ResourceOptions(parent=self, protect=args.protect, ignore_changes=["value"]),
+        )
         node = args.clients.client(NODE)
         self.instance_ids = [self._node(each, interfaces[each], node) for each in ids]
         self.connection_string = self.members.apply(connection_string)
         self.register_outputs({"connection_string": self.connection_string})
-
-    def admit(self, name: str, group_id: pulumi.Input[str], *, ours: bool) -> None:
-        """Let the clients of a security group in; and out of that group, if it is ours to change."""
-        rules = [(aws.vpc.SecurityGroupIngressRule, self.security_group_id, group_id)]
-        if ours:
-            rules.append((aws.vpc.SecurityGroupEgressRule, group_id, self.security_group_id))
-        for kind, here, there in rules:
-            kind(
-                f"{self._name}-{name}",
-                security_group_id=here,
-                description="Clients of ZooKeeper",
-                referenced_security_group_id=there,
-                ip_protocol="tcp",
-                from_port=CLIENT_PORT,
-                to_port=CLIENT_PORT,
-                opts=self._child,
-            )
 
     def _security_group(self) -> aws.ec2.SecurityGroup:
         args = self._args
@@ -240,6 +230,7 @@ class Ensemble(pulumi.ComponentResource):
         known = pulumi.Output.all(
             secret=secret.arn,
             parameter=parameter.arn,
+            initialized=self._initialized.arn,
             artifacts=args.artifacts.arn,
             log_group=args.log_group.arn,
         )
@@ -268,6 +259,7 @@ class Ensemble(pulumi.ComponentResource):
             FILES=file_list(args.artifacts.files),
             LOG_GROUP=args.log_group.name,
             PARAMETER=parameter.name,
+            INITIALIZED=self._initialized.name,
             SECRET=secret.arn,
             LOCK_ROOT=LOCK_ROOT,
             LOCK_ROOT_ACL=LOCK_ROOT_ACL,
@@ -275,11 +267,17 @@ class Ensemble(pulumi.ComponentResource):
         ).apply(user_data)
 
 
-def node_policy(*, secret: str, parameter: str, artifacts: str, log_group: str) -> dict[str, object]:
+def node_policy(*, secret: str, parameter: str, initialized: str, artifacts: str, log_group: str) -> dict[str, object]:
     """Return what the role of one node may do; the arguments are ARNs."""
     return document(
         {"Sid": "OwnSecret", "Effect": "Allow", "Action": "secretsmanager:GetSecretValue", "Resource": secret},
         {"Sid": "OwnConfiguration", "Effect": "Allow", "Action": "ssm:GetParameter", "Resource": parameter},
+        {
+            "Sid": "Initialized",
+            "Effect": "Allow",
+            "Action": ["ssm:GetParameter", "ssm:PutParameter"],
+            "Resource": initialized,
+        },
         {"Sid": "Artifacts", "Effect": "Allow", "Action": "s3:GetObject", "Resource": f"{artifacts}/*"},
         write_logs("Logs", log_group),
         {

@@ -16,6 +16,31 @@ ABORT_UPLOADS_AFTER_DAYS = 7
 
 
 @dataclass(frozen=True)
+class CommitStatements:
+    """The commit policy's statements, for whichever bucket has the lake.
+
+    Attributes:
+        maintenance_role_arn: the one role that may delete version files.
+        mode: ``off``, ``prefixes`` or ``all``.
+        prefixes: where it holds with ``prefixes``.
+        exempt: ARNs of principals that are let pass.
+
+    """
+
+    maintenance_role_arn: pulumi.Input[str]
+    mode: str
+    prefixes: Sequence[str]
+    exempt: Sequence[str]
+
+    def of(self, bucket_arn: pulumi.Input[str]) -> pulumi.Output[list[dict[str, object]]]:
+        """Return them when all is known; none with mode ``off``."""
+        prefixes = self.prefixes if self.mode == "prefixes" else ()
+        return pulumi.Output.all(bucket_arn, self.maintenance_role_arn).apply(
+            lambda known: [] if self.mode == "off" else commit_policy(*known, prefixes=prefixes, exempt=self.exempt)
+        )
+
+
+@dataclass(frozen=True)
 class PrivateBucketArgs:
     """What a private bucket is made of.
 
@@ -24,6 +49,7 @@ class PrivateBucketArgs:
         protect: whether Pulumi, and S3 itself, refuse to delete it with what is in it.
         noncurrent_version_days: for which what was deleted or replaced can be brought back.
         kms_key_arn: of the key that encrypts it; S3's own when not given.
+        statements: of its policy, beside TLS only.
 
     """
 
@@ -31,10 +57,11 @@ class PrivateBucketArgs:
     protect: bool
     noncurrent_version_days: int
     kms_key_arn: pulumi.Input[str] | None = None
+    statements: CommitStatements | None = None
 
 
 class PrivateBucket(pulumi.ComponentResource):
-    """A bucket that is private, encrypted and versioned, and speaks TLS only once :meth:`set_policy` was called.
+    """A bucket that is private, encrypted and versioned, and speaks TLS only.
 
     Attributes:
         bucket: its name.
@@ -44,7 +71,6 @@ class PrivateBucket(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: PrivateBucketArgs, opts: pulumi.ResourceOptions | None = None) -> None:
         super().__init__("sluice:storage:PrivateBucket", name, None, opts)
-        self._name, self._protect = name, args.protect
         # All of it: a bucket that is kept without its policies would be another one.
         child = pulumi.ResourceOptions(parent=self, protect=args.protect)
         made = aws.s3.Bucket(
@@ -54,7 +80,7 @@ class PrivateBucket(pulumi.ComponentResource):
             opts=child,
         )
         self.bucket, self.arn = made.bucket, made.arn
-        self._blocked = aws.s3.BucketPublicAccessBlock(
+        blocked = aws.s3.BucketPublicAccessBlock(
             name,
             bucket=made.bucket,
             block_public_acls=True,
@@ -100,38 +126,18 @@ class PrivateBucket(pulumi.ComponentResource):
             ],
             opts=pulumi.ResourceOptions(parent=self, protect=args.protect, depends_on=[versioning]),
         )
-        self.register_outputs({"bucket": self.bucket, "arn": self.arn})
-
-    def set_policy(self, statements: pulumi.Input[Sequence[dict[str, object]]] = ()) -> None:
-        """Set its policy: TLS only, and these statements."""
-        policy = pulumi.Output.all(arn=self.arn, statements=statements).apply(
+        statements: pulumi.Input[Sequence[dict[str, object]]] = args.statements.of(made.arn) if args.statements else []
+        policy = pulumi.Output.all(arn=made.arn, statements=statements).apply(
             lambda known: json.dumps(document(tls_only(known["arn"]), *known["statements"]))
         )
         aws.s3.BucketPolicy(
-            self._name,
-            bucket=self.bucket,
+            name,
+            bucket=made.bucket,
             policy=policy,
             # Block public access first: S3 looks at each policy that is set from then on.
-            opts=pulumi.ResourceOptions(parent=self, protect=self._protect, depends_on=[self._blocked]),
+            opts=pulumi.ResourceOptions(parent=self, protect=args.protect, depends_on=[blocked]),
         )
-
-
-def commit_statements(
-    bucket_arn: pulumi.Input[str],
-    maintenance_role_arn: pulumi.Input[str],
-    *,
-    mode: str,
-    prefixes: Sequence[str],
-    exempt: Sequence[str],
-) -> pulumi.Output[list[dict[str, object]]]:
-    """Return the commit policy's statements when all is known; none with mode ``off``."""
-    return pulumi.Output.all(bucket_arn, maintenance_role_arn).apply(
-        lambda known: (
-            []
-            if mode == "off"
-            else commit_policy(known[0], known[1], prefixes=prefixes if mode == "prefixes" else (), exempt=exempt)
-        )
-    )
+        self.register_outputs({"bucket": self.bucket, "arn": self.arn})
 
 
 def lake_key(name: str, *, protect: bool) -> aws.kms.Key:

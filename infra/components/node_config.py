@@ -72,6 +72,9 @@ def zoo_cfg(node: int, members: Mapping[int, str]) -> str:
         "sslQuorum=true",
         *stores,
         "standaloneEnabled=false",
+        # A member without data waits until it can follow a leader: two of them would elect one of themselves, and
+        # serve an empty tree. Where there is nothing to lose yet, the bootstrap lets it vote.
+        "db.autocreate=false",
         "reconfigEnabled=false",
         "admin.enableServer=false",
         "4lw.commands.whitelist=srvr,mntr,ruok",

@@ -70,6 +70,17 @@ mount_volume "$(device_of "$SLUICE_DATA_VOLUME")" "$STATE/data"
 mount_volume "$(device_of "$SLUICE_LOG_VOLUME")" "$STATE/log"
 chown zookeeper:zookeeper "$STATE/data" "$STATE/log"
 printf '%s\n' "$SLUICE_NODE" > "$STATE/data/myid"
+# A member without data does not vote (db.autocreate=false in zoo.cfg): it could be that all members with data are away.
+# In an ensemble that is new it has to, and ZooKeeper lets it where it finds this file, which it deletes.
+if [[ ! -e $STATE/data/version-2 && ! -e $STATE/log/version-2 ]]; then
+  initialized=$(retried aws ssm get-parameter --region "$SLUICE_REGION" --name "$SLUICE_INITIALIZED" \
+    --query Parameter.Value --output text)
+  if [[ $initialized == no ]]; then
+    touch "$STATE/log/initialize"
+  else
+    echo "this member has no data, and its ensemble has: it waits for a leader (docs/runbooks.md)"
+  fi
+fi
 
 fetched "$SLUICE_ARCHIVE" sha512 "$SLUICE_ARCHIVE_SHA512" "$OPT/zookeeper.tar.gz"
 mkdir -p "$OPT/zookeeper"
@@ -89,7 +100,7 @@ while read -r sum key; do
   [[ $name != sluice-* || $name == *.* ]] || chmod 0755 "$file"
 done <<< "$SLUICE_FILES"
 
-for name in NODE REGION STACK PARAMETER SECRET LOCK_ROOT LOCK_ROOT_ACL PARENT_ACL; do
+for name in NODE REGION STACK PARAMETER INITIALIZED SECRET LOCK_ROOT LOCK_ROOT_ACL PARENT_ACL; do
   variable=SLUICE_$name
   printf '%s=%s\n' "$variable" "${!variable}"
 done > "$ETC/node.env"

@@ -90,6 +90,7 @@ class Writer(threading.Thread):
 @pytest.fixture
 def members(tmp_path: Path) -> Iterator[Members]:
     with Members(tmp_path, QUINTET) as made:
+        made.initialize(*TRIO)
         made.start(*TRIO, of=TRIO)
         made.wait_until_in_sync()
         yield made
@@ -182,6 +183,10 @@ def take_the_lock_once(hosts: str) -> None:
 
 def test_negative_control_two_newcomers_at_once_make_two_quorums_where_one_makes_none(members: Members) -> None:
     take_the_lock_once(members.hosts(*TRIO))
+    # Both have the data, so they vote.
+    members.start(4, 5, of=QUINTET)
+    members.wait_until_in_sync()
+    members.stop(4, 5)
     # 3 does not know of this, and takes the new list before 1 and 2 do. Then all restart, and it is cut off from them.
     members.stop(3)
     members.wait_until_in_sync()

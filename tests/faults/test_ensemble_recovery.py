@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +25,10 @@ from lock_manager import (
     ZookeeperLockManager,
 )
 from sluice.soak.tcp_proxy import Link
-from tests.support.ensemble_members import Members, recover
+from tests.support.ensemble_members import SETTLED_SECONDS, Members, recover
 from tests.support.rivals import RivalManager
 from tests.support.sessions import end_session
+from tests.support.waiting import eventually
 
 LATER_HOLDS = 20
 TABLE, WEATHER, PLANES = "s3://lake/flights", "s3://lake/weather", "s3://lake/planes"
@@ -124,6 +125,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lost]:
     """One member fails. The others elect a leader, end the sessions of who was cut off, give locks, and are lost."""
     base = tmp_path_factory.mktemp("ensemble")
     with Members(base, TRIO) as members, ExitStack() as ending:
+        members.initialize(*TRIO)
         members.start(*TRIO, of=TRIO)
         survivor = members.wait_until_in_sync()
         hosts = members.hosts(*TRIO)
@@ -162,6 +164,7 @@ def lost(history: Lost) -> Iterator[Lost]:
     shutil.copytree(history.backup, history.members.folder(history.survivor))
     yield history
     history.members.stop(*history.members.running)
+    history.members.autocreate = False
 
 
 def test_the_survivor_alone_gives_no_locks(lost: Lost) -> None:
@@ -198,6 +201,7 @@ def test_negative_control_by_the_survivor_alone_tokens_fall_and_a_session_that_w
 ) -> None:
     stranger = lost.strangers[PLANES]
     stranger.let_in()
+    lost.members.let_vote(lost.lost[0])
     lost.members.start(lost.survivor, lost.lost[0], of=TRIO)
     lost.members.wait_until_in_sync()
     # The lost members had given this lock to others, who have committed since.
@@ -212,7 +216,43 @@ def test_negative_control_by_the_survivor_alone_tokens_fall_and_a_session_that_w
             assert hold.token < lost.last_token
 
 
+def test_members_without_data_wait_for_one_that_has_it(lost: Lost) -> None:
+    lost.members.start(*lost.lost, of=TRIO)
+    wait_in_vain(lost, lost.lost)
+    lost.members.start(lost.survivor, of=TRIO)
+    # It has data and votes, alone. One of the two has to vote as well, and to be told so.
+    wait_in_vain(lost, [lost.survivor])
+    lost.members.stop(lost.lost[0])
+    lost.members.let_vote(lost.lost[0])
+    lost.members.start(lost.lost[0], of=TRIO)
+    assert lost.members.wait_until_in_sync() == lost.survivor
+    assert {ensemble_according_to(lost, each) for each in TRIO} == {lost.ensemble}
+
+
+def test_made_from_nothing_members_wait_until_a_majority_may_vote(tmp_path: Path) -> None:
+    with Members(tmp_path, TRIO) as members:
+        members.start(*TRIO, of=TRIO)
+        for each in (1, 2):
+            assert members.leaders() == []
+            members.stop(each)
+            members.let_vote(each)
+            members.start(each, of=TRIO)
+        members.wait_until_in_sync()
+
+
+def wait_in_vain(lost: Lost, members: Sequence[int]) -> None:
+    """Let each of these look for a leader several times; an election takes less than one."""
+    before = {each: lost.members.looks_for_a_leader(each) for each in members}
+    eventually(
+        lambda: all(lost.members.looks_for_a_leader(each) > before[each] + 3 for each in members),
+        SETTLED_SECONDS,
+        "a vote that decides nothing",
+    )
+    assert lost.members.leaders() == []
+
+
 def test_negative_control_two_empty_members_are_a_quorum_that_spoils_what_the_survivor_has(lost: Lost) -> None:
+    lost.members.autocreate = True
     lost.members.start(*lost.lost, of=TRIO)
     lost.members.wait_until_in_sync()
     with ZookeeperLockManager(lost.hosts, 30) as manager, manager.acquire(TABLE) as hold:

@@ -15,7 +15,7 @@ import pytest
 from tests.support.graph import INFRA, Graph, graph
 from tests.support.machine import Machine
 
-SCRIPTS = ["bootstrap.sh", "sluice-configure", "sluice-lock-root", "sluice-certificates"]
+SCRIPTS = ["bootstrap.sh", "sluice-configure", "sluice-lock-root", "sluice-let-vote", "sluice-certificates"]
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +100,34 @@ class TestANewNode:
         assert not [call for call in machine.calls if call.startswith("mkfs")]
         assert len([call for call in machine.calls if call.startswith("mount ")]) == 2
 
+    @pytest.mark.parametrize(
+        ("said", "kept", "told"),
+        [
+            pytest.param("no", None, ["initialize"], id="in a new ensemble"),
+            pytest.param("yes", None, [], id="in an ensemble that has data"),
+            pytest.param("no", "data/version-2", [], id="with snapshots"),
+            pytest.param("no", "log/version-2", ["version-2"], id="with transactions"),
+        ],
+    )
+    def test_votes_without_data_only_in_an_ensemble_that_has_none(
+        self, said: str, kept: str | None, told: list[str], machine: Machine, archive: tuple[Path, str]
+    ) -> None:
+        machine.say_initialized(said)
+        state = machine.root / "var/lib/zookeeper"
+        if kept:
+            (state / kept).mkdir(parents=True)
+        done = machine.bootstrap(*archive)
+        assert done.returncode == 0, done.stderr
+        assert [each.name for each in (state / "log").iterdir()] == told
+
+    def test_does_not_start_while_it_does_not_know_whether_it_may_vote(
+        self, machine: Machine, archive: tuple[Path, str]
+    ) -> None:
+        machine.forget_initialized()
+        done = machine.bootstrap(*archive)
+        assert done.returncode != 0
+        assert not [call for call in machine.calls if call.startswith("systemctl")]
+
     @pytest.mark.parametrize("how", ["blkid is in doubt", "it cannot be read"])
     def test_formats_nothing_that_it_cannot_read(self, how: str, machine: Machine, archive: tuple[Path, str]) -> None:
         if how == "blkid is in doubt":
@@ -150,6 +178,34 @@ def test_the_server_reads_its_certificates(machine: Machine) -> None:
     given = {call.split()[2].removesuffix(".new") for call in machine.calls if call.startswith("chgrp zookeeper")}
     assert {str(folder), *(str(folder / name) for name in ("member.pem", "clients-ca.pem", "node.pem"))} <= given
     assert folder.stat().st_mode & 0o777 == 0o750
+
+
+class TestLettingAMemberVote:
+    @pytest.fixture
+    def state(self, machine: Machine) -> Path:
+        found = machine.root / "var/lib/zookeeper"
+        for folder in ("data/version-2", "log/version-2"):
+            (found / folder).mkdir(parents=True)
+        for name in ("currentEpoch", "acceptedEpoch"):
+            (found / "data/version-2" / name).write_text("-1")
+        return found
+
+    def test_it_forgets_its_epochs_and_may(self, machine: Machine, state: Path) -> None:
+        done = machine.run("sluice-let-vote")
+        assert done.returncode == 0, done.stderr
+        assert (state / "log/initialize").exists()
+        assert not list((state / "data/version-2").iterdir())
+        assert machine.calls == ["systemctl stop zookeeper", "systemctl start --no-block zookeeper"]
+
+    @pytest.mark.parametrize("name", ["data/version-2/snapshot.0", "log/version-2/log.100000001"])
+    def test_one_that_has_data_is_left_as_it_is(self, name: str, machine: Machine, state: Path) -> None:
+        (state / name).touch()
+        done = machine.run("sluice-let-vote")
+        assert done.returncode == 1
+        assert "this member has data" in done.stderr
+        assert not (state / "log/initialize").exists()
+        assert (state / "data/version-2/currentEpoch").exists()
+        assert machine.calls[-1] == "systemctl start --no-block zookeeper"
 
 
 class TestAStart:

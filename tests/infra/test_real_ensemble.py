@@ -228,7 +228,9 @@ class TestTheAcl:
 
     def test_it_is_the_same_when_it_is_set_again(self, stack: Graph, members: Members) -> None:
         before = as_role(stack, members, "operator", lambda client: client.get_acls(LOCK_ROOT)[0])
+        members.each[1].machine.say_initialized("no")
         members.each[1].restrict()
+        assert members.each[1].machine.initialized == "yes"
         assert as_role(stack, members, "operator", lambda client: client.get_acls(LOCK_ROOT)[0]) == before
 
 
@@ -239,8 +241,10 @@ def test_a_member_is_lost_and_comes_back(stack: Graph, members: Members, tmp_pat
         with manager.acquire(TABLE) as hold:
             hold.check()
         assert lost.mode is None
+        lost.lose_data()
         lost.start()
         members.wait_for_all()
+        assert "Unexpected empty data tree, setting zxid to -1" in lost.log
         with manager.acquire(TABLE) as hold:
             hold.check()
 

@@ -36,7 +36,7 @@ class Mutation:
 C = "components/"
 MUTATIONS: Mapping[str, Mutation] = {
     "open the client port to the world": Mutation(
-        C + "ensemble.py", "referenced_security_group_id=there,", 'cidr_ipv4="0.0.0.0/0",',
+        C + "access.py", "referenced_security_group_id=there,", 'cidr_ipv4="0.0.0.0/0",',
         "nobody comes in from the world",
     ),
     "open SSH": Mutation(
@@ -44,7 +44,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         "only what zookeeper needs comes in",
     ),
     "let clients reach the quorum's port": Mutation(
-        C + "ensemble.py", "from_port=CLIENT_PORT,", "from_port=QUORUM_PORT,", "only what zookeeper needs comes in",
+        C + "access.py", "from_port=CLIENT_PORT,", "from_port=2888,", "only what zookeeper needs comes in",
     ),
     "let nodes go anywhere by any protocol": Mutation(
         C + "network.py", 'description="HTTPS to AWS services",\n                ip_protocol="tcp"',
@@ -123,8 +123,9 @@ MUTATIONS: Mapping[str, Mutation] = {
         "appenders commit safely in any bucket",
     ),
     "replace the policy of a bucket that is not ours": Mutation(
-        "__main__.py", "if not settings.existing_bucket:\n    made.set_policy(statements)",
-        'aws.s3.BucketPolicy("lake", bucket=lake_name, policy=pulumi.Output.json_dumps({"Statement": statements}))',
+        "__main__.py", "partition, settings.existing_bucket)\n",
+        "partition, settings.existing_bucket)\n    aws.s3.BucketPolicy('lake', bucket=lake_name, policy="
+        "pulumi.Output.json_dumps({'Statement': commit_statements.of(lake_arn)}))\n",
         "a bucket that is not ours is left alone", "existing bucket",
     ),
     "bind the id too late": Mutation(
@@ -139,6 +140,14 @@ MUTATIONS: Mapping[str, Mutation] = {
         C + "node_config.py", "for each, address in sorted(members.items())),\n    ]",
         "for each, address in sorted(members.items()) if each < 3),\n    ]",
         "members have ids and addresses of their own",
+    ),
+    "let members without data elect a leader": Mutation(
+        C + "node_config.py", "db.autocreate=false", "db.autocreate=true",
+        "members without data elect nobody but in a new ensemble",
+    ),
+    "forget that an ensemble has data": Mutation(
+        C + "ensemble.py", ', ignore_changes=["value"]', "",
+        "members without data elect nobody but in a new ensemble",
     ),
     "put all members into one zone": Mutation(
         C + "ensemble.py", "[(node - 1) % len(self._args.subnet_ids)]", "[0]", "a majority survives a zone",
@@ -216,7 +225,7 @@ MUTATIONS: Mapping[str, Mutation] = {
         "child = pulumi.ResourceOptions(parent=self)", "what holds data is protected",
     ),
     "do not protect the lake's policy": Mutation(
-        C + "lake.py", "parent=self, protect=self._protect, depends_on", "parent=self, depends_on",
+        C + "lake.py", "protect=args.protect, depends_on=[blocked]", "depends_on=[blocked]",
         "what holds data is protected",
     ),
     "tag nothing": Mutation(

@@ -39,6 +39,7 @@ def test_made_whole_from_one_member_the_ensemble_is_the_one_that_the_table_is_pi
 ) -> None:
     table = str(tmp_path / "flights")
     with Members(tmp_path / "ensemble", TRIO) as members:
+        members.initialize(*TRIO)
         members.start(*TRIO, of=TRIO)
         survivor = members.wait_until_in_sync()
         lost = [each for each in TRIO if each != survivor]

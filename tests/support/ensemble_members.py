@@ -6,8 +6,10 @@ Each member has two folders, as a node has two volumes: ``data`` (snapshots, ``m
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -20,6 +22,7 @@ from lock_manager.local import EmbeddedServer, free_ports, server_configuration
 from lock_manager.local_demands import Demands
 from sluice.members import Server, ask_server
 
+LET_VOTE = Path(__file__).parents[2] / "infra/node/sluice-let-vote"
 TICK_MS = 500
 MOST_SESSION_MS = 60_000
 SETTLED_SECONDS = 90.0
@@ -36,11 +39,13 @@ class Members:
 
     Attributes:
         running: the members that were started, by id.
+        autocreate: whether a member without data votes, as it does unless one forbids it; for controls.
 
     """
 
     def __init__(self, folder: Path, ids: Iterable[int]) -> None:
         self.running: dict[int, EmbeddedServer] = {}
+        self.autocreate = False
         self._folder = folder
         known = list(ids)
         ports = iter(free_ports(3 * len(known)))
@@ -61,7 +66,29 @@ class Members:
 
     def folder(self, member: int) -> Path:
         """Return where a member keeps ``data`` and ``log``."""
-        return self._folder / f"member-{member}"
+        return self._folder / f"member-{member}" / "var/lib/zookeeper"
+
+    def initialize(self, *members: int) -> None:
+        """Let members vote though they have no data, once: as the bootstrap of a new ensemble does."""
+        for member in members:
+            log = self.folder(member) / "log"
+            log.mkdir(parents=True, exist_ok=True)
+            (log / "initialize").touch()
+
+    def let_vote(self, member: int) -> None:
+        """Let a member vote that lost its data, by the node's own script; it does not run meanwhile."""
+        self.folder(member).mkdir(parents=True, exist_ok=True)
+        for kept in ("data", "log"):
+            (self.folder(member) / kept).mkdir(exist_ok=True)
+        commands = self._folder / "bin"
+        commands.mkdir(exist_ok=True)
+        (commands / "systemctl").write_text("#!/bin/sh\n")
+        (commands / "systemctl").chmod(0o755)
+        env = os.environ | {
+            "SLUICE_ROOT": str(self._folder / f"member-{member}"),
+            "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        }
+        subprocess.run(["bash", str(LET_VOTE)], env=env, check=True)
 
     def start(self, *members: int, of: Iterable[int]) -> None:
         """Start members with the static list ``of``; :meth:`wait_until_in_sync` tells when they serve."""
@@ -72,6 +99,7 @@ class Members:
             configuration = (
                 server_configuration(folder / "data", TICK_MS, MOST_SESSION_MS, lines)
                 + f"dataLogDir={folder / 'log'}\nstandaloneEnabled=false\nreconfigEnabled=false\n"
+                + f"db.autocreate={str(self.autocreate).lower()}\n"
                 + Demands().configuration(self._client_ports[member])
             )
             self.running[member] = EmbeddedServer(member, self._client_ports[member], folder, configuration)
@@ -94,6 +122,10 @@ class Members:
 
     def _asked(self, member: int) -> Server:
         return ask_server("127.0.0.1", self._client_ports[member])
+
+    def looks_for_a_leader(self, member: int) -> int:
+        """Return how often a member has waited in vain for a vote that decides."""
+        return (self.folder(member) / "server.log").read_text(errors="replace").count("Notification time out")
 
     def leaders(self) -> list[int]:
         """Return all who lead, and serve, at the moment."""
@@ -138,6 +170,7 @@ def recover(members: Members, survivor: int, lost: Sequence[int]) -> int:
     higher = int(accepted.read_text()) + HIGHER_EPOCH
     accepted.write_text(f"{higher}\n")
     members.start(survivor, of=everyone)
+    members.let_vote(lost[0])
     for each in lost:
         members.start(each, of=everyone)
         leader = members.wait_until_in_sync()

@@ -305,6 +305,23 @@ def members_have_ids_and_addresses_of_their_own(graph: Graph) -> Iterator[str]:
 
 
 @invariant
+def members_without_data_elect_nobody_but_in_a_new_ensemble(graph: Graph) -> Iterator[str]:
+    """A node may read and set the mark of its ensemble, which no later `up` takes back."""
+    for each in _configurations(graph):
+        if "db.autocreate=false" not in each.inputs["value"].splitlines():
+            yield f"{each}: two of them would serve an empty tree"
+    for instance in graph.some("Instance"):
+        [mark] = [each for each in graph.all("Parameter") if each.inputs["name"] == _variable(instance, "INITIALIZED")]
+        if mark.inputs["value"] != "no" or mark.options["ignore_changes"] != ["value"]:
+            yield f"{mark}: {mark.inputs['value']}, {mark.options['ignore_changes']}"
+        policy = graph.one("RolePolicy", instance.name).document()
+        arn = f"arn:aws:ssm:eu-central-1:123456789012:parameter{mark.inputs['name']}"
+        for action in ("ssm:GetParameter", "ssm:PutParameter"):
+            if not any(arn == each["Resource"] and action in each["Action"] for each in policy["Statement"]):
+                yield f"{instance}: no {action} of {arn}"
+
+
+@invariant
 def a_majority_survives_a_zone(graph: Graph) -> Iterator[str]:
     made = {f"{each.name}-id": each.inputs["availabilityZone"] for each in graph.some("Subnet")}
     # In whatever order they are registered.
@@ -354,7 +371,7 @@ def a_member_speaks_tls_only_and_knows_its_clients(graph: Graph) -> Iterator[str
         "standaloneEnabled": "false", "ssl.trustStore.location": "/etc/zookeeper/tls/clients-ca.pem",
         "ssl.quorum.trustStore.location": "/etc/zookeeper/tls/members-ca.pem",
     }  # fmt: skip
-    for each in graph.some("Parameter"):
+    for each in _configurations(graph):
         told = dict(line.split("=", 1) for line in each.inputs["value"].splitlines())
         if "clientPort" in told:
             yield f"{each}: a port in clear text"
@@ -380,7 +397,7 @@ def what_clients_make_is_not_for_everybody(graph: Graph) -> Iterator[str]:
         acl = each.document("secretString").get("acl")
         if acl is not None and ("world:" in acl or "x509:CN=sluice-operator:cdrwa" not in acl):
             yield f"{each}: {acl}"
-    for each in graph.some("Parameter"):
+    for each in _configurations(graph):
         if "X509AuthenticationProvider.superUser=CN=sluice-operator\n" not in each.inputs["value"]:
             yield f"{each}: nobody can take away what a client has made for itself alone"
 
@@ -468,7 +485,7 @@ def what_holds_data_is_protected(graph: Graph) -> Iterator[str]:
     buckets = graph.some("Bucket")
     playing = any(each.inputs.get("forceDestroy") for each in buckets)
     parts = [each for each in graph.resources if each.kind.startswith("Bucket") and each.kind != "BucketObject"]
-    for each in [*parts, *graph.some("Volume", "NetworkInterface", "Key")]:
+    for each in [*parts, *graph.some("Volume", "NetworkInterface", "Key"), *_nodes_own(graph)]:
         if bool(each.options["protect"]) == playing:
             yield str(each)
 
@@ -522,6 +539,15 @@ def _metrics(graph: Graph) -> set[tuple[str, str, frozenset[str]]]:
     assert match, put
     found.add((match[1], match[2], frozenset(each.partition("=")[0] for each in match[3].split(","))))
     return found
+
+
+def _configurations(graph: Graph) -> list[Resource]:
+    return [each for each in graph.some("Parameter") if each.inputs["name"].endswith("/zoo.cfg")]
+
+
+def _nodes_own(graph: Graph) -> list[Resource]:
+    """Return the parameters whose value the nodes set."""
+    return [each for each in graph.some("Parameter") if each.options["ignore_changes"]]
 
 
 def _variable(instance: Resource, name: str) -> str:

@@ -18,13 +18,16 @@ from tests.support.graph import INFRA, Graph
 AWS = """#!/bin/bash
 echo "aws $*" >> "$SLUICE_ROOT/calls"
 [[ ! -e $SLUICE_ROOT/aws-is-away ]] || exit 255
+asked=$*
 while (($#)); do
   case $1 in
-    --name | --secret-id) cat "$SLUICE_ROOT/aws/${2//\\//_}" && exit ;;
+    --name | --secret-id) file=$SLUICE_ROOT/aws/${2//\\//_} ;;
+    --value) [[ $asked != *put-parameter* ]] || printf '%s\\n' "$2" > "$file" ;;
     s3://*) exec cp "$SLUICE_ROOT/aws/$(basename "$1")" "$2" ;;
   esac
   shift
 done
+[[ $asked != *" get-"* ]] || exec cat "$file"
 """
 NOTED = '#!/bin/bash\necho "${0##*/} $*" >> "$SLUICE_ROOT/calls"\n'
 #: 0: the device has a file system; 2: it is blank; anything else: it cannot be read.
@@ -76,6 +79,7 @@ class Machine:
         (root / "proc/meminfo").write_text("MemTotal:        1900000 kB\nMemFree: 1 kB\n")
         (root / "blkid-says").write_text("2")
         self._answer(self.variables["PARAMETER"], graph.one("Parameter", f"zookeeper-{node}").inputs["value"])
+        self.say_initialized("no")
         self._answer(self.variables["SECRET"], graph.one("SecretVersion", f"zookeeper-{node}").inputs["secretString"])
         for name in ("DATA_VOLUME", "LOG_VOLUME"):
             volume = self.variables[name].replace("-", "")
@@ -84,8 +88,24 @@ class Machine:
             name = line.rpartition("/")[2]
             (root / "aws" / name).write_bytes((INFRA / "node" / name).read_bytes())
 
+    def say_initialized(self, word: str) -> None:
+        """Have the Parameter Store say whether the ensemble has ever had a leader: ``yes`` or ``no``."""
+        self._answer(self.variables["INITIALIZED"], f"{word}\n")
+
+    @property
+    def initialized(self) -> str:
+        """What the Parameter Store says of it."""
+        return self._asked(self.variables["INITIALIZED"]).read_text().strip()
+
+    def forget_initialized(self) -> None:
+        """Have the Parameter Store refuse to say it."""
+        self._asked(self.variables["INITIALIZED"]).unlink()
+
+    def _asked(self, name: str) -> Path:
+        return self.root / "aws" / name.replace("/", "_")
+
     def _answer(self, asked: str, answer: str) -> None:
-        (self.root / "aws" / asked.replace("/", "_")).write_text(answer)
+        self._asked(asked).write_text(answer)
 
     @property
     def calls(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import ssl
 import subprocess
 from pathlib import Path
@@ -45,6 +46,7 @@ class Member:
         (root / "etc/zookeeper").mkdir()
         # As the bootstrap does.
         (root / "var/lib/zookeeper/data/myid").write_text(f"{node}\n")
+        (root / "var/lib/zookeeper/log/initialize").touch()
         self._supervisor: subprocess.Popen[bytes] | None = None
         self._log = root / "server.log"
 
@@ -80,6 +82,11 @@ class Member:
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             stop_supervised(supervisor)
+
+    def lose_data(self) -> None:
+        """Have volumes that are blank, in an ensemble that is not new."""
+        for kept in ("data/version-2", "log/version-2"):
+            shutil.rmtree(self.machine.root / "var/lib/zookeeper" / kept)
 
     def tls(self, *, name: str = "node.pem") -> ssl.SSLContext:
         """Return how its own scripts speak to the ensemble."""

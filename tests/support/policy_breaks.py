@@ -125,6 +125,7 @@ ZOOKEEPER = [
             ("purgeInterval=6", "purgeInterval=0"),
         )
     ),
+    Break("empty-members-wait", "Parameter", NODE, {"value": told("db.autocreate=false\n", "")}),
     Break("members-know-each-other", "Parameter", NODE, {"value": told("server.3", "#server.3")}),
     Break("locks-are-for-ours", "Instance", NODE, {"userData": told("ROOT_ACL=x509", "ROOT_ACL=world:anyone:r,x509")}),
     Break("locks-are-for-ours", "Instance", NODE, {"userData": "#!/bin/sh"}),

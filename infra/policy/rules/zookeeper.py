@@ -43,6 +43,11 @@ def _closed(args: ResourceValidationArgs) -> Iterator[str]:
         yield "Snapshots are never purged: its volumes fill up."
 
 
+def _waits(args: ResourceValidationArgs) -> Iterator[str]:
+    if str(args.props.get("name")).endswith(_CONFIG) and _settings(args.props["value"]).get("db.autocreate") != "false":
+        yield "A majority of members without data would serve an empty tree: db.autocreate is not false."
+
+
 def _settings(text: str) -> dict[str, str]:
     pairs = (line.partition("=") for line in text.splitlines())
     return {key: value for key, _, value in pairs}
@@ -72,6 +77,12 @@ RULES: tuple[Rule, ...] = (
         "Members speak TLS alone, with those who have a certificate, and keep an audit log.",
         (PARAMETER,),
         _closed,
+    ),
+    resource_rule(
+        "empty-members-wait",
+        "A member without data waits for a leader that has data.",
+        (PARAMETER,),
+        _waits,
     ),
     stack_rule("members-know-each-other", "Each member knows all members.", (PARAMETER,), _knows_all),
     resource_rule(
