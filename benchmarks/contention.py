@@ -36,7 +36,7 @@ from contention_writer import CPU
 from deltalake import DeltaTable
 from figures import percentile, print_table
 
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.demo.flights import deal_flights
 from sluice.local_s3 import LocalS3
 

@@ -23,9 +23,10 @@ from typing import Any
 
 from figures import print_table
 
-from lock_manager import PartitionColumn, PartitionSchema, TableResource, TableScope, ZookeeperLockManager, installed
-from lock_manager.guard import CommitGuard, GuardedHold
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager import PartitionColumn, PartitionSchema, TableResource, TableScope, ZookeeperLockManager
+from lock_manager import guard_registry as installed
+from lock_manager.commit_guard import CommitGuard, GuardedHold
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local_s3 import LocalS3
 from sluice.soak.jvm import StoreJvm, VersionTakenError
 

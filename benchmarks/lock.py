@@ -26,7 +26,7 @@ from figures import percentile, print_table
 from kazoo.client import KazooClient
 
 from lock_manager import TableResource, ZookeeperLockManager
-from lock_manager.local import EmbeddedZooKeeper, find_java, find_spark_jars
+from lock_manager.testing.embedded import EmbeddedZooKeeper, find_java, find_spark_jars
 
 TABLE = "s3://bench/table"
 KAZOO_PATH = "/bench/kazoo"

@@ -28,8 +28,8 @@ from pyspark.sql import SparkSession
 
 import writer_jobs.guarded
 from lock_manager import HeldLock, ZookeeperLockManager
-from lock_manager.guard import CommitGuard
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.commit_guard import CommitGuard
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local_s3 import LocalS3
 from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.session import GUARD_MODE

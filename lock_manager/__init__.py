@@ -3,6 +3,7 @@
 Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`: the tree is drawn in ``lock_manager.errors``.
 """
 
+from lock_manager.commit_stamp import commit_metadata
 from lock_manager.errors import (
     ClosedError,
     EnsembleFormatError,
@@ -23,17 +24,16 @@ from lock_manager.errors import (
     TableNameMismatchError,
     UnguardedError,
 )
-from lock_manager.held import HeldLock
-from lock_manager.inspect import QueueEntry
-from lock_manager.manager import ZookeeperLockManager
 from lock_manager.partitions import Partition, PartitionColumn, PartitionSchema
 from lock_manager.pin import Pin
 from lock_manager.resources import TableResource, canonical_table_uri
 from lock_manager.scope import TableScope
-from lock_manager.security import Security
-from lock_manager.session import SessionState
 from lock_manager.settings import LockSettings
-from lock_manager.stamp import commit_metadata
+from lock_manager.zookeeper.held_lock import HeldLock
+from lock_manager.zookeeper.inspect import QueueEntry
+from lock_manager.zookeeper.manager import ZookeeperLockManager
+from lock_manager.zookeeper.security import Security
+from lock_manager.zookeeper.session import SessionState
 
 __all__ = [
     "ClosedError",

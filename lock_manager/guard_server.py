@@ -31,7 +31,7 @@ _BACKLOG = 128
 
 
 class Guarding(Protocol):
-    """What decides on commits: see :class:`lock_manager.guard.CommitGuard`."""
+    """What decides on commits: see :class:`lock_manager.commit_guard.CommitGuard`."""
 
     def check(self, request: str) -> str:
         """Answer one question of the log store's."""

@@ -27,7 +27,7 @@ from lock_manager.errors import LockOrderError
 from lock_manager.scope import TableScope
 
 if TYPE_CHECKING:
-    from lock_manager.held import HeldLock
+    from lock_manager.zookeeper.held_lock import HeldLock
 
 
 class Registry:

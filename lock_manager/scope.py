@@ -8,10 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lock_manager.installed import schema_of
+from lock_manager.guard_registry import schema_of
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
-from lock_manager.queue_lock import Mode, Node
 from lock_manager.resources import TableResource
+from lock_manager.zookeeper.queue import Mode, Node
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from lock_manager.errors import SettingsError
-from lock_manager.security import Security
+from lock_manager.zookeeper.security import Security
 
 ENVIRONMENT_PREFIX = "SLUICE_"
 _URL_SCHEME = "zk"
@@ -21,7 +21,7 @@ LONGEST_SECONDS = 7 * 24 * 3600.0
 
 @dataclass(frozen=True, kw_only=True)
 class LockSettings:
-    """Settings of a :class:`~lock_manager.manager.ZookeeperLockManager`.
+    """Settings of a :class:`~lock_manager.zookeeper.manager.ZookeeperLockManager`.
 
     Attributes:
         zk_hosts: ``host:port,host:port[/chroot]``; the port defaults to 2181.

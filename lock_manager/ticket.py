@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from lock_manager.errors import LockNotHeldError, SluiceError
 
 if TYPE_CHECKING:
-    from lock_manager.guard import GuardedHold
+    from lock_manager.commit_guard import GuardedHold
 
 TURN_SECONDS = 0.5
 """How long a commit waits for its turn before it looks again whether its version is still free."""

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from lock_manager.errors import LocalServerError
-from lock_manager.local import find_java, find_server_jars, server_configuration
+from lock_manager.testing.embedded import find_java, find_server_jars, server_configuration
 from sluice.soak.containers import OWN_IMAGE, ContainerError, docker_engine
 
 # Java's beans, which log4j names, are part of java.desktop.

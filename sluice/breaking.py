@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from lock_manager.claims import Claim
 from lock_manager.errors import SluiceError
-from lock_manager.inspector import TableLocks
+from lock_manager.zookeeper.inspector import TableLocks
+from lock_manager.zookeeper.queue_view import Claim
 from sluice.status import describe
 
 _PARTITION = re.compile(r"[^=/]+=[^=/]+(/[^=/]+=[^=/]+)*")

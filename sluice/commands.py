@@ -460,7 +460,7 @@ def zookeeper(
     [bold]sluice zookeeper --port 2181[/]
     [bold]sluice zookeeper --servers 3 --data ./zk[/]
     """
-    from lock_manager.local import EmbeddedZooKeeper  # noqa: PLC0415
+    from lock_manager.testing.embedded import EmbeddedZooKeeper  # noqa: PLC0415
 
     if servers not in (1, 3):
         raise typer.BadParameter("an ensemble has 1 server or 3", param_hint="--servers")

@@ -11,9 +11,9 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from lock_manager.errors import EnsembleRefusedError
-from lock_manager.intents import intents_node
 from lock_manager.partitions import PARTITIONS
-from lock_manager.session import Deadline, Session
+from lock_manager.zookeeper.hold_intents import intents_node
+from lock_manager.zookeeper.session import Deadline, Session
 from sluice.finding import Finding, note, ok
 
 MOST_TABLES = 20

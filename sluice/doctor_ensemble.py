@@ -6,10 +6,10 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from lock_manager import lock_root
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
-from lock_manager.session import Deadline, Session
 from lock_manager.settings import LockSettings
+from lock_manager.zookeeper import lock_root
+from lock_manager.zookeeper.session import Deadline, Session
 from sluice.doctor_acl import acl_finding
 from sluice.finding import Finding, failed, note, ok
 from sluice.members import SAYS_NOTHING, Server, ask_servers, dotted

@@ -6,7 +6,7 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, version
 
 from lock_manager.errors import LocalServerError
-from lock_manager.local import find_java
+from lock_manager.testing.embedded import find_java
 from sluice.finding import Finding, failed, note, ok
 from sluice.jars import LOG_STORE_JAR, is_pinned, jars_folder, locked_jars
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from lock_manager import Pin, canonical_table_uri
 from lock_manager.errors import LockError, ResourceError, SluiceError
-from lock_manager.inspector import LockInspector
 from lock_manager.settings import LockSettings
+from lock_manager.zookeeper.inspector import LockInspector
 from sluice.delta_log import version_files
 from sluice.finding import Finding, failed, note, ok
 from sluice.log_folder import LogAccessError, LogFolder, open_log

@@ -19,7 +19,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from lock_manager.errors import SluiceError
-from lock_manager.local import find_java, find_spark_jars
+from lock_manager.testing.embedded import find_java, find_spark_jars
 
 JARS_ENVIRONMENT_VARIABLE = "SLUICE_JARS"
 #: The guarded log store, built from ``log_store/`` by `make setup`; ships inside this package.

@@ -12,8 +12,8 @@ from typing import Any
 
 from kazoo.hosts import collect_hosts
 
-from lock_manager.connection import WORD_SECONDS, ask_word, reason
 from lock_manager.settings import LockSettings
+from lock_manager.zookeeper.connection import WORD_SECONDS, ask_word, reason
 
 _SRVR = re.compile(
     r"Zookeeper version: (?P<version>[0-9.]+).*?Connections: (?P<connections>\d+).*?Outstanding: (?P<outstanding>\d+)"

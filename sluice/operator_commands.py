@@ -68,8 +68,8 @@ def status(
     Exit codes: 0 told, 1 ZooKeeper does not answer or refuses, 2 bad arguments,
     3 somebody waits for longer than --fail-if-waiting, 130 Ctrl-C.
     """
-    from lock_manager.inspector import LockInspector  # noqa: PLC0415
     from lock_manager.resources import TableResource  # noqa: PLC0415
+    from lock_manager.zookeeper.inspector import LockInspector  # noqa: PLC0415
     from sluice import status as telling  # noqa: PLC0415
 
     resource = None if table is None else TableResource.of(table)
@@ -140,8 +140,8 @@ def break_lock(
     Exit codes: 0 that holder holds no more, or nobody held it; 1 you said no,
     somebody else holds it, or ZooKeeper refuses; 2 bad arguments; 130 Ctrl-C.
     """
-    from lock_manager.inspector import LockInspector  # noqa: PLC0415
     from lock_manager.resources import TableResource  # noqa: PLC0415
+    from lock_manager.zookeeper.inspector import LockInspector  # noqa: PLC0415
     from sluice.breaking import check_partition, holders_of, parse_token  # noqa: PLC0415
     from sluice.status import describe, duration, look  # noqa: PLC0415
 

@@ -15,8 +15,8 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
-from lock_manager.session import Deadline, Session
 from lock_manager.settings import LockSettings
+from lock_manager.zookeeper.session import Deadline, Session
 from sluice.members import SAYS_NOTHING, Server, ask_servers
 from sluice.scratch_node import NoChrootError, insist, nearest_node, scratch_node
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
 from lock_manager.errors import SluiceError
-from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Deadline, Session
 
 _T = TypeVar("_T")
 

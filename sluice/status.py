@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from lock_manager.claims import Claim
-from lock_manager.inspector import LockInspector, TableLocks
 from lock_manager.resources import TableResource
+from lock_manager.zookeeper.inspector import LockInspector, TableLocks
+from lock_manager.zookeeper.queue_view import Claim
 from sluice.command_parts import for_tables
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import pytest
 from kazoo.client import KazooClient
 from xdist.scheduler import LoadScopeScheduling
 
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.soak.containers import ContainerError, ContainerZooKeeper
 from tests.support import waiting
 from tests.support.lake import s3_in_words

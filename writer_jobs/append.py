@@ -207,8 +207,8 @@ def _run_as_program() -> int:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         # What a driver that only observes would refuse is worth a line whatever is asked for, and whom a job waits for
         # that seems to hang.
-        logging.getLogger("lock_manager.guard").setLevel(logging.WARNING)
-        logging.getLogger("lock_manager.queue_lock").setLevel(logging.INFO)
+        logging.getLogger("lock_manager.commit_guard").setLevel(logging.WARNING)
+        logging.getLogger("lock_manager.zookeeper.queue").setLevel(logging.INFO)
     return main()
 
 

@@ -1,8 +1,8 @@
 """Guarded writes: what a thread commits to a table passes, if and only if the lock to which it is bound stands.
 
-Three parts meet here: the hold (:mod:`lock_manager`), the decision (:mod:`lock_manager.guard`) and the log store in the
-driver's JVM (``log_store/``), which asks for it. A thread is bound to its holds by a Spark local property, which its
-JVM thread has at every commit and a ``pyspark.InheritableThread`` inherits.
+Three parts meet here: the hold (:mod:`lock_manager`), the decision (:mod:`lock_manager.commit_guard`), and the log
+store in the driver's JVM (``log_store/``), which asks for it. A thread is bound to its holds by a Spark local property.
+Its JVM thread has the property at every commit, and a ``pyspark.InheritableThread`` inherits it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from lock_manager import (
     PinMismatchError,
     canonical_table_uri,
 )
+from lock_manager.commit_guard import CommitGuard, GuardedHold
 from lock_manager.errors import versions_of
-from lock_manager.guard import CommitGuard, GuardedHold
+from lock_manager.guard_registry import declare_installed
 from lock_manager.guard_server import GuardServer
-from lock_manager.installed import declare_installed
-from lock_manager.intents import version_to_occupy
 from lock_manager.partitions import PartitionSchema
 from lock_manager.ticket import Ticket
+from lock_manager.zookeeper.hold_intents import version_to_occupy
 from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
 from writer_jobs.ensembles import pin_again, refuse_other_ensemble
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError, TableError
@@ -367,7 +367,7 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
 
 
 def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:
-    """Make sure that no put of a block before this one can still succeed: see :mod:`lock_manager.intents`.
+    """Make sure that no put of a block before this one can still succeed.
 
     That is a put of a hold before this one that ended uncleanly, or one under this very hold that had no answer.
 

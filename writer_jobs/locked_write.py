@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import SparkSession
 
 from lock_manager import HeldLock, LockCancelledError, LockLostError, SluiceError
-from lock_manager.guard import GuardedHold, is_definite
+from lock_manager.commit_guard import GuardedHold, is_definite
 from writer_jobs.delta_log import NO_VERSION, STAMP, Commit, DeltaTableLog
 from writer_jobs.delta_write import DeltaWrite
 from writer_jobs.ensembles import refuse_other_ensemble

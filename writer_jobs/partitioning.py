@@ -15,7 +15,7 @@ from pyspark.sql.functions import col, unix_micros
 from pyspark.sql.types import TimestampType
 
 from lock_manager import HeldLock, PartitionSchema, ResourceError, TableResource, TableScope
-from lock_manager.guard import GuardedHold
+from lock_manager.commit_guard import GuardedHold
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
 from writer_jobs.delta_log import DeltaTableLog, TableState
 from writer_jobs.guarded import guarded

@@ -17,7 +17,7 @@ from pyspark.errors.exceptions import captured
 import lock_manager.errors
 import writer_jobs.errors
 from lock_manager import LockLostError, LockNotHeldError, SluiceError
-from lock_manager.guard import CommitGuard
+from lock_manager.commit_guard import CommitGuard
 from lock_manager.ticket import NotStagedError
 from writer_jobs.errors import CommitUnknownError, GuardMissingError
 from writer_jobs.failures import LOST_CONTACT, java_layers

@@ -17,8 +17,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager
-from lock_manager.queue_lock import Cancellation
 from lock_manager.ticket import NotStagedError, Ticket
+from lock_manager.zookeeper.queue import Cancellation
 from writer_jobs.delta_log import NO_VERSION, Commit
 from writer_jobs.delta_write import DeltaWrite, RunningWrite
 from writer_jobs.errors import CommitUnknownError

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from contention import Driver
 from figures import percentile, print_table
 
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.jars import jar_paths
 from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 from writer_jobs.session import DEFAULTS

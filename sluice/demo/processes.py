@@ -18,14 +18,14 @@ from typing import Any
 
 import lock_manager
 from lock_manager import SluiceError
-from lock_manager.security import ENVIRONMENT_PREFIX as SECURITY_PREFIX
+from lock_manager.testing.embedded import SUPERVISOR
+from lock_manager.zookeeper.security import ENVIRONMENT_PREFIX as SECURITY_PREFIX
 from sluice.jars import jar_paths
 from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 
 _GRACE_SECONDS = 5.0
 _LAST_WORDS = 12
 _NOTHING = 0  # as a signal: asks whether somebody is there
-_SUPERVISOR = Path(lock_manager.__file__).with_name("_supervise.py")
 
 Events = SimpleQueue[tuple[int, dict[str, Any]]]
 """What processes say: the writer's number and one JSON object; ``{"event": "exit", "code": …}`` is the last one."""
@@ -92,7 +92,7 @@ class WriterProcess:
         self._events = events
         with self.errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_SUPERVISOR), *command],
+                [sys.executable, "-I", "-S", str(SUPERVISOR), *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from rich.console import Console
 
 from lock_manager import SettingsError
-from lock_manager.local import find_java
+from lock_manager.testing.embedded import find_java
 from sluice.checks import count_of
 from sluice.chosen_s3 import ChosenS3, is_endpoint
 from sluice.delta_log import LogCommit, read_commits, version_files

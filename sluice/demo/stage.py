@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from lock_manager import SluiceError
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.chosen_s3 import ChosenS3
 from sluice.local_s3 import LocalS3, past_proxies
 from sluice.log_folder import s3_client

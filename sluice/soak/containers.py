@@ -1,4 +1,4 @@
-"""A ZooKeeper in Docker containers. A soak can do to it what it does to the servers of :mod:`lock_manager.local`.
+"""A ZooKeeper in Docker containers. A soak can do to it what it does to an embedded one.
 
 Each server is a container with the same configuration as an embedded one. Three are an ensemble on a network of their
 own. Clients reach them through ports of this machine. A process of its own removes containers and network when this
@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from lock_manager.errors import SluiceError
-from lock_manager.local import ask_server, free_ports, last_words, server_configuration
+from lock_manager.testing.embedded import ask_server, free_ports, last_words, server_configuration
 
 if TYPE_CHECKING:
     from testcontainers.core.docker_client import DockerClient
@@ -117,7 +117,7 @@ class ContainerServer:
         return f"{host}:{port}"
 
     def command(self, word: bytes) -> bytes:
-        """Ask it a four-letter word; see :func:`lock_manager.local.ask_server`."""
+        """Ask it a four-letter word; see :func:`lock_manager.testing.embedded.ask_server`."""
         return ask_server(self._address, word)
 
     def start(self) -> None:
@@ -149,7 +149,7 @@ class ContainerServer:
         self._network.connect(self._container)
 
     def wait_until_serving(self, deadline: float) -> None:
-        """Wait until it answers clients with a quorum behind it; see :class:`lock_manager.local.EmbeddedServer`."""
+        """Wait until it answers clients with a quorum behind it, as an ``EmbeddedServer`` does."""
         while b"Mode: " not in self.command(b"srvr"):
             self._container.reload()
             if self._container.status == "exited" or time.monotonic() > deadline:

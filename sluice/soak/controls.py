@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from lock_manager import HeldLock, LockNotHeldError, SluiceError, ZookeeperLockManager, canonical_table_uri
-from lock_manager.guard import CommitGuard, GuardedHold
+from lock_manager.commit_guard import CommitGuard, GuardedHold
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class SoakGuard(CommitGuard):
         self._asked = asked
 
     def check(self, request: str) -> str:
-        """Decide on one attempt; see :class:`lock_manager.guard.CommitGuard`."""
+        """Decide on one attempt; see :class:`lock_manager.commit_guard.CommitGuard`."""
         asked = json.loads(request)
         self._asked(asked)
         answer = super().check(request)

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from lock_manager import LockLostError
-from lock_manager.guard import GuardedHold, is_definite
-from lock_manager.intents import version_to_occupy
+from lock_manager.commit_guard import GuardedHold, is_definite
+from lock_manager.zookeeper.hold_intents import version_to_occupy
 from sluice.soak.controls import Protection, stamped
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreError, VersionTakenError, WriteError

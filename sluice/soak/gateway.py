@@ -10,7 +10,7 @@ from pathlib import Path
 from py4j.java_gateway import GatewayParameters, JavaGateway
 
 from lock_manager import SluiceError
-from lock_manager.local import find_java, find_spark_jars
+from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.class_archives import STORE, archive_options
 from sluice.jars import jar_paths
 

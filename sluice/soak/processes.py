@@ -15,7 +15,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import lock_manager
-from lock_manager.local import send_signal
+from lock_manager.testing.embedded import send_signal
 from sluice.soak.engines import ENGINES
 from sluice.soak.tcp_proxy import Link
 from sluice.soak.worker import WorkerOptions
@@ -79,7 +79,7 @@ class WriterProcess:
             self._process.stdin.flush()
 
     def signal(self, number: signal.Signals, *, python: bool, jvm: bool) -> None:
-        """Send a signal to its Python, to its JVM or to both; see :func:`lock_manager.local.send_signal`."""
+        """Send a signal to its Python, to its JVM or to both; see :func:`lock_manager.testing.embedded.send_signal`."""
         for pid in (self.python if python else None, self.jvm if jvm else None):
             if pid is not None:
                 send_signal(pid, number)

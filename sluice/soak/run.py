@@ -13,7 +13,7 @@ from queue import Empty
 from typing import IO, Any, Self
 
 from lock_manager import SettingsError
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.demo.processes import spark_submit
 from sluice.jars import jar_paths
 from sluice.soak.containers import ContainerZooKeeper

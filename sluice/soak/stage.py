@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.soak.containers import ContainerZooKeeper
 from sluice.soak.processes import WriterProcess
 from sluice.soak.queues import LockQueues

@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from lock_manager import HeldLock, PartitionColumn, PartitionSchema, SluiceError, TableResource, ZookeeperLockManager
-from lock_manager.intents import intents_node
-from lock_manager.queue_lock import Attempt
-from lock_manager.session import Deadline
+from lock_manager.zookeeper.hold_intents import intents_node
+from lock_manager.zookeeper.queue import Attempt
+from lock_manager.zookeeper.session import Deadline
 
 SCHEMA = PartitionSchema((PartitionColumn("part", "integer"),))
 """How such a table is partitioned."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lock_manager import SluiceError, ZookeeperLockManager
-from lock_manager.installed import declare_installed
+from lock_manager.guard_registry import declare_installed
 from sluice.soak.controls import Protection, make_guard, make_manager
 from sluice.soak.cycle import Cycle
 from sluice.soak.gateway import JvmGoneError

@@ -15,7 +15,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from lock_manager import ZookeeperLockManager, canonical_table_uri
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.s3_faults import FaultyS3, S3Fault
 from tests.support.at_the_gate import contenders

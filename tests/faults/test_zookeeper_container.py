@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from lock_manager.local import find_server_jars
+from lock_manager.testing.embedded import find_server_jars
 from sluice.soak.containers import LABEL, OWN_IMAGE, VERSION, ContainerServer, ContainerZooKeeper, docker_engine
 from sluice.soak.faults import CLASSES
 from sluice.soak.run import Soak

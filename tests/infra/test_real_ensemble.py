@@ -20,7 +20,7 @@ from kazoo.exceptions import NoAuthError
 from kazoo.security import make_acl
 
 from lock_manager import EnsembleRefusedError, LockLostError, LockSettings, TableResource, ZookeeperLockManager
-from lock_manager.client import Client
+from lock_manager.zookeeper.client import Client
 from sluice.soak.tcp_proxy import Link
 from tests.support.graph import INFRA, ROOT, Graph, graph, graphs
 from tests.support.members import PATIENCE, PORT, Members

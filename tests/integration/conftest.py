@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lock_manager import ZookeeperLockManager, installed
+from lock_manager import ZookeeperLockManager
+from lock_manager import guard_registry as installed
 from sluice.jars import resolve_jars
 from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from tests.support.lake import S3, lake

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
 from lock_manager import EnsembleMismatchError, LockSettings, Pin, SettingsError, TableResource, ZookeeperLockManager
-from lock_manager.intents import Intent, intents_node
-from lock_manager.local import EmbeddedZooKeeper
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
+from lock_manager.testing.embedded import EmbeddedZooKeeper
+from lock_manager.zookeeper.hold_intents import Intent, intents_node
 from sluice.adopt import Adoption, adopt_table, describe
 from sluice.commands import app
 from sluice.table_log import read_table_log

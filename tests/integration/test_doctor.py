@@ -23,7 +23,7 @@ from kazoo.security import make_acl
 from typer.testing import CliRunner
 
 from lock_manager import TableResource, ZookeeperLockManager, canonical_table_uri
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice import doctor_machine, jars
 from sluice.commands import app
 from sluice.doctor_ensemble import clock_finding, server_findings

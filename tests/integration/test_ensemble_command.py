@@ -20,9 +20,9 @@ from kazoo.security import make_acl
 from typer.testing import CliRunner
 
 from lock_manager import LockSettings, ZookeeperLockManager
-from lock_manager.local import EmbeddedServer, EmbeddedZooKeeper
-from lock_manager.local_demands import Demands
-from lock_manager.session import Deadline, Session
+from lock_manager.testing.embedded import EmbeddedServer, EmbeddedZooKeeper
+from lock_manager.testing.server_security import Demands
+from lock_manager.zookeeper.session import Deadline, Session
 from sluice.commands import app
 from sluice.members import Server, ask_server, ask_servers
 from sluice.ready import epoch_faults, faults_of

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import EnsembleMismatchError, LockLostError, LockSettings, ZookeeperLockManager
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.adopt import Adoption, adopt_table
 from sluice.soak.tcp_proxy import Link
 from sluice.table_log import read_table_log

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.guard_server import GuardServer
-from lock_manager.intents import Intent, intents_node
+from lock_manager.zookeeper.hold_intents import Intent, intents_node
 from tests.support.lake import S3
 from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, attach, locked
 from writer_jobs.guarded import GUARD

@@ -16,7 +16,7 @@ from kazoo.client import KazooClient
 from pyspark.sql import SparkSession
 
 from lock_manager import LockNotHeldError, LockOrderError, ResourceError, TableResource, ZookeeperLockManager
-from lock_manager.intents import Intent, intents_node
+from lock_manager.zookeeper.hold_intents import Intent, intents_node
 from sluice.verify import verify_table
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked, locked_all
 

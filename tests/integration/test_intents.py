@@ -11,9 +11,9 @@ import pytest
 from kazoo.client import KazooClient
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
-from lock_manager.guard import CommitGuard, GuardedHold
-from lock_manager.intents import Intent, intents_node
-from lock_manager.queue_lock import Attempt
+from lock_manager.commit_guard import CommitGuard, GuardedHold
+from lock_manager.zookeeper.hold_intents import Intent, intents_node
+from lock_manager.zookeeper.queue import Attempt
 from sluice.soak.tcp_proxy import Link
 
 

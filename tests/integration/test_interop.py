@@ -15,15 +15,9 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.recipe.lock import Lock
 
-from lock_manager import (
-    LockTimeoutError,
-    PartitionColumn,
-    PartitionSchema,
-    TableResource,
-    ZookeeperLockManager,
-    installed,
-)
-from lock_manager.local import find_java, find_spark_jars
+from lock_manager import LockTimeoutError, PartitionColumn, PartitionSchema, TableResource, ZookeeperLockManager
+from lock_manager import guard_registry as installed
+from lock_manager.testing.embedded import find_java, find_spark_jars
 
 ROOT = "/locks/delta_tables"
 REPOSITORY = Path(__file__).parents[2]

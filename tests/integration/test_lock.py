@@ -148,7 +148,7 @@ def test_shared_holders_hold_together_and_exclude_an_exclusive_one(make_manager,
 
 def test_one_release_wakes_one_waiter(make_manager, table, eventually):
     """No herd: the server itself counts the watches that deletions fire."""
-    from lock_manager.local import EmbeddedZooKeeper
+    from lock_manager.testing.embedded import EmbeddedZooKeeper
 
     waiters = 20
     with EmbeddedZooKeeper() as own, ZookeeperLockManager(own.hosts) as manager:
@@ -414,7 +414,7 @@ def test_chroot_is_made_and_respected(zookeeper, ensemble_client, table):
 
 def test_queue_order_goes_on_where_the_counter_wraps_around():
     """The counter is a signed 32-bit number: names are compared as numbers, not as text, and by distance."""
-    from lock_manager.queue_lock import parse_queue
+    from lock_manager.zookeeper.queue import parse_queue
 
     names = ["d__lock__-2147483647", "a__lock__2147483646", "c__rlock__-2147483648", "b__lock__2147483647", "about"]
     assert [contender.name[0] for contender in parse_queue(names)] == ["a", "b", "c", "d"]
@@ -489,7 +489,7 @@ def test_a_contender_that_may_not_be_deleted_ends_with_its_session(
 
 def test_on_loss_is_not_called_for_a_release(make_manager, table, monkeypatch):
     """The keeper may ask about a hold just as it is released."""
-    monkeypatch.setattr("lock_manager.held.ANNOUNCE_SECONDS", 0.002)
+    monkeypatch.setattr("lock_manager.zookeeper.held_lock.ANNOUNCE_SECONDS", 0.002)
     manager = make_manager()
     lost: list[HeldLock] = []
     for _ in range(300):

@@ -39,9 +39,9 @@ from lock_manager import (
     TableResource,
     TableScope,
     ZookeeperLockManager,
-    installed,
 )
-from lock_manager.queue_lock import Attempt
+from lock_manager import guard_registry as installed
+from lock_manager.zookeeper.queue import Attempt
 from tests.support.sessions import end_session
 
 ROOT = "/locks/delta_tables"

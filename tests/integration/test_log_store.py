@@ -17,7 +17,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from lock_manager.guard_server import GuardServer
-from lock_manager.local import find_java, find_spark_jars
+from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.gateway import connect, start_jvm
 from sluice.soak.jvm import StoreJvm, VersionTakenError, WriteError

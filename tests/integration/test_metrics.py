@@ -16,8 +16,8 @@ from kazoo.client import KazooClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableResource, ZookeeperLockManager
+from lock_manager.commit_guard import CommitGuard, GuardedHold
 from lock_manager.events import Event, observe, tell
-from lock_manager.guard import CommitGuard, GuardedHold
 from lock_manager.metrics import Destination, MetricsError, MetricsExporter
 from tests.support.rivals import RivalManager
 
@@ -169,7 +169,8 @@ def test_prometheus_is_imported_when_metrics_are_asked_for_and_not_before() -> N
     program = (
         "import sys\n"
         "if sys.argv[1] == 'absent': sys.modules['prometheus_client'] = None\n"
-        "import lock_manager, lock_manager.manager, lock_manager.guard, lock_manager.metrics as metrics\n"
+        "import lock_manager, lock_manager.zookeeper.manager, lock_manager.commit_guard\n"
+        "import lock_manager.metrics as metrics\n"
         "assert not sys.modules.get('prometheus_client'), 'too early'\n"
         "try: metrics.MetricsExporter('0').close()\n"
         "except metrics.MetricsError as error: print(error)\n"

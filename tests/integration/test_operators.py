@@ -30,11 +30,11 @@ from lock_manager import (
     PartitionSchema,
     TableResource,
     ZookeeperLockManager,
-    installed,
 )
-from lock_manager.claims import Claim
-from lock_manager.guard import CommitGuard, GuardedHold
-from lock_manager.inspector import LockInspector
+from lock_manager import guard_registry as installed
+from lock_manager.commit_guard import CommitGuard, GuardedHold
+from lock_manager.zookeeper.inspector import LockInspector
+from lock_manager.zookeeper.queue_view import Claim
 from sluice.commands import app
 from tests.support.rivals import RivalManager
 
@@ -337,14 +337,14 @@ def test_who_waits_logs_now_and_then_for_whom(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "lock_manager.queue_lock")
+    caplog.set_level(logging.INFO, "lock_manager.zookeeper.queue")
     outcome: list[Any] = []
     with manager.acquire(TABLE):
         # The control: who waits for less than the interval says nothing.
         with pytest.raises(LockTimeoutError, match=r"1 ahead; first in the queue is .* pid \d+, job nightly"):
             rival.acquire(TABLE, timeout_seconds=0.3)
         assert caplog.messages == []
-        monkeypatch.setattr("lock_manager.queue_lock.REPORT_SECONDS", 0.1)
+        monkeypatch.setattr("lock_manager.zookeeper.queue.REPORT_SECONDS", 0.1)
         thread = waiting(rival, TABLE, outcome)
         eventually(lambda: len(caplog.messages) >= 2)
     thread.join()
@@ -443,7 +443,7 @@ def test_break_of_a_partition_removes_every_contender_of_its_holder_and_no_other
 
 
 def test_an_ensemble_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lock_manager.inspector.ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("lock_manager.zookeeper.inspector.ANSWER_SECONDS", 0.5)
     for command in (["status"], ["break", TABLE]):
         answer = CliRunner().invoke(app, [*command, "--zookeeper", "127.0.0.1:1"])
         assert answer.exit_code == 1

@@ -25,9 +25,9 @@ from lock_manager import (
     TableScope,
     UnguardedError,
     ZookeeperLockManager,
-    installed,
 )
-from lock_manager.inspector import LockInspector
+from lock_manager import guard_registry as installed
+from lock_manager.zookeeper.inspector import LockInspector
 from tests.support.months import SCHEMA, part
 from tests.support.rivals import RivalManager
 

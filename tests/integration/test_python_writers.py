@@ -21,7 +21,7 @@ from lock_manager import (
     ZookeeperLockManager,
     commit_metadata,
 )
-from lock_manager.inspector import LockInspector
+from lock_manager.zookeeper.inspector import LockInspector
 from sluice.commands import app
 from sluice.verify import verify_table
 from tests.support.lake import S3, lake

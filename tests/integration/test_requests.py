@@ -16,7 +16,7 @@ from lock_manager import (
     TableScope,
     ZookeeperLockManager,
 )
-from lock_manager.local import EmbeddedServer, EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedServer, EmbeddedZooKeeper
 from tests.support.months import part
 
 pytestmark = pytest.mark.usefixtures("guard_said_to_be_there")

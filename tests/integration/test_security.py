@@ -23,10 +23,10 @@ from lock_manager import (
     TableResource,
     ZookeeperLockManager,
 )
-from lock_manager.client import Client
-from lock_manager.local import EmbeddedZooKeeper
-from lock_manager.local_demands import Demands
-from lock_manager.queue_lock import parse_queue
+from lock_manager.testing.embedded import EmbeddedZooKeeper
+from lock_manager.testing.server_security import Demands
+from lock_manager.zookeeper.client import Client
+from lock_manager.zookeeper.queue import parse_queue
 from sluice.soak.tcp_proxy import Link
 from tests.support.authority import Authority
 

@@ -23,9 +23,9 @@ from lock_manager import (
     SessionState,
     TableResource,
     ZookeeperLockManager,
-    local,
 )
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing import embedded as local
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.soak.tcp_proxy import Link
 from tests.support.rivals import RivalManager
 from tests.support.running import is_running
@@ -478,7 +478,8 @@ def test_the_embedded_servers_end_with_their_parent(eventually):
 
 PARENT = """
 import time
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing import embedded as local
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 print(EmbeddedZooKeeper().start().servers[0].pid, flush=True)
 time.sleep(60)
 """

@@ -18,8 +18,8 @@ from lock_manager import (
     TableResource,
     ZookeeperLockManager,
 )
-from lock_manager.queue_lock import Attempt
-from lock_manager.sweeper import Sweeper
+from lock_manager.zookeeper.empty_znodes import Sweeper
+from lock_manager.zookeeper.queue import Attempt
 from tests.support.months import part
 from tests.support.rivals import RivalManager
 
@@ -48,7 +48,7 @@ def make_manager(make_manager: Callable[..., ZookeeperLockManager]) -> Callable[
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweep without any patience."""
-    monkeypatch.setattr("lock_manager.sweeper.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("lock_manager.zookeeper.empty_znodes.IDLE_SECONDS", 0.0)
 
 
 def has_partitions(client: KazooClient, node: str) -> bool:
@@ -141,7 +141,7 @@ def test_what_is_used_stays_and_what_is_idle_goes(
     monkeypatch: pytest.MonkeyPatch,
     eventually: Callable[..., None],
 ) -> None:
-    monkeypatch.setattr("lock_manager.sweeper.IDLE_SECONDS", 0.1)
+    monkeypatch.setattr("lock_manager.zookeeper.empty_znodes.IDLE_SECONDS", 0.1)
     manager, other = make_manager(), make_manager()
     idle, used = f"{node}/partitions/year=2012", f"{node}/partitions/year=2013/partitions/month=1"
     sweep, lives = Sweeper.sweep, list[int]()
@@ -174,7 +174,7 @@ def test_closing_sweeps_what_was_used_but_not_what_is_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # How soon closing gives up on a slow server is not what this test shows.
-    monkeypatch.setattr("lock_manager.sweeper.CLOSE_SECONDS", 30.0)
+    monkeypatch.setattr("lock_manager.zookeeper.empty_znodes.CLOSE_SECONDS", 30.0)
     manager, other = make_manager(), make_rival()
     held = other.acquire(table, partitions=[part(2013, 2)])
     manager.acquire(table, partitions=[part(2013, 1), part(2014)]).release()
@@ -199,7 +199,7 @@ def test_what_the_dead_left_is_found_by_who_uses_the_table(
 ) -> None:
     for left in ("year=2001/partitions/month=1", "year=2002", "year=2003/partitions"):
         ensemble_client.ensure_path(f"{node}/partitions/{left}")
-    monkeypatch.setattr("lock_manager.sweeper.IDLE_SECONDS", 0.1)
+    monkeypatch.setattr("lock_manager.zookeeper.empty_znodes.IDLE_SECONDS", 0.1)
     manager = make_manager()
     manager.acquire(table, partitions=[part(2013, 1)]).release()
     eventually(lambda: not has_partitions(ensemble_client, node))

@@ -28,8 +28,8 @@ from lock_manager import (
     ZookeeperLockManager,
     canonical_table_uri,
 )
-from lock_manager.local import EmbeddedZooKeeper
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
 from sluice.adopt import Adoption, adopt_table, describe
 from sluice.commands import app

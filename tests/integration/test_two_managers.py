@@ -27,7 +27,7 @@ from lock_manager import (
     TableResource,
     ZookeeperLockManager,
 )
-from lock_manager.local import EmbeddedZooKeeper
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from tests.support.months import part
 
 ROOT = "/locks/delta_tables"

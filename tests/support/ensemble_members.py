@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Self
 
 from lock_manager.errors import LocalServerError
-from lock_manager.local import EmbeddedServer, free_ports, server_configuration
-from lock_manager.local_demands import Demands
+from lock_manager.testing.embedded import EmbeddedServer, free_ports, server_configuration
+from lock_manager.testing.server_security import Demands
 from sluice.members import Server, ask_server
 
 LET_VOTE = Path(__file__).parents[2] / "infra/node/sluice-let-vote"

@@ -9,7 +9,7 @@ import ssl
 import subprocess
 from pathlib import Path
 
-from lock_manager.local import (
+from lock_manager.testing.embedded import (
     SMALL_JAVA,
     find_java,
     find_server_jars,

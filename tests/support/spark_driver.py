@@ -20,7 +20,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 import writer_jobs.guarded
-from lock_manager import ZookeeperLockManager, guard
+from lock_manager import ZookeeperLockManager
+from lock_manager import commit_guard as guard
 from sluice.jars import jar_paths
 from writer_jobs import CommitUnknownError, LockedDeltaWriter, build_session, locked
 from writer_jobs.append import main as append_job

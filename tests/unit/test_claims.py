@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from lock_manager.claims import Claim, Found, claims_of
-from lock_manager.inspector import TableLocks
+from lock_manager.zookeeper.inspector import TableLocks
+from lock_manager.zookeeper.queue_view import Claim, Found, claims_of
 from sluice.breaking import BreakError, PartitionNameError, TokenError, check_partition, holders_of, parse_token
 from sluice.status import Status, describe, duration, what_of
 

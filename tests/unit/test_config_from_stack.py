@@ -16,7 +16,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lock_manager import LockSettings, aws_secret
+from lock_manager import LockSettings
+from lock_manager.zookeeper import aws_secret
 from sluice.commands import app
 from sluice.doctor_spark import judge
 from sluice.finding import Verdict

@@ -44,7 +44,7 @@ def test_the_zip_has_what_jobs_import_and_nothing_else(tmp_path: Path) -> None:
         entries = archive.infolist()
     assert names == sorted(set(names))
     assert {name.split("/")[0] for name in names} == {"lock_manager", "writer_jobs", "kazoo", "puresasl", "delta"}
-    assert {"lock_manager/manager.py", "writer_jobs/append.py", "kazoo/client.py"} <= set(names)
+    assert {"lock_manager/zookeeper/manager.py", "writer_jobs/append.py", "kazoo/client.py"} <= set(names)
     assert {"kazoo/LICENSE", "puresasl/LICENSE"} <= set(names)
     assert not [name for name in names if "/tests/" in name or "/testing/" in name or name.endswith(".pyc")]
     assert {entry.date_time for entry in entries} == {(1980, 1, 1, 0, 0, 0)}

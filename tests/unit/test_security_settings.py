@@ -22,7 +22,8 @@ from cryptography.x509.oid import NameOID
 from kazoo.security import ACL, Id, Permissions
 from moto import mock_aws
 
-from lock_manager import LockSettings, Security, SettingsError, aws_secret, security
+from lock_manager import LockSettings, Security, SettingsError
+from lock_manager.zookeeper import aws_secret, security
 
 SECRET = "hunter2-8d1f"  # noqa: S105
 SASL = {"auth": "sasl", "username": "etl", "password": SECRET}

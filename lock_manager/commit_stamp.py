@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import uuid
 
-from lock_manager.guard import GuardedHold
-from lock_manager.held import HeldLock
+from lock_manager.commit_guard import GuardedHold
+from lock_manager.zookeeper.held_lock import HeldLock
 
 STAMP = "sluice"
 

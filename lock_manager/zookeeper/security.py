@@ -196,7 +196,7 @@ def _document(environ: Mapping[str, str]) -> dict[str, Any]:
     if SECRET in environ and SECRET_FILE in environ:
         raise SettingsError(f"{SECRET} and {SECRET_FILE} are both set: unset one of them")
     if SECRET in environ:
-        from lock_manager.aws_secret import fetch  # noqa: PLC0415 (boto3 is for those who use it)
+        from lock_manager.zookeeper.aws_secret import fetch  # noqa: PLC0415 (boto3 is for those who use it)
 
         where, text = f"the secret {environ[SECRET]}", fetch(environ[SECRET])
     elif SECRET_FILE in environ:

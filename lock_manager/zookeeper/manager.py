@@ -18,19 +18,19 @@ from lock_manager.errors import (
     UnguardedError,
 )
 from lock_manager.events import Event, tell
-from lock_manager.held import Crew, HeldLock
-from lock_manager.inspect import QueueEntry, read_queue
-from lock_manager.installed import guard_is_installed
-from lock_manager.janitor import Janitor
-from lock_manager.keeper import Keeper
+from lock_manager.guard_registry import guard_is_installed
 from lock_manager.nesting import REGISTRY, covering
 from lock_manager.partitions import Partition
-from lock_manager.queue_lock import Attempt, Cancellation, Request
 from lock_manager.resources import TableResource
 from lock_manager.scope import TableScope
-from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 from lock_manager.settings import LockSettings, check_seconds
-from lock_manager.shield import Shield
+from lock_manager.zookeeper.cleanup import Janitor
+from lock_manager.zookeeper.held_lock import Crew, HeldLock
+from lock_manager.zookeeper.inspect import QueueEntry, read_queue
+from lock_manager.zookeeper.keepalive import Keeper
+from lock_manager.zookeeper.queue import Attempt, Cancellation, Request
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.zookeeper.signals import Shield
 
 CONNECT_SECONDS = 15.0
 

@@ -16,13 +16,13 @@ from typing import Any, Self, TypeVar
 
 from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
 
-from lock_manager import lock_root
-from lock_manager.claims import WHOLE_TABLE, Claim, Found, claims_of
 from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
-from lock_manager.queue_lock import parse_queue
 from lock_manager.resources import TableResource
-from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 from lock_manager.settings import LockSettings
+from lock_manager.zookeeper import lock_root
+from lock_manager.zookeeper.queue import parse_queue
+from lock_manager.zookeeper.queue_view import WHOLE_TABLE, Claim, Found, claims_of
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 
 _R = TypeVar("_R")
 

@@ -7,10 +7,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from lock_manager.session import KEEPALIVE_FRACTION, NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.zookeeper.session import KEEPALIVE_FRACTION, NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 
 if TYPE_CHECKING:
-    from lock_manager.held import HeldLock
+    from lock_manager.zookeeper.held_lock import HeldLock
 
 log = logging.getLogger(__name__)
 

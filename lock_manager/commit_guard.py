@@ -27,13 +27,13 @@ from lock_manager.errors import (
     SluiceError,
 )
 from lock_manager.events import Event, tell
-from lock_manager.held import HeldLock
-from lock_manager.intents import Intent
 from lock_manager.partitions import PartitionSchema, names_of
 from lock_manager.pin import UNPINNING
-from lock_manager.queue_lock import Mode
 from lock_manager.resources import canonical_table_uri
 from lock_manager.ticket import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, Ticket
+from lock_manager.zookeeper.held_lock import HeldLock
+from lock_manager.zookeeper.hold_intents import Intent
+from lock_manager.zookeeper.queue import Mode
 
 log = logging.getLogger(__name__)
 

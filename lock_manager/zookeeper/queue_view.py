@@ -5,7 +5,7 @@ one into the table's and every ancestor's and one into the partition's own. They
 names begin with the same UUID. Such a group is a *claim* here: it holds when none of its contenders has a conflicting
 one ahead of it, and else it waits.
 
-Pure: reads no server. :mod:`lock_manager.inspector` does.
+Pure: reads no server. :mod:`lock_manager.zookeeper.inspector` does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lock_manager.queue_lock import Contender, Mode, conflicting_ahead, parse_queue
+from lock_manager.zookeeper.queue import Contender, Mode, conflicting_ahead, parse_queue
 
 #: The whole table, among the names of partitions.
 WHOLE_TABLE = ""

@@ -41,10 +41,10 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
-from lock_manager import lock_root
-from lock_manager.client import Client
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.settings import LockSettings
+from lock_manager.zookeeper import lock_root
+from lock_manager.zookeeper.client import Client
 
 log = logging.getLogger(__name__)
 

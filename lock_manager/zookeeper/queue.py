@@ -13,7 +13,7 @@ Source: ZooKeeper's recipe page ("Shared Locks"), with what it leaves open:
 * After a lost reply to ``create`` the contender is looked for, after a ``sync`` (another server may lag behind the
   one that took the request), by its UUID and by ``ephemeralOwner``.
 * Whoever waited proves by a quorum request, before it may go on, that its session still stands.
-* An attempt that fails in any way leaves no contender: see :mod:`lock_manager.janitor`.
+* An attempt that fails in any way leaves no contender: see :mod:`lock_manager.zookeeper.cleanup`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from lock_manager.errors import (
     LockTimeoutError,
     describe_ahead,
 )
-from lock_manager.intents import intents_node
-from lock_manager.janitor import ABANDON_SECONDS, Janitor
-from lock_manager.session import (
+from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Janitor
+from lock_manager.zookeeper.hold_intents import intents_node
+from lock_manager.zookeeper.session import (
     EXPECTED,
     LOOK_SECONDS,
     NO_ANSWER,

@@ -23,7 +23,7 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from lock_manager.errors import ClosedError, EnsembleRefusedError
 from lock_manager.partitions import PARTITIONS
-from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
-from lock_manager.claims import described
-from lock_manager.queue_lock import parse_queue
-from lock_manager.session import Deadline, Session
+from lock_manager.zookeeper.queue import parse_queue
+from lock_manager.zookeeper.queue_view import described
+from lock_manager.zookeeper.session import Deadline, Session
 
 
 @dataclass(frozen=True)

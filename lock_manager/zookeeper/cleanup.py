@@ -10,8 +10,8 @@ from contextlib import suppress
 from kazoo.exceptions import NoNodeError
 
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
-from lock_manager.session import NO_ANSWER, SESSION_GONE, Deadline, Session
-from lock_manager.sweeper import Sweeper
+from lock_manager.zookeeper.empty_znodes import Sweeper
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Deadline, Session
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from lock_manager.errors import EnsembleFormatError
 
 if TYPE_CHECKING:
-    from lock_manager.session import Deadline, Session
+    from lock_manager.zookeeper.session import Deadline, Session
 
 LOCK_FORMAT = 1
 

@@ -23,11 +23,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lock_manager.connection import ask_word
 from lock_manager.errors import LocalServerError
-from lock_manager.local_demands import Demands
+from lock_manager.testing.server_security import Demands
+from lock_manager.zookeeper.connection import ask_word
 
-_SUPERVISOR = Path(__file__).with_name("_supervise.py")
+SUPERVISOR = Path(__file__).with_name("_supervise.py")
 # What a server needs of PySpark's 300 jars; with all of them on its path it starts slower.
 _SERVER_JARS = (
     "zookeeper-*", "netty-*", "slf4j-api-*", "log4j-*", "metrics-core-*", "snappy-java-*", "commons-*",
@@ -122,7 +122,7 @@ def start_supervised(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_SUPERVISOR), "--output-to-stderr", *command],
+            [sys.executable, "-I", "-S", str(SUPERVISOR), "--output-to-stderr", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-from lock_manager.session import NO_ANSWER, SESSION_GONE, VALID_FRACTION, Deadline, Session
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, VALID_FRACTION, Deadline, Session
 
 if TYPE_CHECKING:
-    from lock_manager.held import HeldLock
-    from lock_manager.shield import Shield
+    from lock_manager.zookeeper.held_lock import HeldLock
+    from lock_manager.zookeeper.signals import Shield
 
 log = logging.getLogger(__name__)
 

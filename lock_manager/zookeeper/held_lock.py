@@ -14,12 +14,13 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from lock_manager.errors import EnsembleRefusedError, LockLostError, LockNotHeldError
 from lock_manager.events import Event, tell
-from lock_manager.intents import HoldIntents, Intent, intents_node
-from lock_manager.janitor import Janitor
-from lock_manager.keeper import ANNOUNCE_SECONDS, Keeper
-from lock_manager.queue_lock import Place, Request
 from lock_manager.scope import TableScope
-from lock_manager.session import (
+from lock_manager.settings import check_seconds
+from lock_manager.zookeeper.cleanup import Janitor
+from lock_manager.zookeeper.hold_intents import HoldIntents, Intent, intents_node
+from lock_manager.zookeeper.keepalive import ANNOUNCE_SECONDS, Keeper
+from lock_manager.zookeeper.queue import Place, Request
+from lock_manager.zookeeper.session import (
     KEEPALIVE_FRACTION,
     NO_ANSWER,
     ROLLED_BACK,
@@ -29,8 +30,7 @@ from lock_manager.session import (
     Session,
     SessionState,
 )
-from lock_manager.settings import check_seconds
-from lock_manager.shield import Shield
+from lock_manager.zookeeper.signals import Shield
 
 log = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ class HeldLock:
         """Return what is about to be put into a table's log, and what holds before this one left behind.
 
         Whoever reads or writes the table under this hold has to settle the latter first: see
-        :mod:`lock_manager.intents`.
+        :mod:`lock_manager.zookeeper.hold_intents`.
         """
         return self._intents[table]
 
@@ -214,7 +214,8 @@ class HeldLock:
     def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
         """Ask as :meth:`check` does and, in the same request, note that ``version`` is about to be put.
 
-        To be followed by ``intents.settle([attempt])`` when its outcome is known; see :mod:`lock_manager.intents`.
+        To be followed by ``intents.settle([attempt])`` when its outcome is known; see
+        :mod:`lock_manager.zookeeper.hold_intents`.
 
         Raises:
             LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError, ClosedError: as

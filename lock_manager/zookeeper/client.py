@@ -16,9 +16,9 @@ from kazoo.exceptions import AuthFailedError, ConnectionDropped, SASLException, 
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import SASL, Auth, Connect
 
-from lock_manager.connection import connect_with_tls, reason
 from lock_manager.errors import SettingsError
-from lock_manager.security import Security
+from lock_manager.zookeeper.connection import connect_with_tls, reason
+from lock_manager.zookeeper.security import Security
 
 _CLOSED_EARLY = "the server closed the connection before it answered, as it does if it demands TLS"
 _CLOSED_IN_SASL = "the server closed the connection in the SASL exchange, as old ones do with wrong credentials"
