@@ -24,9 +24,9 @@ from pyspark.sql.functions import expr
 
 from lock_manager import ZookeeperLockManager
 from writer_jobs import CommitResult, LockedDeltaWriter
-from writer_jobs.failures import JVM_ERRORS, is_conflict
-from writer_jobs.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
-from writer_jobs.staging import Hold
+from writer_jobs.commit.gate_rules import Hold
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
+from writer_jobs.delta.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
 
 #: In each part of a table for ``operations.py`` there are rows with these ids, and a number ``n`` that is counted up.
 KEYS = 10

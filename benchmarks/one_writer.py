@@ -26,13 +26,13 @@ from bench_session import bench_session
 from figures import percentile, print_table
 from pyspark.sql import SparkSession
 
-import writer_jobs.guarded
+import writer_jobs.commit.guarded
 from lock_manager import HeldLock, ZookeeperLockManager
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local_s3 import LocalS3
 from writer_jobs import CommitResult, LockedDeltaWriter
-from writer_jobs.session import GUARD_MODE
+from writer_jobs.delta.session import GUARD_MODE
 
 WARM_UP = 12
 RESAMPLES = 2000
@@ -140,7 +140,7 @@ def main() -> None:
         s3.create_bucket("bench")
         os.environ.update(s3.environment)
         guard = WatchedGuard()
-        writer_jobs.guarded.GUARD = guard
+        writer_jobs.commit.guarded.GUARD = guard
         spark = bench_session("one writer", s3.spark_conf)
         stack.callback(spark.stop)
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))

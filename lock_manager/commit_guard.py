@@ -4,7 +4,7 @@ The log store (``log_store/``, in the driver's JVM) sends one JSON object for ea
 last moment before its put, and writes only after a yes. A commit belongs to the holds to which its thread is bound:
 that this process holds *some* lock on the table says nothing about whose commit it is.
 
-Knows nothing of Spark: :mod:`writer_jobs.guarded` brings the question here.
+Knows nothing of Spark: :mod:`writer_jobs.commit.guarded` brings the question here.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
         DistributionError: see :func:`build_zip`.
 
     """
-    from writer_jobs.session import (  # noqa: PLC0415 (PySpark takes 0.4 s)
+    from writer_jobs.delta.session import (  # noqa: PLC0415 (PySpark takes 0.4 s)
         GUARD_MODE,
         KERNEL_LOG_STORE_SETTINGS,
         LOG_STORE,

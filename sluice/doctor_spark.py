@@ -40,7 +40,7 @@ def defaults_finding() -> Finding:
 
 def judge(path: Path, settings: Mapping[str, str]) -> Finding:
     """Judge the settings of a ``spark-defaults.conf``."""
-    from writer_jobs.session import LOG_STORE_SETTING  # noqa: PLC0415 (PySpark takes 0.4 s)
+    from writer_jobs.delta.session import LOG_STORE_SETTING  # noqa: PLC0415 (PySpark takes 0.4 s)
 
     found = _log_store_fault(path, settings) or _guard_fault(path, settings)
     if found is not None:
@@ -51,7 +51,7 @@ def judge(path: Path, settings: Mapping[str, str]) -> Finding:
 
 
 def _log_store_fault(path: Path, settings: Mapping[str, str]) -> Finding | None:
-    from writer_jobs.session import KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING  # noqa: PLC0415
+    from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING  # noqa: PLC0415
 
     schemes = [key for key in settings if _ONE_SCHEME.fullmatch(key)]
     if schemes and LOG_STORE_SETTING in settings:
@@ -80,7 +80,7 @@ def _log_store_fault(path: Path, settings: Mapping[str, str]) -> Finding | None:
 
 
 def _guard_fault(path: Path, settings: Mapping[str, str]) -> Finding | None:
-    from writer_jobs.session import GUARD_MODE  # noqa: PLC0415
+    from writer_jobs.delta.session import GUARD_MODE  # noqa: PLC0415
 
     mode = settings.get(GUARD_MODE, "required")
     match mode.lower():

@@ -88,7 +88,7 @@ class StackConfig:
 
     def spark_defaults(self) -> str:
         """Return the lines of ``spark-defaults.conf``."""
-        from writer_jobs.session import defaults_for_everybody  # noqa: PLC0415 (PySpark takes 0.4 s)
+        from writer_jobs.delta.session import defaults_for_everybody  # noqa: PLC0415 (PySpark takes 0.4 s)
 
         settings = {**defaults_for_everybody(), _S3A_REGION: self.region}
         return "".join(f"{key} {value}\n" for key, value in settings.items())

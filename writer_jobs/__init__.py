@@ -4,7 +4,10 @@
 error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``writer_jobs.errors``.
 """
 
-from writer_jobs.delta_log import Commit, DeltaTableLog, Head, TableState, locate_table
+from writer_jobs.commit.guarded import attach
+from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.delta.session import build_session
+from writer_jobs.delta.table_log import Commit, DeltaTableLog, Head, TableState, locate_table
 from writer_jobs.errors import (
     CommitUnknownError,
     GuardMissingError,
@@ -17,10 +20,7 @@ from writer_jobs.errors import (
     UnsupportedSessionError,
     WriteFailedError,
 )
-from writer_jobs.guarded import attach
-from writer_jobs.locked_write import CommitResult
 from writer_jobs.locking import locked, locked_all
-from writer_jobs.session import build_session
 from writer_jobs.writer import LockedDeltaWriter
 
 __all__ = [

@@ -37,13 +37,13 @@ except ModuleNotFoundError as missing:
 
 from pyspark.sql import SparkSession
 
-from writer_jobs.append_arguments import PROGRAM, Arguments, HelpShown, parse_arguments
-from writer_jobs.append_load import AppendLoad
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.session import build_session, running_session
 from writer_jobs.errors import CommitUnknownError, StorageError, WriteFailedError
-from writer_jobs.failures import JVM_ERRORS, one_sentence
-from writer_jobs.job_output import JobOutput, JvmStandardError, Report, under_spark_submit
-from writer_jobs.session import build_session, running_session
-from writer_jobs.stopping import Stopped, StopSignals, stop_when_orphaned
+from writer_jobs.job.append_arguments import PROGRAM, Arguments, HelpShown, parse_arguments
+from writer_jobs.job.load import AppendLoad
+from writer_jobs.job.output import JobOutput, JvmStandardError, Report, under_spark_submit
+from writer_jobs.job.stopping import Stopped, StopSignals, stop_when_orphaned
 from writer_jobs.writer import LockedDeltaWriter
 
 EXIT_DONE = 0

@@ -13,11 +13,11 @@ from lock_manager import (
     LockSettings,
     ZookeeperLockManager,
 )
-from writer_jobs.checkpoints import write_due_checkpoints
-from writer_jobs.delta_log import DeltaTableLog, locate_table
-from writer_jobs.failures import is_conflict
-from writer_jobs.guarded import attach_unless_off
-from writer_jobs.partitioning import Part
+from writer_jobs.commit.guarded import attach_unless_off
+from writer_jobs.commit.lock_target import Part
+from writer_jobs.delta.checkpoints import write_due_checkpoints
+from writer_jobs.delta.jvm_errors import is_conflict
+from writer_jobs.delta.table_log import DeltaTableLog, locate_table
 
 ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
 

@@ -13,18 +13,18 @@ from pyspark.sql.functions import expr
 
 from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager, canonical_table_uri
 from lock_manager.ticket import NotStagedError
-from writer_jobs.checkpoints import write_due_checkpoints
-from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, TableState, locate_table
-from writer_jobs.delta_write import CANCEL_AGAIN_SECONDS, DeltaWrite
+from writer_jobs.commit.gate import StagedWrite
+from writer_jobs.commit.gate_rules import NO_TABLE, Hold, check_hold, why_whole
+from writer_jobs.commit.guarded import attach_unless_off
+from writer_jobs.commit.held_write import CommitResult, LockedWrite
+from writer_jobs.commit.lock_target import Finder, Lock, Part, Partitions, part_of, partitions_of_rows
+from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
+from writer_jobs.commit.operation import Work, delta_table, write_rows
+from writer_jobs.commit.write_thread import CANCEL_AGAIN_SECONDS, DeltaWrite
+from writer_jobs.delta.checkpoints import write_due_checkpoints
+from writer_jobs.delta.session import classic_session
+from writer_jobs.delta.table_log import NO_VERSION, DeltaTableLog, TableState, locate_table
 from writer_jobs.errors import TableError
-from writer_jobs.guarded import attach_unless_off
-from writer_jobs.locked_write import CommitResult, LockedWrite
-from writer_jobs.merging import Assignments, LockedMerge, MergePlan
-from writer_jobs.partitioning import Finder, Lock, Part, Partitions, part_of, partitions_of_rows
-from writer_jobs.session import classic_session
-from writer_jobs.staged_write import StagedWrite
-from writer_jobs.staging import NO_TABLE, Hold, check_hold, why_whole
-from writer_jobs.work import Work, delta_table, write_rows
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,9 @@ class LockedDeltaWriter:
             writer.delete("year < 2010", lock="partitions")
             writer.merge(news, "t.day = s.day AND t.id = s.id", alias="t").whenMatchedUpdateAll().execute()
 
-    A write that returns is in the table. The commit guard let it pass while the lock stood
-    (:mod:`writer_jobs.guarded`). An append holds the lock for its commit alone (docs/gate.md), everything else over
-    the whole write. A writer that does not ask for the lock may still be faster; then the write is done again, up to
-    three times.
+    A write that returns is in the table. The commit guard let it pass while the lock stood. An append holds the lock
+    for its commit alone (docs/gate.md), everything else over the whole write. A writer that does not ask
+    for the lock may still be faster; then the write is done again, up to three times.
 
     What all of them take, and raise, :meth:`append` says. With ``lock="partitions"`` the operation finds out which
     partitions it touches, by one pass more over its rows (and a second one under the lock where these are the table's

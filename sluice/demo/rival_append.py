@@ -27,10 +27,10 @@ from delta.exceptions import (
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.hadoop_files import HadoopFiles
-from writer_jobs.session import build_session
-from writer_jobs.sources import SourceReader, find_sources
-from writer_jobs.split import SplitRows
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.session import build_session
+from writer_jobs.job.sources import SourceReader, find_sources
+from writer_jobs.job.split import SplitRows
 
 # They do not inherit from one another.
 _CONFLICTS = (

@@ -84,7 +84,7 @@ class Cycle:
 
     @contextmanager
     def _block(self, hold: HeldLock) -> Iterator[GuardedHold]:
-        """Let commits under the hold pass once what was left unfinished is settled, as ``writer_jobs.guarded`` does."""
+        """Let commits under the hold pass once what was left unfinished is settled, as a driver does."""
         bound = GuardedHold(hold, {"job": self._worker.options.name})
         self._worker.guard.add(bound)
         try:
@@ -164,7 +164,7 @@ class Cycle:
     # -- before and after ----------------------------------------------------------------------------------------
 
     def _settle(self, bound: GuardedHold) -> None:
-        """Occupy what a block before this one may still be putting: the rules of ``writer_jobs.guarded``."""
+        """Occupy what a block before this one may still be putting: the rules of ``writer_jobs.commit.guarded``."""
         hold = bound.hold
         unanswered = bound.unanswered(self._attempts(bound)) if hold.intents.open else []
         if not hold.intents.unclean and not unanswered:

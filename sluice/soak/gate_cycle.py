@@ -15,7 +15,7 @@ from sluice.soak.gateway import JvmGoneError
 from sluice.soak.spark_cycle import SettlingLog, SparkCycle
 from sluice.soak.steps import ACQUIRED
 from writer_jobs import CommitUnknownError, LockedDeltaWriter
-from writer_jobs.delta_log import NO_VERSION
+from writer_jobs.delta.table_log import NO_VERSION
 from writer_jobs.errors import UnprovenCommitError
 
 if TYPE_CHECKING:

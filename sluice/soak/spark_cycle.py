@@ -2,7 +2,7 @@
 
 Words and points are those of :mod:`sluice.soak.cycle`. What differs: Delta names the transaction, so that it is known
 when the guard is asked; the point ``data`` is just before the guard decides; and what an unclean end before left behind
-is settled by :func:`writer_jobs.guarded.guarded` itself. Appends and MERGEs take turns.
+is settled by :func:`writer_jobs.commit.guarded.guarded` itself. Appends and MERGEs take turns.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lock_manager import LockLostError, SluiceError
 from sluice.soak.controls import Protection
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.steps import ACQUIRED, UNKNOWN
-from writer_jobs.checkpoints import write_due_checkpoints
-from writer_jobs.delta_log import LOG_FOLDER, NO_VERSION, STAMP, DeltaTableLog
-from writer_jobs.failures import JVM_ERRORS, is_conflict
-from writer_jobs.guarded import guarded
-from writer_jobs.hadoop_files import HadoopFiles
+from writer_jobs.commit.guarded import guarded
+from writer_jobs.delta.checkpoints import write_due_checkpoints
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
+from writer_jobs.delta.table_log import LOG_FOLDER, NO_VERSION, STAMP, DeltaTableLog
 
 if TYPE_CHECKING:
     from lock_manager import HeldLock

@@ -17,7 +17,7 @@ from typing import Any
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-import writer_jobs.guarded
+import writer_jobs.commit.guarded
 from sluice.jars import jar_paths
 from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.controls import Protection, is_on_a_put
@@ -63,7 +63,7 @@ class SparkWorker(Worker):
         jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig.setMinimumOperationDuration(
             jvm.java.time.Duration.ofMillis(1)
         )
-        writer_jobs.guarded.GUARD = self.guard
+        writer_jobs.commit.guarded.GUARD = self.guard
         if mode == "required":
             writer_jobs.attach(self.spark)
         return int(jvm.java.lang.ProcessHandle.current().pid())

@@ -26,7 +26,7 @@ from sluice.verify import verify_table
 from tests.support.lake import S3
 from tests.support.rivals import RivalManager
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked
-from writer_jobs.guarded import GUARD
+from writer_jobs.commit.guarded import GUARD
 
 pytestmark = pytest.mark.spark
 
@@ -356,7 +356,7 @@ def test_negative_control_with_nobody_to_restore_it_the_pin_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     adopt(spark, table, ensemble_a)
-    monkeypatch.setattr("writer_jobs.guarded._restore_pin", lambda *_: None)
+    monkeypatch.setattr("writer_jobs.commit.guarded._restore_pin", lambda *_: None)
     assert replace_and_fail(spark, table, manager_a) is None
 
 

@@ -25,12 +25,12 @@ from lock_manager import LockSettings, TableResource, ZookeeperLockManager, cano
 from tests.support.rivals import RivalManager
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.append import main
-from writer_jobs.append_arguments import parse_arguments
-from writer_jobs.append_load import AppendLoad
+from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import RunError, StorageError
-from writer_jobs.hadoop_files import HadoopFiles
-from writer_jobs.job_output import JobOutput
-from writer_jobs.split import SplitRows
+from writer_jobs.job.append_arguments import parse_arguments
+from writer_jobs.job.load import AppendLoad
+from writer_jobs.job.output import JobOutput
+from writer_jobs.job.split import SplitRows
 
 pytestmark = pytest.mark.spark
 
@@ -349,7 +349,7 @@ def test_a_record_on_s3_is_created_by_a_conditional_put(
     text = TextThatAnotherPrecedes("ours")
     text.write_another = lambda: client.put_object(Bucket=bucket, Key=name, Body=b"theirs")
     if not conditional:
-        monkeypatch.setattr("writer_jobs.hadoop_files._IF_ABSENT", "fs.option.create.no.such.option")
+        monkeypatch.setattr("writer_jobs.delta.hadoop_files._IF_ABSENT", "fs.option.create.no.such.option")
     with pytest.raises(StorageError, match="exists already with another text") if conditional else nullcontext():
         HadoopFiles.of(spark).create_text(f"s3a://{bucket}/{name}", text)
     kept = client.get_object(Bucket=bucket, Key=name)["Body"].read()

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from lock_manager import EnsembleRefusedError, HeldLock, ZookeeperLockManager
 from tests.support.rivals import RivalManager
 from writer_jobs import LockedDeltaWriter, locked
-from writer_jobs.checkpoints import LAST_CHECKPOINT
+from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
 
 pytestmark = pytest.mark.spark
 

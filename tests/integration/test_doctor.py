@@ -32,7 +32,7 @@ from sluice.finding import Verdict
 from sluice.members import Server, ask_server
 from tests.support.gateway import Gateway, served
 from tests.support.lake import S3, lake, need_the_gate
-from writer_jobs.session import GUARD_MODE, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
+from writer_jobs.delta.session import GUARD_MODE, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
 
 Found = dict[str, tuple[str, str]]
 

@@ -19,7 +19,7 @@ from pyspark.sql.functions import lit
 from lock_manager import LockNotHeldError, ZookeeperLockManager
 from tests.support.lake import S3
 from writer_jobs import GuardMissingError, attach, locked
-from writer_jobs.session import KERNEL_LOG_STORE_SETTINGS
+from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS
 
 pytestmark = pytest.mark.spark
 

@@ -33,11 +33,12 @@ from lock_manager.ticket import StagedCommit, Ticket
 from tests.support.at_the_gate import TableAtTheGate, contenders
 from tests.support.checksums import checksum_file, files_of, read_as
 from tests.support.rivals import RivalManager
-from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, SchemaMismatchError, locked, staging
-from writer_jobs.guarded import AUTO_COMPACT
-from writer_jobs.session import COMMIT_LOCK, GUARD_MODE
-from writer_jobs.staged_write import StagedWrite
-from writer_jobs.work import Work
+from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, SchemaMismatchError, locked
+from writer_jobs.commit import gate_rules as staging
+from writer_jobs.commit.gate import StagedWrite
+from writer_jobs.commit.guarded import AUTO_COMPACT
+from writer_jobs.commit.operation import Work
+from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE
 
 pytestmark = pytest.mark.spark
 
@@ -548,7 +549,7 @@ def test_a_driver_without_the_log_store_writes_with_its_guard_off(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = table.spark.sparkContext._jsc.sc().conf()
-    monkeypatch.setattr("writer_jobs.log_store._PACKAGE", "nowhere")
+    monkeypatch.setattr("writer_jobs.delta.log_store._PACKAGE", "nowhere")
     settings.set(GUARD_MODE, "off")
     try:
         assert table.append(1).version == 1

@@ -25,7 +25,7 @@ from lock_manager.guard_server import GuardServer
 from lock_manager.zookeeper.hold_intents import Intent, intents_node
 from tests.support.lake import S3
 from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, attach, locked
-from writer_jobs.guarded import GUARD
+from writer_jobs.commit.guarded import GUARD
 
 pytestmark = pytest.mark.spark
 
@@ -225,8 +225,8 @@ def test_ctrl_c_in_a_block_gives_the_lock_back_and_what_the_jvm_still_does_commi
 
 
 def test_a_shared_hold_commits_nothing(spark: SparkSession, manager: ZookeeperLockManager, disk_table: str) -> None:
-    from writer_jobs.delta_log import DeltaTableLog
-    from writer_jobs.guarded import guarded
+    from writer_jobs.commit.guarded import guarded
+    from writer_jobs.delta.table_log import DeltaTableLog
 
     log = DeltaTableLog(spark, f"file:{disk_table}")
     with manager.acquire(disk_table, shared=True) as hold, guarded(spark, hold, log, {}):
@@ -365,8 +365,8 @@ def test_a_shared_hold_behind_an_unclean_end_reads_and_says_that_it_is_not_fence
     unclean: Callable[[int], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    from writer_jobs.delta_log import DeltaTableLog
-    from writer_jobs.guarded import guarded
+    from writer_jobs.commit.guarded import guarded
+    from writer_jobs.delta.table_log import DeltaTableLog
 
     with locked(spark, disk_table, manager=manager):
         append(spark.range(2), disk_table)
@@ -411,7 +411,7 @@ def test_an_intent_is_there_while_the_version_is_put_and_gone_afterwards(
 def test_attach_names_what_is_missing(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     attach(spark)
     attach(spark)
-    monkeypatch.setattr("writer_jobs.guarded.LOG_STORE", "org.example.Another")
+    monkeypatch.setattr("writer_jobs.commit.guarded.LOG_STORE", "org.example.Another")
     with pytest.raises(GuardMissingError, match=r"--conf spark\.delta\.logStore\.class=org\.example\.Another"):
         attach(spark)
 

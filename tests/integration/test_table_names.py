@@ -334,7 +334,7 @@ def test_a_clone_whose_driver_was_killed_before_it_was_pinned_is_refused(
 ) -> None:
     clone = str(tmp_path / "clone")
     with monkeypatch.context() as killed:
-        killed.setattr("writer_jobs.guarded._restore_pin", lambda *_: None)
+        killed.setattr("writer_jobs.commit.guarded._restore_pin", lambda *_: None)
         with locked(spark, clone, manager=one):
             spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
     with pytest.raises(TableNameMismatchError):

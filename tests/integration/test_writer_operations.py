@@ -21,8 +21,8 @@ from lock_manager import LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.partitions import MOST_PARTITIONS
 from sluice.verify import verify_table
 from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError, locked
-from writer_jobs.guarded import GUARD
-from writer_jobs.partitioning import Part
+from writer_jobs.commit.guarded import GUARD
+from writer_jobs.commit.lock_target import Part
 
 pytestmark = pytest.mark.spark
 

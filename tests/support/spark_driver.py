@@ -19,14 +19,14 @@ from typing import Any
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-import writer_jobs.guarded
+import writer_jobs.commit.guarded
 from lock_manager import ZookeeperLockManager
 from lock_manager import commit_guard as guard
 from sluice.jars import jar_paths
 from writer_jobs import CommitUnknownError, LockedDeltaWriter, build_session, locked
 from writer_jobs.append import main as append_job
-from writer_jobs.delta_log import DeltaTableLog
-from writer_jobs.guarded import GUARD
+from writer_jobs.commit.guarded import GUARD
+from writer_jobs.delta.table_log import DeltaTableLog
 
 OUT = os.fdopen(os.dup(1), "w", buffering=1)
 
@@ -214,21 +214,21 @@ class Driver:
         self.undo.callback(setattr, DeltaTableLog, "find_commit", before)
 
     def ignore_intents(self) -> None:
-        before = writer_jobs.guarded._occupy_intended_versions
-        writer_jobs.guarded._occupy_intended_versions = lambda *_: False  # type: ignore[assignment]
-        self.undo.callback(setattr, writer_jobs.guarded, "_occupy_intended_versions", before)
+        before = writer_jobs.commit.guarded._occupy_intended_versions
+        writer_jobs.commit.guarded._occupy_intended_versions = lambda *_: False  # type: ignore[assignment]
+        self.undo.callback(setattr, writer_jobs.commit.guarded, "_occupy_intended_versions", before)
 
     def settle_by_block(self) -> None:
         """Have a block forget at its beginning what earlier ones of its hold left open."""
-        before = writer_jobs.guarded._occupy_intended_versions
+        before = writer_jobs.commit.guarded._occupy_intended_versions
 
         def occupy(spark: SparkSession, log: DeltaTableLog, bound: guard.GuardedHold) -> bool:
             intents = bound.hold.intents_of(bound.table)
             intents.settle(intents.open)
             return before(spark, log, bound)
 
-        writer_jobs.guarded._occupy_intended_versions = occupy
-        self.undo.callback(setattr, writer_jobs.guarded, "_occupy_intended_versions", before)
+        writer_jobs.commit.guarded._occupy_intended_versions = occupy
+        self.undo.callback(setattr, writer_jobs.commit.guarded, "_occupy_intended_versions", before)
 
     def guard_off(self) -> None:
         conf = self.spark.sparkContext._jsc.sc().conf()

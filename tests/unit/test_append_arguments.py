@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from lock_manager import ResourceError, SettingsError
-from writer_jobs.append_arguments import ArgumentsError, HelpShown, parse_arguments
 from writer_jobs.errors import RunError
+from writer_jobs.job.append_arguments import ArgumentsError, HelpShown, parse_arguments
 
 LEAST = ["--zookeeper", "zk:2181", "--table", "s3a://lake/t", "--source", "a.csv"]
 

@@ -21,7 +21,7 @@ from lock_manager.zookeeper import aws_secret
 from sluice.commands import app
 from sluice.doctor_spark import judge
 from sluice.finding import Verdict
-from writer_jobs.session import DEFAULTS, DELTA_EXTENSION, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
+from writer_jobs.delta.session import DEFAULTS, DELTA_EXTENSION, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
 
 ROOT = Path(__file__).parents[2]
 DEFAULTS_FILE, ENVIRONMENT_FILE = "spark-defaults.conf", "sluice.env"

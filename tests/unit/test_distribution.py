@@ -13,7 +13,7 @@ import pytest
 from sluice import distribution
 from sluice.distribution import DistributionError, build_zip, submit_arguments
 from sluice.jars import LOG_STORE_JAR, JarsError, locked_jars
-from writer_jobs.session import KERNEL_LOG_STORE_SETTINGS
+from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS
 
 
 @pytest.fixture

@@ -16,7 +16,9 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 import writer_jobs
 from lock_manager import LockLostError, SluiceError
-from writer_jobs.delta_log import stamp_of
+from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
+from writer_jobs.delta.jvm_errors import _gist
+from writer_jobs.delta.table_log import stamp_of
 from writer_jobs.errors import (
     CommitUnknownError,
     RunError,
@@ -28,12 +30,10 @@ from writer_jobs.errors import (
     UnsupportedSessionError,
     WriteFailedError,
 )
-from writer_jobs.failures import _gist
-from writer_jobs.hadoop_files import FileStatus, HadoopFiles
-from writer_jobs.job_output import JobOutput
-from writer_jobs.runs import Run, RunRecords, check_same_basis
-from writer_jobs.sources import SourceFiles, _escaped, _unknown_fields
-from writer_jobs.stopping import Stopped, StopSignals
+from writer_jobs.job.output import JobOutput
+from writer_jobs.job.runs import Run, RunRecords, check_same_basis
+from writer_jobs.job.sources import SourceFiles, _escaped, _unknown_fields
+from writer_jobs.job.stopping import Stopped, StopSignals
 
 ERRORS: list[SluiceError] = [
     UnsupportedSessionError("no"),

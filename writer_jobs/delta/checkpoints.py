@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 
 from lock_manager import LockTimeoutError, SluiceError, ZookeeperLockManager, canonical_table_uri
 from lock_manager.nesting import REGISTRY
-from writer_jobs.failures import JVM_ERRORS, one_sentence
-from writer_jobs.log_store import log_store
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.log_store import log_store
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from lock_manager import HeldLock, Pin, canonical_table_uri
-from writer_jobs.delta_log import DeltaTableLog
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError
-from writer_jobs.failures import JVM_ERRORS, one_sentence
 
 
 def refuse_other_ensemble(hold: HeldLock, table_log: DeltaTableLog) -> Pin | None:

@@ -14,10 +14,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
-from writer_jobs.delta_log import TableState
+from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
+from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import SchemaMismatchError, SourceError, StorageError, WriteFailedError
-from writer_jobs.failures import JVM_ERRORS, has_condition, one_sentence
-from writer_jobs.hadoop_files import FileStatus, HadoopFiles
 
 FORMATS = ("csv", "json", "parquet")
 _SUFFIXES = {"csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json", "parquet": "parquet"}

@@ -17,8 +17,8 @@ from pyspark.sql.types import TimestampType
 from lock_manager import HeldLock, PartitionSchema, ResourceError, TableResource, TableScope
 from lock_manager.commit_guard import GuardedHold
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
-from writer_jobs.delta_log import DeltaTableLog, TableState
-from writer_jobs.guarded import guarded
+from writer_jobs.commit.guarded import guarded
+from writer_jobs.delta.table_log import DeltaTableLog, TableState
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class Part:
     def guarded(
         self, spark: SparkSession, hold: HeldLock, about: Mapping[str, Any]
     ) -> AbstractContextManager[GuardedHold | None]:
-        """Bind this thread's commits to the hold, as :func:`writer_jobs.guarded.guarded`."""
+        """Bind this thread's commits to the hold, as :func:`writer_jobs.commit.guarded.guarded`."""
         return guarded(spark, hold, self.log, about, schema=self.schema)
 
 

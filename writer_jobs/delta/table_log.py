@@ -20,9 +20,9 @@ from pyspark.sql.types import StructType
 
 from lock_manager import PartitionColumn, PartitionSchema, Pin
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
 from writer_jobs.errors import StorageError, TableError
-from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
-from writer_jobs.hadoop_files import HadoopFiles
 
 LOG_FOLDER = "_delta_log"
 NO_VERSION = -1

@@ -13,9 +13,12 @@ from pyspark.sql import SparkSession
 
 from lock_manager import HeldLock, LockCancelledError, LockLostError, SluiceError
 from lock_manager.commit_guard import GuardedHold, is_definite
-from writer_jobs.delta_log import NO_VERSION, STAMP, Commit, DeltaTableLog
-from writer_jobs.delta_write import DeltaWrite
-from writer_jobs.ensembles import refuse_other_ensemble
+from writer_jobs.commit.guarded import REQUIRED, attempts, guard_mode
+from writer_jobs.commit.write_thread import DeltaWrite
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
+from writer_jobs.delta.pin import refuse_other_ensemble
+from writer_jobs.delta.session import LOG_STORE, LOG_STORE_SETTING
+from writer_jobs.delta.table_log import NO_VERSION, STAMP, Commit, DeltaTableLog
 from writer_jobs.errors import (
     CommitUnknownError,
     GuardMissingError,
@@ -25,9 +28,6 @@ from writer_jobs.errors import (
     UnprovenCommitError,
     WriteFailedError,
 )
-from writer_jobs.failures import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
-from writer_jobs.guarded import REQUIRED, attempts, guard_mode
-from writer_jobs.session import LOG_STORE, LOG_STORE_SETTING
 
 log = logging.getLogger(__name__)
 

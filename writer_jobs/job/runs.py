@@ -23,11 +23,11 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from writer_jobs.delta_log import DeltaTableLog, Head
+from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
+from writer_jobs.delta.jvm_errors import is_java
+from writer_jobs.delta.table_log import DeltaTableLog, Head
 from writer_jobs.errors import RunError, StorageError
-from writer_jobs.failures import is_java
-from writer_jobs.hadoop_files import FileStatus, HadoopFiles
-from writer_jobs.split import SPLIT_RULE
+from writer_jobs.job.split import SPLIT_RULE
 
 RUNS_FOLDER = "_sluice/runs"
 #: Reader options whose keys begin so are settings of a file system, credentials among them.

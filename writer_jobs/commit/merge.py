@@ -10,11 +10,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.functions import expr
 
-from writer_jobs.delta_log import TableState
+from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
+from writer_jobs.commit.operation import delta_table
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import TableError
-from writer_jobs.failures import JVM_ERRORS, one_sentence
-from writer_jobs.partitioning import Partitions, partitions_of_rows
-from writer_jobs.work import delta_table
 
 # Spark casts one of these to another by itself only where every value keeps its own.
 _EXACT = {"byte", "short", "integer", "long", "decimal"}

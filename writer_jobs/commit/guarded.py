@@ -34,12 +34,12 @@ from lock_manager.guard_server import GuardServer
 from lock_manager.partitions import PartitionSchema
 from lock_manager.ticket import Ticket
 from lock_manager.zookeeper.hold_intents import version_to_occupy
-from writer_jobs.delta_log import NO_VERSION, DeltaTableLog, locate_table
-from writer_jobs.ensembles import pin_again, refuse_other_ensemble
+from writer_jobs.commit.refusals import raise_refusals_as_python_errors
+from writer_jobs.delta.log_store import follow_transactions, log_store
+from writer_jobs.delta.pin import pin_again, refuse_other_ensemble
+from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
+from writer_jobs.delta.table_log import NO_VERSION, DeltaTableLog, locate_table
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError, TableError
-from writer_jobs.log_store import follow_transactions, log_store
-from writer_jobs.refusals import raise_refusals_as_python_errors
-from writer_jobs.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
 
 log = logging.getLogger(__name__)
 

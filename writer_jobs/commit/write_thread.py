@@ -13,11 +13,11 @@ from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from writer_jobs.delta_log import TableState
+from writer_jobs.commit.operation import Work
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.log_store import follow_transactions
+from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import WriteFailedError
-from writer_jobs.failures import JVM_ERRORS, one_sentence
-from writer_jobs.log_store import follow_transactions
-from writer_jobs.work import Work
 
 T = TypeVar("T")
 

@@ -12,15 +12,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import HeldLock
-from writer_jobs.append_arguments import Arguments
-from writer_jobs.delta_log import TableState
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import RunError, SourceError, TableError, WriteFailedError
-from writer_jobs.failures import JVM_ERRORS, one_sentence
-from writer_jobs.hadoop_files import HadoopFiles
-from writer_jobs.job_output import JobOutput
-from writer_jobs.runs import Run, RunRecords, begun_run, check_same_basis, split_basis
-from writer_jobs.sources import SourceReader, find_sources
-from writer_jobs.split import SplitRows
+from writer_jobs.job.append_arguments import Arguments
+from writer_jobs.job.output import JobOutput
+from writer_jobs.job.runs import Run, RunRecords, begun_run, check_same_basis, split_basis
+from writer_jobs.job.sources import SourceReader, find_sources
+from writer_jobs.job.split import SplitRows
 from writer_jobs.writer import LockedDeltaWriter
 
 

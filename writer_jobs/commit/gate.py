@@ -19,14 +19,14 @@ from pyspark.sql import SparkSession
 from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager
 from lock_manager.ticket import NotStagedError, Ticket
 from lock_manager.zookeeper.queue import Cancellation
-from writer_jobs.delta_log import NO_VERSION, Commit
-from writer_jobs.delta_write import DeltaWrite, RunningWrite
+from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
+from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_write, user_metadata
+from writer_jobs.commit.lock_target import Part
+from writer_jobs.commit.write_thread import DeltaWrite, RunningWrite
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
+from writer_jobs.delta.log_store import log_store
+from writer_jobs.delta.table_log import NO_VERSION, Commit
 from writer_jobs.errors import CommitUnknownError
-from writer_jobs.failures import JVM_ERRORS, is_conflict
-from writer_jobs.guarded import guarded_commit, refuse_other_partitioning, waiting_with
-from writer_jobs.locked_write import CommitResult, LockedWrite, failed_write, user_metadata
-from writer_jobs.log_store import log_store
-from writer_jobs.partitioning import Part
 
 log = logging.getLogger(__name__)
 

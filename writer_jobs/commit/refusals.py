@@ -19,8 +19,8 @@ import writer_jobs.errors
 from lock_manager import LockLostError, LockNotHeldError, SluiceError
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.ticket import NotStagedError
+from writer_jobs.delta.jvm_errors import LOST_CONTACT, java_layers
 from writer_jobs.errors import CommitUnknownError, GuardMissingError
-from writer_jobs.failures import LOST_CONTACT, java_layers
 
 _PACKAGE = "io.deltasluice.storage."
 _MARK = "_sluice_guard"

@@ -18,12 +18,12 @@ from pyspark.sql import SparkSession
 
 from lock_manager import ResourceError, canonical_table_uri
 from lock_manager.nesting import REGISTRY
-from writer_jobs.delta_log import NO_VERSION, DeltaTableLog
-from writer_jobs.failures import JVM_ERRORS
-from writer_jobs.guarded import AUTO_COMPACT, REQUIRED
-from writer_jobs.log_store import log_store
-from writer_jobs.session import COMMIT_LOCK
-from writer_jobs.work import Work
+from writer_jobs.commit.guarded import AUTO_COMPACT, REQUIRED
+from writer_jobs.commit.operation import Work
+from writer_jobs.delta.jvm_errors import JVM_ERRORS
+from writer_jobs.delta.log_store import log_store
+from writer_jobs.delta.session import COMMIT_LOCK
+from writer_jobs.delta.table_log import NO_VERSION, DeltaTableLog
 
 Hold = Literal["commit", "write"]
 """What of a write the lock is held for: its commit, or all of it."""

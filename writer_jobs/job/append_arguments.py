@@ -10,8 +10,8 @@ from typing import Any, Literal, NoReturn
 
 from lock_manager import LockSettings, SettingsError, canonical_table_uri
 from lock_manager.metrics import Destination
-from writer_jobs.runs import FILE_SYSTEM_OPTIONS, check_run_id
-from writer_jobs.sources import FORMATS
+from writer_jobs.job.runs import FILE_SYSTEM_OPTIONS, check_run_id
+from writer_jobs.job.sources import FORMATS
 
 PROGRAM = "append.py"
 MOST_COMMITS = 10_000

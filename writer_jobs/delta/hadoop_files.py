@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_java, one_sentence
 from writer_jobs.errors import StorageError
-from writer_jobs.failures import JVM_ERRORS, is_java, one_sentence
 
 _T = TypeVar("_T")
 _NOT_FOUND = "java.io.FileNotFoundException"
@@ -67,7 +67,7 @@ class HadoopFiles:
 
     @classmethod
     def without_session(cls, conf: SparkConf) -> HadoopFiles:
-        """Use what a driver was given (:func:`writer_jobs.session.driver_conf`), before any session is started."""
+        """Use what a driver was given (:func:`.session.driver_conf`), before any session is started."""
         jvm = SparkContext._jvm  # noqa: SLF001
         assert jvm is not None  # noqa: S101 (driver_conf has connected)
         hadoop = jvm.org.apache.spark.deploy.SparkHadoopUtil.get()

@@ -12,10 +12,10 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from writer_jobs.failures import JVM_ERRORS
-from writer_jobs.hadoop_files import HadoopFiles
-from writer_jobs.locked_write import CommitResult
-from writer_jobs.session import driver_conf, running_session
+from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.jvm_errors import JVM_ERRORS
+from writer_jobs.delta.session import driver_conf, running_session
 
 
 def under_spark_submit() -> bool:

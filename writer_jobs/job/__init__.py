@@ -1,0 +1,1 @@
+"""What the jobs for ``spark-submit`` share: arguments, output, sources, records of runs, being stopped."""
