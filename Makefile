@@ -3,7 +3,7 @@
 VENV := .venv
 READY := $(VENV)/.ready
 LOG_STORE := sluice/sluice-log-store.jar
-# Classes of Spark, and of what a soak's writers run, that are parsed already: see sluice/class_archives.py.
+# Classes of Spark, and of what a soak's writers run, that are parsed already: see sluice/local/class_archives.py.
 ARCHIVES := $(VENV)/share/sluice/spark.jsa $(VENV)/share/sluice/store.jsa
 UV := $(VENV)/bin/uv
 PY := $(VENV)/bin/python

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
-from sluice.jars import jar_paths
-from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from sluice.local.jars import jar_paths
+from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from writer_jobs import build_session
 
 

@@ -38,7 +38,7 @@ from figures import percentile, print_table
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.demo.flights import deal_flights
-from sluice.local_s3 import LocalS3
+from sluice.local.s3 import LocalS3
 
 MODES = ("gate", "whole write", "optimistic", "stock")
 ROOT = Path(__file__).parent

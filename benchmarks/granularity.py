@@ -27,7 +27,7 @@ from lock_manager import PartitionColumn, PartitionSchema, TableResource, TableS
 from lock_manager import guard_registry as installed
 from lock_manager.commit_guard import CommitGuard, GuardedHold
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.local_s3 import LocalS3
+from sluice.local.s3 import LocalS3
 from sluice.soak.jvm import StoreJvm, VersionTakenError
 
 GOAL = 0.8

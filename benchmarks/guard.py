@@ -29,7 +29,7 @@ from figures import percentile, print_table
 from lock_manager import HeldLock, ZookeeperLockManager
 from lock_manager.commit_guard import CommitGuard, GuardedHold
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.local_s3 import LocalS3
+from sluice.local.s3 import LocalS3
 from sluice.soak.jvm import StoreJvm
 
 GOAL_MS = 3.0

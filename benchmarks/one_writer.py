@@ -30,7 +30,7 @@ import writer_jobs.commit.guarded
 from lock_manager import HeldLock, ZookeeperLockManager
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.local_s3 import LocalS3
+from sluice.local.s3 import LocalS3
 from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.delta.session import GUARD_MODE
 

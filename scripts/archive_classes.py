@@ -1,4 +1,4 @@
-"""Make an archive of sluice/class_archives.py, by running once what it is for: archive_classes.py NAME."""
+"""Make an archive of sluice/local/class_archives.py, by running once what it is for: archive_classes.py NAME."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 
 from py4j.java_gateway import JavaGateway
 
-from sluice.class_archives import SPARK, STORE, archive_path, making_options
-from sluice.jars import jar_paths
-from sluice.local_s3 import LocalS3
-from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, PLAIN_JVM
+from sluice.local.class_archives import SPARK, STORE, archive_path, making_options
+from sluice.local.jars import jar_paths
+from sluice.local.s3 import LocalS3
+from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, PLAIN_JVM
 from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.jvm import StoreJvm
 from writer_jobs import build_session

@@ -15,8 +15,8 @@ from lock_manager import (
     ZookeeperLockManager,
     canonical_table_uri,
 )
-from sluice.jars import jar_paths
-from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from sluice.local.jars import jar_paths
+from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,7 +14,7 @@ def main() -> None:
     Exit codes: 0 done, 1 a check or the work itself failed, 2 bad arguments, 130 stopped by Ctrl-C.
     """
     try:
-        from sluice.commands import app  # noqa: PLC0415 (may be missing what it needs)
+        from sluice.commands.app import app  # noqa: PLC0415 (may be missing what it needs)
 
         app(prog_name="sluice")
     except ModuleNotFoundError as error:

@@ -35,8 +35,8 @@ from contention import Driver
 from figures import percentile, print_table
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.jars import jar_paths
-from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.local.jars import jar_paths
+from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
 from writer_jobs.delta.session import DEFAULTS
 
 ROOT = Path(__file__).parents[2]

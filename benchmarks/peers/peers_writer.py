@@ -80,7 +80,7 @@ KINDS = {"delta": Delta, "sluice": Sluice, "iceberg": Iceberg}
 
 def session(told: dict[str, Any]) -> Any:
     if told["kind"] == "sluice":
-        from sluice.jars import jar_paths  # noqa: PLC0415 (not in Iceberg's environment)
+        from sluice.local.jars import jar_paths  # noqa: PLC0415 (not in Iceberg's environment)
         from writer_jobs import build_session  # noqa: PLC0415
 
         return build_session("peers", jars=jar_paths(), launch_conf=told["conf"], log_level="OFF")

@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sluice.checks import count_conflicts, count_of, describe_overlaps, overlaps
-from sluice.delta_log import LogCommit
+from sluice.audit.checks import count_conflicts, count_of, describe_overlaps, overlaps
+from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import KEY, Contents
 from sluice.demo.records import Acknowledged, Writer
 

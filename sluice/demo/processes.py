@@ -20,8 +20,8 @@ import lock_manager
 from lock_manager import SluiceError
 from lock_manager.testing.embedded import SUPERVISOR
 from lock_manager.zookeeper.security import ENVIRONMENT_PREFIX as SECURITY_PREFIX
-from sluice.jars import jar_paths
-from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.local.jars import jar_paths
+from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
 
 _GRACE_SECONDS = 5.0
 _LAST_WORDS = 12

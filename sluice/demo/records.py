@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from sluice.checks import Interval
+from sluice.audit.checks import Interval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,10 @@ from rich.console import Console
 
 from lock_manager import SettingsError
 from lock_manager.testing.embedded import find_java
-from sluice.checks import count_of
-from sluice.chosen_s3 import ChosenS3, is_endpoint
-from sluice.delta_log import LogCommit, read_commits, version_files
+from sluice.audit.checks import count_of
+from sluice.audit.log_files import LogCommit, read_commits, version_files
+from sluice.audit.log_folder import open_log
+from sluice.audit.verify import reason_of, verify_table
 from sluice.demo.flights import KEY, PARTITION, Contents, deal_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
 from sluice.demo.processes import Events, WriterProcess, end_processes, spark_submit, submit_command
@@ -36,9 +37,8 @@ from sluice.demo.report import (
 )
 from sluice.demo.stage import Store, clear_output, keep_tables, open_services
 from sluice.demo.timeline import Lanes, draw_timeline
-from sluice.jars import jar_paths
-from sluice.log_folder import open_log
-from sluice.verify import reason_of, verify_table
+from sluice.local.chosen_s3 import ChosenS3, is_endpoint
+from sluice.local.jars import jar_paths
 
 _LOCK_TIMEOUT_SECONDS = 600
 _POLL_SECONDS = 0.2

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from lock_manager import SluiceError
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.chosen_s3 import ChosenS3
-from sluice.local_s3 import LocalS3, past_proxies
-from sluice.log_folder import s3_client
+from sluice.audit.log_folder import s3_client
+from sluice.local.chosen_s3 import ChosenS3
+from sluice.local.s3 import LocalS3, past_proxies
 
 _MARKER = ".sluice-demo"
 _WRITTEN = ("report.json", "timeline.png", "comparison.png", "logs", "source", "tables")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import sluice
-from sluice.delta_log import LogCommit, read_commits, version_files
-from sluice.log_folder import open_log
+from sluice.audit.log_files import LogCommit, read_commits, version_files
+from sluice.audit.log_folder import open_log
 from sluice.soak.s3_faults import Put
 
 Event = Mapping[str, Any]

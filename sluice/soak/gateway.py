@@ -11,8 +11,8 @@ from py4j.java_gateway import GatewayParameters, JavaGateway
 
 from lock_manager import SluiceError
 from lock_manager.testing.embedded import find_java, find_spark_jars
-from sluice.class_archives import STORE, archive_options
-from sluice.jars import jar_paths
+from sluice.local.class_archives import STORE, archive_options
+from sluice.local.jars import jar_paths
 
 _HOST = "127.0.0.1"
 _QUICK = (

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from sluice.chosen_s3 import s3a_settings
-from sluice.local_s3 import LocalS3
+from sluice.local.chosen_s3 import s3a_settings
+from sluice.local.s3 import LocalS3
 from sluice.soak.tcp_proxy import Link
 
 _PREFIX = "spark.hadoop."

@@ -15,7 +15,7 @@ from typing import IO, Any, Self
 from lock_manager import SettingsError
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.demo.processes import spark_submit
-from sluice.jars import jar_paths
+from sluice.local.jars import jar_paths
 from sluice.soak.containers import ContainerZooKeeper
 from sluice.soak.controls import Protection
 from sluice.soak.engines import ENGINES, SPARK

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from typing import Any, Self
 
-from sluice._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
-from sluice.local_s3 import LocalS3
+from sluice.local._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
+from sluice.local.s3 import LocalS3
 
 _VERSION_FILE = re.compile(r"/(?P<key>[^/]+/.*_delta_log/(?P<version>\d{20})\.json)")
 _TRANSACTION = re.compile(rb'"txnId":"([^"]+)"')

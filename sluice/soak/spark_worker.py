@@ -18,8 +18,8 @@ from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 import writer_jobs.commit.guarded
-from sluice.jars import jar_paths
-from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from sluice.local.jars import jar_paths
+from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.controls import Protection, is_on_a_put
 from sluice.soak.gate_cycle import GateCycle
 from sluice.soak.gateway import JvmGoneError

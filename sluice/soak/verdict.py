@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from sluice.checks import check_tokens
+from sluice.audit.checks import check_tokens
 from sluice.soak.evidence import Event, Evidence, TableState
 from sluice.soak.liveness import (
     a_living_intent_stays,

@@ -15,8 +15,8 @@ import pytest
 
 from lock_manager import ZookeeperLockManager
 from lock_manager import guard_registry as installed
-from sluice.jars import resolve_jars
-from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from sluice.local.jars import resolve_jars
+from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from tests.support.lake import S3, lake
 from tests.support.months import SCHEMA
 from tests.support.rivals import RivalManager

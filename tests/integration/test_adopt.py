@@ -20,9 +20,9 @@ from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.zookeeper.hold_intents import Intent, intents_node
 from sluice.adopt import Adoption, adopt_table, describe
-from sluice.commands import app
-from sluice.table_log import read_table_log
-from sluice.verify import verify_table
+from sluice.audit.table_log import read_table_log
+from sluice.audit.verify import verify_table
+from sluice.commands.app import app
 from tests.support.lake import S3
 from tests.support.rivals import RivalManager
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked

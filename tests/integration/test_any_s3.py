@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from sluice.chosen_s3 import ChosenS3, ChosenS3Error, s3a_settings
+from sluice.audit.log_folder import s3_client
 from sluice.demo.stage import keep_tables, open_store
-from sluice.local_s3 import LocalS3
-from sluice.log_folder import s3_client
+from sluice.local.chosen_s3 import ChosenS3, ChosenS3Error, s3a_settings
+from sluice.local.s3 import LocalS3
 from tests.support.gateway import Gateway, served
 from tests.support.lake import S3
 

@@ -309,7 +309,7 @@ def test_a_table_that_another_writer_made_meanwhile_is_appended_to_with_its_type
 def test_an_s3_table_from_s3_files_with_a_report_on_s3(
     append: Callable[..., Any], source: Path, s3: Any, spark: SparkSession, rows_of: Callable[..., Any]
 ) -> None:
-    from sluice.log_folder import s3_client
+    from sluice.audit.log_folder import s3_client
 
     client = s3_client(s3.environment)
     bucket, _, prefix = f"{s3.root}/".partition("/")
@@ -342,7 +342,7 @@ class TextThatAnotherPrecedes(str):
 def test_a_record_on_s3_is_created_by_a_conditional_put(
     s3: Any, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *, conditional: bool
 ) -> None:
-    from sluice.log_folder import s3_client
+    from sluice.audit.log_folder import s3_client
 
     client = s3_client(s3.environment)
     bucket, _, name = f"{s3.root}/records/{conditional}.json".partition("/")

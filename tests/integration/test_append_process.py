@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from lock_manager import ZookeeperLockManager
-from sluice.distribution import build_zip
-from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.submit.distribution import build_zip
 from tests.support.running import is_running
 from writer_jobs import append as append_module
 

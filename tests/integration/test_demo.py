@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sluice.verify import verify_table
+from sluice.audit.verify import verify_table
 
 ROOT = Path(__file__).parents[2]
 _MARK = "SLUICE_TEST_RUN"

@@ -24,12 +24,13 @@ from typer.testing import CliRunner
 
 from lock_manager import TableResource, ZookeeperLockManager, canonical_table_uri
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice import doctor_machine, jars
-from sluice.commands import app
-from sluice.doctor_ensemble import clock_finding, server_findings
-from sluice.doctor_spark import defaults_finding
-from sluice.finding import Verdict
-from sluice.members import Server, ask_server
+from sluice.commands.app import app
+from sluice.doctor import machine as doctor_machine
+from sluice.doctor.ensemble import clock_finding, server_findings
+from sluice.doctor.finding import Verdict
+from sluice.doctor.spark import defaults_finding
+from sluice.ensemble.members import Server, ask_server
+from sluice.local import jars
 from tests.support.gateway import Gateway, served
 from tests.support.lake import S3, lake, need_the_gate
 from writer_jobs.delta.session import GUARD_MODE, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
@@ -104,7 +105,7 @@ def test_a_server_that_is_down_is_named_and_without_a_quorum_there_is_no_session
     assert found["session"][0] == "ok", "two of three are a quorum"
     second.kill()
     eventually(lambda: ask_server("127.0.0.1", ensemble.servers[2].client_port).problem)
-    monkeypatch.setattr("sluice.doctor_ensemble.CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr("sluice.doctor.ensemble.CONNECT_SECONDS", 1.0)
     code, found = doctor(hosts)
     assert code == 1
     assert "sees no quorum" in found[f"server {ensemble.servers[2].address}"][1]
@@ -303,7 +304,7 @@ def gateway(s3: S3) -> Iterator[Callable[[type[Gateway]], str]]:
 
 
 def keys(s3: S3) -> list[str]:
-    from sluice.log_folder import s3_client
+    from sluice.audit.log_folder import s3_client
 
     bucket, _, prefix = s3.root.partition("/")
     return [each["Key"] for each in s3_client({}).list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", ())]

@@ -24,8 +24,8 @@ from pyspark.sql import SparkSession
 from lock_manager import LockLostError, LockSettings, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.hold_intents import Intent, intents_node
 from lock_manager.zookeeper.inspector import LockInspector
+from sluice.audit.verify import verify_table
 from sluice.soak.s3_faults import FaultyS3, S3Fault
-from sluice.verify import verify_table
 from writer_jobs import locked
 
 pytestmark = pytest.mark.spark

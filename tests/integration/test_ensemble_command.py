@@ -23,10 +23,10 @@ from lock_manager import LockSettings, ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedServer, EmbeddedZooKeeper
 from lock_manager.testing.server_security import Demands
 from lock_manager.zookeeper.session import Deadline, Session
-from sluice.commands import app
-from sluice.members import Server, ask_server, ask_servers
-from sluice.ready import epoch_faults, faults_of
-from sluice.scratch_node import insist, scratch_node
+from sluice.commands.app import app
+from sluice.ensemble.members import Server, ask_server, ask_servers
+from sluice.ensemble.ready import epoch_faults, faults_of
+from sluice.ensemble.scratch_node import insist, scratch_node
 from tests.support.authority import Authority
 
 LONGEST_LOOK = 30.0

@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame, SparkSession
 from lock_manager import EnsembleMismatchError, LockLostError, LockSettings, ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.adopt import Adoption, adopt_table
+from sluice.audit.table_log import read_table_log
+from sluice.audit.verify import verify_table
 from sluice.soak.tcp_proxy import Link
-from sluice.table_log import read_table_log
-from sluice.verify import verify_table
 from tests.support.ensemble_members import Members, recover
 from writer_jobs import locked
 

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import LockNotHeldError, LockOrderError, ResourceError, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.hold_intents import Intent, intents_node
-from sluice.verify import verify_table
+from sluice.audit.verify import verify_table
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked, locked_all
 
 pytestmark = pytest.mark.spark

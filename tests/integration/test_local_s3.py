@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 import pytest
 from moto.s3.models import S3Backend
 
-from sluice._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
-from sluice.local_s3 import LocalS3, LocalS3Error
+from sluice.local._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
+from sluice.local.s3 import LocalS3, LocalS3Error
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,7 @@ def test_with_the_gate_even_the_widened_window_has_one_winner(monkeypatch: pytes
 
 def test_it_stops_when_its_parent_is_killed() -> None:
     program = (
-        "import sys\nfrom sluice.local_s3 import LocalS3\ns3 = LocalS3().start()\n"
+        "import sys\nfrom sluice.local.s3 import LocalS3\ns3 = LocalS3().start()\n"
         "print(s3.endpoint, flush=True)\nsys.stdin.read()\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -10,7 +10,7 @@ import boto3
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from sluice.local_s3 import LocalS3
+from sluice.local.s3 import LocalS3
 from sluice.soak.jvm import StoreJvm
 from tests.support.gateway import Gateway, served
 

@@ -18,7 +18,7 @@ from py4j.protocol import Py4JJavaError
 
 from lock_manager.guard_server import GuardServer
 from lock_manager.testing.embedded import find_java, find_spark_jars
-from sluice.local_spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.gateway import connect, start_jvm
 from sluice.soak.jvm import StoreJvm, VersionTakenError, WriteError
 from tests.support.without_hard_links import SYSTEM_CALLS
@@ -239,7 +239,7 @@ WITHOUT_THE_JAR = """
 import json
 import sys
 
-from sluice.jars import LOG_STORE_JAR, jar_paths
+from sluice.local.jars import LOG_STORE_JAR, jar_paths
 from writer_jobs import GuardMissingError, attach, build_session
 
 jars = [path for path in jar_paths() if path != LOG_STORE_JAR]

@@ -35,7 +35,7 @@ from lock_manager import guard_registry as installed
 from lock_manager.commit_guard import CommitGuard, GuardedHold
 from lock_manager.zookeeper.inspector import LockInspector
 from lock_manager.zookeeper.queue_view import Claim
-from sluice.commands import app
+from sluice.commands.app import app
 from tests.support.rivals import RivalManager
 
 ROOT = Path(__file__).parents[2]

@@ -22,8 +22,8 @@ from lock_manager import (
     commit_metadata,
 )
 from lock_manager.zookeeper.inspector import LockInspector
-from sluice.commands import app
-from sluice.verify import verify_table
+from sluice.audit.verify import verify_table
+from sluice.commands.app import app
 from tests.support.lake import S3, lake
 from tests.support.rivals import RivalManager
 

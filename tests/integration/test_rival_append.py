@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from sluice.delta_log import LogCommit, read_commits
+from sluice.audit.log_files import LogCommit, read_commits
+from sluice.audit.log_folder import open_log
 from sluice.demo.flights import deal_flights, read_contents
 from sluice.demo.outcome import commit_id
 from sluice.demo.records import Writer
-from sluice.log_folder import open_log
 
 
 @pytest.mark.spark

@@ -17,8 +17,8 @@ import py4j
 import pyspark
 import pytest
 
-from sluice.distribution import submit_arguments
-from sluice.local_spark import PLAIN_JVM
+from sluice.local.spark import PLAIN_JVM
+from sluice.submit.distribution import submit_arguments
 from writer_jobs import append as append_module
 
 pytestmark = pytest.mark.spark

@@ -30,11 +30,11 @@ from lock_manager import (
 )
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
 from sluice.adopt import Adoption, adopt_table, describe
-from sluice.commands import app
-from sluice.local_s3 import LocalS3
-from sluice.verify import verify_table
+from sluice.audit.verify import verify_table
+from sluice.commands.app import app
+from sluice.local._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
+from sluice.local.s3 import LocalS3
 from tests.support.rivals import RivalManager
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, locate_table, locked
 

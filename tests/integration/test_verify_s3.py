@@ -8,8 +8,8 @@ import pytest
 from arro3.core import Array, DataType, Table
 from deltalake import write_deltalake
 
-from sluice.log_folder import LogAccessError
-from sluice.verify import VerifyError, verify_table
+from sluice.audit.log_folder import LogAccessError
+from sluice.audit.verify import VerifyError, verify_table
 from tests.support.lake import S3, lake
 
 COMMITS = 12

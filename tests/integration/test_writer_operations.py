@@ -19,7 +19,7 @@ from pyspark.sql.functions import col
 
 from lock_manager import LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.partitions import MOST_PARTITIONS
-from sluice.verify import verify_table
+from sluice.audit.verify import verify_table
 from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError, locked
 from writer_jobs.commit.guarded import GUARD
 from writer_jobs.commit.lock_target import Part

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lock_manager.testing.embedded import send_signal
-from sluice.local_spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.s3_faults import FaultyS3
 from sluice.soak.tcp_proxy import Link
 

@@ -20,7 +20,7 @@ from typing import Self
 from lock_manager.errors import LocalServerError
 from lock_manager.testing.embedded import EmbeddedServer, free_ports, server_configuration
 from lock_manager.testing.server_security import Demands
-from sluice.members import Server, ask_server
+from sluice.ensemble.members import Server, ask_server
 
 LET_VOTE = Path(__file__).parents[2] / "infra/node/sluice-let-vote"
 TICK_MS = 500

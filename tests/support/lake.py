@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from sluice.chosen_s3 import ChosenS3
-from sluice.local_s3 import LocalS3
+from sluice.local.chosen_s3 import ChosenS3
+from sluice.local.s3 import LocalS3
 
 ENDPOINT, BUCKET = "SLUICE_TEST_S3_ENDPOINT", "SLUICE_TEST_S3_BUCKET"
 S3 = LocalS3 | ChosenS3

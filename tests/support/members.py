@@ -17,7 +17,7 @@ from lock_manager.testing.embedded import (
     start_supervised,
     stop_supervised,
 )
-from sluice.members import Server, ask_server
+from sluice.ensemble.members import Server, ask_server
 from tests.support.graph import INFRA, Graph
 from tests.support.machine import Machine
 from tests.support.waiting import eventually

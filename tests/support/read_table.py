@@ -11,7 +11,7 @@ import sys
 
 from deltalake import DeltaTable, QueryBuilder
 
-from sluice.verify import verify_table
+from sluice.audit.verify import verify_table
 
 if __name__ == "__main__":
     table = sys.argv[1].replace("s3a:", "s3:")

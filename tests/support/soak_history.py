@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.delta_log import LockStamp, LogCommit
+from sluice.audit.log_files import LockStamp, LogCommit
 from sluice.soak.evidence import Evidence, TableState
 from sluice.soak.s3_faults import Put
 

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 import writer_jobs.commit.guarded
 from lock_manager import ZookeeperLockManager
 from lock_manager import commit_guard as guard
-from sluice.jars import jar_paths
+from sluice.local.jars import jar_paths
 from writer_jobs import CommitUnknownError, LockedDeltaWriter, build_session, locked
 from writer_jobs.append import main as append_job
 from writer_jobs.commit.guarded import GUARD

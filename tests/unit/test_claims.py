@@ -8,8 +8,8 @@ import pytest
 
 from lock_manager.zookeeper.inspector import TableLocks
 from lock_manager.zookeeper.queue_view import Claim, Found, claims_of
-from sluice.breaking import BreakError, PartitionNameError, TokenError, check_partition, holders_of, parse_token
-from sluice.status import Status, describe, duration, what_of
+from sluice.locks.breaking import BreakError, PartitionNameError, TokenError, check_partition, holders_of, parse_token
+from sluice.locks.status import Status, describe, duration, what_of
 
 A, B, C, D = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
 MONTH, DAY = "month=1", "month=1/day=2"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lock_manager.testing.embedded import find_java
-from sluice import class_archives
-from sluice.class_archives import SPARK, archive_options, archive_path, making_options
+from sluice.local import class_archives
+from sluice.local.class_archives import SPARK, archive_options, archive_path, making_options
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from arro3.core import Array, DataType, Table
 from deltalake import write_deltalake
 from typer.testing import CliRunner
 
-from sluice.commands import app
+from sluice.commands.app import app
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [

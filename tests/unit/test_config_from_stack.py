@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from lock_manager import LockSettings
 from lock_manager.zookeeper import aws_secret
-from sluice.commands import app
-from sluice.doctor_spark import judge
-from sluice.finding import Verdict
+from sluice.commands.app import app
+from sluice.doctor.finding import Verdict
+from sluice.doctor.spark import judge
 from writer_jobs.delta.session import DEFAULTS, DELTA_EXTENSION, KERNEL_LOG_STORE_SETTINGS, LOG_STORE, LOG_STORE_SETTING
 
 ROOT = Path(__file__).parents[2]

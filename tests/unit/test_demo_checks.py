@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sluice.checks import Interval, overlaps
-from sluice.delta_log import LockStamp, LogCommit
+from sluice.audit.checks import Interval, overlaps
+from sluice.audit.log_files import LockStamp, LogCommit
 from sluice.demo.flights import Contents
 from sluice.demo.outcome import Outcome, commit_id, judge
 from sluice.demo.records import Acknowledged, Phase, Writer

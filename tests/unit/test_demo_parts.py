@@ -24,7 +24,7 @@ from sluice.demo.report import print_comparison, print_last_words, print_outcome
 from sluice.demo.run import DemoOptions, _leave, _leave_comparison, _Stage
 from sluice.demo.stage import OutputFolderError, Store, clear_output, open_store
 from sluice.demo.timeline import Lanes, draw_timeline
-from sluice.local_s3 import LocalS3
+from sluice.local.s3 import LocalS3
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sluice import distribution
-from sluice.distribution import DistributionError, build_zip, submit_arguments
-from sluice.jars import LOG_STORE_JAR, JarsError, locked_jars
+from sluice.local.jars import LOG_STORE_JAR, JarsError, locked_jars
+from sluice.submit import distribution
+from sluice.submit.distribution import DistributionError, build_zip, submit_arguments
 from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS
 
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice import doctor_store
-from sluice.doctor_store import store_findings
-from sluice.finding import Verdict
+from sluice.doctor import store as doctor_store
+from sluice.doctor.finding import Verdict
+from sluice.doctor.store import store_findings
 
 RIVALS = 8
 

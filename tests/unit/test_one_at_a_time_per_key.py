@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sluice._s3_server import OneAtATimePerKey
+from sluice.local._s3_server import OneAtATimePerKey
 
 WAIT_SECONDS = 10.0
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from lock_manager import SettingsError
-from sluice.commands import app
+from sluice.commands.app import app
 from sluice.soak.command import choose_faults
 from sluice.soak.controls import stamped
 from sluice.soak.faults import CLASSES

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sluice.commands import app
-from sluice.delta_log import parse_commit
+from sluice.audit.log_files import parse_commit
+from sluice.commands.app import app
 
 RUN = CliRunner()
 

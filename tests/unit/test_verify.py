@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 
 from lock_manager.pin import ENSEMBLE_PROPERTY
 from lock_manager.resources import table_key
-from sluice.checks import check_ensembles, check_names, check_tokens, version_ranges
-from sluice.commands import app
-from sluice.delta_log import LockStamp, LogCommit
-from sluice.log_folder import LogAccessError
-from sluice.verify import Verification, VerifyError, verify_table
+from sluice.audit.checks import check_ensembles, check_names, check_tokens, version_ranges
+from sluice.audit.log_files import LockStamp, LogCommit
+from sluice.audit.log_folder import LogAccessError
+from sluice.audit.verify import Verification, VerifyError, verify_table
+from sluice.commands.app import app
 
 TABLE = "s3://lake/flights"
 SPARK_TABLE = Path(__file__).parents[1] / "data" / "deletion_vectors.zip"

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from sluice.finding import Finding, failed, note, ok
-from sluice.scratch import Trial, TrialError
+from sluice.doctor.finding import Finding, failed, note, ok
+from sluice.doctor.scratch import Trial, TrialError
 
 _WHAT = "put-if-absent"
 _FIRST, _SECOND = b"first", b"second"

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from sluice.finding import Finding, failed, note, ok
+from sluice.doctor.finding import Finding, failed, note, ok
 
 _WHAT = "spark defaults"
 # Of java.util.Properties, as far as anybody writes it: key, then blanks, an equals sign or a colon.

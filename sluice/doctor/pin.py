@@ -8,9 +8,9 @@ from lock_manager import Pin, canonical_table_uri
 from lock_manager.errors import LockError, ResourceError, SluiceError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.inspector import LockInspector
-from sluice.delta_log import version_files
-from sluice.finding import Finding, failed, note, ok
-from sluice.log_folder import LogAccessError, LogFolder, open_log
+from sluice.audit.log_files import version_files
+from sluice.audit.log_folder import LogAccessError, LogFolder, open_log
+from sluice.doctor.finding import Finding, failed, note, ok
 
 _WHAT = "pin"
 

@@ -10,10 +10,10 @@ from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, Ensem
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper import lock_root
 from lock_manager.zookeeper.session import Deadline, Session
-from sluice.doctor_acl import acl_finding
-from sluice.finding import Finding, failed, note, ok
-from sluice.members import SAYS_NOTHING, Server, ask_servers, dotted
-from sluice.scratch_node import NoChrootError, insist, nearest_node, scratch_node
+from sluice.doctor.acl import acl_finding
+from sluice.doctor.finding import Finding, failed, note, ok
+from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers, dotted
+from sluice.ensemble.scratch_node import NoChrootError, insist, nearest_node, scratch_node
 
 CONNECT_SECONDS = 10.0
 SKEW_SECONDS = 1.0

@@ -17,8 +17,8 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from lock_manager.errors import SluiceError
-from sluice.local_s3 import THIS_MACHINE, past_proxies
-from sluice.log_folder import s3_client, s3_endpoint, virtual_hosted
+from sluice.audit.log_folder import s3_client, s3_endpoint, virtual_hosted
+from sluice.local.s3 import THIS_MACHINE, past_proxies
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _USUAL_REGION = "us-east-1"

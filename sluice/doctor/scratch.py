@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from lock_manager.errors import SluiceError
 from lock_manager.resources import canonical_table_uri
-from sluice.log_folder import LogAccessError, parse_s3, s3_client
+from sluice.audit.log_folder import LogAccessError, parse_s3, s3_client
 
 # 412: there is one; 409: another one is being written (ConditionalRequestConflict).
 _REFUSED = (409, 412)

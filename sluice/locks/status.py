@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lock_manager.resources import TableResource
 from lock_manager.zookeeper.inspector import LockInspector, TableLocks
 from lock_manager.zookeeper.queue_view import Claim
-from sluice.command_parts import for_tables
+from sluice.commands.parts import for_tables
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

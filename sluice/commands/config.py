@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from sluice.command_parts import Verbose, in_a_sentence
+from sluice.commands.parts import Verbose, in_a_sentence
 from sluice.interrupts import interruptible
-from sluice.stack_config import StackConfig, StackOutputError, write_config
+from sluice.submit.stack_config import StackConfig, StackOutputError, write_config
 
 config = typer.Typer(name="config", no_args_is_help=True, help="Write configuration files.")
 

@@ -7,8 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from lock_manager.errors import LocalServerError
 from lock_manager.testing.embedded import find_java
-from sluice.finding import Finding, failed, note, ok
-from sluice.jars import LOG_STORE_JAR, is_pinned, jars_folder, locked_jars
+from sluice.doctor.finding import Finding, failed, note, ok
+from sluice.local.jars import LOG_STORE_JAR, is_pinned, jars_folder, locked_jars
 
 _PACKAGES = ("delta-sluice", "kazoo", "pyspark", "delta-spark", "deltalake")
 _LOG_STORE_CLASS = "io/deltasluice/storage/GuardedLogStore.class"

@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from lock_manager import SluiceError
-from sluice.command_parts import for_tables
-from sluice.delta_log import LogCommit, read_commits, version_files
-from sluice.log_folder import open_log
+from sluice.audit.log_files import LogCommit, read_commits, version_files
+from sluice.audit.log_folder import open_log
+from sluice.commands.parts import for_tables
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
-from sluice.log_folder import PARALLEL_READS, LogFolder
+from sluice.audit.log_folder import PARALLEL_READS, LogFolder
 
 _VERSION_FILE = re.compile(r"(\d{20})\.json")
 CHECKSUM_FILE = re.compile(r"(\d{20})\.crc")

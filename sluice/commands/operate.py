@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from sluice.command_parts import (
+from sluice.commands.parts import (
     FAILED,
     LockRootOption,
     StorageOption,
@@ -70,7 +70,7 @@ def status(
     """
     from lock_manager.resources import TableResource  # noqa: PLC0415
     from lock_manager.zookeeper.inspector import LockInspector  # noqa: PLC0415
-    from sluice import status as telling  # noqa: PLC0415
+    from sluice.locks import status as telling  # noqa: PLC0415
 
     resource = None if table is None else TableResource.of(table)
     console = Console(highlight=False)
@@ -142,8 +142,8 @@ def break_lock(
     """
     from lock_manager.resources import TableResource  # noqa: PLC0415
     from lock_manager.zookeeper.inspector import LockInspector  # noqa: PLC0415
-    from sluice.breaking import check_partition, holders_of, parse_token  # noqa: PLC0415
-    from sluice.status import describe, duration, look  # noqa: PLC0415
+    from sluice.locks.breaking import check_partition, holders_of, parse_token  # noqa: PLC0415
+    from sluice.locks.status import describe, duration, look  # noqa: PLC0415
 
     resource = TableResource.of(table)
     within = None if partition is None else check_partition(partition)
@@ -208,7 +208,7 @@ def doctor(
     Exit codes: 0 nothing is wrong (notes are no faults), 1 something is, 2 bad
     arguments, 130 Ctrl-C.
     """
-    from sluice.doctor import examine, print_findings  # noqa: PLC0415
+    from sluice.doctor.examination import examine, print_findings  # noqa: PLC0415
 
     if table is not None and bucket is not None:
         raise typer.BadParameter("give either --table or --bucket", param_hint="--bucket")

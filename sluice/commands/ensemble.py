@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from sluice.command_parts import FAILED, Verbose, ZooKeeperOption, for_tables, in_a_sentence, lock_settings
+from sluice.commands.parts import FAILED, Verbose, ZooKeeperOption, for_tables, in_a_sentence, lock_settings
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sluice.members import Server
-    from sluice.ready import Readiness
+    from sluice.ensemble.members import Server
+    from sluice.ensemble.ready import Readiness
 
 _COLUMNS = ("server", "mode", "version", "zxid", "epoch", "synced", "sessions", "conns", "queued")
 _TEXTS = ("server", "mode", "version")
@@ -43,7 +43,7 @@ def status(
 
     Exit codes: 0 told, 1 no server serves, 2 bad arguments, 130 Ctrl-C.
     """
-    from sluice.members import ask_servers  # noqa: PLC0415
+    from sluice.ensemble.members import ask_servers  # noqa: PLC0415
 
     with interruptible():
         servers = ask_servers(lock_settings(zookeeper))
@@ -84,7 +84,7 @@ def ready(
     Exit codes: 0 ready, 1 not ready (a sentence for each thing that is wrong),
     2 bad arguments, 130 Ctrl-C.
     """
-    from sluice.ready import wait_until_ready  # noqa: PLC0415
+    from sluice.ensemble.ready import wait_until_ready  # noqa: PLC0415
 
     said: list[str] = []
 
@@ -117,8 +117,8 @@ def _print(servers: Sequence[Server], console: Console) -> None:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    from sluice.members import SAYS_NOTHING  # noqa: PLC0415
-    from sluice.status import printable  # noqa: PLC0415
+    from sluice.ensemble.members import SAYS_NOTHING  # noqa: PLC0415
+    from sluice.locks.status import printable  # noqa: PLC0415
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in _COLUMNS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sluice.finding import Finding, Verdict
+from sluice.doctor.finding import Finding, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,12 +28,12 @@ def examine(
         LogAccessError, ResourceError: ``store`` is of a kind that cannot be tried, or malformed.
 
     """
-    from sluice.doctor_ensemble import ensemble_findings  # noqa: PLC0415
-    from sluice.doctor_machine import machine_findings  # noqa: PLC0415
-    from sluice.doctor_pin import pin_finding  # noqa: PLC0415
-    from sluice.doctor_spark import defaults_finding  # noqa: PLC0415
-    from sluice.doctor_store import store_findings  # noqa: PLC0415
-    from sluice.scratch import scratch_objects  # noqa: PLC0415
+    from sluice.doctor.ensemble import ensemble_findings  # noqa: PLC0415
+    from sluice.doctor.machine import machine_findings  # noqa: PLC0415
+    from sluice.doctor.pin import pin_finding  # noqa: PLC0415
+    from sluice.doctor.scratch import scratch_objects  # noqa: PLC0415
+    from sluice.doctor.spark import defaults_finding  # noqa: PLC0415
+    from sluice.doctor.store import store_findings  # noqa: PLC0415
 
     scratch = None if store is None else scratch_objects(store, storage_options)
     found = [*ensemble_findings(settings), *machine_findings(), defaults_finding()]

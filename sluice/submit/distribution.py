@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lock_manager.errors import SluiceError
-from sluice.jars import jar_paths, jars_folder
+from sluice.local.jars import jar_paths, jars_folder
 
 ZIP_NAME = "sluice-py-files.zip"
 _PACKAGES = ("lock_manager", "writer_jobs", "kazoo")

@@ -7,7 +7,7 @@ import re
 from lock_manager.errors import SluiceError
 from lock_manager.zookeeper.inspector import TableLocks
 from lock_manager.zookeeper.queue_view import Claim
-from sluice.status import describe
+from sluice.locks.status import describe
 
 _PARTITION = re.compile(r"[^=/]+=[^=/]+(/[^=/]+=[^=/]+)*")
 

@@ -14,14 +14,14 @@ import typer
 from rich.console import Console
 
 import sluice
-from sluice import operator_commands
-from sluice.command_parts import FAILED, ZOOKEEPER_HINT, StorageOption, Verbose, in_a_sentence, key_and_value
-from sluice.config_commands import config
-from sluice.ensemble_commands import ensemble
+from sluice.commands import operate
+from sluice.commands.config import config
+from sluice.commands.ensemble import ensemble
+from sluice.commands.parts import FAILED, ZOOKEEPER_HINT, StorageOption, Verbose, in_a_sentence, key_and_value
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
-    from sluice.verify import Verification
+    from sluice.audit.verify import Verification
 
 app = typer.Typer(
     name="sluice",
@@ -158,7 +158,7 @@ def verify(
 
     Exit codes: 0 sound, 1 a check failed, 2 there is no such table or column.
     """
-    from sluice.verify import verify_table  # noqa: PLC0415
+    from sluice.audit.verify import verify_table  # noqa: PLC0415
 
     options = dict(key_and_value(option) for option in storage_option or ())
     columns = [name.strip() for name in key.split(",") if name.strip()]
@@ -189,7 +189,7 @@ def log(
     [bold]sluice log s3a://lake/flights[/]
     [bold]sluice log ./flights --limit 0 --json[/]
     """
-    from sluice.table_log import log_to_json, print_log, read_table_log  # noqa: PLC0415
+    from sluice.audit.table_log import log_to_json, print_log, read_table_log  # noqa: PLC0415
 
     options = dict(key_and_value(option) for option in storage_option or ())
     location, commits = read_table_log(table, limit=limit or None, storage_options=options)
@@ -264,7 +264,7 @@ def jars(
 
     Each one is checked against its SHA-256. A folder that is complete is left as it is.
     """
-    from sluice.jars import resolve_jars  # noqa: PLC0415
+    from sluice.local.jars import resolve_jars  # noqa: PLC0415
 
     console = Console(highlight=False)
     with console.status("Resolving the jars …"):
@@ -284,12 +284,12 @@ def dist(
     [bold]sluice dist --output sluice.zip[/]
     [bold]spark-submit $(sluice submit-args --zip sluice.zip) …/append.py --zookeeper …[/]
     """
-    from sluice.distribution import build_zip  # noqa: PLC0415
+    from sluice.submit.distribution import build_zip  # noqa: PLC0415
 
     print(build_zip(output))
 
 
-operator_commands.register(app)
+operate.register(app)
 app.add_typer(ensemble)
 app.add_typer(config)
 
@@ -434,7 +434,7 @@ def submit_args(
     """
     from shlex import join  # noqa: PLC0415
 
-    from sluice.distribution import submit_arguments  # noqa: PLC0415
+    from sluice.submit.distribution import submit_arguments  # noqa: PLC0415
 
     print(join(submit_arguments(archive, guard=guard)))
 
@@ -476,7 +476,7 @@ def _print_verification(found: Verification, console: Console) -> None:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    from sluice.checks import version_ranges  # noqa: PLC0415
+    from sluice.audit.checks import version_ranges  # noqa: PLC0415
 
     def say(value: int | None, missing: str) -> str:
         return missing if value is None else f"{value:,}"

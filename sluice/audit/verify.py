@@ -1,6 +1,6 @@
 """Check a Delta table, on S3 or on disk, with a reader that is not ours: the ``deltalake`` package, without Spark.
 
-The log is read file by file (:mod:`sluice.delta_log`) and judged by pure functions (:mod:`sluice.checks`);
+The log is read file by file (:mod:`sluice.audit.log_files`) and judged by pure functions (:mod:`sluice.audit.checks`);
 then ``deltalake`` reads the table, and both must tell the same story.
 """
 
@@ -18,7 +18,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 
 from lock_manager import Pin, ResourceError, SluiceError, canonical_table_uri
-from sluice.checks import (
+from sluice.audit.checks import (
     Replay,
     check_commit_ids,
     check_ensembles,
@@ -35,8 +35,8 @@ from sluice.checks import (
     replay,
     unlocked_writers,
 )
-from sluice.delta_log import LogCommit, read_checksums, read_commits, version_files
-from sluice.log_folder import LogFolder, open_log
+from sluice.audit.log_files import LogCommit, read_checksums, read_commits, version_files
+from sluice.audit.log_folder import LogFolder, open_log
 
 _EXAMPLES = 3
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from lock_manager.pin import UNPINNING
 from lock_manager.resources import table_key
-from sluice.delta_log import CHECKSUM_FILE, Checksum, DataFile, LogCommit, version_files
+from sluice.audit.log_files import CHECKSUM_FILE, Checksum, DataFile, LogCommit, version_files
 
 _SHOWN = 5
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..+")

@@ -17,8 +17,8 @@ from kazoo.exceptions import NoNodeError
 from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.session import Deadline, Session
-from sluice.members import SAYS_NOTHING, Server, ask_servers
-from sluice.scratch_node import NoChrootError, insist, nearest_node, scratch_node
+from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers
+from sluice.ensemble.scratch_node import NoChrootError, insist, nearest_node, scratch_node
 
 SESSION_SECONDS = 10.0
 """For a session with one server, and what is asked of it."""

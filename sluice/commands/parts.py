@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from lock_manager import LockSettings, SluiceError
+from sluice.audit.log_folder import LogAccessError
 from sluice.interrupts import Interrupted
-from sluice.log_folder import LogAccessError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,7 +23,7 @@ from lock_manager.testing.embedded import find_java, find_spark_jars
 
 JARS_ENVIRONMENT_VARIABLE = "SLUICE_JARS"
 #: The guarded log store, built from ``log_store/`` by `make setup`; ships inside this package.
-LOG_STORE_JAR = Path(__file__).with_name("sluice-log-store.jar")
+LOG_STORE_JAR = Path(str(files("sluice"))) / "sluice-log-store.jar"
 
 _IVY_SETTINGS = """<ivysettings>
   <settings defaultResolver="central"/>

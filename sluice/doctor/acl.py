@@ -14,7 +14,7 @@ from lock_manager.errors import EnsembleRefusedError
 from lock_manager.partitions import PARTITIONS
 from lock_manager.zookeeper.hold_intents import intents_node
 from lock_manager.zookeeper.session import Deadline, Session
-from sluice.finding import Finding, note, ok
+from sluice.doctor.finding import Finding, note, ok
 
 MOST_TABLES = 20
 MOST_PARTITIONS = 100

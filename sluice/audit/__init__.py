@@ -1,0 +1,1 @@
+"""What a table's log says, and whether it keeps the promises; read without Spark."""

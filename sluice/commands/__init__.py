@@ -1,0 +1,1 @@
+"""The commands of ``sluice``, as typer wants them."""

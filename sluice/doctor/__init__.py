@@ -1,0 +1,1 @@
+"""Whether everything is there that a locked write needs."""

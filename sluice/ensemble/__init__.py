@@ -1,0 +1,1 @@
+"""The ensemble's servers, each for itself and all together."""

@@ -1,0 +1,1 @@
+"""Who holds which lock, and how one is taken away."""

@@ -1,0 +1,1 @@
+"""What a cluster needs of this project, and of a stack."""
