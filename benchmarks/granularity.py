@@ -25,7 +25,8 @@ from figures import print_table
 
 from lock_manager import PartitionColumn, PartitionSchema, TableResource, TableScope, ZookeeperLockManager
 from lock_manager import guard_registry as installed
-from lock_manager.commit_guard import CommitGuard, GuardedHold
+from lock_manager.commit_guard import CommitGuard
+from lock_manager.guarded_hold import GuardedHold
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.s3 import LocalS3
 from sluice.soak.jvm import StoreJvm, VersionTakenError

@@ -27,6 +27,7 @@ from kazoo.client import KazooClient
 
 from lock_manager import TableResource, ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper, find_java, find_spark_jars
+from lock_manager.zookeeper.znodes import table_node
 
 TABLE = "s3://bench/table"
 KAZOO_PATH = "/bench/kazoo"
@@ -165,7 +166,7 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
     with ZookeeperLockManager(zookeeper.hosts) as manager:
         look = KazooClient(zookeeper.hosts)
         look.start()
-        node = KAZOO_PATH if kind != "sluice" else TableResource.of(TABLE).znode(manager.settings.lock_root)
+        node = KAZOO_PATH if kind != "sluice" else table_node(manager.settings.lock_root, TableResource.of(TABLE))
         for process in processes:
             process.stdout.readline()
         for _ in range(rounds):

@@ -4,6 +4,7 @@ Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`: the tr
 """
 
 from lock_manager.commit_stamp import commit_metadata
+from lock_manager.coordinator import Hold, Intents, LockManager
 from lock_manager.errors import (
     ClosedError,
     EnsembleFormatError,
@@ -28,11 +29,11 @@ from lock_manager.partitions import Partition, PartitionColumn, PartitionSchema
 from lock_manager.pin import Pin
 from lock_manager.resources import TableResource, canonical_table_uri
 from lock_manager.scope import TableScope
+from lock_manager.security import Security
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.held_lock import HeldLock
-from lock_manager.zookeeper.inspect import QueueEntry
 from lock_manager.zookeeper.manager import ZookeeperLockManager
-from lock_manager.zookeeper.security import Security
+from lock_manager.zookeeper.queue_view import QueueEntry
 from lock_manager.zookeeper.session import SessionState
 
 __all__ = [
@@ -42,10 +43,13 @@ __all__ = [
     "EnsembleRefusedError",
     "EnsembleUnavailableError",
     "HeldLock",
+    "Hold",
+    "Intents",
     "LocalServerError",
     "LockCancelledError",
     "LockError",
     "LockLostError",
+    "LockManager",
     "LockNotHeldError",
     "LockOrderError",
     "LockSettings",

@@ -14,7 +14,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -27,132 +27,14 @@ from lock_manager.errors import (
     SluiceError,
 )
 from lock_manager.events import Event, tell
-from lock_manager.partitions import PartitionSchema, names_of
+from lock_manager.guarded_hold import OF_PARTITIONS, GuardedHold
 from lock_manager.pin import UNPINNING
 from lock_manager.resources import canonical_table_uri
-from lock_manager.ticket import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, Ticket
-from lock_manager.zookeeper.held_lock import HeldLock
-from lock_manager.zookeeper.hold_intents import Intent
-from lock_manager.zookeeper.queue import Mode
+from lock_manager.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED_REFUSALS = 256
-
-
-def is_definite(attempt: Mapping[str, Any]) -> bool:
-    """Tell whether it is known what became of an attempt, as the log store saw it (``Attempts.java``)."""
-    return attempt["outcome"] in DEFINITE
-
-
-class GuardedHold:
-    """A hold whose commits to one table the guard lets pass, once it is ready for that.
-
-    Attributes:
-        hold: the hold.
-        table: canonical URI; the only one of the hold by default.
-        metadata: what every commit under it notes beside the hold itself (JSON values).
-        schema: of the table's partitions, if the hold is of some of them.
-        passed: attempts that were let pass in this block, by id, with the version that they may put.
-        refusal: what each of its commits is refused with, whatever the ensemble says; None for most.
-        new_metadata: whether a commit was let pass that says anew what the table is, its properties included, and was
-            not told to drop one of them.
-
-    """
-
-    def __init__(
-        self,
-        hold: HeldLock,
-        metadata: Mapping[str, Any],
-        *,
-        table: str | None = None,
-        schema: PartitionSchema | None = None,
-    ) -> None:
-        self.hold = hold
-        self.table = table or next(iter(hold.scope))
-        self.metadata = dict(metadata)
-        self.schema = schema
-        self.passed: dict[str, int] = {}
-        self.refusal: SluiceError | None = None
-        self.new_metadata = False
-
-    @property
-    def name(self) -> str:
-        """What threads are bound to: the hold's id, marked if it is not of whole tables only."""
-        whole = all(scope.partitions is None for scope in self.hold.scope.values())
-        return self.hold.hold_id if whole else self.hold.hold_id + OF_PARTITIONS
-
-    def check_footprint(self, footprint: Mapping[str, Any]) -> None:
-        """Make sure that a commit touches nothing of the table but the partitions that are held.
-
-        Args:
-            footprint: see ``CommitBody.java``.
-
-        Raises:
-            LockNotHeldError: it does; the message names what.
-
-        """
-        table, scope = self.table, self.hold.scope[self.table]
-        if scope.partitions is None:
-            return
-        others = [name for name in footprint.get("actions", ()) if name not in OF_ANY_PARTITION]
-        if others or footprint.get("unplaced", True) or self.schema is None:
-            what = f"its {', '.join(others)}" if others else "files that say no partition"
-            raise LockNotHeldError(
-                f"{what} of {table} needs the lock on the whole table, and {scope} is held", resource=table
-            )
-        try:
-            touched = map(self.schema.touched, footprint["partitions"])
-            outside = sorted({each for each in touched if not scope.contains([each])}, key=lambda each: each.sort_key)
-        except ResourceError as error:
-            raise LockNotHeldError(f"{scope} is held, and {error}", resource=table) from error
-        if outside:
-            raise LockNotHeldError(
-                f"the commit to {table} touches {names_of(outside)}, and {scope} is held", resource=table
-            )
-
-    def settle(self, attempts: Iterable[Mapping[str, Any]]) -> bool:
-        """Note which attempts have an outcome by now; tell whether all of the hold's attempts on the table have one.
-
-        The attempts of every block under the hold count: one that is open keeps the intent, whoever made it.
-
-        Args:
-            attempts: what the log store says of them; see ``Attempts.java``.
-
-        """
-        intents = self.hold.intents_of(self.table)
-        intents.settle(each["attempt"] for each in attempts if is_definite(each))
-        return not intents.open
-
-    def unanswered(self, attempts: Iterable[Mapping[str, Any]], busy: Collection[str] = ()) -> list[Intent]:
-        """Return the puts of earlier blocks under this very hold that got no answer, as intents to be settled.
-
-        Args:
-            attempts: as for :meth:`settle`. An attempt that the log store does not know may still reach it.
-            busy: attempts of blocks that are not over: one of these counts only if its outcome is said to be unknown.
-
-        """
-        outcomes = {each["attempt"]: each for each in attempts}
-        found = []
-        for name, version in self.hold.intents_of(self.table).open.items():
-            known = outcomes.get(name, {"outcome": "pending"})
-            if known["outcome"] == "unknown" or not (is_definite(known) or name in busy):
-                txn = known.get("txn")
-                hold_id, token = self.hold.hold_id, self.hold.token
-                found.append(Intent(hold_id=hold_id, version=version, txn=txn, attempt=name, token=token))
-        return found
-
-    def stamp(self) -> dict[str, Any]:
-        """Return what a commit under this hold notes of it (``commitInfo.sluice``)."""
-        modes = {key: "exclusive" if mode is Mode.EXCLUSIVE else "shared" for key, mode in self.hold.modes.items()}
-        nodes = [{"key": key, "mode": modes[key], "token": token} for key, token in self.hold.tokens.items()]
-        return {
-            **self.metadata,
-            "hold": self.hold.hold_id,
-            "ensemble": self.hold.ensemble_id,
-            "nodes": nodes,
-            "acquired_at": self.hold.acquired_at,
-        }
 
 
 class CommitGuard:

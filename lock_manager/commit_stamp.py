@@ -1,17 +1,106 @@
-"""What a commit notes of the hold under which it was made, for writers that the commit guard does not see."""
+"""The commit stamp: what a commit records of the hold under which it was made, written and read here.
+
+It is the key ``sluice`` of a commit's ``commitInfo``. The commit guard has the log store write it as an object. A
+writer that the guard does not see (delta-rs) writes it as text, and then it is the writer's own word.
+"""
 
 from __future__ import annotations
 
 import json
 import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from lock_manager.commit_guard import GuardedHold
-from lock_manager.zookeeper.held_lock import HeldLock
+from lock_manager.coordinator import Hold
 
 STAMP = "sluice"
+_EXCLUSIVE, _SHARED = "exclusive", "shared"
 
 
-def commit_metadata(hold: HeldLock, *, job: str | None = None) -> dict[str, str]:
+@dataclass(frozen=True)
+class CommitStamp:
+    """What was noted of the hold under which a commit was made (``commitInfo.sluice``).
+
+    Attributes:
+        commit_id: unique name of the write, or of the attempt to commit it if it was given none.
+        hold: id of the hold.
+        ensemble: who handed out the tokens; tokens of different ensembles do not compare.
+        tokens: fencing tokens of its exclusive locks, by key of the locked node.
+        shared_tokens: of its shared locks.
+        acquired_at: when the hold began, seconds since the epoch, by the writer's clock.
+        job: what the writer called itself.
+        fenced: whether the commit guard noted it, which had the hold confirmed before it let the commit pass. Else it
+            is the writer's own word (see :func:`commit_metadata`).
+
+    """
+
+    commit_id: str
+    hold: str
+    ensemble: str
+    tokens: Mapping[str, int]
+    shared_tokens: Mapping[str, int]
+    acquired_at: float
+    job: str | None = None
+    fenced: bool = True
+
+
+def stamp_of(hold: Hold, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a commit under this hold records; :func:`parse_stamp` reads it.
+
+    Args:
+        hold: under which the commit is made.
+        metadata: what it records beside the hold itself, such as ``job``; JSON values.
+
+    """
+    return {
+        **metadata,
+        "hold": hold.hold_id,
+        "ensemble": hold.ensemble_id,
+        "nodes": [
+            {"key": key, "mode": _EXCLUSIVE if key in hold.exclusive_keys else _SHARED, "token": token}
+            for key, token in hold.tokens.items()
+        ],
+        "acquired_at": hold.acquired_at,
+    }
+
+
+def parse_stamp(info: Mapping[str, Any], write_id: str | None = None) -> CommitStamp | None:
+    """Read the stamp in a ``commitInfo``; None if there is none, or none that this release understands.
+
+    Args:
+        info: of the commit.
+        write_id: name of the write, if the commit has one.
+
+    """
+    try:
+        said = info[STAMP]
+        # The guard writes an object; delta-rs lets a writer note nothing but text.
+        fenced = not isinstance(said, str)
+        said = said if fenced else json.loads(said)
+        nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in said["nodes"]]
+        return CommitStamp(
+            commit_id=write_id or str(said.get("commit_id") or said["attempt"]),
+            hold=str(said["hold"]),
+            ensemble=str(said["ensemble"]),
+            tokens={key: token for key, mode, token in nodes if mode == _EXCLUSIVE},
+            shared_tokens={key: token for key, mode, token in nodes if mode == _SHARED},
+            acquired_at=float(said["acquired_at"]),
+            job=said.get("job"),
+            fenced=fenced,
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def observed_refusal(info: Mapping[str, Any]) -> str | None:
+    """Return the name of the error with which the guard would have refused a commit that it only observed."""
+    said = info.get(STAMP)
+    reason = said.get("observed") if isinstance(said, dict) else None
+    return None if reason is None else str(reason)
+
+
+def commit_metadata(hold: Hold, *, job: str | None = None) -> dict[str, str]:
     """Return what a writer without the guard notes in its commit, so that ``sluice verify`` can check the order.
 
     For delta-rs: ``CommitProperties(custom_metadata=commit_metadata(hold))``. To be made anew for every commit, right
@@ -26,5 +115,5 @@ def commit_metadata(hold: HeldLock, *, job: str | None = None) -> dict[str, str]
         One key, ``sluice``, with a JSON object as text.
 
     """
-    said = GuardedHold(hold, {"attempt": uuid.uuid4().hex, **({} if job is None else {"job": job})}).stamp()
+    said = stamp_of(hold, {"attempt": uuid.uuid4().hex, **({} if job is None else {"job": job})})
     return {STAMP: json.dumps(said, separators=(",", ":"))}

@@ -21,13 +21,13 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
+from lock_manager.coordinator import Hold
 from lock_manager.errors import LockOrderError
 from lock_manager.scope import TableScope
 
-if TYPE_CHECKING:
-    from lock_manager.zookeeper.held_lock import HeldLock
+_H = TypeVar("_H", bound=Hold)
 
 
 class Registry:
@@ -42,26 +42,26 @@ class Registry:
     def reset(self) -> None:
         """Forget everything: in a forked child, whose threads hold nothing."""
         self._lock = threading.Lock()
-        self._holds: weakref.WeakKeyDictionary[threading.Thread, tuple[weakref.ref[HeldLock], ...]]
+        self._holds: weakref.WeakKeyDictionary[threading.Thread, tuple[weakref.ref[Hold], ...]]
         self._holds = weakref.WeakKeyDictionary()
 
-    def add(self, hold: HeldLock) -> None:
+    def add(self, hold: Hold) -> None:
         """Note that ``hold.thread`` has it."""
         with self._lock:
             self._holds[hold.thread] = (*self._others(hold), weakref.ref(hold))
 
-    def remove(self, hold: HeldLock) -> None:
+    def remove(self, hold: Hold) -> None:
         """Note that it was released, or that its manager was closed."""
         with self._lock:
             self._holds[hold.thread] = self._others(hold)
 
-    def of(self, thread: threading.Thread) -> list[HeldLock]:
+    def of(self, thread: threading.Thread) -> list[Hold]:
         """Return what a thread has, in every ensemble; also what is lost and not given back."""
         with self._lock:
             known = self._holds.get(thread, ())
         return [hold for each in known if (hold := each()) is not None]
 
-    def _others(self, hold: HeldLock) -> tuple[weakref.ref[HeldLock], ...]:
+    def _others(self, hold: Hold) -> tuple[weakref.ref[Hold], ...]:
         return tuple(each for each in self._holds.get(hold.thread, ()) if each() not in (None, hold))
 
 
@@ -69,7 +69,7 @@ REGISTRY = Registry()
 os.register_at_fork(after_in_child=REGISTRY.reset)
 
 
-def covering(held: Sequence[HeldLock], wanted: Mapping[str, TableScope]) -> HeldLock | None:
+def covering(held: Sequence[_H], wanted: Mapping[str, TableScope]) -> _H | None:
     """Return the hold among ``held`` that covers what is asked for; None if they have nothing to do with it.
 
     Args:

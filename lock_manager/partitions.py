@@ -23,9 +23,6 @@ from lock_manager.errors import ResourceError
 MOST_PARTITIONS = 64
 """A request for more partitions of one table than this takes the table."""
 
-PARTITIONS = "partitions"
-"""Child of a table's or a partition's znode below which the next level is."""
-
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 _RANGES = {"byte": 7, "short": 15, "integer": 31, "long": 63}
 _KNOWN = re.compile(
@@ -73,10 +70,6 @@ class Partition:
     def ancestors(self) -> tuple[Partition, ...]:
         """Return the partitions that this one is a part of, outermost first."""
         return tuple(Partition(self.values[:depth]) for depth in range(1, len(self.values)))
-
-    def znode(self, table: str) -> str:
-        """Return the path of its znode below that of its table."""
-        return table + "".join(f"/{PARTITIONS}/{component}" for component in self.components)
 
 
 @dataclass(frozen=True)

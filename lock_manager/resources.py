@@ -141,7 +141,3 @@ class TableResource:
     def key(self) -> str:
         """SHA-256 of the canonical URI, 64 hexadecimal digits: the name of the table's znode."""
         return table_key(self.uri)
-
-    def znode(self, lock_root: str) -> str:
-        """Return the path of the table's znode under ``lock_root``."""
-        return f"{lock_root}/{self.key}"

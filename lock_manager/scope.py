@@ -11,7 +11,6 @@ from typing import Any
 from lock_manager.guard_registry import schema_of
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
 from lock_manager.resources import TableResource
-from lock_manager.zookeeper.queue import Mode, Node
 
 log = logging.getLogger(__name__)
 
@@ -100,19 +99,3 @@ class TableScope:
     def contains(self, partitions: Collection[Partition]) -> bool:
         """Tell whether every one of these partitions lies in it."""
         return self.partitions is None or all(any(own.contains(each) for own in self.partitions) for each in partitions)
-
-    def nodes(self, lock_root: str) -> list[Node]:
-        """Return the queues to stand in: the table's, then those of partitions, each after what it is a part of."""
-        table = self.table
-        path = table.znode(lock_root)
-        own = Mode.SHARED if self.shared else Mode.EXCLUSIVE
-        above = Mode.PART_SHARED if self.shared else Mode.PART
-        if self.partitions is None:
-            return [Node(table.key, path, own, table.uri, {"uri": table.uri})]
-        modes = {ancestor: above for each in self.partitions for ancestor in each.ancestors()}
-        modes |= dict.fromkeys(self.partitions, own)
-        found = [Node(table.key, path, above, table.uri, {"uri": table.uri})]
-        for each in sorted(modes, key=lambda partition: partition.sort_key):
-            about = {"partition": dict(each.values)}
-            found.append(Node(f"{table.key}/{each}", each.znode(path), modes[each], table.uri, about))
-        return found

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from lock_manager.errors import SettingsError
-from lock_manager.zookeeper.security import Security
+from lock_manager.security import Security
 
 ENVIRONMENT_PREFIX = "SLUICE_"
 _URL_SCHEME = "zk"

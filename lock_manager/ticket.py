@@ -16,22 +16,14 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lock_manager.errors import LockNotHeldError, SluiceError
-
-if TYPE_CHECKING:
-    from lock_manager.commit_guard import GuardedHold
+from lock_manager.guarded_hold import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, GuardedHold
 
 TURN_SECONDS = 0.5
 """How long a commit waits for its turn before it looks again whether its version is still free."""
 
-#: Behind a ticket's name, or a hold's: it is of partitions, and the guard has to be told what a commit touches.
-OF_PARTITIONS = "*"
-# Where rows get their ids: Delta gives them out again after a conflict.
-OF_ANY_PARTITION = frozenset({"domainMetadata delta.rowTracking"})
-#: Outcomes of a put after which nothing of it can still come (``Attempts.java``).
-DEFINITE = frozenset({"committed", "taken", "rejected"})
 _MILLIS = 1000
 
 

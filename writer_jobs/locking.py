@@ -9,7 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pyspark.sql import SparkSession
 
 from lock_manager import (
-    HeldLock,
+    Hold,
+    LockManager,
     LockSettings,
     ZookeeperLockManager,
 )
@@ -22,7 +23,7 @@ from writer_jobs.delta.table_log import DeltaTableLog, locate_table
 ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
 
 _making = threading.Lock()
-_managers: dict[LockSettings, ZookeeperLockManager] = {}
+_managers: dict[LockSettings, LockManager] = {}
 
 
 @contextmanager
@@ -31,9 +32,9 @@ def locked(
     table: str,
     *,
     partitions: Collection[Mapping[str, object]] | None = None,
-    manager: ZookeeperLockManager | None = None,
+    manager: LockManager | None = None,
     timeout_seconds: float | None = None,
-) -> Iterator[HeldLock]:
+) -> Iterator[Hold]:
     """Lock a table for whatever the block does with Spark: SQL, MERGE, OPTIMIZE, ``saveAsTable``, in this thread.
 
     ::
@@ -79,9 +80,9 @@ def locked_all(
     spark: SparkSession,
     tables: Mapping[str, Collection[Mapping[str, object]] | None],
     *,
-    manager: ZookeeperLockManager | None = None,
+    manager: LockManager | None = None,
     timeout_seconds: float | None = None,
-) -> Iterator[HeldLock]:
+) -> Iterator[Hold]:
     """Lock several tables, or partitions of them, at once; as :func:`locked`, all or nothing and without a deadlock.
 
     Args:
@@ -117,7 +118,7 @@ def _part(spark: SparkSession, table: str, partitions: Collection[Mapping[str, o
     return Part.of(log, partitions)
 
 
-def _default_manager(spark: SparkSession) -> ZookeeperLockManager:
+def _default_manager(spark: SparkSession) -> LockManager:
     context = spark.sparkContext
     hosts = context.getConf().get(ZOOKEEPER_SETTING)
     overrides = {"zk_hosts": hosts} if hosts else {}

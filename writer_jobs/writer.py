@@ -11,10 +11,10 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
-from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager, canonical_table_uri
+from lock_manager import Hold, LockCancelledError, LockManager, SluiceError, canonical_table_uri
 from lock_manager.ticket import NotStagedError
 from writer_jobs.commit.gate import StagedWrite
-from writer_jobs.commit.gate_rules import NO_TABLE, Hold, check_hold, why_whole
+from writer_jobs.commit.gate_rules import NO_TABLE, HoldOver, check_hold, why_whole
 from writer_jobs.commit.guarded import attach_unless_off
 from writer_jobs.commit.held_write import CommitResult, LockedWrite
 from writer_jobs.commit.lock_target import Finder, Lock, Part, Partitions, part_of, partitions_of_rows
@@ -66,7 +66,7 @@ class LockedDeltaWriter:
 
     """
 
-    def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, table: str) -> None:
+    def __init__(self, spark: SparkSession, manager: LockManager, table: str) -> None:
         self._spark = classic_session(spark)
         attach_unless_off(spark)
         self._manager = manager
@@ -92,10 +92,10 @@ class LockedDeltaWriter:
         options: Mapping[str, str] | None = None,
         txn: tuple[str, int] | None = None,
         lock: Lock = "table",
-        hold: Hold = "commit",
+        hold: HoldOver = "commit",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[HeldLock], None] | None = None,
+        before_write: Callable[[Hold], None] | None = None,
     ) -> CommitResult:
         """Append the rows under the lock, and make sure that they are in the table.
 
@@ -155,10 +155,10 @@ class LockedDeltaWriter:
         options: Mapping[str, str] | None = None,
         txn: tuple[str, int] | None = None,
         lock: Lock = "table",
-        hold: Hold = "write",
+        hold: HoldOver = "write",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[HeldLock], None] | None = None,
+        before_write: Callable[[Hold], None] | None = None,
     ) -> CommitResult:
         """Put the rows in the place of all others, of those that a predicate names, or of those of their partitions.
 
@@ -219,10 +219,10 @@ class LockedDeltaWriter:
         condition: str | None = None,
         *,
         lock: Lock = "table",
-        hold: Hold = "write",
+        hold: HoldOver = "write",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[HeldLock], None] | None = None,
+        before_write: Callable[[Hold], None] | None = None,
     ) -> CommitResult:
         """Delete the rows that a condition matches.
 
@@ -261,10 +261,10 @@ class LockedDeltaWriter:
         condition: str | None = None,
         *,
         lock: Lock = "table",
-        hold: Hold = "write",
+        hold: HoldOver = "write",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[HeldLock], None] | None = None,
+        before_write: Callable[[Hold], None] | None = None,
     ) -> CommitResult:
         """Change the rows that a condition matches.
 
@@ -330,10 +330,10 @@ class LockedDeltaWriter:
         plan: MergePlan,
         *,
         lock: Lock = "table",
-        hold: Hold = "write",
+        hold: HoldOver = "write",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[HeldLock], None] | None = None,
+        before_write: Callable[[Hold], None] | None = None,
     ) -> CommitResult:
         if lock != "table":
             plan.refuse_clauses_on_all_rows()
@@ -357,10 +357,10 @@ class LockedDeltaWriter:
         *,
         zorder_by: Sequence[str] = (),
         lock: Lock = "table",
-        hold: Hold = "commit",
+        hold: HoldOver = "commit",
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[HeldLock], None] | None = None,
+        before_write: Callable[[Hold], None] | None = None,
     ) -> CommitResult:
         """Compact small files.
 
@@ -445,11 +445,11 @@ class LockedDeltaWriter:
         lock: Lock,
         find: Finder,
         *,
-        hold: Hold = "write",
+        hold: HoldOver = "write",
         of_table: bool = False,
         timeout: float | None,
         metadata: Mapping[str, Any] | None,
-        before_write: Callable[[HeldLock], None] | None,
+        before_write: Callable[[Hold], None] | None,
     ) -> CommitResult:
         """Find out what to lock, lock it, and do the work.
 
@@ -512,7 +512,7 @@ class LockedDeltaWriter:
         write: DeltaWrite,
         find: Finder | None,
         seconds: float,
-        before_write: Callable[[HeldLock], None] | None,
+        before_write: Callable[[Hold], None] | None,
         *,
         unless_there: bool,
     ) -> CommitResult:

@@ -9,9 +9,10 @@ from contextlib import suppress
 
 from kazoo.exceptions import NoNodeError
 
+from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.zookeeper.empty_znodes import Sweeper
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Deadline, Session
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
 
 log = logging.getLogger(__name__)
 

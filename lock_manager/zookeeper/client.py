@@ -15,10 +15,11 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import AuthFailedError, ConnectionDropped, SASLException, SessionClosedRequireSaslError
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import SASL, Auth, Connect
+from kazoo.security import ACL, Id, Permissions
 
 from lock_manager.errors import SettingsError
+from lock_manager.security import Security
 from lock_manager.zookeeper.connection import connect_with_tls, reason
-from lock_manager.zookeeper.security import Security
 
 _CLOSED_EARLY = "the server closed the connection before it answered, as it does if it demands TLS"
 _CLOSED_IN_SASL = "the server closed the connection in the SASL exchange, as old ones do with wrong credentials"
@@ -29,6 +30,14 @@ _LEAST_HANDSHAKE_SECONDS = 2.0
 _CREDENTIALS_REFUSED = (AuthFailedError, SessionClosedRequireSaslError, SASLException)
 _TLS_CUT_SHORT = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
 """TLS errors that may as well be the network's."""
+
+_PERMISSIONS = {
+    "c": Permissions.CREATE,
+    "d": Permissions.DELETE,
+    "r": Permissions.READ,
+    "w": Permissions.WRITE,
+    "a": Permissions.ADMIN,
+}
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -78,6 +87,17 @@ def _masked(argument: object) -> object:
     return "…" if isinstance(argument, bytes) else argument
 
 
+def acl_of(security: Security) -> list[ACL] | None:
+    """Return the ACL of new znodes as kazoo takes it; None for kazoo's own, which is open to all."""
+    entries = security.new_znodes()
+    if entries is None:
+        return None
+    return [
+        ACL(sum(_PERMISSIONS[letter] for letter in set(entry.permissions)), Id(entry.scheme, entry.id))
+        for entry in entries
+    ]
+
+
 class Client(KazooClient):  # type: ignore[misc]
     """A kazoo client of one ensemble.
 
@@ -121,7 +141,7 @@ class Client(KazooClient):  # type: ignore[misc]
                 "max_delay": min(1.0, session_timeout_seconds / 6),
             },
             logger=_Discreet(logging.getLogger("kazoo.client"), {}),
-            default_acl=security.new_znodes(),
+            default_acl=acl_of(security),
             auth_data=security.auth_data(),
             sasl_options=security.sasl_options(),
             use_ssl=security.tls,

@@ -6,6 +6,8 @@ import socket
 import ssl
 import time
 
+from kazoo.hosts import collect_hosts
+
 WORD_SECONDS = 2.0
 """For all of a four-letter word: connecting, TLS and the answer. Finding the address of a name comes before it."""
 
@@ -65,3 +67,8 @@ def reason(error: BaseException) -> str:
     """Return what an error says of itself, the shortest that is there."""
     told = getattr(error, "verify_message", None) or getattr(error, "reason", None)
     return str(told or error) or type(error).__name__
+
+
+def members_of(hosts: str) -> list[tuple[str, int]]:
+    """Return the servers of a connection string, each once and without the chroot."""
+    return list(dict.fromkeys((host, port) for host, port in collect_hosts(hosts)[0]))

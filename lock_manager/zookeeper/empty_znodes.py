@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import logging
 import random
-import re
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
+from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError
-from lock_manager.partitions import PARTITIONS
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session, SessionState
+from lock_manager.zookeeper.znodes import PARTITIONS, below_table, partition_queues, partitions_node, table_of
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,6 @@ MOST_AT_ONCE = 100
 MOST_WALKED = 200
 ANSWER_SECONDS = 2.0
 CLOSE_SECONDS = 1.0
-
-# A column and its value; the znode of a table is a hash.
-_PARTITION = re.compile(rf"/{PARTITIONS}/[^/]*=[^/]*$")
 
 
 class Sweeper:
@@ -72,7 +69,7 @@ class Sweeper:
         now = time.monotonic()
         with self._lock:
             was_idle = not self._idle
-            for node in filter(_PARTITION.search, nodes):
+            for node in partition_queues(nodes):
                 self._note(node, None)
                 self._walks.setdefault(table_of(node), now + IDLE_SECONDS)
             return was_idle and bool(self._idle)
@@ -168,7 +165,7 @@ class Sweeper:
 
     def _remove(self, nodes: Iterable[str], deadline: Deadline) -> None:
         """Delete them and, deepest first, what is above them up to their table; as far as it is empty."""
-        paths = sorted({each for node in nodes for each in _chain(node)}, key=lambda path: -path.count("/"))
+        paths = sorted({each for node in nodes for each in below_table(node)}, key=lambda path: -path.count("/"))
         asked: list[Any] = [self._session.client.delete_async(path) for path in paths]
         for each in asked:
             try:
@@ -178,7 +175,7 @@ class Sweeper:
 
     def _walk(self, table: str, deadline: Deadline) -> None:
         """Look through some of a table's partitions, and take note of those that are empty."""
-        level, left = [f"{table}/{PARTITIONS}"], MOST_WALKED
+        level, left = [partitions_node(table)], MOST_WALKED
         while level and left > 0:
             asked = {path: self._session.client.get_children_async(path) for path in level[:left]}
             left -= len(asked)
@@ -193,20 +190,5 @@ class Sweeper:
                 elif path.endswith(f"/{PARTITIONS}"):
                     level += [f"{path}/{name}" for name in children if "=" in name]
                 elif PARTITIONS in children:
-                    level.append(f"{path}/{PARTITIONS}")
+                    level.append(partitions_node(path))
             random.shuffle(level)
-
-
-def table_of(node: str) -> str:
-    """Return the path of the table to which the queue of a partition belongs."""
-    while match := _PARTITION.search(node):
-        node = node[: match.start()]
-    return node
-
-
-def _chain(node: str) -> Iterator[str]:
-    """Yield a partition's path, or that of a folder of partitions, and what is above it below its table."""
-    table = table_of(node.removesuffix(f"/{PARTITIONS}"))
-    while node != table:
-        yield node
-        node = node.rpartition("/")[0]

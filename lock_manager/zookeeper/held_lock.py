@@ -12,25 +12,27 @@ from typing import Any, Self
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
+from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError, LockLostError, LockNotHeldError
 from lock_manager.events import Event, tell
+from lock_manager.intents import Intent
 from lock_manager.scope import TableScope
 from lock_manager.settings import check_seconds
 from lock_manager.zookeeper.cleanup import Janitor
-from lock_manager.zookeeper.hold_intents import HoldIntents, Intent, intents_node
+from lock_manager.zookeeper.hold_intents import HoldIntents
 from lock_manager.zookeeper.keepalive import ANNOUNCE_SECONDS, Keeper
-from lock_manager.zookeeper.queue import Place, Request
+from lock_manager.zookeeper.request import Place, Request
 from lock_manager.zookeeper.session import (
     KEEPALIVE_FRACTION,
     NO_ANSWER,
     ROLLED_BACK,
     SESSION_GONE,
     VALID_FRACTION,
-    Deadline,
     Session,
     SessionState,
 )
 from lock_manager.zookeeper.signals import Shield
+from lock_manager.zookeeper.znodes import Mode, intents_node
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class HeldLock:
         scope: what is held of each table, by canonical URI.
         shared: whether other shared holders may hold at the same time.
         tokens: fencing token (czxid of the contender) by key of each node; a later exclusive hold has a larger one.
-        modes: how each node is held, likewise.
+        exclusive_keys: keys of the nodes that it holds alone.
         ensemble_id: UUID of the ensemble that gave it: tokens of different ensembles do not compare.
         requested_at: when ``acquire`` was called, seconds since the epoch.
         acquired_at: when the lock was had.
@@ -97,7 +99,7 @@ class HeldLock:
         self.scope = dict(scope)
         self.shared = all(each.shared for each in scope.values())
         self.tokens = {spot.node.key: spot.token for spot in place.spots}
-        self.modes = {spot.node.key: spot.node.mode for spot in place.spots}
+        self.exclusive_keys = frozenset(spot.node.key for spot in place.spots if spot.node.mode is Mode.EXCLUSIVE)
         self.ensemble_id = session.ensemble_id or ""
         self.acquired_at = time.time()
         self.requested_at = self.acquired_at - waited_seconds
@@ -116,7 +118,9 @@ class HeldLock:
         self._blocks: list[int] = []
         self._closed_inside = False
         self._intents = {
-            table: HoldIntents(self, session, crew.shield, intents_node(node), place.unclean[table])
+            table: HoldIntents(
+                self.hold_id, self.confirmed, session, crew.shield, intents_node(node), place.unclean[table]
+            )
             for table, node in request.tables.items()
         }
         self._checked_at = time.monotonic()

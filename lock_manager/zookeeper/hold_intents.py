@@ -1,103 +1,28 @@
-"""Intents: what a hold was about to put into a table's log, kept where it outlives the hold.
+"""Where the intents of holds (:mod:`lock_manager.intents`) are kept: below the znode of their table.
 
-Just before a version file is put, the request that confirms the hold also writes its intent, a child of
-``<table's znode>/intents`` whose name begins with the hold's id. The release removes it together with the contender,
-once it is known what became of every put. An intent that a new holder finds is therefore of a writer that was killed,
-paused or cut off at the wrong moment: its put may still be on the way. Before the new holder reads anything it sees to
-it that the version is occupied, by whom ever; then the late put can only fail.
-
-An attempt belongs to its hold and table, not to the block of code that made it: it is open until its outcome is known,
-however many blocks begin and end under the hold meanwhile.
+A hold's intent is a child of ``<table's znode>/intents`` whose name begins with the hold's id. It is written by the
+request that confirms the hold, and removed together with the contender.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, VALID_FRACTION, Deadline, Session
-
-if TYPE_CHECKING:
-    from lock_manager.zookeeper.held_lock import HeldLock
-    from lock_manager.zookeeper.signals import Shield
+from lock_manager.deadline import Deadline
+from lock_manager.intents import UNREADABLE, Intent
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, VALID_FRACTION, Session
+from lock_manager.zookeeper.signals import Shield
+from lock_manager.zookeeper.znodes import intent_node
 
 log = logging.getLogger(__name__)
-
-INTENTS = "intents"
-UNREADABLE = 2**63 - 1
-"""The version of an intent that cannot be read: of another release, say. It may be any."""
-
-
-def intents_node(node: str) -> str:
-    """Return the znode of the intents on the table whose queue is ``node``."""
-    return f"{node}/{INTENTS}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Intent:
-    """What a hold was about to put.
-
-    Attributes:
-        hold_id: of the hold; the znode's name begins with it.
-        version: of the table.
-        txn: Delta's name of the transaction, None if it has none.
-        attempt: unique name of this attempt.
-        token: fencing token of the hold.
-
-    """
-
-    hold_id: str
-    version: int
-    txn: str | None
-    attempt: str
-    token: int
-
-    def data(self) -> bytes:
-        """Return what its znode holds."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def parse(cls, data: bytes) -> Intent:
-        """Read what :meth:`data` wrote.
-
-        Raises:
-            ValueError: something else is there.
-
-        """
-        try:
-            said = json.loads(data)
-            return cls(
-                hold_id=str(said["hold_id"]),
-                version=int(said["version"]),
-                txn=None if said["txn"] is None else str(said["txn"]),
-                attempt=str(said["attempt"]),
-                token=int(said["token"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"no intent: {data[:100]!r}") from error
-
-
-def version_to_occupy(intents: Iterable[Intent], newest: int) -> int | None:
-    """Return the version that a new holder has to see occupied before it reads, None if there is none.
-
-    Any intent of a version that is not there yet asks for the next one: also if another does not fit, because it cannot
-    be read, or because the table was dropped and made again under that hold. An empty commit costs little.
-
-    Args:
-        intents: that holds before left behind.
-        newest: version of the table, which must exist: an empty commit would make none.
-
-    """
-    return newest + 1 if any(intent.version > newest for intent in intents) else None
-
 
 MOST_SECONDS = 45.0
 """How long the ensemble is asked about an intent at most: the log store waits a minute for the commit guard."""
@@ -113,11 +38,21 @@ class _Noted(Enum):
     SETTLED = "settled"
 
 
+class Confirm(Protocol):
+    """Asks whether the hold stands; see ``HeldLock.confirmed``."""
+
+    def __call__(
+        self, deadline: Deadline, doing: str, operation: Callable[[Any], None] | None = None
+    ) -> Exception | None:
+        """Ask, together with one more operation that is done if and only if the hold stands."""
+
+
 class HoldIntents:
     """The intents of one hold, and those that holds before it left behind.
 
     Args:
-        hold: the hold.
+        hold_id: of the hold.
+        confirm: asks whether it stands.
         session: to ask through.
         shield: keeps signal handlers out of its requests.
         node: znode below which the table's intents are.
@@ -125,13 +60,22 @@ class HoldIntents:
 
     """
 
-    def __init__(self, hold: HeldLock, session: Session, shield: Shield, node: str, unclean: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        hold_id: str,
+        confirm: Confirm,
+        session: Session,
+        shield: Shield,
+        node: str,
+        unclean: tuple[str, ...],
+    ) -> None:
         self.unclean = unclean
-        self._hold = hold
+        self._hold_id = hold_id
+        self._confirm = confirm
         self._session = session
         self._shield = shield
         self._node = node
-        self._own = f"{node}/{hold.hold_id}"
+        self._own = intent_node(node, hold_id)
         self._renewed = 0
         self._noted = _Noted.NOTHING
         self._noting = threading.Lock()
@@ -177,7 +121,7 @@ class HoldIntents:
                 else:
                     transaction.set_data(self._own, data)
 
-            problem = self._hold.confirmed(deadline, "noting an intent", write)
+            problem = self._confirm(deadline, "noting an intent", write)
             if problem is None or isinstance(problem, NodeExistsError):
                 # It exists: an earlier request of ours had no answer.
                 self._noted = _Noted.OPEN
@@ -187,7 +131,7 @@ class HoldIntents:
                 if not fresh:
                     # Another name, which nobody has read: by the old one it could be cleared away again, unread.
                     self._renewed += 1
-                    self._own = f"{self._node}/{self._hold.hold_id}-{self._renewed}"
+                    self._own = intent_node(self._node, self._hold_id, self._renewed)
                 with suppress(NodeExistsError, NoNodeError, *NO_ANSWER, *SESSION_GONE):
                     self._session.wait(self._session.client.create_async(self._node), deadline)
             if problem is None:
@@ -251,7 +195,7 @@ class HoldIntents:
             def delete(transaction: Any, *, path: str = f"{self._node}/{name}", version: int = version) -> None:
                 transaction.delete(path, version)
 
-            problem = self._hold.confirmed(deadline, "clearing an intent", delete)
+            problem = self._confirm(deadline, "clearing an intent", delete)
             if isinstance(problem, BadVersionError):
                 log.info("the intent %s has changed since it was read: its hold lives, and it stays", name)
         self._read_at.clear()
@@ -263,7 +207,7 @@ class HoldIntents:
 
     def _read(self, name: str, deadline: Deadline) -> Intent | None:
         while True:
-            self._hold.confirmed(deadline, "reading an intent")
+            self._confirm(deadline, "reading an intent")
             try:
                 data, stat = self._session.wait(self._session.client.get_async(f"{self._node}/{name}"), deadline)
                 self._read_at[name] = stat.version

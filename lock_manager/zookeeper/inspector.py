@@ -1,67 +1,28 @@
-"""Looks at every lock below a lock root, and breaks one; takes none itself, and makes nothing.
-
-The layout that it reads: a table's queue is ``<lock root>/<sha256 of its URI>``, whose data is ``{"uri": …}``. Below
-its child ``partitions`` there is one queue for each value of the first partition column (``month=1``, escaped as Hive
-does), which may have a child ``partitions`` again, and so on.
-"""
+"""Looks at every lock below a lock root, and breaks one; takes none itself, and makes nothing."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
 
+from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.resources import TableResource
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper import lock_root
-from lock_manager.zookeeper.queue import parse_queue
-from lock_manager.zookeeper.queue_view import WHOLE_TABLE, Claim, Found, claims_of
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.zookeeper.queue_reader import QueueReader, TableLocks
+from lock_manager.zookeeper.queue_view import QueueEntry
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session, SessionState
+from lock_manager.zookeeper.znodes import PARTITIONS, is_table_name, parse_queue
 
 _R = TypeVar("_R")
 
-PARTITIONS = "partitions"
 ANSWER_SECONDS = 15.0
 """How long one question may take, connecting included."""
-
-_TABLE = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableLocks:
-    """Who holds a table or its partitions, and who waits.
-
-    Attributes:
-        uri: canonical URI; None if its znode does not say, because another program made it.
-        key: name of its znode.
-        claims: in the order in which they queued up.
-
-    """
-
-    uri: str | None
-    key: str
-    claims: tuple[Claim, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """URI, or what there is instead."""
-        return self.uri or f"znode {self.key}"
-
-    @property
-    def holders(self) -> tuple[Claim, ...]:
-        """Those that hold, first come first."""
-        return tuple(claim for claim in self.claims if claim.holds)
-
-    @property
-    def waiters(self) -> tuple[Claim, ...]:
-        """Those that wait, first come first."""
-        return tuple(claim for claim in self.claims if not claim.holds)
 
 
 class LockInspector:
@@ -78,6 +39,7 @@ class LockInspector:
     def __init__(self, settings: LockSettings, *, answer_seconds: float | None = None) -> None:
         self.settings = settings
         self._session = Session(settings)
+        self._reader = QueueReader(self._session)
         self._seconds = ANSWER_SECONDS if answer_seconds is None else answer_seconds
 
     def __enter__(self) -> Self:
@@ -101,17 +63,17 @@ class LockInspector:
         return self._asked(self._tables)
 
     def table(self, resource: TableResource) -> TableLocks:
-        """Return one table; one without claims if nobody ever asked for it."""
-        return self._asked(lambda deadline: self._table(resource.key, deadline, uri=resource.uri))
+        """Return one table; one without entries if nobody ever asked for it."""
+        return self._asked(lambda deadline: self._reader.table(resource.key, deadline, uri=resource.uri))
 
-    def remove(self, table: TableLocks, holder: Claim) -> bool:
+    def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
         """Delete the contenders of a holder, all of them or none, so that it is fenced and the next one gets the lock.
 
         Its own session lives on: the next question of its guard, or of its keeper, tells it that the lock was lost.
 
         Args:
             table: as it was looked at.
-            holder: one of its claims. It is removed only if it is still the one that was looked at, by the names of
+            holder: one of its entries. It is removed only if it is still the one that was looked at, by the names of
                 its contenders and by their tokens.
 
         Returns:
@@ -122,8 +84,8 @@ class LockInspector:
 
         def remove(deadline: Deadline) -> bool:
             nonlocal unsure
-            fresh = self._table(table.key, deadline, uri=table.uri)
-            same = [claim for claim in fresh.holders if claim.claim_id == holder.claim_id]
+            fresh = self._reader.table(table.key, deadline, uri=table.uri)
+            same = [entry for entry in fresh.holders if entry.hold_id == holder.hold_id]
             if not same or same[0].token != holder.token:
                 # After a request without an answer it is most likely our own that was done.
                 return unsure
@@ -165,85 +127,24 @@ class LockInspector:
 
     def _tables(self, deadline: Deadline) -> list[TableLocks]:
         root = self.settings.lock_root
-        below = self._children([root], deadline).get(root, [])
-        keys = [name for name in below if _TABLE.fullmatch(name)]
+        below = self._reader.children([root], deadline).get(root, [])
+        keys = [name for name in below if is_table_name(name)]
         uris = self._uris(keys, deadline)
-        children = self._children([f"{root}/{key}" for key in uris], deadline)
+        children = self._reader.children([f"{root}/{key}" for key in uris], deadline)
         tables = []
         for key, uri in uris.items():
             names = children.get(f"{root}/{key}", [])
             # Most tables are idle: one look at all of them together is enough for those.
             is_busy = PARTITIONS in names or parse_queue(names)
-            tables.append(self._table(key, deadline, uri=uri) if is_busy else TableLocks(uri=uri, key=key))
+            tables.append(self._reader.table(key, deadline, uri=uri) if is_busy else TableLocks(uri=uri, key=key))
         return sorted(tables, key=lambda table: (table.uri is None, table.uri or table.key))
 
     def _uris(self, keys: Iterable[str], deadline: Deadline) -> dict[str, str | None]:
         nodes = {f"{self.settings.lock_root}/{key}": key for key in keys}
         found: dict[str, str | None] = {}
-        for node, (data, _) in self._got(nodes, deadline).items():
+        for node, (data, _) in self._reader.got(nodes, deadline).items():
             try:
                 found[nodes[node]] = str(json.loads(data)["uri"])
             except (ValueError, KeyError, TypeError):
                 found[nodes[node]] = None
         return found
-
-    def _table(self, key: str, deadline: Deadline, *, uri: str | None) -> TableLocks:
-        node = f"{self.settings.lock_root}/{key}"
-        seen = self._newest_change(node, deadline)
-        node_of, queues = self._queues(node, deadline)
-        paths = [f"{node_of[partition]}/{name}" for partition, names in queues.items() for name in names]
-        # The queues are listed one after the other. Who came meanwhile may be missing from the first ones, and who left
-        # from the last ones: neither is told.
-        found = {
-            path: Found(data, stat.czxid, stat.ctime / 1000)
-            for path, (data, stat) in self._got(paths, deadline).items()
-            if stat.czxid <= seen
-        }
-        return TableLocks(uri=uri, key=key, claims=tuple(claims_of(queues, found, node_of)))
-
-    def _newest_change(self, node: str, deadline: Deadline) -> int:
-        """Return the zxid of a change after which everything is listed that was made before it."""
-        client = self._session.client
-        # Another server than ours may have answered those who hold.
-        self._session.wait(client.sync_async(node), deadline)
-        self._session.wait(client.exists_async(node), deadline)
-        return int(client.last_zxid)
-
-    def _queues(self, node: str, deadline: Deadline) -> tuple[dict[str, str], dict[str, list[str]]]:
-        """Return the znodes and the contenders of the queues of a table and of its partitions, both by partition."""
-        node_of: dict[str, str] = {}
-        queues: dict[str, list[str]] = {}
-        level = {WHOLE_TABLE: node}
-        while level:
-            children = self._children(level.values(), deadline)
-            for partition, path in level.items():
-                if path in children:
-                    node_of[partition] = path
-                    queues[partition] = [contender.name for contender in parse_queue(children[path])]
-            deeper = {
-                f"{path}/{PARTITIONS}": partition
-                for partition, path in level.items()
-                if PARTITIONS in children.get(path, ())
-            }
-            level = {
-                f"{deeper[folder]}/{name}".lstrip("/"): f"{folder}/{name}"
-                for folder, names in self._children(deeper, deadline).items()
-                for name in names
-            }
-        return node_of, queues
-
-    def _children(self, paths: Iterable[str], deadline: Deadline) -> dict[str, list[str]]:
-        """List the children of several nodes at once; those that are not there are left out."""
-        return self._answers({path: self._session.client.get_children_async(path) for path in paths}, deadline)
-
-    def _got(self, paths: Iterable[str], deadline: Deadline) -> dict[str, tuple[bytes, Any]]:
-        return self._answers({path: self._session.client.get_async(path) for path in paths}, deadline)
-
-    def _answers(self, asked: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
-        answers = {}
-        for path, answer in asked.items():
-            try:
-                answers[path] = self._session.wait(answer, deadline)
-            except NoNodeError:
-                continue
-        return answers

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
-from lock_manager.zookeeper.session import KEEPALIVE_FRACTION, NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
-
-if TYPE_CHECKING:
-    from lock_manager.zookeeper.held_lock import HeldLock
+from lock_manager.deadline import Deadline
+from lock_manager.zookeeper.session import KEEPALIVE_FRACTION, NO_ANSWER, SESSION_GONE, Session, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -21,18 +19,38 @@ IDLE_SECONDS = 10.0
 """How long after the last hold the thread goes on waking by itself, before it sleeps until it is woken."""
 
 
+class KeptHold(Protocol):
+    """A hold, as far as it is asked about here."""
+
+    @property
+    def lost(self) -> str | None:
+        """How it was lost, None as long as that is not known."""
+
+    def due_at(self) -> float:
+        """Monotonic time at which the ensemble is to be asked next."""
+
+    def ask(self) -> Any:
+        """Send the question whether it stands; return kazoo's AsyncResult."""
+
+    def learn(self, outcome: object, sent_at: float, *, announced: bool = False) -> str | None:
+        """Take in the answer, or what kazoo raised."""
+
+    def look_at_clock(self) -> None:
+        """Count it as lost if our own clock says so."""
+
+
 class Keeper:
     """Asks the ensemble about every hold, often enough that :meth:`HeldLock.is_valid` stays true while it should."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._holds: set[HeldLock] = set()
+        self._holds: set[KeptHold] = set()
         self._wakes_at = float("inf")
         self._added_at = float("-inf")
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def add(self, hold: HeldLock) -> None:
+    def add(self, hold: KeptHold) -> None:
         """Look after ``hold``."""
         with self._changed:
             self._holds.add(hold)
@@ -44,7 +62,7 @@ class Keeper:
             elif hold.due_at() < self._wakes_at:
                 self._changed.notify()
 
-    def remove(self, hold: HeldLock) -> None:
+    def remove(self, hold: KeptHold) -> None:
         """Look after it no more."""
         with self._changed:
             self._holds.discard(hold)
@@ -67,7 +85,7 @@ class Keeper:
             except Exception:  # whatever it was, this thread is what every other hold depends on
                 log.exception("could not look after the holds")
 
-    def _look_after(self, holds: list[HeldLock]) -> None:
+    def _look_after(self, holds: list[KeptHold]) -> None:
         for hold in holds:
             hold.look_at_clock()
         if self._session.state is not SessionState.CONNECTED:

@@ -5,19 +5,31 @@ from __future__ import annotations
 import json
 import uuid
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
+from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleFormatError
-
-if TYPE_CHECKING:
-    from lock_manager.zookeeper.session import Deadline, Session
+from lock_manager.settings import LockSettings
 
 LOCK_FORMAT = 1
 
 
-def ensemble_id(session: Session, deadline: Deadline) -> str:
+class Asking(Protocol):
+    """A session, as far as it is used here."""
+
+    settings: LockSettings
+
+    @property
+    def client(self) -> Any:
+        """The kazoo client."""
+
+    def wait(self, result: Any, deadline: Deadline) -> Any:
+        """Wait for a kazoo AsyncResult."""
+
+
+def ensemble_id(session: Asking, deadline: Deadline) -> str:
     """Return the UUID of the ensemble, kept at the lock root; make the root if it is not there.
 
     Other programs may speak to the same ensemble in another release, so the root says ``{"format": 1}``.
@@ -43,7 +55,7 @@ def ensemble_id(session: Session, deadline: Deadline) -> str:
             session.wait(session.client.set_async(root, fresh, version=stat.version), deadline)
 
 
-def known_ensemble(session: Session, deadline: Deadline) -> str | None:
+def known_ensemble(session: Asking, deadline: Deadline) -> str | None:
     """Return the UUID of the ensemble, None if nobody has used this lock root yet; make nothing.
 
     Raises:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+from lock_manager.coordinator import Cancellation
+from lock_manager.deadline import Deadline
 from lock_manager.errors import (
     ClosedError,
     EnsembleUnavailableError,
@@ -26,11 +28,14 @@ from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings, check_seconds
 from lock_manager.zookeeper.cleanup import Janitor
 from lock_manager.zookeeper.held_lock import Crew, HeldLock
-from lock_manager.zookeeper.inspect import QueueEntry, read_queue
 from lock_manager.zookeeper.keepalive import Keeper
-from lock_manager.zookeeper.queue import Attempt, Cancellation, Request
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Deadline, Session, SessionState
+from lock_manager.zookeeper.queue import Attempt
+from lock_manager.zookeeper.queue_reader import QueueReader
+from lock_manager.zookeeper.queue_view import QueueEntry
+from lock_manager.zookeeper.request import Request, queues_of
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session, SessionState
 from lock_manager.zookeeper.signals import Shield
+from lock_manager.zookeeper.znodes import table_node
 
 CONNECT_SECONDS = 15.0
 
@@ -235,8 +240,8 @@ class ZookeeperLockManager:
         root = self.settings.lock_root
         request = Request(
             resource=", ".join(map(str, wanted.values())),
-            tables={uri: scope.table.znode(root) for uri, scope in wanted.items()},
-            nodes=tuple(node for scope in wanted.values() for node in scope.nodes(root)),
+            tables={uri: table_node(root, scope.table) for uri, scope in wanted.items()},
+            nodes=tuple(node for scope in wanted.values() for node in queues_of(scope, root)),
             identity=self._identity(),
             cancellation=cancellation or Cancellation(),
             wanted={uri: scope.told() for uri, scope in wanted.items()},
@@ -346,7 +351,7 @@ class ZookeeperLockManager:
     def queue(
         self, resource: str | os.PathLike[str] | TableResource, *, timeout_seconds: float = CONNECT_SECONDS
     ) -> list[QueueEntry]:
-        """Return who holds the lock on ``resource`` and who waits for it, first come first.
+        """Return who holds ``resource``, or partitions of it, and who waits for them, first come first.
 
         Raises:
             EnsembleUnavailableError: no answer in time.
@@ -354,10 +359,10 @@ class ZookeeperLockManager:
             ClosedError: closed, or carried over by a fork.
 
         """
-        node = TableResource.of(resource).znode(self.settings.lock_root)
+        table = TableResource.of(resource)
         check_seconds("timeout_seconds", timeout_seconds)
         self._session.check_usable()
-        return self._shield.run(lambda: self._read_queue(node, Deadline(timeout_seconds)))
+        return self._shield.run(lambda: self._read_queue(table, Deadline(timeout_seconds)))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -373,7 +378,8 @@ class ZookeeperLockManager:
 
     def _held_by(self, thread: threading.Thread) -> list[HeldLock]:
         """Return what a thread has in this manager's ensemble, whichever manager gave it, oldest first."""
-        return [hold for hold in REGISTRY.of(thread) if hold.ensemble_id == self._session.ensemble_id]
+        ours = (hold for hold in REGISTRY.of(thread) if hold.ensemble_id == self._session.ensemble_id)
+        return [hold for hold in ours if isinstance(hold, HeldLock)]
 
     def _held_already(self, wanted: Mapping[str, TableScope], thread: threading.Thread) -> HeldLock | None:
         """Enter again and return the hold of this thread that covers what is asked for; None if there is none.
@@ -397,10 +403,12 @@ class ZookeeperLockManager:
         attempt.connect()
         return self._held_already(wanted, thread)
 
-    def _read_queue(self, node: str, deadline: Deadline) -> list[QueueEntry]:
+    def _read_queue(self, table: TableResource, deadline: Deadline) -> list[QueueEntry]:
+        reader = QueueReader(self._session)
         while True:
             try:
-                return read_queue(self._session, node, deadline)
+                self._session.ready(deadline)
+                return list(reader.table(table.key, deadline, uri=table.uri).entries)
             except NO_ANSWER + SESSION_GONE:
                 if deadline.remaining() == 0:
                     raise EnsembleUnavailableError(

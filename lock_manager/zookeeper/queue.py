@@ -18,22 +18,19 @@ Source: ZooKeeper's recipe page ("Shared Locks"), with what it leaves open:
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
-import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
+from lock_manager.deadline import Deadline
 from lock_manager.errors import (
     EnsembleRefusedError,
     EnsembleUnavailableError,
@@ -42,27 +39,27 @@ from lock_manager.errors import (
     describe_ahead,
 )
 from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Janitor
-from lock_manager.zookeeper.hold_intents import intents_node
+from lock_manager.zookeeper.request import Node, Place, Request, Spot
 from lock_manager.zookeeper.session import (
     EXPECTED,
     LOOK_SECONDS,
     NO_ANSWER,
     ROLLED_BACK,
     SESSION_GONE,
-    Deadline,
     Session,
     SessionState,
 )
+from lock_manager.zookeeper.znodes import (
+    Contender,
+    conflicting_ahead,
+    contender_at,
+    hold_of_intent,
+    intents_node,
+    new_contender,
+    parse_queue,
+)
 
 log = logging.getLogger(__name__)
-
-EXCLUSIVE_MARK = "__lock__"
-SHARED_MARK = "__rlock__"
-PART_MARK = "-part"
-PART_SHARED_MARK = "-look"
-_WRAP = 2**32
-_NAME = re.compile(rf"({EXCLUSIVE_MARK}|(?:{PART_MARK}|{PART_SHARED_MARK})?{SHARED_MARK})(-?\d+)$")
-_ID_DIGITS = 32
 
 TRY_SECONDS = 15.0
 """How long a try-lock (time-out 0) may take to connect and to ask; it never waits in the queue."""
@@ -73,171 +70,6 @@ EXPLAIN_SECONDS = 1.0
 
 REPORT_SECONDS = 10.0
 """How often a contender that waits logs whom it waits for."""
-
-
-class Mode(Enum):
-    """How a contender asks for a node."""
-
-    #: With nobody else.
-    EXCLUSIVE = EXCLUSIVE_MARK
-    #: With others that only read.
-    SHARED = SHARED_MARK
-    #: With others that lock something below it, too, but with none that read all of it. To kazoo a shared one.
-    PART = PART_MARK + SHARED_MARK
-    #: With all but one that has it alone: something below it is locked, and shared. Likewise.
-    PART_SHARED = PART_SHARED_MARK + SHARED_MARK
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One place in the queue, as its name tells.
-
-    Attributes:
-        sequence: place in the order, see :func:`parse_queue`.
-        name: of its znode.
-        mode: how it asks.
-
-    """
-
-    sequence: int
-    name: str
-    mode: Mode
-
-    @property
-    def shared(self) -> bool:
-        """Whether others may hold at the same time."""
-        return self.mode is not Mode.EXCLUSIVE
-
-    @property
-    def hold_id(self) -> str:
-        """Name of the hold that it is, or may become, a part of."""
-        return self.name[:_ID_DIGITS]
-
-    def conflicts_with(self, other: Contender) -> bool:
-        """Tell whether the two may not hold at the same time."""
-        return not (self.shared and other.shared) or {self.mode, other.mode} == {Mode.SHARED, Mode.PART}
-
-
-def parse_queue(children: list[str]) -> list[Contender]:
-    """Return the contenders among a znode's children, first come first.
-
-    Sequence numbers are a signed 32-bit counter that wraps around: of two, the one that a short way up leads from is
-    the earlier, so that a newcomer behind 2147483647 is not taken for the oldest.
-    """
-    matches = ((name, _NAME.search(name)) for name in children)
-    contenders = [Contender(int(match[2]), name, Mode(match[1])) for name, match in matches if match]
-    return sorted(contenders, key=functools.cmp_to_key(_steps_after))
-
-
-def _steps_after(one: Contender, other: Contender) -> int:
-    return (one.sequence - other.sequence + _WRAP // 2) % _WRAP - _WRAP // 2
-
-
-def conflicting_ahead(queue: list[Contender], own: Contender) -> list[Contender]:
-    """Return who has to leave before ``own``, which is in ``queue``, may hold; first come first."""
-    return [other for other in queue[: queue.index(own)] if other.conflicts_with(own)]
-
-
-@dataclass(frozen=True)
-class Node:
-    """A queue that a request stands in.
-
-    Attributes:
-        key: of what is locked there; for its fencing token.
-        path: of the znode.
-        mode: how it is asked for.
-        table: canonical URI of the table to which it belongs.
-        about: what the znode says of itself, for people; JSON values.
-
-    """
-
-    key: str
-    path: str
-    mode: Mode
-    table: str
-    about: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Spot:
-    """A contender of ours that exists, or existed.
-
-    Attributes:
-        node: whose queue it stands in.
-        path: of its znode.
-        contender: its place in the queue.
-        token: its czxid, a number that only rises: the fencing token.
-
-    """
-
-    node: Node
-    path: str
-    contender: Contender
-    token: int
-
-
-@dataclass(frozen=True)
-class Place:
-    """What an acquire ends with: a contender at the head of each queue.
-
-    Attributes:
-        hold_id: with which the names of all contenders begin.
-        spots: one for each node, in the order of the request.
-        session_id: of the session that they live with.
-        unclean: by table, names of the intents that were found at the end: of holds that ended uncleanly.
-
-    """
-
-    hold_id: str
-    spots: tuple[Spot, ...]
-    session_id: int
-    unclean: Mapping[str, tuple[str, ...]]
-
-
-class Cancellation:
-    """Has one acquire, which waits in another thread or is yet to begin, give up."""
-
-    def __init__(self) -> None:
-        self.requested = threading.Event()
-        self._wake: Callable[[], None] = lambda: None
-
-    def request(self) -> None:
-        """Have it raise LockCancelledError, now or when it begins."""
-        self.requested.set()
-        self._wake()
-
-    def wakes(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called for it."""
-        self._wake = wake
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is asked for.
-
-    Attributes:
-        resource: what it is, for messages.
-        tables: znode of each table's queue, by canonical URI.
-        nodes: queues to stand in, in the one order in which everybody asks.
-        identity: who asks, for people: host, pid, job and so on. JSON values.
-        wanted: what is asked for of each table, for people, likewise; by canonical URI. Who waits behind a table stands
-            in no queue that would tell.
-        cancellation: to stop waiting; see :meth:`Attempt.cancel`.
-
-    """
-
-    resource: str
-    tables: Mapping[str, str]
-    nodes: tuple[Node, ...]
-    identity: Mapping[str, Any]
-    cancellation: Cancellation
-    wanted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-
-    def data(self, node: Node, **since: float) -> bytes:
-        """Return what a contender's znode holds: who it is, what for and, once it holds, ``acquired_at``."""
-        # Once is enough: with it in each of 64 contenders their transaction would become large.
-        wanted = self.wanted.get(node.table, {}) if node.path == self.tables[node.table] else {}
-        return json.dumps({**self.identity, **wanted, **since}).encode()
 
 
 class Attempt:
@@ -384,7 +216,7 @@ class Attempt:
         for table, names in intents.items():
             index = next(number for number, node in enumerate(self._request.nodes) if node.table == table)
             others = {contender.hold_id for contender in queues[index]} if index in queues else set()
-            unclean[table] = tuple(name for name in names if name[:_ID_DIGITS] not in others)
+            unclean[table] = tuple(name for name in names if hold_of_intent(name) not in others)
         return Place(self._hold_id, tuple(self._spots), self._session_id, unclean)
 
     def _answer(self, result: Any) -> Any:
@@ -432,7 +264,7 @@ class Attempt:
         self._hold_id = self._hold_id or uuid.uuid4().hex
         first = len(self._spots)
         nodes = self._request.nodes[first:]
-        paths = [f"{node.path}/{self._hold_id}{node.mode.value}" for node in nodes]
+        paths = [new_contender(node.path, self._hold_id, node.mode) for node in nodes]
         sent_at = time.monotonic()
         if first == 0 and len(nodes) == 1:
             # With what the single request tells of the contender a question is spared.
@@ -469,8 +301,7 @@ class Attempt:
         return answers
 
     def _add(self, node: Node, path: str, token: int) -> None:
-        (contender,) = parse_queue([path.rpartition("/")[2]])
-        self._spots.append(Spot(node, path, contender, token))
+        self._spots.append(Spot(node, path, contender_at(path), token))
 
     def _look_again(self) -> tuple[dict[int, Any], dict[str, Any]]:
         """List the queues and prove, by a quorum request in the same round trip, that all our contenders stand."""

@@ -1,8 +1,8 @@
-"""Whose contenders they are: the queues of one table and of its partitions, told as claims.
+"""Whose contenders they are: the queues of one table and of its partitions, told as entries.
 
 One ``acquire`` puts one contender into each queue that it has to pass: into the table's, and for partitions a shared
 one into the table's and every ancestor's and one into the partition's own. They are made in one transaction, and their
-names begin with the same UUID. Such a group is a *claim* here: it holds when none of its contenders has a conflicting
+names begin with the same UUID. Such a group is a *entry* here: it holds when none of its contenders has a conflicting
 one ahead of it, and else it waits.
 
 Pure: reads no server. :mod:`lock_manager.zookeeper.inspector` does.
@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lock_manager.zookeeper.queue import Contender, Mode, conflicting_ahead, parse_queue
+from lock_manager.zookeeper.znodes import Contender, Mode, conflicting_ahead, parse_queue
 
 #: The whole table, among the names of partitions.
 WHOLE_TABLE = ""
@@ -40,8 +40,8 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimedNode:
-    """One contender of a claim.
+class QueuedNode:
+    """One contender of a entry.
 
     Attributes:
         partition: whose queue it is in, as ``year=2013/month=1``, escaped as Hive does; empty for the whole table.
@@ -68,21 +68,21 @@ class ClaimedNode:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class QueueEntry:
     """What one ``acquire`` holds or waits for in one table.
 
     Attributes:
-        claim_id: with which the names of its contenders begin; a UUID.
+        hold_id: with which the names of its contenders begin; a UUID.
         nodes: its contenders, the table's first.
-        waits_for: claims that have to leave before; empty if it holds.
+        waits_for: entries that have to leave before; empty if it holds.
         data: what it says of itself: host, pid, job, app_id, requested_at and (once it holds) acquired_at, as far as
             it does.
         created_at: when it queued up, seconds since the epoch, by the ensemble's clock.
 
     """
 
-    claim_id: str
-    nodes: tuple[ClaimedNode, ...]
+    hold_id: str
+    nodes: tuple[QueuedNode, ...]
     waits_for: tuple[str, ...] = ()
     data: Mapping[str, Any] = field(default_factory=dict)
     created_at: float = 0.0
@@ -102,7 +102,7 @@ class Claim:
         return self.nodes[0].token
 
     @property
-    def targets(self) -> tuple[ClaimedNode, ...]:
+    def targets(self) -> tuple[QueuedNode, ...]:
         """What it is for: its contenders but for those that it has only on the way to another of its own."""
         return tuple(node for node in self.nodes if not any(_is_below(other, node) for other in self.nodes))
 
@@ -150,18 +150,20 @@ class Claim:
         return float(said) if sane else self.created_at  # type: ignore[arg-type]
 
 
-def _is_below(one: ClaimedNode, other: ClaimedNode) -> bool:
+def _is_below(one: QueuedNode, other: QueuedNode) -> bool:
     if one.partition == other.partition:
         return False
     return other.partition == WHOLE_TABLE or one.partition.startswith(other.partition + "/")
 
 
-def claims_of(queues: Mapping[str, list[str]], found: Mapping[str, Found], node_of: Mapping[str, str]) -> list[Claim]:
-    """Group the contenders of a table's queues into claims, in the order in which they queued up.
+def entries_of(
+    queues: Mapping[str, list[str]], found: Mapping[str, Found], node_of: Mapping[str, str]
+) -> list[QueueEntry]:
+    """Group the contenders of a table's queues into entries, in the order in which they queued up.
 
     Args:
         queues: names of the children of each queue's znode, by partition (``""`` for the table).
-        found: contenders as they were read, by path. A claim of which one is missing came or went meanwhile: it is not
+        found: contenders as they were read, by path. A entry of which one is missing came or went meanwhile: it is not
             told, but those that were read are in the way of who is behind them.
         node_of: the queue's znode, by partition.
 
@@ -169,43 +171,39 @@ def claims_of(queues: Mapping[str, list[str]], found: Mapping[str, Found], node_
     names: dict[str, list[tuple[str, Contender, str]]] = defaultdict(list)
     for partition, children in queues.items():
         for contender in parse_queue(children):
-            names[_claim_id(contender)].append((partition, contender, f"{node_of[partition]}/{contender.name}"))
-    standing = {claim for claim, places in names.items() if all(path in found for _, _, path in places)}
+            names[contender.hold_id].append((partition, contender, f"{node_of[partition]}/{contender.name}"))
+    standing = {entry for entry, places in names.items() if all(path in found for _, _, path in places)}
     ahead: dict[str, set[str]] = defaultdict(set)
     for partition, children in queues.items():
         queue = [contender for contender in parse_queue(children) if f"{node_of[partition]}/{contender.name}" in found]
         for contender in queue:
-            ahead[_claim_id(contender)].update(map(_claim_id, conflicting_ahead(queue, contender)))
-    claims = []
-    for claim_id in standing:
-        places = sorted(names[claim_id], key=lambda place: (place[0].count("/"), place[0]))
+            ahead[contender.hold_id].update(each.hold_id for each in conflicting_ahead(queue, contender))
+    entries = []
+    for hold_id in standing:
+        places = sorted(names[hold_id], key=lambda place: (place[0].count("/"), place[0]))
         nodes = tuple(
-            ClaimedNode(partition=partition, path=path, mode=contender.mode, token=found[path].token)
+            QueuedNode(partition=partition, path=path, mode=contender.mode, token=found[path].token)
             for partition, contender, path in places
         )
         data: dict[str, Any] = {}
         for node in nodes:
             data.update(described(found[node.path].data))
         created_at = min(found[node.path].created_at for node in nodes)
-        claims.append(
-            Claim(claim_id=claim_id, nodes=nodes, waits_for=tuple(ahead[claim_id]), data=data, created_at=created_at)
+        entries.append(
+            QueueEntry(hold_id=hold_id, nodes=nodes, waits_for=tuple(ahead[hold_id]), data=data, created_at=created_at)
         )
-    claims.sort(key=lambda claim: (claim.token, claim.claim_id))
-    order = [claim.claim_id for claim in claims]
-    return [_with_order(claim, order) for claim in claims]
+    entries.sort(key=lambda entry: (entry.token, entry.hold_id))
+    order = [entry.hold_id for entry in entries]
+    return [_with_order(entry, order) for entry in entries]
 
 
-def _with_order(claim: Claim, order: list[str]) -> Claim:
+def _with_order(entry: QueueEntry, order: list[str]) -> QueueEntry:
     waits_for = tuple(
-        sorted(claim.waits_for, key=lambda each: (order.index(each) if each in order else len(order), each))
+        sorted(entry.waits_for, key=lambda each: (order.index(each) if each in order else len(order), each))
     )
-    return Claim(
-        claim_id=claim.claim_id, nodes=claim.nodes, waits_for=waits_for, data=claim.data, created_at=claim.created_at
+    return QueueEntry(
+        hold_id=entry.hold_id, nodes=entry.nodes, waits_for=waits_for, data=entry.data, created_at=entry.created_at
     )
-
-
-def _claim_id(contender: Contender) -> str:
-    return contender.name.rpartition(contender.mode.value)[0]
 
 
 def described(data: bytes) -> dict[str, Any]:

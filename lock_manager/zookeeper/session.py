@@ -18,7 +18,6 @@ import logging
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -41,6 +40,7 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import KazooState
 
+from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper import lock_root
@@ -85,22 +85,6 @@ class SessionState(enum.Enum):
     SUSPENDED = "suspended: no server answers; the session may live on"
     LOST = "lost: the ensemble ended the session"
     CLOSED = "closed"
-
-
-class Deadline:
-    """A point in monotonic time up to which something may take."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._start = time.monotonic()
-
-    def remaining(self) -> float:
-        """Seconds left, never negative."""
-        return max(0.0, self._start + self.seconds - time.monotonic())
-
-    def elapsed(self) -> float:
-        """Seconds since it was set."""
-        return time.monotonic() - self._start
 
 
 class Session:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from lock_manager.commit_stamp import CommitStamp, observed_refusal, parse_stamp
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from sluice.audit.log_folder import PARALLEL_READS, LogFolder
 
@@ -30,33 +31,6 @@ _ROW_METRICS = (
     ("numOutputRows",),
     ("num_added_rows",),
 )
-
-
-@dataclass(frozen=True)
-class LockStamp:
-    """What was noted of the hold under which a commit was made (``commitInfo.sluice``).
-
-    Attributes:
-        commit_id: unique name of the write, or of the attempt to commit it if it was given none.
-        hold: of the hold.
-        ensemble: who handed out the tokens; tokens of different ensembles do not compare.
-        tokens: fencing tokens of its exclusive locks, by key of the locked node.
-        shared_tokens: of its shared locks.
-        acquired_at: when the hold began, seconds since the epoch, by the writer's clock.
-        job: what the writer called itself.
-        fenced: whether the commit guard noted it, which had the hold confirmed before it let the commit pass. Else it
-            is the writer's own word (see :func:`lock_manager.commit_metadata`).
-
-    """
-
-    commit_id: str
-    hold: str
-    ensemble: str
-    tokens: Mapping[str, int]
-    shared_tokens: Mapping[str, int]
-    acquired_at: float
-    job: str | None = None
-    fenced: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,7 +80,7 @@ class LogCommit:
     operation: str | None = None
     rows: int | None = None
     observed: str | None = None
-    stamp: LockStamp | None = None
+    stamp: CommitStamp | None = None
     pin: str | None = None
     pinned_name: str | None = None
     adds: tuple[DataFile, ...] = ()
@@ -176,41 +150,13 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
         user_metadata=info.get("userMetadata"),
         operation=info.get("operation"),
         rows=_rows(info, adds),
-        observed=_observed(info),
-        stamp=parse_stamp(info),
+        observed=observed_refusal(info),
+        stamp=parse_stamp(info, _write_id(info)),
         pin=None if properties is None else str(properties.get(ENSEMBLE_PROPERTY, "")),
         pinned_name=None if properties is None else str(properties.get(TABLE_PROPERTY, "")),
         adds=adds,
         removes=tuple(_data_file(action["remove"]) for action in actions if "remove" in action),
     )
-
-
-def parse_stamp(info: Mapping[str, Any]) -> LockStamp | None:
-    """Read the stamp in a ``commitInfo``; None if there is none, or none that this release understands."""
-    try:
-        said = info["sluice"]
-        # The guard writes an object; delta-rs lets a writer note nothing but text.
-        fenced = not isinstance(said, str)
-        said = said if fenced else json.loads(said)
-        nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in said["nodes"]]
-        return LockStamp(
-            commit_id=_write_id(info) or str(said.get("commit_id") or said["attempt"]),
-            hold=str(said["hold"]),
-            ensemble=str(said["ensemble"]),
-            tokens={key: token for key, mode, token in nodes if mode == "exclusive"},
-            shared_tokens={key: token for key, mode, token in nodes if mode == "shared"},
-            acquired_at=float(said["acquired_at"]),
-            job=said.get("job"),
-            fenced=fenced,
-        )
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-
-
-def _observed(info: Mapping[str, Any]) -> str | None:
-    said = info.get("sluice")
-    reason = said.get("observed") if isinstance(said, dict) else None
-    return None if reason is None else str(reason)
 
 
 def _rows(info: Mapping[str, Any], adds: Sequence[DataFile]) -> int | None:

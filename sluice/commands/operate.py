@@ -94,9 +94,9 @@ def status(
             if overdue or not watch:
                 break
             time.sleep(interval)
-    for locks, claim in overdue:
-        waited = telling.duration(seen.seconds(claim))
-        sys.stderr.write(f"sluice: {locks.name}: {telling.describe(claim)}: waits for {waited}\n")
+    for locks, entry in overdue:
+        waited = telling.duration(seen.seconds(entry))
+        sys.stderr.write(f"sluice: {locks.name}: {telling.describe(entry)}: waits for {waited}\n")
     if overdue:
         raise typer.Exit(WAITING_TOO_LONG)
 

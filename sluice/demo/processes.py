@@ -18,8 +18,8 @@ from typing import Any
 
 import lock_manager
 from lock_manager import SluiceError
+from lock_manager.security import ENVIRONMENT_PREFIX as SECURITY_PREFIX
 from lock_manager.testing.embedded import SUPERVISOR
-from lock_manager.zookeeper.security import ENVIRONMENT_PREFIX as SECURITY_PREFIX
 from sluice.local.jars import jar_paths
 from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
 

@@ -6,14 +6,15 @@ import statistics
 import time
 from collections.abc import Sequence
 
+from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper import lock_root
-from lock_manager.zookeeper.session import Deadline, Session
+from lock_manager.zookeeper.scratch_node import NoChrootError, insist, nearest_node, scratch_node
+from lock_manager.zookeeper.session import Session
 from sluice.doctor.acl import acl_finding
 from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers, dotted
-from sluice.ensemble.scratch_node import NoChrootError, insist, nearest_node, scratch_node
 
 CONNECT_SECONDS = 10.0
 SKEW_SECONDS = 1.0

@@ -10,10 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from kazoo.hosts import collect_hosts
-
 from lock_manager.settings import LockSettings
-from lock_manager.zookeeper.connection import WORD_SECONDS, ask_word, reason
+from lock_manager.zookeeper.connection import WORD_SECONDS, ask_word, members_of, reason
 
 _SRVR = re.compile(
     r"Zookeeper version: (?P<version>[0-9.]+).*?Connections: (?P<connections>\d+).*?Outstanding: (?P<outstanding>\d+)"
@@ -75,11 +73,6 @@ class Server:
 def dotted(version: tuple[int, ...]) -> str:
     """Return a version as people write it."""
     return ".".join(map(str, version))
-
-
-def members_of(hosts: str) -> list[tuple[str, int]]:
-    """Return the servers of a connection string, each once and without the chroot."""
-    return list(dict.fromkeys((host, port) for host, port in collect_hosts(hosts)[0]))
 
 
 def address_of(host: str, port: int) -> str:

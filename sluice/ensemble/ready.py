@@ -12,13 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kazoo.exceptions import NoNodeError
-
+from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.settings import LockSettings
-from lock_manager.zookeeper.session import Deadline, Session
+from lock_manager.zookeeper.scratch_node import NoChrootError, insist, nearest_node, read_in_step, scratch_node
+from lock_manager.zookeeper.session import Session
 from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers
-from sluice.ensemble.scratch_node import NoChrootError, insist, nearest_node, scratch_node
 
 SESSION_SECONDS = 10.0
 """For a session with one server, and what is asked of it."""
@@ -170,19 +169,13 @@ def _looked_for(settings: LockSettings, address: str, path: str) -> str | None:
     """Return what is wrong with one server: no session, or not what was written."""
     session, deadline = _session(settings, address), Deadline(SESSION_SECONDS)
 
-    def ask() -> bytes:
-        # Without it a follower may answer from before the write.
-        session.wait(session.client.sync_async(path), deadline)
-        data, _ = session.wait(session.client.get_async(path), deadline)
-        return bytes(data)
-
     try:
-        data = insist(session, deadline, ask)
-    except NoNodeError:
-        return f"{address} does not know what was written through the others: it is of another ensemble"
+        data = read_in_step(session, path, deadline)
     except (EnsembleRefusedError, EnsembleUnavailableError) as error:
         return str(error)
     else:
+        if data is None:
+            return f"{address} does not know what was written through the others: it is of another ensemble"
         return None if data == _WRITTEN else f"{address} reads something else than what was written"
     finally:
         session.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from lock_manager.errors import SluiceError
-from lock_manager.zookeeper.inspector import TableLocks
-from lock_manager.zookeeper.queue_view import Claim
+from lock_manager.zookeeper.queue_reader import TableLocks
+from lock_manager.zookeeper.queue_view import QueueEntry
 from sluice.locks.status import describe
 
 _PARTITION = re.compile(r"[^=/]+=[^=/]+(/[^=/]+=[^=/]+)*")
@@ -52,7 +52,7 @@ def parse_token(text: str) -> int:
         raise TokenError(f"{text!r} is no fencing token: write a number, as `sluice status` shows it") from None
 
 
-def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> list[Claim]:
+def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> list[QueueEntry]:
     """Return the holders that are to be shown and broken, first come first.
 
     Args:
@@ -66,9 +66,9 @@ def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> l
     """
     holders = list(locks.holders)
     if partition is not None:
-        holders = [claim for claim in holders if _holds_within(claim, partition)]
+        holders = [entry for entry in holders if _holds_within(entry, partition)]
     if token is not None:
-        holders = [claim for claim in holders if claim.token == token]
+        holders = [entry for entry in holders if entry.token == token]
     if holders or not locks.holders:
         return holders
     others = "; ".join(map(describe, locks.holders))
@@ -77,5 +77,5 @@ def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> l
     raise BreakError(f"{locks.name}: nobody holds it with {' and '.join(asked)}; what is held: {others}")
 
 
-def _holds_within(claim: Claim, partition: str) -> bool:
-    return any(each == partition or each.startswith(partition + "/") for each in claim.partitions)
+def _holds_within(entry: QueueEntry, partition: str) -> bool:
+    return any(each == partition or each.startswith(partition + "/") for each in entry.partitions)

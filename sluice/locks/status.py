@@ -10,8 +10,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from lock_manager.resources import TableResource
-from lock_manager.zookeeper.inspector import LockInspector, TableLocks
-from lock_manager.zookeeper.queue_view import Claim
+from lock_manager.zookeeper.inspector import LockInspector
+from lock_manager.zookeeper.queue_reader import TableLocks
+from lock_manager.zookeeper.queue_view import QueueEntry
 from sluice.commands.parts import for_tables
 
 if TYPE_CHECKING:
@@ -38,13 +39,13 @@ class Status:
     tables: Sequence[TableLocks]
     at: float = field(default_factory=time.time)
 
-    def seconds(self, claim: Claim) -> float:
-        """For how long a claim holds or waits; never negative, whatever the clocks say."""
-        return max(0.0, self.at - claim.since)
+    def seconds(self, entry: QueueEntry) -> float:
+        """For how long a entry holds or waits; never negative, whatever the clocks say."""
+        return max(0.0, self.at - entry.since)
 
-    def waiting_longer_than(self, seconds: float) -> list[tuple[TableLocks, Claim]]:
+    def waiting_longer_than(self, seconds: float) -> list[tuple[TableLocks, QueueEntry]]:
         """Return those that wait for longer."""
-        return [(table, claim) for table in self.tables for claim in table.waiters if self.seconds(claim) > seconds]
+        return [(table, entry) for table in self.tables for entry in table.waiters if self.seconds(entry) > seconds]
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``sluice status --json`` prints."""
@@ -52,25 +53,25 @@ class Status:
             {
                 "table": table.uri,
                 "key": table.key,
-                "holders": [self._claim(claim) for claim in table.holders],
-                "waiters": [self._claim(claim) for claim in table.waiters],
+                "holders": [self._claim(entry) for entry in table.holders],
+                "waiters": [self._claim(entry) for entry in table.waiters],
             }
             for table in self.tables
         ]
         return {"at": self.at, "ensemble": self.ensemble, "tables": tables}
 
-    def _claim(self, claim: Claim) -> dict[str, Any]:
-        said = {name: claim.data.get(name) for name in ("host", "pid", "app_id", "job")}
+    def _claim(self, entry: QueueEntry) -> dict[str, Any]:
+        said = {name: entry.data.get(name) for name in ("host", "pid", "app_id", "job")}
         return {
-            "claim": claim.claim_id,
-            "token": claim.token,
-            "shared": claim.shared,
-            "partitions": list(claim.partitions),
-            "more_partitions": claim.more_partitions,
-            "within": list(claim.within),
-            "since": claim.since,
-            "seconds": self.seconds(claim),
-            "waits_for": list(claim.waits_for),
+            "entry": entry.hold_id,
+            "token": entry.token,
+            "shared": entry.shared,
+            "partitions": list(entry.partitions),
+            "more_partitions": entry.more_partitions,
+            "within": list(entry.within),
+            "since": entry.since,
+            "seconds": self.seconds(entry),
+            "waits_for": list(entry.waits_for),
             **said,
         }
 
@@ -86,24 +87,24 @@ def look(inspector: LockInspector, resource: TableResource | None) -> Status:
     return Status(ensemble, inspector.tables() if resource is None else [inspector.table(resource)])
 
 
-def describe(claim: Claim) -> str:
+def describe(entry: QueueEntry) -> str:
     """Say in half a sentence who it is: for questions and messages."""
-    who = f"{_said(claim, 'host') or 'unknown host'} pid {_said(claim, 'pid') or '?'}"
-    more = [f"{word} {_said(claim, name)}" for word, name in (("job", "job"), ("application", "app_id"))
-            if _said(claim, name)]  # fmt: skip
-    return ", ".join([who, *more, f"{what_of(claim)}, token {claim.token:#x}"])
+    who = f"{_said(entry, 'host') or 'unknown host'} pid {_said(entry, 'pid') or '?'}"
+    more = [f"{word} {_said(entry, name)}" for word, name in (("job", "job"), ("application", "app_id"))
+            if _said(entry, name)]  # fmt: skip
+    return ", ".join([who, *more, f"{what_of(entry)}, token {entry.token:#x}"])
 
 
-def what_of(claim: Claim) -> str:
-    """Say what a claim is for."""
-    if claim.partitions:
-        what = ", ".join(map(printable, claim.partitions))
-        what += f" and {claim.more_partitions} more" if claim.more_partitions else ""
-    elif claim.within:
-        what = ", ".join(f"partitions of {printable(each) or 'it'}" for each in claim.within)
+def what_of(entry: QueueEntry) -> str:
+    """Say what a entry is for."""
+    if entry.partitions:
+        what = ", ".join(map(printable, entry.partitions))
+        what += f" and {entry.more_partitions} more" if entry.more_partitions else ""
+    elif entry.within:
+        what = ", ".join(f"partitions of {printable(each) or 'it'}" for each in entry.within)
     else:
         what = "the table"
-    return f"{what}, shared" if claim.shared else what
+    return f"{what}, shared" if entry.shared else what
 
 
 def printable(text: object) -> str:
@@ -141,11 +142,11 @@ def print_status(status: Status, console: Console) -> None:
 
 
 def render(status: Status) -> Group:
-    """Return what people see: a list for each table with claims, and how many have none."""
+    """Return what people see: a list for each table with entries, and how many have none."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    busy = [table for table in status.tables if table.claims]
+    busy = [table for table in status.tables if table.entries]
     parts: list[Table | Text] = [_claims(status, table) for table in busy]
     if len(status.tables) == 1 and not busy:
         parts.append(Text(f"{printable(status.tables[0].name)}: nobody holds it, nobody waits"))
@@ -165,22 +166,22 @@ def _claims(status: Status, locks: TableLocks) -> Table:
     table = Table(box=box.SIMPLE_HEAD, title=Text(printable(locks.name)), title_justify="left", pad_edge=False)
     for name in _COLUMNS:
         table.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
-    for claim in (*locks.holders, *locks.waiters):
-        since = datetime.fromtimestamp(min(claim.since, status.at), UTC)
+    for entry in (*locks.holders, *locks.waiters):
+        since = datetime.fromtimestamp(min(entry.since, status.at), UTC)
         cells = (
-            "holds" if claim.holds else f"waits for {len(claim.waits_for)}" if claim.waits_for else "waits",
-            what_of(claim),
-            f"{claim.token:#x}",
+            "holds" if entry.holds else f"waits for {len(entry.waits_for)}" if entry.waits_for else "waits",
+            what_of(entry),
+            f"{entry.token:#x}",
             since.strftime("%Y-%m-%d %H:%M:%S"),
-            duration(status.seconds(claim)),
-            _said(claim, "host"),
-            _said(claim, "pid"),
-            _said(claim, "app_id"),
-            _said(claim, "job") or _said(claim, "identifier"),
+            duration(status.seconds(entry)),
+            _said(entry, "host"),
+            _said(entry, "pid"),
+            _said(entry, "app_id"),
+            _said(entry, "job") or _said(entry, "identifier"),
         )
-        table.add_row(*map(Text, cells), style="bold" if claim.holds else None)
+        table.add_row(*map(Text, cells), style="bold" if entry.holds else None)
     return table
 
 
-def _said(claim: Claim, name: str) -> str:
-    return printable(claim.data.get(name) or "")
+def _said(entry: QueueEntry, name: str) -> str:
+    return printable(entry.data.get(name) or "")

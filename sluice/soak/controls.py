@@ -12,8 +12,17 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Any
 
-from lock_manager import HeldLock, LockNotHeldError, SluiceError, ZookeeperLockManager, canonical_table_uri
-from lock_manager.commit_guard import CommitGuard, GuardedHold
+from lock_manager import (
+    HeldLock,
+    Hold,
+    LockManager,
+    LockNotHeldError,
+    SluiceError,
+    ZookeeperLockManager,
+    canonical_table_uri,
+)
+from lock_manager.commit_guard import CommitGuard
+from lock_manager.guarded_hold import GuardedHold
 
 log = logging.getLogger(__name__)
 
@@ -108,20 +117,21 @@ class LonelyManager(ZookeeperLockManager):
         return [hold for hold in super()._held_by(thread) if hold in self._holds]
 
 
-def begin_block(without: Protection | None, hold: HeldLock) -> None:
+def begin_block(without: Protection | None, hold: Hold) -> None:
     """Do what a run in which this protection is left out does before another block of a hold."""
     if without is Protection.ATTEMPTS:
         hold.intents.settle(hold.intents.open)
 
 
-def clear_intents(without: Protection | None, hold: HeldLock) -> None:
+def clear_intents(without: Protection | None, hold: Hold) -> None:
     """Have a hold clear the intents that it has read, in a run in which this protection is left out."""
     if without is Protection.VERSION:
-        hold.intents._read_at = dict.fromkeys(hold.intents._read_at, _ANY_VERSION)  # noqa: SLF001
+        intents: Any = hold.intents
+        intents._read_at = dict.fromkeys(intents._read_at, _ANY_VERSION)  # noqa: SLF001
     hold.intents.clear()
 
 
-def make_manager(without: Protection | None, hosts: str, **settings: Any) -> ZookeeperLockManager:
+def make_manager(without: Protection | None, hosts: str, **settings: Any) -> LockManager:
     """Return a lock manager for a run in which this protection is left out."""
     kind = LonelyManager if without is Protection.REGISTRY else ZookeeperLockManager
     return kind(hosts, **settings)

@@ -11,19 +11,16 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lock_manager import LockLostError
-from lock_manager.commit_guard import GuardedHold, is_definite
-from lock_manager.zookeeper.hold_intents import version_to_occupy
+from lock_manager import Hold, LockLostError
+from lock_manager.guarded_hold import GuardedHold, is_definite
+from lock_manager.intents import version_to_occupy
 from sluice.soak.controls import Protection, stamped
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreError, VersionTakenError, WriteError
 from sluice.soak.steps import ACQUIRED, UNKNOWN
-
-if TYPE_CHECKING:
-    from lock_manager import HeldLock
-    from sluice.soak.worker import StoreWorker
+from sluice.soak.worker import StoreWorker
 
 NO_VERSION = -1
 _MOST_VERSIONS = 50
@@ -83,7 +80,7 @@ class Cycle:
             self._end(hold)
 
     @contextmanager
-    def _block(self, hold: HeldLock) -> Iterator[GuardedHold]:
+    def _block(self, hold: Hold) -> Iterator[GuardedHold]:
         """Let commits under the hold pass once what was left unfinished is settled, as a driver does."""
         bound = GuardedHold(hold, {"job": self._worker.options.name})
         self._worker.guard.add(bound)
@@ -189,16 +186,16 @@ class Cycle:
         hold.intents.settle(intent.attempt for intent in unanswered if intent.version <= newest)
         hold.intents.clear()
 
-    def _take_steps(self, moment: str, hold: HeldLock) -> None:
+    def _take_steps(self, moment: str, hold: Hold) -> None:
         if not self._second:
             for done in self._worker.steps.at(moment, hold, lambda: self._look(hold)):
                 self._say("step", token=hold.token, **done)
 
-    def _look(self, hold: HeldLock) -> int:
+    def _look(self, hold: Hold) -> int:
         with self._block(hold):
             return self._newest()
 
-    def _end(self, hold: HeldLock) -> None:
+    def _end(self, hold: Hold) -> None:
         token = hold.token
         self._point("releasing")
         try:

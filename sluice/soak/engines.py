@@ -32,7 +32,7 @@ class Engine:
 
 STORE = Engine(
     name="store",
-    program="sluice.soak.worker",
+    program="sluice.soak.store_writer",
     signs="sluice-soak",
     ready_seconds=120,
     finish_seconds=60,
@@ -41,7 +41,7 @@ STORE = Engine(
 )
 SPARK = Engine(
     name="spark",
-    program="sluice.soak.spark_worker",
+    program="sluice.soak.spark_writer",
     signs="Apache-Spark/",
     ready_seconds=360,
     finish_seconds=180,

@@ -8,18 +8,15 @@ what became of the put, before the lock is given back.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from lock_manager import HeldLock, LockLostError, SluiceError, ZookeeperLockManager
+from lock_manager import Hold, LockLostError, LockManager, SluiceError
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.spark_cycle import SettlingLog, SparkCycle
 from sluice.soak.steps import ACQUIRED
-from writer_jobs import CommitUnknownError, LockedDeltaWriter
+from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter
 from writer_jobs.delta.table_log import NO_VERSION
 from writer_jobs.errors import UnprovenCommitError
-
-if TYPE_CHECKING:
-    from writer_jobs import CommitResult
 
 
 class GateCycle(SparkCycle):
@@ -39,7 +36,7 @@ class GateCycle(SparkCycle):
         self._told_stored = False
         self._log = SettlingLog(worker, self._table, self._occupy)
         self._ids = worker.take_ids()
-        manager = cast("ZookeeperLockManager", _Telling(worker.manager, self._asking, self._acquired))
+        manager = cast("LockManager", _Telling(worker.manager, self._asking, self._acquired))
         writer = LockedDeltaWriter(worker.spark, manager, self._table)
         writer.log = self._log
         try:
@@ -85,7 +82,7 @@ class GateCycle(SparkCycle):
         self._point("asking")
         self._say("waiting")
 
-    def _acquired(self, hold: HeldLock) -> None:
+    def _acquired(self, hold: Hold) -> None:
         worker = self._worker
         self._hold = hold
         self._say("holding", waited=hold.waited_seconds, unclean=len(hold.intents.unclean))
@@ -96,7 +93,7 @@ class GateCycle(SparkCycle):
         self._point("acquired")
         self._take_steps(ACQUIRED, hold)
 
-    def _read(self, _: HeldLock) -> None:
+    def _read(self, _: Hold) -> None:
         """Look which version is the newest: nothing of a hold before this one may come behind it."""
         self._say("read", version=self._log.head().version)
         self._point("read")
@@ -136,14 +133,12 @@ class GateCycle(SparkCycle):
 class _Telling:
     """A lock manager that says when it asks for a lock, and when it has given one, before anything is done with it."""
 
-    def __init__(
-        self, manager: ZookeeperLockManager, asking: Callable[[], None], had: Callable[[HeldLock], None]
-    ) -> None:
+    def __init__(self, manager: LockManager, asking: Callable[[], None], had: Callable[[Hold], None]) -> None:
         self._manager = manager
         self._asking = asking
         self._had = had
 
-    def acquire_all(self, *tables: Any, **how: Any) -> HeldLock:
+    def acquire_all(self, *tables: Any, **how: Any) -> Hold:
         self._asking()
         hold = self._manager.acquire_all(*tables, **how)
         try:

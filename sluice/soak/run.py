@@ -14,6 +14,7 @@ from typing import IO, Any, Self
 
 from lock_manager import SettingsError
 from lock_manager.testing.embedded import EmbeddedZooKeeper
+from lock_manager.testing.queues import LockQueues
 from sluice.demo.processes import spark_submit
 from sluice.local.jars import jar_paths
 from sluice.soak.containers import ContainerZooKeeper
@@ -25,7 +26,6 @@ from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.options import SoakOptions
 from sluice.soak.plan import plan_of
 from sluice.soak.processes import Events, WriterProcess
-from sluice.soak.queues import LockQueues
 from sluice.soak.s3_faults import FaultyS3
 from sluice.soak.stage import Incident, Stage, advance
 from sluice.soak.tcp_proxy import Link

@@ -12,21 +12,18 @@ import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lock_manager import LockLostError, SluiceError
+from lock_manager import Hold, LockLostError, SluiceError
 from sluice.soak.controls import Protection
 from sluice.soak.gateway import JvmGoneError
+from sluice.soak.spark_worker import SparkWorker
 from sluice.soak.steps import ACQUIRED, UNKNOWN
 from writer_jobs.commit.guarded import guarded
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.table_log import LOG_FOLDER, NO_VERSION, STAMP, DeltaTableLog
-
-if TYPE_CHECKING:
-    from lock_manager import HeldLock
-    from sluice.soak.spark_worker import SparkWorker
 
 _TRIES = 3
 _WAIT_SECONDS = 60
@@ -60,7 +57,7 @@ class SparkCycle:
         self._worker = worker
         self._table = table
         self._second = second
-        self._hold: HeldLock
+        self._hold: Hold
         self._log: DeltaTableLog
         self._ids: list[int] = []
         self._attempts: list[_Attempt] = []
@@ -216,7 +213,7 @@ class SparkCycle:
             raise failure
         return versions[0]
 
-    def _take_steps(self, moment: str, hold: HeldLock) -> None:
+    def _take_steps(self, moment: str, hold: Hold) -> None:
         if not self._second:
             for done in self._worker.steps.at(moment, hold, self._look):
                 self._say("step", **done)

@@ -1,4 +1,4 @@
-"""A writer of a soak that is a whole Spark driver: ``python -m sluice.soak.spark_worker OPTIONS``.
+"""A writer of a soak that is a whole Spark driver: ``python -m sluice.soak.spark_writer OPTIONS``.
 
 It is told, and says, what :mod:`sluice.soak.worker` is and does; the guard is the product's own, attached to the
 session as :func:`writer_jobs.attach` does it.
@@ -7,12 +7,10 @@ session as :func:`writer_jobs.attach` does it.
 from __future__ import annotations
 
 import json
-import logging
 import os
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
@@ -21,10 +19,8 @@ import writer_jobs.commit.guarded
 from sluice.local.jars import jar_paths
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.soak.controls import Protection, is_on_a_put
-from sluice.soak.gate_cycle import GateCycle
 from sluice.soak.gateway import JvmGoneError
-from sluice.soak.spark_cycle import SparkCycle
-from sluice.soak.worker import Worker, WorkerOptions, quiet
+from sluice.soak.worker import Worker
 from writer_jobs import DeltaTableLog, build_session
 
 _SETTINGS = {
@@ -38,6 +34,16 @@ _SETTINGS = {
     # The verdict reads every version file.
     "spark.databricks.delta.properties.defaults.enableExpiredLogCleanup": "false",
 }
+
+
+class BoundCycle(Protocol):
+    """One turn of a writer, which is told what the guard is asked about its hold."""
+
+    def asked(self, request: Mapping[str, Any]) -> None:
+        """Take note of a put that is about to be made."""
+
+    def told(self, request: Mapping[str, Any]) -> None:
+        """Take note of what became of a put."""
 
 
 class SparkWorker(Worker):
@@ -56,7 +62,7 @@ class SparkWorker(Worker):
         mode = "off" if self.without is Protection.GUARD else "required"
         conf = {**_SETTINGS, **hadoop, "spark.sluice.guard": mode}
         self.spark: SparkSession = build_session(self.options.name, jars=jar_paths(), launch_conf=conf)
-        self.cycles: dict[str, SparkCycle] = {}
+        self.cycles: dict[str, BoundCycle] = {}
         self._rows_taken = threading.Lock()
         jvm: Any = self.spark._jvm  # noqa: SLF001 (Spark's way to it)
         # S3A raises shorter time-outs to 15 s, and faults would cost that each time.
@@ -72,11 +78,6 @@ class SparkWorker(Worker):
         """Load what the first look at a table and the first job load."""
         self.spark.range(1).collect()
         DeltaTableLog(self.spark, self.table).head()
-
-    def cycle(self, *, second: bool) -> None:
-        """Take the lock once, and commit."""
-        staged = self.options.hold == "commit" and self.without is not Protection.GUARD and not second
-        (GateCycle(self, self.table) if staged else SparkCycle(self, self.table, second=second)).run()
 
     def end_jvm(self) -> None:
         """Leave it to the end of this process, with which it ends."""
@@ -122,18 +123,3 @@ class SparkWorker(Worker):
             jvm.java.lang.System.nanoTime()
         except Exception as gone:
             raise JvmGoneError(f"the driver's JVM is gone: {error}") from gone
-
-
-def main() -> None:
-    """Run with the options in the first argument."""
-    # What Spark prints is no history, and a JVM that outlives Python for a moment must not keep its pipe open.
-    output = os.dup(1)
-    os.dup2(2, 1)
-    quiet()
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    SparkWorker(WorkerOptions(**json.loads(sys.argv[1])), output).run()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
+from lock_manager.testing.queues import LockQueues
 from sluice.soak.containers import ContainerZooKeeper
 from sluice.soak.processes import WriterProcess
-from sluice.soak.queues import LockQueues
 from sluice.soak.s3_faults import FaultGate, S3Fault
 
 Event = Mapping[str, Any]

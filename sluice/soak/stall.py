@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, cast
 
-from lock_manager import HeldLock, PartitionColumn, PartitionSchema, SluiceError, TableResource, ZookeeperLockManager
-from lock_manager.zookeeper.hold_intents import intents_node
+from lock_manager import HeldLock, Hold, LockManager, PartitionColumn, PartitionSchema, SluiceError, TableResource
+from lock_manager.deadline import Deadline
 from lock_manager.zookeeper.queue import Attempt
-from lock_manager.zookeeper.session import Deadline
+from lock_manager.zookeeper.znodes import intent_node, intents_node, table_node
 
 SCHEMA = PartitionSchema((PartitionColumn("part", "integer"),))
 """How such a table is partitioned."""
@@ -28,7 +28,7 @@ _VERSION = 7
 _ANY_VERSION = -1
 
 
-def stall_a_listing(manager: ZookeeperLockManager, resource: str, clear: Callable[[HeldLock], None]) -> dict[str, Any]:
+def stall_a_listing(manager: LockManager, resource: str, clear: Callable[[Hold], None]) -> dict[str, Any]:
     """Have one thread find the intent of another's living hold, and clear it when it has changed; give all back.
 
     Args:
@@ -43,10 +43,10 @@ def stall_a_listing(manager: ZookeeperLockManager, resource: str, clear: Callabl
 
     """
     said: dict[str, Any] = {"met": False, "stays": None, "error": None}
-    holds: dict[int, HeldLock] = {}
+    holds: dict[int, Hold] = {}
     with ThreadPoolExecutor(2) as threads:
 
-        def acquire(part: int, seconds: float) -> HeldLock:
+        def acquire(part: int, seconds: float) -> Hold:
             partition = SCHEMA.partition({"part": part})
             holds[part] = manager.acquire(resource, partitions=[partition], timeout_seconds=seconds)
             return holds[part]
@@ -55,7 +55,7 @@ def stall_a_listing(manager: ZookeeperLockManager, resource: str, clear: Callabl
             living = threads.submit(acquire, _LIVING, _PATIENCE_SECONDS).result()
             living.intend(_VERSION, txn=None, attempt="first")
 
-        def come_late() -> HeldLock:
+        def come_late() -> Hold:
             with _stalled_listing(come_in_between):
                 return acquire(_LATE, 2 * _PATIENCE_SECONDS)
 
@@ -66,7 +66,7 @@ def stall_a_listing(manager: ZookeeperLockManager, resource: str, clear: Callabl
             late.intents.read()
             living.intend(_VERSION + 1, txn=None, attempt="second")
             clear(late)
-            node = intents_node(TableResource.of(resource).znode(manager.settings.lock_root))
+            node = intents_node(table_node(manager.settings.lock_root, TableResource.of(resource)))
             said["stays"] = threads.submit(_is_noted, living, node).result()
         except SluiceError as error:
             said["error"] = type(error).__name__
@@ -102,7 +102,7 @@ def _stalled_listing(meanwhile: Callable[[], None]) -> Iterator[None]:
         Attempt._list = listing  # type: ignore[method-assign]  # noqa: SLF001
 
 
-def _is_noted(hold: HeldLock, node: str) -> bool:
+def _is_noted(hold: Hold, node: str) -> bool:
     """Ask in one request whether a hold stands and its intent is there.
 
     Raises:
@@ -111,6 +111,6 @@ def _is_noted(hold: HeldLock, node: str) -> bool:
     """
 
     def look(transaction: Any) -> None:
-        transaction.check(f"{node}/{hold.hold_id}", _ANY_VERSION)
+        transaction.check(intent_node(node, hold.hold_id), _ANY_VERSION)
 
-    return hold.confirmed(Deadline(_PATIENCE_SECONDS), "looking for an intent", look) is None
+    return cast("HeldLock", hold).confirmed(Deadline(_PATIENCE_SECONDS), "looking for an intent", look) is None

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from lock_manager import HeldLock, SluiceError, ZookeeperLockManager
+from lock_manager import Hold, LockManager, SluiceError
 from sluice.soak.controls import Protection, begin_block, clear_intents
 from sluice.soak.stall import stall_a_listing
 
@@ -58,7 +58,7 @@ class Turn:
 
     """
 
-    hold: HeldLock
+    hold: Hold
     look: Callable[[], int]
 
 
@@ -77,25 +77,25 @@ class Steps:
         self,
         name: str,
         seed: int,
-        make_manager: Callable[[float], ZookeeperLockManager],
+        make_manager: Callable[[float], LockManager],
         without: Protection | None = None,
     ) -> None:
         self.name = name
         self._random = random.Random(f"{seed}/{name}/steps")  # noqa: S311 (to be repeated, not to be secret)
         self._make_manager = make_manager
         self.without = without
-        self._other: ZookeeperLockManager | None = None
+        self._other: LockManager | None = None
         #: Whether the other manager was connected before, and so knows its ensemble.
         self.connected = False
 
-    def at(self, moment: str, hold: HeldLock, look: Callable[[], int]) -> Iterator[dict[str, Any]]:
+    def at(self, moment: str, hold: Hold, look: Callable[[], int]) -> Iterator[dict[str, Any]]:
         """Take the steps that are due at this moment; yield what to say of each."""
         for step in STEPS.values():
             if step.moment == moment and self._random.random() < step.share:
                 yield {"kind": step.name, **step.take(self, Turn(hold, look))}
 
     @property
-    def other(self) -> ZookeeperLockManager:
+    def other(self) -> LockManager:
         """The writer's second lock manager; connected at its first use."""
         if self._other is None:
             self._other = self._make_manager(_SESSION_SECONDS)
@@ -118,7 +118,7 @@ def _use_two_managers(steps: Steps, turn: Turn) -> dict[str, Any]:
     return {"again": again, "order": order, "connected": connected, "lost": hold.lost is not None}
 
 
-def _asked(manager: ZookeeperLockManager, resource: str, hold: HeldLock) -> str:
+def _asked(manager: LockManager, resource: str, hold: Hold) -> str:
     """Try to acquire without waiting, and give it back; return how it went: the same hold, another, or an error."""
     try:
         got = manager.acquire(resource, timeout_seconds=0)

@@ -1,6 +1,6 @@
 """One writer of a soak: a process that commits over and over, and says in JSON lines what it does.
 
-``python -m sluice.soak.worker OPTIONS`` (with Spark ``sluice.soak.spark_worker``), started by
+``python -m sluice.soak.store_writer OPTIONS`` (with Spark ``sluice.soak.spark_writer``), started by
 :mod:`sluice.soak.processes`. On standard input it is told where to stop for a fault (``stop-at POINT``), to go on
 (``go``), to cancel its wait for the lock (``cancel``), to have a second thread commit (``second``), which table to
 write (``table URI``), to commit no more (``finish``), and then to end its session and itself (``close``).
@@ -22,10 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lock_manager import SluiceError, ZookeeperLockManager
+from lock_manager import LockManager, SluiceError
 from lock_manager.guard_registry import declare_installed
 from sluice.soak.controls import Protection, make_guard, make_manager
-from sluice.soak.cycle import Cycle
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreJvm
 from sluice.soak.stall import SCHEMA
@@ -107,7 +106,7 @@ class Worker(ABC):
         name = f"{options.name}/{options.incarnation}"
         self.steps = Steps(name, options.seed, self._make_manager, self.without)
 
-    def _make_manager(self, session_seconds: float) -> ZookeeperLockManager:
+    def _make_manager(self, session_seconds: float) -> LockManager:
         return make_manager(
             self.without,
             self.options.hosts,
@@ -244,10 +243,6 @@ class StoreWorker(Worker):
         """Load what the first list loads."""
         self.jvm.warm_up(self.table)
 
-    def cycle(self, *, second: bool) -> None:
-        """Take the lock once, and commit."""
-        Cycle(self, self.table, second=second).run()
-
     def end_jvm(self) -> None:
         """End the JVM."""
         self.jvm.close()
@@ -257,14 +252,3 @@ def quiet() -> None:
     """Have libraries say errors only, and ZooKeeper's client less than that: faults are what is wanted here."""
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
-
-
-def main() -> None:
-    """Run with the options in the first argument."""
-    quiet()
-    StoreWorker(WorkerOptions(**json.loads(sys.argv[1]))).run()
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

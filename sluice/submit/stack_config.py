@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lock_manager.aws_secret import ARN
 from lock_manager.errors import SluiceError
+from lock_manager.security import SECRET
 from lock_manager.settings import ENVIRONMENT_PREFIX, LockSettings
-from lock_manager.zookeeper.aws_secret import ARN
-from lock_manager.zookeeper.security import SECRET
 
 DEFAULTS_NAME = "spark-defaults.conf"
 ENVIRONMENT_NAME = "sluice.env"

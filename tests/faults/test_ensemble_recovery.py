@@ -24,6 +24,7 @@ from lock_manager import (
     TableResource,
     ZookeeperLockManager,
 )
+from lock_manager.zookeeper.znodes import table_node
 from sluice.soak.tcp_proxy import Link
 from tests.support.ensemble_members import SETTLED_SECONDS, Members, recover
 from tests.support.rivals import RivalManager
@@ -64,7 +65,7 @@ class Stranger:
         retry = {"max_tries": -1, "delay": 0.05, "max_delay": 0.2}
         self._client = KazooClient(self._link.hosts, timeout=STRANGER_SECONDS, connection_retry=retry)
         self._client.start()
-        self._lock = self._client.WriteLock(TableResource.of(table).znode("/locks/delta_tables"))
+        self._lock = self._client.WriteLock(table_node("/locks/delta_tables", TableResource.of(table)))
         self._lock.acquire()
         self.session = self._client.client_id
         cut_off(self._link)

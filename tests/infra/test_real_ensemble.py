@@ -21,6 +21,7 @@ from kazoo.security import make_acl
 
 from lock_manager import EnsembleRefusedError, LockLostError, LockSettings, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.client import Client
+from lock_manager.zookeeper.znodes import table_node
 from sluice.soak.tcp_proxy import Link
 from tests.support.graph import INFRA, ROOT, Graph, graph, graphs
 from tests.support.members import PATIENCE, PORT, Members
@@ -109,7 +110,7 @@ def test_roles_queue_behind_each_other_and_an_operator_takes_a_lock_away(
 ) -> None:
     with ZookeeperLockManager(settings(stack, tmp_path, "appender")) as manager:
         hold = manager.acquire(TABLE)
-        node = TableResource.of(TABLE).znode(LOCK_ROOT)
+        node = table_node(LOCK_ROOT, TableResource.of(TABLE))
 
         def take_away(client: KazooClient) -> None:
             [contender] = [name for name in client.get_children(node) if "lock__" in name]
@@ -215,7 +216,7 @@ class TestTheAcl:
         as_role(stack, members, "operator", lambda client: client.delete(path, recursive=True))
 
     def test_what_a_lock_makes_is_for_the_three_roles(self, stack: Graph, members: Members, tmp_path: Path) -> None:
-        node = TableResource.of(TABLE).znode(LOCK_ROOT)
+        node = table_node(LOCK_ROOT, TableResource.of(TABLE))
         with ZookeeperLockManager(settings(stack, tmp_path, "appender")) as manager, manager.acquire(TABLE):
             acl = as_role(stack, members, "operator", lambda client: client.get_acls(node)[0])
         assert sorted(each.id.id for each in acl) == [

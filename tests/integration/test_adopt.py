@@ -16,9 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
 from lock_manager import EnsembleMismatchError, LockSettings, Pin, SettingsError, TableResource, ZookeeperLockManager
+from lock_manager.intents import Intent
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from lock_manager.zookeeper.hold_intents import Intent, intents_node
+from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.adopt import Adoption, adopt_table, describe
 from sluice.audit.table_log import read_table_log
 from sluice.audit.verify import verify_table
@@ -116,7 +117,7 @@ def test_an_ensemble_that_does_not_count_occupies_nothing(
     spark: SparkSession, table: str, ensemble_a: str, ensemble_b: str, manager_b: ZookeeperLockManager
 ) -> None:
     def leave_an_intent(version: int) -> None:
-        node = TableResource.of(table).znode(ROOT)
+        node = table_node(ROOT, TableResource.of(table))
         client = KazooClient(ensemble_b)
         client.start()
         client.ensure_path(intents_node(node))
@@ -195,7 +196,7 @@ def intents_of(hosts: str, table: str) -> list[int]:
     """Return the versions of the intents on a table."""
     client = KazooClient(hosts)
     client.start()
-    folder = intents_node(TableResource.of(table).znode(ROOT))
+    folder = intents_node(table_node(ROOT, TableResource.of(table)))
     versions = [Intent.parse(client.get(f"{folder}/{name}")[0]).version for name in client.get_children(folder)]
     client.stop()
     client.close()
@@ -234,8 +235,8 @@ def unfinished_move(
     client = KazooClient(ensemble_a)
     client.start()
     left = Intent(hold_id="0" * 32, version=1, txn="lost", attempt="lost", token=1)
-    client.ensure_path(intents_node(TableResource.of(table).znode(ROOT)))
-    client.create(f"{intents_node(TableResource.of(table).znode(ROOT))}/{left.hold_id}", left.data())
+    client.ensure_path(intents_node(table_node(ROOT, TableResource.of(table))))
+    client.create(f"{intents_node(table_node(ROOT, TableResource.of(table)))}/{left.hold_id}", left.data())
     client.stop()
     client.close()
     commit_nothing = DeltaTableLog.commit_nothing

@@ -22,6 +22,7 @@ from kazoo.exceptions import NoNodeError
 from pyspark.sql import SparkSession
 
 from lock_manager import LockSettings, TableResource, ZookeeperLockManager, canonical_table_uri
+from lock_manager.zookeeper.znodes import table_node
 from tests.support.rivals import RivalManager
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.append import main
@@ -531,7 +532,7 @@ def test_a_lost_lock_is_exit_code_4(
     ensemble_client: KazooClient,
     versions: Callable[[Path], list[str]],
 ) -> None:
-    node = TableResource.of(f"file:{table}").znode(LockSettings.lock_root)
+    node = table_node(LockSettings.lock_root, TableResource.of(f"file:{table}"))
     gone = threading.Event()
 
     def remove() -> None:
@@ -970,7 +971,7 @@ def test_a_zombie_replaces_no_record_of_its_successors(
     zombie = load_by(writers[0], spark, output, *run, "--commits", 2)
     successor = load_by(writers[1], spark, Watched(3, killed_before=2), *run, "--commits", 3)
     look = writers[0].log.head
-    node = TableResource.of(writers[0].table).znode(LockSettings.lock_root)
+    node = table_node(LockSettings.lock_root, TableResource.of(writers[0].table))
 
     def look_and_fall_asleep(app_id: str | None = None) -> Any:
         """Look, under the lock, whether the run has begun; lose the lock; return when another one has begun it."""

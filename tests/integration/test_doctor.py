@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from lock_manager import TableResource, ZookeeperLockManager, canonical_table_uri
 from lock_manager.testing.embedded import EmbeddedZooKeeper
+from lock_manager.zookeeper.znodes import table_node
 from sluice.commands.app import app
 from sluice.doctor import machine as doctor_machine
 from sluice.doctor.ensemble import clock_finding, server_findings
@@ -148,11 +149,11 @@ def test_a_table_or_a_partition_where_everybody_may_delete_is_named(
 ) -> None:
     root, table = "/closed", TableResource.of("s3://lake/t")
     reads = [make_acl("world", "anyone", read=True, write=True, create=True)]
-    partitions = f"{table.znode(root)}/partitions"
+    partitions = f"{table_node(root, table)}/partitions"
     client = KazooClient(ensemble.servers[0].address)
     client.start()
     client.create(root, b'{"format": 1, "ensemble": "e"}', acl=reads)
-    client.create(table.znode(root), json.dumps({"uri": table.uri}).encode(), acl=reads)
+    client.create(table_node(root, table), json.dumps({"uri": table.uri}).encode(), acl=reads)
     for each in (partitions, f"{partitions}/year=2013", f"{partitions}/year=2013/partitions"):
         client.create(each, acl=reads)
     assert doctor(ensemble.hosts, "--lock-root", root)[1]["ACL"] == (

@@ -22,8 +22,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lock_manager import LockLostError, LockSettings, TableResource, ZookeeperLockManager
-from lock_manager.zookeeper.hold_intents import Intent, intents_node
+from lock_manager.intents import Intent
 from lock_manager.zookeeper.inspector import LockInspector
+from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.audit.verify import verify_table
 from sluice.soak.s3_faults import FaultyS3, S3Fault
 from writer_jobs import locked
@@ -156,7 +157,7 @@ def test_an_intent_of_a_dropped_table_takes_the_next_version_and_not_its_own(
     client = KazooClient(zookeeper.hosts)
     client.start()
     try:
-        folder = intents_node(TableResource.of(table).znode(ROOT))
+        folder = intents_node(table_node(ROOT, TableResource.of(table)))
         left = Intent(hold_id="0" * 32, version=5, txn="lost", attempt="lost", token=1)
         client.ensure_path(folder)
         client.create(f"{folder}/{left.hold_id}", left.data())

@@ -20,13 +20,14 @@ from kazoo.security import make_acl
 from typer.testing import CliRunner
 
 from lock_manager import LockSettings, ZookeeperLockManager
+from lock_manager.deadline import Deadline
 from lock_manager.testing.embedded import EmbeddedServer, EmbeddedZooKeeper
 from lock_manager.testing.server_security import Demands
-from lock_manager.zookeeper.session import Deadline, Session
+from lock_manager.zookeeper.scratch_node import insist, scratch_node
+from lock_manager.zookeeper.session import Session
 from sluice.commands.app import app
 from sluice.ensemble.members import Server, ask_server, ask_servers
 from sluice.ensemble.ready import epoch_faults, faults_of
-from sluice.ensemble.scratch_node import insist, scratch_node
 from tests.support.authority import Authority
 
 LONGEST_LOOK = 30.0

@@ -22,7 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.guard_server import GuardServer
-from lock_manager.zookeeper.hold_intents import Intent, intents_node
+from lock_manager.intents import Intent
+from lock_manager.zookeeper.znodes import intents_node, table_node
 from tests.support.lake import S3
 from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, attach, locked
 from writer_jobs.commit.guarded import GUARD
@@ -56,7 +57,7 @@ def commit_info(table: str, version: int) -> dict[str, Any]:
 
 
 def node_of(table: str) -> str:
-    return TableResource.of(table).znode(ROOT)
+    return table_node(ROOT, TableResource.of(table))
 
 
 def contenders(client: KazooClient, table: str) -> list[str]:

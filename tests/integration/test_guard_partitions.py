@@ -16,7 +16,8 @@ from kazoo.client import KazooClient
 from pyspark.sql import SparkSession
 
 from lock_manager import LockNotHeldError, LockOrderError, ResourceError, TableResource, ZookeeperLockManager
-from lock_manager.zookeeper.hold_intents import Intent, intents_node
+from lock_manager.intents import Intent
+from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.audit.verify import verify_table
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked, locked_all
 
@@ -131,7 +132,7 @@ def test_a_block_inside_another_has_the_same_lock(
             spark.sql(f"INSERT INTO {sql(name)} VALUES (10, 2013, 1)")
         spark.sql(f"INSERT INTO {sql(name)} VALUES (11, 2014, 1)")
     assert ids(name) == [1, 2, 3, 4, 10, 11]
-    intents = f"{TableResource.of(name).znode('/locks/delta_tables')}/intents"
+    intents = f"{table_node('/locks/delta_tables', TableResource.of(name))}/intents"
     assert ensemble_client.get_children(intents) == []
     with locked(spark, name, partitions=[{"y": 2013}], manager=manager), pytest.raises(LockOrderError, match="at once"):
         locked(spark, name, manager=manager).__enter__()
@@ -252,7 +253,7 @@ def test_partitions_are_looked_at_again_when_something_unfinished_was_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     left = Intent(hold_id="0" * 32, version=1, txn="lost", attempt="lost", token=1)
-    folder = intents_node(TableResource.of(name).znode("/locks/delta_tables"))
+    folder = intents_node(table_node("/locks/delta_tables", TableResource.of(name)))
     ensemble_client.create(f"{folder}/{left.hold_id}", left.data())
     commit_nothing = DeltaTableLog.commit_nothing
 

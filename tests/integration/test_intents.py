@@ -11,9 +11,11 @@ import pytest
 from kazoo.client import KazooClient
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
-from lock_manager.commit_guard import CommitGuard, GuardedHold
-from lock_manager.zookeeper.hold_intents import Intent, intents_node
+from lock_manager.commit_guard import CommitGuard
+from lock_manager.guarded_hold import GuardedHold
+from lock_manager.intents import Intent
 from lock_manager.zookeeper.queue import Attempt
+from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.soak.tcp_proxy import Link
 
 
@@ -24,7 +26,7 @@ def table() -> str:
 
 @pytest.fixture
 def node(table: str) -> str:
-    return TableResource.of(table).znode("/locks/delta_tables")
+    return table_node("/locks/delta_tables", TableResource.of(table))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from kazoo.recipe.lock import Lock
 from lock_manager import LockTimeoutError, PartitionColumn, PartitionSchema, TableResource, ZookeeperLockManager
 from lock_manager import guard_registry as installed
 from lock_manager.testing.embedded import find_java, find_spark_jars
+from lock_manager.zookeeper.znodes import table_node
 
 ROOT = "/locks/delta_tables"
 REPOSITORY = Path(__file__).parents[2]
@@ -32,7 +33,7 @@ def table() -> str:
 
 @pytest.fixture
 def node(table: str) -> str:
-    return TableResource.of(table).znode(ROOT)
+    return table_node(ROOT, TableResource.of(table))
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ from lock_manager import (
     TableResource,
     ZookeeperLockManager,
 )
+from lock_manager.zookeeper.znodes import table_node
 
 ROOT = "/locks/delta_tables"
 
@@ -43,7 +44,7 @@ def table() -> str:
 
 @pytest.fixture
 def node(table: str) -> str:
-    return TableResource.of(table).znode(ROOT)
+    return table_node(ROOT, TableResource.of(table))
 
 
 def contenders(client, node: str) -> list[str]:
@@ -409,12 +410,12 @@ def test_unknown_lock_format_is_refused(zookeeper, ensemble_client, table):
 def test_chroot_is_made_and_respected(zookeeper, ensemble_client, table):
     chroot = f"/{uuid.uuid4().hex}"
     with ZookeeperLockManager(f"{zookeeper.hosts}{chroot}") as manager, manager.acquire(table):
-        assert ensemble_client.exists(TableResource.of(table).znode(chroot + ROOT))
+        assert ensemble_client.exists(table_node(chroot + ROOT, TableResource.of(table)))
 
 
 def test_queue_order_goes_on_where_the_counter_wraps_around():
     """The counter is a signed 32-bit number: names are compared as numbers, not as text, and by distance."""
-    from lock_manager.zookeeper.queue import parse_queue
+    from lock_manager.zookeeper.znodes import parse_queue
 
     names = ["d__lock__-2147483647", "a__lock__2147483646", "c__rlock__-2147483648", "b__lock__2147483647", "about"]
     assert [contender.name[0] for contender in parse_queue(names)] == ["a", "b", "c", "d"]
@@ -424,7 +425,7 @@ def test_queue_order_goes_on_where_the_counter_wraps_around():
 
 def test_queue_node_made_by_kazoo_is_shared(make_manager, table, node, ensemble_client):
     root = f"/{uuid.uuid4().hex}"
-    theirs = ensemble_client.WriteLock(TableResource.of(table).znode(root))
+    theirs = ensemble_client.WriteLock(table_node(root, TableResource.of(table)))
     theirs.acquire()
     theirs.release()
     make_manager(lock_root=root).acquire(table).release()

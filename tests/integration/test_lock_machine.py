@@ -42,6 +42,7 @@ from lock_manager import (
 )
 from lock_manager import guard_registry as installed
 from lock_manager.zookeeper.queue import Attempt
+from lock_manager.zookeeper.znodes import table_node
 from tests.support.sessions import end_session
 
 ROOT = "/locks/delta_tables"
@@ -382,7 +383,7 @@ class LockMachine(RuleBasedStateMachine):
                     yield from below(f"{path}/{name}")
 
         for table in range(TABLES):
-            path = TableResource.of(self.uri(table)).znode(ROOT)
+            path = table_node(ROOT, TableResource.of(self.uri(table)))
             if self.look.exists(path):
                 yield from below(path)
 

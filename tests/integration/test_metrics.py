@@ -16,9 +16,11 @@ from kazoo.client import KazooClient
 from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableResource, ZookeeperLockManager
-from lock_manager.commit_guard import CommitGuard, GuardedHold
+from lock_manager.commit_guard import CommitGuard
 from lock_manager.events import Event, observe, tell
+from lock_manager.guarded_hold import GuardedHold
 from lock_manager.metrics import Destination, MetricsError, MetricsExporter
+from lock_manager.zookeeper.znodes import table_node
 from tests.support.rivals import RivalManager
 
 TABLE, OTHER = "s3a://lake/metrics", "s3a://lake/other-metrics"
@@ -99,7 +101,7 @@ def test_waiting_holding_commits_losses_and_refusals_are_counted_by_table(
 
 
 def node(manager: ZookeeperLockManager) -> str:
-    return TableResource.of(TABLE).znode(manager.settings.lock_root)
+    return table_node(manager.settings.lock_root, TableResource.of(TABLE))
 
 
 def test_a_textfile_is_written_at_once_and_at_the_end(tmp_path: Path, manager: ZookeeperLockManager) -> None:

@@ -32,9 +32,11 @@ from lock_manager import (
     ZookeeperLockManager,
 )
 from lock_manager import guard_registry as installed
-from lock_manager.commit_guard import CommitGuard, GuardedHold
+from lock_manager.commit_guard import CommitGuard
+from lock_manager.guarded_hold import GuardedHold
 from lock_manager.zookeeper.inspector import LockInspector
-from lock_manager.zookeeper.queue_view import Claim
+from lock_manager.zookeeper.queue_view import QueueEntry
+from lock_manager.zookeeper.znodes import table_node
 from sluice.commands.app import app
 from tests.support.rivals import RivalManager
 
@@ -108,7 +110,7 @@ def waiting(manager: ZookeeperLockManager, table: str, outcome: list[Any], **ask
 def partition_hold(client: KazooClient, root: str, table: str, *levels: str) -> list[str]:
     """Create what a partition hold consists of, as the layout says, in one transaction."""
     resource = TableResource.of(table)
-    node = resource.znode(root)
+    node = table_node(root, resource)
     client.ensure_path(root)
     if not client.exists(node):
         client.create(node, json.dumps({"uri": resource.uri}).encode())
@@ -117,11 +119,11 @@ def partition_hold(client: KazooClient, root: str, table: str, *levels: str) -> 
         client.ensure_path(f"{node}/partitions/{level}")
         node = f"{node}/partitions/{level}"
         nodes.append(node)
-    claim, data = uuid.uuid4().hex, json.dumps({"host": "h1", "pid": 1, "job": "by-month"}).encode()
+    entry, data = uuid.uuid4().hex, json.dumps({"host": "h1", "pid": 1, "job": "by-month"}).encode()
     transaction = client.transaction()
     for each in nodes:
         mark = "__lock__" if each == nodes[-1] else "__rlock__"
-        transaction.create(f"{each}/{claim}{mark}", data, ephemeral=True, sequence=True)
+        transaction.create(f"{each}/{entry}{mark}", data, ephemeral=True, sequence=True)
     made = transaction.commit()
     assert all(isinstance(path, str) for path in made), made
     return made
@@ -161,7 +163,7 @@ def test_holder_and_waiters_are_told_in_order(
         assert (holder["partitions"], holder["shared"], holder["waits_for"]) == ([], False, [])
         first, second = found["waiters"]
         assert first["job"] == "rival"
-        assert (first["waits_for"], second["waits_for"]) == ([holder["claim"]], [holder["claim"], first["claim"]])
+        assert (first["waits_for"], second["waits_for"]) == ([holder["entry"]], [holder["entry"], first["entry"]])
         assert first["token"] < second["token"]
         lines = sluice("status").stdout.splitlines()
         assert "s3://lake/flights" in lines[0]
@@ -225,19 +227,19 @@ def test_holds_that_come_and_go_are_told_whole_or_not_at_all(
 ) -> None:
     with LockInspector(settings) as inspector:
 
-        def look() -> tuple[Claim, ...]:
-            return inspector.table(TableResource.of(TABLE)).claims
+        def look() -> tuple[QueueEntry, ...]:
+            return inspector.table(TableResource.of(TABLE)).entries
 
         def is_told_in_part() -> bool:
-            return any(len(claim.nodes) != 3 for claim in look())
+            return any(len(entry.nodes) != 3 for entry in look())
 
         with busy_partitions(ensemble_client, settings.lock_root):
             eventually(lambda: len(look()) > 1)
             seen = [look() for _ in range(100)]
-            assert {len(claim.nodes) for claims in seen for claim in claims} == {3}
-            assert all(any(claim.holds for claim in claims) for claims in seen), "one never goes"
+            assert {len(entry.nodes) for entries in seen for entry in entries} == {3}
+            assert all(any(entry.holds for entry in entries) for entries in seen), "one never goes"
             # The control: without regard to what came while it looked, some are told in part.
-            monkeypatch.setattr(inspector, "_newest_change", lambda *_: 2**63)
+            monkeypatch.setattr(inspector._reader, "_newest_change", lambda *_: 2**63)
             eventually(is_told_in_part)
 
 
@@ -270,7 +272,7 @@ def test_who_waits_behind_a_table_is_told_with_the_partitions_it_asked_for(
 
 
 def test_locks_of_kazoo_are_told_too(tables: Callable[..., Any], ensemble_client: KazooClient, root: str) -> None:
-    node = TableResource.of(TABLE).znode(root)
+    node = table_node(root, TableResource.of(TABLE))
     with ensemble_client.WriteLock(node, "a program with kazoo"):
         (found,) = tables().values()
         assert (found["table"], found["key"], len(found["holders"])) == (None, TableResource.of(TABLE).key, 1)

@@ -28,6 +28,7 @@ from lock_manager import (
 )
 from lock_manager import guard_registry as installed
 from lock_manager.zookeeper.inspector import LockInspector
+from lock_manager.zookeeper.znodes import table_node
 from tests.support.months import SCHEMA, part
 from tests.support.rivals import RivalManager
 
@@ -59,7 +60,7 @@ def contenders(client, table: str) -> list[str]:
             elif name != "intents":
                 yield from below(f"{path}/{name}")
 
-    return list(below(TableResource.of(table).znode(ROOT)))
+    return list(below(table_node(ROOT, TableResource.of(table))))
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,22 @@ def test_readers_exclude_writers_of_what_they_read(make_manager, make_rival, tab
     other = make_rival()
     with make_manager().acquire(table, **held):
         assert excluded(other, table, **asked) is conflict
+
+
+def test_the_queue_tells_that_a_writer_of_a_partition_waits_for_a_reader_of_the_table(
+    make_manager, make_rival, table, eventually
+):
+    reader, writer = make_manager(), make_rival()
+    held = reader.acquire(table, shared=True)
+    waiting = threading.Thread(target=lambda: writer.acquire(table, partitions=[part(2013)]).release())
+    waiting.start()
+    eventually(lambda: len(reader.queue(table)) == 2)
+    first, second = reader.queue(table)
+    assert (first.holds, first.shared) == (True, True)
+    assert (second.holds, second.waits_for) == (False, (held.hold_id,))
+    held.release()
+    waiting.join(30)
+    assert not waiting.is_alive()
 
 
 def test_a_waiter_gets_in_when_the_last_one_in_front_leaves(make_manager, make_rival, table, eventually):
@@ -230,7 +247,7 @@ def test_what_times_out_leaves_nothing_at_any_level(make_manager, make_rival, ta
 def test_a_partition_node_says_which_it_is(make_manager, table, ensemble_client):
     values = {"year": 2013, "month": 1}
     with make_manager().acquire(table, partitions=[SCHEMA.partition(values)]):
-        node = f"{TableResource.of(table).znode(ROOT)}/partitions/year=2013/partitions/month=1"
+        node = f"{table_node(ROOT, TableResource.of(table))}/partitions/year=2013/partitions/month=1"
         assert ensemble_client.get(node)[0] == b'{"partition": {"year": "2013", "month": "1"}}'
 
 
@@ -251,7 +268,7 @@ def test_the_next_holder_of_a_partition_finds_what_the_last_one_intended(
 ):
     """The queues of a table and of its partitions are different znodes: a partition must not be free before both."""
     most = 1 if end == "too long" else None
-    node = f"{TableResource.of(table).znode(ROOT)}/partitions/year=2013"
+    node = f"{table_node(ROOT, TableResource.of(table))}/partitions/year=2013"
     for attempt in range(5):
         with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=30, max_hold_seconds=most) as first:
             hold = first.acquire(table, partitions=[part(2013, 1)])
@@ -300,7 +317,7 @@ def test_a_manager_that_is_closed_in_a_block_is_a_lost_lock(make_manager, table)
 
 
 def test_what_the_ensemble_does_not_allow_below_a_table_is_a_refusal(make_manager, table, ensemble_client):
-    node = f"{TableResource.of(table).znode(ROOT)}/partitions"
+    node = f"{table_node(ROOT, TableResource.of(table))}/partitions"
     ensemble_client.ensure_path(node)
     ensemble_client.create(f"{node}/year=2013", b"", acl=[make_acl("world", "anyone", read=True)])
     with pytest.raises(EnsembleRefusedError, match="NoAuth"):

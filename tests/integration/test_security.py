@@ -25,14 +25,14 @@ from lock_manager import (
 )
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.testing.server_security import Demands
-from lock_manager.zookeeper.client import Client
-from lock_manager.zookeeper.queue import parse_queue
+from lock_manager.zookeeper.client import Client, acl_of
+from lock_manager.zookeeper.znodes import parse_queue, table_node
 from sluice.soak.tcp_proxy import Link
 from tests.support.authority import Authority
 
 TABLE = "s3://lake/secured"
 ROOT = "/locks/delta_tables"
-NODE = TableResource.of(TABLE).znode(ROOT)
+NODE = table_node(ROOT, TableResource.of(TABLE))
 PASSWORD = "the-right-one-7f3a"  # noqa: S105
 WRONG = "the-wrong-one-1c9e"
 USER = Security(auth="sasl", username="etl", password=PASSWORD)
@@ -399,7 +399,7 @@ def test_a_root_whose_acl_excludes_us_is_refused_at_once(open_server):
     owned = [make_digest_acl("owner", "x", all=True)]
     client.create("/excluded", acl=owned)
     assert "NoAuthError" in refusal(open_server, Security(), lock_root="/excluded/tables")
-    read_only = [*owned, *Security(acl="world:anyone:r").new_znodes()]
+    read_only = [*owned, *acl_of(Security(acl="world:anyone:r"))]
     client.create("/excluded/tables", b'{"format": 1, "ensemble": "x"}', acl=read_only)
     client.set_acls("/excluded", read_only)
     assert "NoAuthError" in refusal(open_server, Security(), lock_root="/excluded/tables")

@@ -7,6 +7,7 @@ import uuid
 from kazoo.client import KazooClient
 
 from lock_manager import HeldLock, TableResource, ZookeeperLockManager
+from lock_manager.zookeeper.znodes import table_node
 from sluice.soak.stall import stall_a_listing
 
 
@@ -25,7 +26,7 @@ def test_of_a_hold_that_is_lost_meanwhile_it_says_so_and_nothing_of_its_intent(
     manager: ZookeeperLockManager, guard_said_to_be_there: None, ensemble_client: KazooClient
 ) -> None:
     table = f"s3://lake/{uuid.uuid4().hex}"
-    node = TableResource.of(table).znode("/locks/delta_tables")
+    node = table_node("/locks/delta_tables", TableResource.of(table))
 
     def clear_and_break(late: HeldLock) -> None:
         late.intents.clear()

@@ -20,6 +20,7 @@ from lock_manager import (
 )
 from lock_manager.zookeeper.empty_znodes import Sweeper
 from lock_manager.zookeeper.queue import Attempt
+from lock_manager.zookeeper.znodes import table_node
 from tests.support.months import part
 from tests.support.rivals import RivalManager
 
@@ -36,7 +37,7 @@ def table() -> str:
 
 @pytest.fixture
 def node(table: str) -> str:
-    return TableResource.of(table).znode(ROOT)
+    return table_node(ROOT, TableResource.of(table))
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from lock_manager import (
     ZookeeperLockManager,
 )
 from lock_manager.testing.embedded import EmbeddedZooKeeper
+from lock_manager.zookeeper.znodes import table_node
 from tests.support.months import part
 
 ROOT = "/locks/delta_tables"
@@ -247,7 +248,7 @@ def test_closing_the_manager_that_gave_it_ends_it_for_all(
 def test_a_hold_that_is_lost_is_asked_for_anew(
     one: ZookeeperLockManager, other: ZookeeperLockManager, ensemble_client: Any, table: str
 ) -> None:
-    node = TableResource.of(table).znode(ROOT)
+    node = table_node(ROOT, TableResource.of(table))
     lost = one.acquire(table)
     other.acquire(table)
     for name in ensemble_client.get_children(node):

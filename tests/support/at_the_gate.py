@@ -12,6 +12,7 @@ from kazoo.client import KazooClient
 from pyspark.sql import SparkSession
 
 from lock_manager import TableResource, ZookeeperLockManager
+from lock_manager.zookeeper.znodes import table_node
 from writer_jobs import CommitResult, LockedDeltaWriter
 
 
@@ -46,6 +47,6 @@ class TableAtTheGate:
 
 def contenders(client: KazooClient, table: str) -> list[str]:
     """Return the nodes of those who have the lock on a whole table, or wait for it."""
-    node = TableResource.of(table).znode("/locks/delta_tables")
+    node = table_node("/locks/delta_tables", TableResource.of(table))
     found = client.get_children(node) if client.exists(node) else []
     return [f"{node}/{name}" for name in found if "lock__" in name]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sluice.audit.log_files import LockStamp, LogCommit
+from lock_manager.commit_stamp import CommitStamp
+from sluice.audit.log_files import LogCommit
 from sluice.soak.evidence import Evidence, TableState
 from sluice.soak.s3_faults import Put
 
@@ -31,7 +32,7 @@ def transaction(version: int, token: int, at: float, worker: str) -> list[dict[s
 
 
 def commit(version: int, token: int, txn: str | None = None) -> LogCommit:
-    stamp = LockStamp(f"c{version}", f"hold-{token}", "one", {"t": token}, {}, 0.0)
+    stamp = CommitStamp(f"c{version}", f"hold-{token}", "one", {"t": token}, {}, 0.0)
     return LogCommit(version=version, engine="sluice-soak", txn_id=txn or f"t{version}", stamp=stamp)
 
 

@@ -16,8 +16,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from lock_manager import LockSettings
-from lock_manager.zookeeper import aws_secret
+from lock_manager import LockSettings, aws_secret
 from sluice.commands.app import app
 from sluice.doctor.finding import Verdict
 from sluice.doctor.spark import judge

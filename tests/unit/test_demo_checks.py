@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from lock_manager.commit_stamp import CommitStamp
 from sluice.audit.checks import Interval, overlaps
-from sluice.audit.log_files import LockStamp, LogCommit
+from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import Contents
 from sluice.demo.outcome import Outcome, commit_id, judge
 from sluice.demo.records import Acknowledged, Phase, Writer
@@ -37,7 +38,7 @@ def commit(number: int, **changes: Any) -> Acknowledged:
 
 
 def logged(number: int, **changes: Any) -> LogCommit:
-    stamp = LockStamp(f"c{number}", f"h{number}", "e", {"s3://lake/t": number + 1}, {}, 100.0 + 10 * number)
+    stamp = CommitStamp(f"c{number}", f"h{number}", "e", {"s3://lake/t": number + 1}, {}, 100.0 + 10 * number)
     return replace(LogCommit(number, 102.0 + 10 * number, read_version=number - 1, stamp=stamp), **changes)
 
 

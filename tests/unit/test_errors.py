@@ -54,8 +54,9 @@ def test_every_public_error_is_in_the_tree_and_a_builtin_that_one_would_catch():
 def test_public_surface_is_what_it_was():
     assert lock_manager.__all__ == [
         "ClosedError", "EnsembleFormatError", "EnsembleMismatchError", "EnsembleRefusedError",
-        "EnsembleUnavailableError", "HeldLock", "LocalServerError",
-        "LockCancelledError", "LockError", "LockLostError", "LockNotHeldError", "LockOrderError", "LockSettings",
+        "EnsembleUnavailableError", "HeldLock", "Hold", "Intents", "LocalServerError",
+        "LockCancelledError", "LockError", "LockLostError", "LockManager", "LockNotHeldError", "LockOrderError",
+        "LockSettings",
         "LockTimeoutError", "Partition", "PartitionColumn", "PartitionSchema", "Pin", "PinMismatchError", "QueueEntry",
         "ResourceError", "Security", "SessionState", "SettingsError", "SluiceError", "TableNameMismatchError",
         "TableResource", "TableScope", "UnguardedError", "ZookeeperLockManager", "canonical_table_uri",

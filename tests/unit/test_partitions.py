@@ -9,6 +9,7 @@ import pytest
 
 from lock_manager import Partition, PartitionColumn, PartitionSchema, ResourceError
 from lock_manager.partitions import smallest_cover
+from lock_manager.zookeeper.znodes import partition_node
 
 
 def schema(kind: str, **more: str) -> PartitionSchema:
@@ -107,7 +108,7 @@ def test_names_are_hive_s() -> None:
     found = PartitionSchema((PartitionColumn("a=b", "string"), PartitionColumn("c", "string")))
     partition = found.partition({"a=b": "x/y:z é", "c": None})
     assert partition.components == ("a%3Db=x%2Fy%3Az é", "c=__HIVE_DEFAULT_PARTITION__")
-    assert partition.znode("/t") == "/t/partitions/a%3Db=x%2Fy%3Az é/partitions/c=__HIVE_DEFAULT_PARTITION__"
+    assert partition_node("/t", partition) == "/t/partitions/a%3Db=x%2Fy%3Az é/partitions/c=__HIVE_DEFAULT_PARTITION__"
 
 
 def test_the_cover_is_in_order_and_has_nothing_twice() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lock_manager import ResourceError, TableResource, canonical_table_uri
+from lock_manager.zookeeper.znodes import table_node
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_what_is_no_location_is_refused(name):
 def test_key_and_znode():
     resource = TableResource.of("s3a://lake/t")
     assert resource.key == hashlib.sha256(b"s3://lake/t").hexdigest()
-    assert resource.znode("/locks/delta_tables") == f"/locks/delta_tables/{resource.key}"
+    assert table_node("/locks/delta_tables", resource) == f"/locks/delta_tables/{resource.key}"
     assert TableResource.of(resource) is resource
     assert TableResource("S3A://Lake//t/") == resource
 

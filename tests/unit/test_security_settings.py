@@ -22,8 +22,8 @@ from cryptography.x509.oid import NameOID
 from kazoo.security import ACL, Id, Permissions
 from moto import mock_aws
 
-from lock_manager import LockSettings, Security, SettingsError
-from lock_manager.zookeeper import aws_secret, security
+from lock_manager import LockSettings, Security, SettingsError, aws_secret, security
+from lock_manager.zookeeper.client import acl_of
 
 SECRET = "hunter2-8d1f"  # noqa: S105
 SASL = {"auth": "sasl", "username": "etl", "password": SECRET}
@@ -70,7 +70,7 @@ def test_what_kazoo_is_given(auth):
     sasl = {"mechanism": "DIGEST-MD5", "username": "etl", "password": SECRET}
     assert given.sasl_options() == (sasl if auth == "sasl" else None)
     assert given.auth_data() == ([("digest", f"etl:{SECRET}")] if auth == "digest" else None)
-    assert given.new_znodes() == [ACL(Permissions.ALL, Id("auth", ""))]
+    assert acl_of(given) == [ACL(Permissions.ALL, Id("auth", ""))]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_sasl_without_its_package(monkeypatch):
     ],
 )
 def test_acl_as_zkcli_writes_it(text, entries):
-    found = Security(acl=text).new_znodes()
+    found = acl_of(Security(acl=text))
     assert [(each.id.scheme, each.id.id, each.perms) for each in found] == entries
 
 

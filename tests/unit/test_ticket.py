@@ -9,7 +9,7 @@ from unittest.mock import create_autospec
 import pytest
 
 from lock_manager import LockCancelledError, LockNotHeldError
-from lock_manager.commit_guard import GuardedHold
+from lock_manager.guarded_hold import GuardedHold
 from lock_manager.ticket import NotStagedError, StagedCommit, Ticket, why_not_staged
 
 TABLE = "s3://lake/t"

@@ -16,10 +16,11 @@ from arro3.core import Array, DataType, Table
 from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
+from lock_manager.commit_stamp import CommitStamp
 from lock_manager.pin import ENSEMBLE_PROPERTY
 from lock_manager.resources import table_key
 from sluice.audit.checks import check_ensembles, check_names, check_tokens, version_ranges
-from sluice.audit.log_files import LockStamp, LogCommit
+from sluice.audit.log_files import LogCommit
 from sluice.audit.log_folder import LogAccessError
 from sluice.audit.verify import Verification, VerifyError, verify_table
 from sluice.commands.app import app
@@ -330,7 +331,7 @@ TABLE_NODE, MONTH_1, MONTH_2 = "s3://lake/t", "s3://lake/t?month=1", "s3://lake/
 
 
 def locked_commit(version: int, hold: str, *, ensemble: str = "e", pin: str | None = None, **tokens: Any) -> LogCommit:
-    held = LockStamp(f"c{version}", hold, ensemble, tokens.get("tokens", {}), tokens.get("shared", {}), 0.0)
+    held = CommitStamp(f"c{version}", hold, ensemble, tokens.get("tokens", {}), tokens.get("shared", {}), 0.0)
     return LogCommit(version, stamp=held, pin=pin)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from lock_manager import HeldLock, LockCancelledError, SluiceError, ZookeeperLockManager
+from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
+from lock_manager.coordinator import Cancellation
 from lock_manager.ticket import NotStagedError, Ticket
-from lock_manager.zookeeper.queue import Cancellation
 from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
 from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_write, user_metadata
 from writer_jobs.commit.lock_target import Part
@@ -46,9 +46,7 @@ class StagedWrite:
 
     """
 
-    def __init__(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: str, part: Part, write: DeltaWrite
-    ) -> None:
+    def __init__(self, spark: SparkSession, manager: LockManager, table: str, part: Part, write: DeltaWrite) -> None:
         self._spark = spark
         self._manager = manager
         self._table = table
@@ -62,11 +60,11 @@ class StagedWrite:
             appends=write.work.rows is not None,
         )
         self._cancellation = Cancellation()
-        self._hold: HeldLock | None = None
+        self._hold: Hold | None = None
         self.waited_seconds = 0.0
 
     def run(
-        self, seconds: float, before_commit: Callable[[HeldLock], None] | None, is_cancelled: Callable[[], bool]
+        self, seconds: float, before_commit: Callable[[Hold], None] | None, is_cancelled: Callable[[], bool]
     ) -> CommitResult:
         """Write, get the lock, commit, give it back.
 
@@ -96,7 +94,7 @@ class StagedWrite:
         self,
         running: RunningWrite,
         seconds: float,
-        before_commit: Callable[[HeldLock], None] | None,
+        before_commit: Callable[[Hold], None] | None,
         is_cancelled: Callable[[], bool],
     ) -> CommitResult:
         problem: BaseException | None = None
@@ -115,7 +113,7 @@ class StagedWrite:
         running.wait(is_pointless=lambda: problem is not None)
         return self._conclude(running, problem)
 
-    def _commit(self, running: RunningWrite, seconds: float, before_commit: Callable[[HeldLock], None] | None) -> None:
+    def _commit(self, running: RunningWrite, seconds: float, before_commit: Callable[[Hold], None] | None) -> None:
         """Get the lock, let the commit pass, and give the lock back when it is known what became of it."""
         ticket = self._ticket
         # Before the lock: whoever changes that from now on is in conflict with this commit.
@@ -151,7 +149,7 @@ class StagedWrite:
             # It was let pass while the hold stood, and the next holder comes after it, whatever became of the hold.
             log.warning("after the commit: %s", error)
 
-    def _look_for_it(self, failure: BaseException | None, hold: HeldLock, write: LockedWrite) -> None:
+    def _look_for_it(self, failure: BaseException | None, hold: Hold, write: LockedWrite) -> None:
         """Find out, under the lock, whether a write that ended behind the gate, and did not say so, is in the table."""
         if failure is not None and is_conflict(failure) and not write.may_be_stored(failure):
             raise NotStagedError(f"another writer has changed {self._table} meanwhile") from failure

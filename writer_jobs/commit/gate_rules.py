@@ -25,10 +25,10 @@ from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.session import COMMIT_LOCK
 from writer_jobs.delta.table_log import NO_VERSION, DeltaTableLog
 
-Hold = Literal["commit", "write"]
+HoldOver = Literal["commit", "write"]
 """What of a write the lock is held for: its commit, or all of it."""
 
-HOLDS: tuple[Hold, ...] = ("commit", "write")
+HOLDS: tuple[HoldOver, ...] = ("commit", "write")
 NO_TABLE = "there is no table yet"
 _SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)
 _NOTHING_KNOWN = {"guard": REQUIRED, "settings": [], "version": NO_VERSION, "identity": False, "reads": []}

@@ -21,19 +21,20 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from lock_manager import (
-    HeldLock,
+    Hold,
     LockLostError,
     Pin,
     PinMismatchError,
     canonical_table_uri,
 )
-from lock_manager.commit_guard import CommitGuard, GuardedHold
+from lock_manager.commit_guard import CommitGuard
 from lock_manager.errors import versions_of
 from lock_manager.guard_registry import declare_installed
 from lock_manager.guard_server import GuardServer
+from lock_manager.guarded_hold import GuardedHold
+from lock_manager.intents import version_to_occupy
 from lock_manager.partitions import PartitionSchema
 from lock_manager.ticket import Ticket
-from lock_manager.zookeeper.hold_intents import version_to_occupy
 from writer_jobs.commit.refusals import raise_refusals_as_python_errors
 from writer_jobs.delta.log_store import follow_transactions, log_store
 from writer_jobs.delta.pin import pin_again, refuse_other_ensemble
@@ -149,7 +150,7 @@ def guard_mode(spark: SparkSession) -> str:
 @contextmanager
 def guarded(
     spark: SparkSession,
-    hold: HeldLock,
+    hold: Hold,
     table_log: DeltaTableLog,
     metadata: Mapping[str, Any],
     *,
@@ -218,7 +219,7 @@ def waiting_with(ticket: Ticket) -> Iterator[None]:
 @contextmanager
 def guarded_commit(
     spark: SparkSession,
-    hold: HeldLock,
+    hold: Hold,
     table_log: DeltaTableLog,
     metadata: Mapping[str, Any],
     ticket: Ticket,
@@ -283,7 +284,7 @@ def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
             _settle(spark, bound)
 
 
-def _pinned_to(hold: HeldLock, table_log: DeltaTableLog, bound: GuardedHold, *, observe: bool) -> Pin | None:
+def _pinned_to(hold: Hold, table_log: DeltaTableLog, bound: GuardedHold, *, observe: bool) -> Pin | None:
     """Return the table's pin, if the hold is of it; a driver that only observes has it noted."""
     try:
         return refuse_other_ensemble(hold, table_log)
@@ -325,7 +326,7 @@ def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
 
 
 @contextmanager
-def _only_logged(hold: HeldLock) -> Iterator[None]:
+def _only_logged(hold: Hold) -> Iterator[None]:
     """Log what goes wrong where the JVM may be gone, or Spark was stopped: the body's own error says so."""
     try:
         yield
@@ -345,7 +346,7 @@ def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
     return [each for each in _attempts_under(spark, bound.hold) if each["attempt"] in bound.passed]
 
 
-def _attempts_under(spark: SparkSession, hold: HeldLock) -> list[dict[str, Any]]:
+def _attempts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(log_store(spark, "Attempts").of(hold.hold_id))
     return found
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
-from lock_manager import HeldLock, LockCancelledError, LockLostError, SluiceError
-from lock_manager.commit_guard import GuardedHold, is_definite
+from lock_manager import Hold, LockCancelledError, LockLostError, SluiceError
+from lock_manager.guarded_hold import GuardedHold, is_definite
 from writer_jobs.commit.guarded import REQUIRED, attempts, guard_mode
 from writer_jobs.commit.write_thread import DeltaWrite
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
@@ -93,7 +93,7 @@ class CommitResult:
         return self.released_at - self.acquired_at
 
     @classmethod
-    def of(cls, table: str, write: DeltaWrite, hold: HeldLock | None, commit: Commit | None) -> CommitResult:
+    def of(cls, table: str, write: DeltaWrite, hold: Hold | None, commit: Commit | None) -> CommitResult:
         """Make it of what is known at the end.
 
         Args:
@@ -138,7 +138,7 @@ class LockedWrite:
         table: str,
         table_log: DeltaTableLog,
         write: DeltaWrite,
-        hold: HeldLock,
+        hold: Hold,
         bound: GuardedHold | None,
     ) -> None:
         self._spark = spark

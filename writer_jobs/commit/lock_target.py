@@ -14,8 +14,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import col, unix_micros
 from pyspark.sql.types import TimestampType
 
-from lock_manager import HeldLock, PartitionSchema, ResourceError, TableResource, TableScope
-from lock_manager.commit_guard import GuardedHold
+from lock_manager import Hold, PartitionSchema, ResourceError, TableResource, TableScope
+from lock_manager.guarded_hold import GuardedHold
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
 from writer_jobs.commit.guarded import guarded
 from writer_jobs.delta.table_log import DeltaTableLog, TableState
@@ -109,7 +109,7 @@ class Part:
         return cls(log, TableScope.of(table, named), schema, named)
 
     def guarded(
-        self, spark: SparkSession, hold: HeldLock, about: Mapping[str, Any]
+        self, spark: SparkSession, hold: Hold, about: Mapping[str, Any]
     ) -> AbstractContextManager[GuardedHold | None]:
         """Bind this thread's commits to the hold, as :func:`writer_jobs.commit.guarded.guarded`."""
         return guarded(spark, hold, self.log, about, schema=self.schema)

@@ -11,7 +11,7 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from lock_manager import LockTimeoutError, SluiceError, ZookeeperLockManager, canonical_table_uri
+from lock_manager import LockManager, LockTimeoutError, SluiceError, canonical_table_uri
 from lock_manager.nesting import REGISTRY
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.log_store import log_store
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 LAST_CHECKPOINT = "_delta_log/_last_checkpoint"
 
 
-def write_due_checkpoints(spark: SparkSession, manager: ZookeeperLockManager) -> None:
+def write_due_checkpoints(spark: SparkSession, manager: LockManager) -> None:
     """Write what the commits of this driver have made due, but for tables that this thread still has a lock on.
 
     One writer at a time: who finds another at it leaves it out, for that one's checkpoint, or the one after ten more
@@ -46,7 +46,7 @@ def write_due_checkpoints(spark: SparkSession, manager: ZookeeperLockManager) ->
             _write(checkpoints, table, f"{uri}/{LAST_CHECKPOINT}", taken, manager)
 
 
-def _write(checkpoints: Any, table: str, resource: str, taken: Any, manager: ZookeeperLockManager) -> None:
+def _write(checkpoints: Any, table: str, resource: str, taken: Any, manager: LockManager) -> None:
     try:
         with manager.acquire(resource, timeout_seconds=0):
             checkpoints.write(taken)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from lock_manager import HeldLock, Pin, canonical_table_uri
+from lock_manager import Hold, Pin, canonical_table_uri
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError
 
 
-def refuse_other_ensemble(hold: HeldLock, table_log: DeltaTableLog) -> Pin | None:
+def refuse_other_ensemble(hold: Hold, table_log: DeltaTableLog) -> Pin | None:
     """Make sure that a hold is the one that its table is pinned to, by ensemble and by name, and return the pin.
 
     Raises:
@@ -29,12 +29,12 @@ def refuse_other_ensemble(hold: HeldLock, table_log: DeltaTableLog) -> Pin | Non
     return state.pin
 
 
-def own_pin(hold: HeldLock, table_log: DeltaTableLog) -> Pin:
+def own_pin(hold: Hold, table_log: DeltaTableLog) -> Pin:
     """Return the pin of a table whose lock is this hold."""
     return Pin(hold.ensemble_id, canonical_table_uri(table_log.location))
 
 
-def pin_again(spark: SparkSession, table_log: DeltaTableLog, hold: HeldLock, pinned: Pin | None) -> None:
+def pin_again(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, pinned: Pin | None) -> None:
     """Undo what a block did to the table's pin by the way.
 
     To replace or restore a table drops its properties, or brings back older ones. A clone has those of its source. So

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from lock_manager import HeldLock
+from lock_manager import Hold
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import TableState
@@ -175,7 +175,7 @@ class AppendLoad:
     def _make_commit(self, commit: int, df: DataFrame, plan: _Plan, *, first: bool) -> None:
         arguments = self._arguments
 
-        def before_write(hold: HeldLock) -> None:
+        def before_write(hold: Hold) -> None:
             self._output.holding(commit, hold.token, hold.acquired_at)
             if first:
                 self._settle(plan)

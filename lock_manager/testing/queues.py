@@ -11,6 +11,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from lock_manager import LockSettings, TableResource
+from lock_manager.zookeeper.znodes import table_node
 
 _START_SECONDS = 30
 
@@ -61,4 +62,4 @@ class LockQueues:
         return None
 
     def _node(self, table: str) -> str:
-        return TableResource.of(table).znode(self._root)
+        return table_node(self._root, TableResource.of(table))

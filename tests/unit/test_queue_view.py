@@ -1,4 +1,4 @@
-"""How contenders are grouped into claims, and which of them hold."""
+"""How contenders are grouped into entries, and which of them hold."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from lock_manager.zookeeper.inspector import TableLocks
-from lock_manager.zookeeper.queue_view import Claim, Found, claims_of
+from lock_manager.zookeeper.queue_reader import TableLocks
+from lock_manager.zookeeper.queue_view import Found, QueueEntry, entries_of
 from sluice.locks.breaking import BreakError, PartitionNameError, TokenError, check_partition, holders_of, parse_token
 from sluice.locks.status import Status, describe, duration, what_of
 
@@ -23,21 +23,21 @@ class Queues:
         self.found: dict[str, Found] = {}
         self.transaction = 100
 
-    def add(self, claim: str, *modes: str, data: object = None) -> None:
+    def add(self, entry: str, *modes: str, data: object = None) -> None:
         """``add(A, ":r", "month=1:w")``: one transaction."""
         self.transaction += 1
         for each in modes:
             partition, _, mode = each.rpartition(":")
             children = self.queues.setdefault(partition, [])
             mark = {"w": "__lock__", "r": "__rlock__", "p": "-part__rlock__", "l": "-look__rlock__"}[mode]
-            name = f"{claim}{mark}{len(children):010}"
+            name = f"{entry}{mark}{len(children):010}"
             children.append(name)
             content = b"" if data is None else json.dumps(data).encode()
             self.found[f"/{partition}/{name}"] = Found(content, self.transaction, float(self.transaction))
 
-    def claims(self) -> list[Claim]:
+    def entries(self) -> list[QueueEntry]:
         shuffled = {partition: sorted(names, reverse=True) for partition, names in self.queues.items()}
-        return claims_of(shuffled, self.found, {partition: f"/{partition}" for partition in self.queues})
+        return entries_of(shuffled, self.found, {partition: f"/{partition}" for partition in self.queues})
 
 
 @pytest.fixture
@@ -50,20 +50,20 @@ def test_a_partition_hold_is_one_claim_and_waits_only_behind_what_conflicts(queu
     queues.add(B, ":r", "month=2:w")
     queues.add(C, ":r", "month=1:w")
     queues.add(D, ":w")
-    claims = queues.claims()
-    assert [claim.claim_id for claim in claims] == [A, B, C, D]
-    assert [claim.holds for claim in claims] == [True, True, False, False]
-    assert [claim.waits_for for claim in claims] == [(), (), (A,), (A, B, C)]
-    assert [[node.partition for node in claim.targets] for claim in claims] == [[DAY], ["month=2"], [MONTH], [""]]
-    assert len(claims[0].nodes) == 3
-    assert {claim.token for claim in claims} == {101, 102, 103, 104}
+    entries = queues.entries()
+    assert [entry.hold_id for entry in entries] == [A, B, C, D]
+    assert [entry.holds for entry in entries] == [True, True, False, False]
+    assert [entry.waits_for for entry in entries] == [(), (), (A,), (A, B, C)]
+    assert [[node.partition for node in entry.targets] for entry in entries] == [[DAY], ["month=2"], [MONTH], [""]]
+    assert len(entries[0].nodes) == 3
+    assert {entry.token for entry in entries} == {101, 102, 103, 104}
 
 
 def test_several_partitions_of_one_claim_hold_together_or_wait(queues: Queues) -> None:
     queues.add(A, ":r", "month=2:w")
     queues.add(B, ":r", "month=1:w", "month=2:w")
     queues.add(C, ":r", "month=1:w")
-    a, b, c = queues.claims()
+    a, b, c = queues.entries()
     assert a.holds
     assert b.waits_for == (A,)
     # The order of its own queue counts, though whom it waits for does not hold yet.
@@ -75,14 +75,14 @@ def test_shared_claims_hold_side_by_side(queues: Queues) -> None:
     queues.add(A, ":r")
     queues.add(B, ":r")
     queues.add(C, ":w")
-    claims = queues.claims()
-    assert [(claim.holds, claim.shared) for claim in claims] == [(True, True), (True, True), (False, False)]
+    entries = queues.entries()
+    assert [(entry.holds, entry.shared) for entry in entries] == [(True, True), (True, True), (False, False)]
 
 
 def test_a_partition_whose_name_begins_like_another_is_not_below_it(queues: Queues) -> None:
     queues.add(A, ":r", "month=1:w", "month=11:w")
-    (claim,) = queues.claims()
-    assert [node.partition for node in claim.targets] == ["month=1", "month=11"]
+    (entry,) = queues.entries()
+    assert [node.partition for node in entry.targets] == ["month=1", "month=11"]
 
 
 def test_a_claim_that_came_or_went_while_it_was_read_is_in_the_way_where_it_was_seen(queues: Queues) -> None:
@@ -90,8 +90,8 @@ def test_a_claim_that_came_or_went_while_it_was_read_is_in_the_way_where_it_was_
     queues.add(B, ":p", "month=1:w")
     queues.add(C, ":w")
     del queues.found[f"/month=1/{A}__lock__0000000000"]
-    b, c = queues.claims()
-    assert (b.claim_id, b.holds) == (B, True)
+    b, c = queues.entries()
+    assert (b.hold_id, b.holds) == (B, True)
     assert c.waits_for == (B, A)
 
 
@@ -100,7 +100,7 @@ def test_who_waits_for_partitions_is_told_with_them_though_it_stands_in_no_queue
     queues.add(B, ":p", data={"partitions": [DAY, "month=2"], "partition_count": 2})
     queues.add(C, ":l", data={"partitions": ["month=3"], "partition_count": 20})
     queues.add(D, ":p")
-    _, b, c, d = queues.claims()
+    _, b, c, d = queues.entries()
     assert [what_of(each) for each in (b, c, d)] == [
         f"{DAY}, month=2",
         "month=3 and 19 more, shared",
@@ -108,25 +108,25 @@ def test_who_waits_for_partitions_is_told_with_them_though_it_stands_in_no_queue
     ]
     assert (b.partitions, b.more_partitions, b.within) == ((DAY, "month=2"), 0, ())
     assert (d.partitions, d.within) == ((), ("",))
-    assert not any(claim.holds or claim.shared for claim in (b, d))
+    assert not any(entry.holds or entry.shared for entry in (b, d))
 
 
 def test_who_stands_in_a_part_of_what_it_asks_for_does_not_hold(queues: Queues) -> None:
     """It has just been let in where it waited, and did not enter the rest yet."""
     queues.add(A, ":p", "month=1:w", data={"partitions": ["month=1", "month=2"], "partition_count": 2})
     queues.add(B, ":p", "month=3:p", data=None)
-    a, b = queues.claims()
+    a, b = queues.entries()
     assert [(each.holds, each.waits_for) for each in (a, b)] == [(False, ()), (False, ())]
     assert [what_of(each) for each in (a, b)] == ["month=1, month=2", "partitions of month=3"]
     queues.add(C, ":p", "month=4:p", "month=4/day=1:w", "month=5:w", data={"partition_count": 2})
-    assert queues.claims()[2].holds, "the control"
+    assert queues.entries()[2].holds, "the control"
 
 
 @pytest.mark.parametrize("said", [{"partitions": 7, "partition_count": "many"}, {"partitions": [1, None]}, ["a"]])
 def test_partitions_that_are_not_said_as_we_do_are_not_told(queues: Queues, said: object) -> None:
     queues.add(A, ":p", "month=1:w", data=said)
-    (claim,) = queues.claims()
-    assert (claim.partitions, claim.holds) == (("month=1",), True)
+    (entry,) = queues.entries()
+    assert (entry.partitions, entry.holds) == (("month=1",), True)
 
 
 @pytest.mark.parametrize(
@@ -145,31 +145,31 @@ def test_since_when_a_holder_holds_is_its_word_or_else_the_ensemble_s(
     queues: Queues, data: object, since: float
 ) -> None:
     queues.add(A, ":w", data=data)
-    (claim,) = queues.claims()
-    assert claim.since == since
+    (entry,) = queues.entries()
+    assert entry.since == since
 
 
 def test_who_waits_is_counted_from_its_request_even_after_it_lost_its_place(queues: Queues) -> None:
     queues.add(A, ":w")
     queues.add(B, ":w", data={"requested_at": 40.0})
-    status = Status("e", [TableLocks(uri="s3://lake/t", key="k", claims=tuple(queues.claims()))], at=140.0)
-    assert [claim.claim_id for _, claim in status.waiting_longer_than(99.0)] == [B]
+    status = Status("e", [TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))], at=140.0)
+    assert [entry.hold_id for _, entry in status.waiting_longer_than(99.0)] == [B]
     assert status.waiting_longer_than(100.0) == []
 
 
 def test_what_another_program_wrote_does_not_steer_the_terminal(queues: Queues) -> None:
     queues.add(A, ":w", data={"host": "h\x1b[2J\n", "pid": 7, "job": "j", "app_id": "app-1"})
-    (claim,) = queues.claims()
-    assert describe(claim) == "h?[2J? pid 7, job j, application app-1, the table, token 0x65"
+    (entry,) = queues.entries()
+    assert describe(entry) == "h?[2J? pid 7, job j, application app-1, the table, token 0x65"
 
 
 def test_partitions_are_broken_by_the_name_of_what_is_held(queues: Queues) -> None:
     queues.add(A, ":r", "month=1:r", "month=1/day=2:w")
     queues.add(B, ":r", "month=11:w")
-    locks = TableLocks(uri="s3://lake/t", key="k", claims=tuple(queues.claims()))
-    assert [claim.claim_id for claim in holders_of(locks, None, None)] == [A, B]
-    assert [claim.claim_id for claim in holders_of(locks, "month=1", None)] == [A]
-    assert [claim.claim_id for claim in holders_of(locks, DAY, 101)] == [A]
+    locks = TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))
+    assert [entry.hold_id for entry in holders_of(locks, None, None)] == [A, B]
+    assert [entry.hold_id for entry in holders_of(locks, "month=1", None)] == [A]
+    assert [entry.hold_id for entry in holders_of(locks, DAY, 101)] == [A]
     with pytest.raises(BreakError, match=r"partition month=2; what is held: .*month=1/day=2.*month=11"):
         holders_of(locks, "month=2", None)
     with pytest.raises(BreakError, match="with token 0x1"):

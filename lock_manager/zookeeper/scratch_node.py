@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
+from lock_manager.deadline import Deadline
 from lock_manager.errors import SluiceError
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Deadline, Session
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
 
 _T = TypeVar("_T")
 
@@ -94,3 +95,24 @@ def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[Sc
     except NoNodeError as error:
         # Nobody else knows its name: it went with the session.
         raise SessionExpiredError from error
+
+
+def read_in_step(session: Session, path: str, deadline: Deadline) -> bytes | None:
+    """Return what a node holds, as of all that was written before; None if it is not there.
+
+    Raises:
+        EnsembleRefusedError: no trust, no credentials, or no permission.
+        EnsembleUnavailableError: no answer before the deadline.
+
+    """
+
+    def ask() -> bytes:
+        # Without it a follower may answer from before the write.
+        session.wait(session.client.sync_async(path), deadline)
+        data, _ = session.wait(session.client.get_async(path), deadline)
+        return bytes(data)
+
+    try:
+        return insist(session, deadline, ask)
+    except NoNodeError:
+        return None

@@ -18,8 +18,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from kazoo.security import ACL, CREATOR_ALL_ACL, Id, Permissions
-
 from lock_manager.errors import SettingsError
 
 ENVIRONMENT_PREFIX = "SLUICE_ZK_"
@@ -29,15 +27,28 @@ HOW = "docs/security.md explains"
 _FROM_FILE = ("password", "tls_key_password")
 _TLS_FIELDS = ("tls_ca", "tls_certificate", "tls_key", "tls_key_password")
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-_PERMISSIONS = {
-    "c": Permissions.CREATE,
-    "d": Permissions.DELETE,
-    "r": Permissions.READ,
-    "w": Permissions.WRITE,
-    "a": Permissions.ADMIN,
-}
 # An x509 id is a distinguished name: it has commas, and ends where the permissions do.
 _ACL_ENTRY = re.compile(r"(?P<scheme>[a-z][a-z0-9]*):(?P<id>.*?):(?P<permissions>[cdrwa]+)(?:,(?=[a-z][a-z0-9]*:)|$)")
+
+
+@dataclass(frozen=True)
+class AclEntry:
+    """What somebody may do with a znode.
+
+    Attributes:
+        scheme: how the server knows whom it is about, such as ``x509``.
+        id: whom, in that scheme.
+        permissions: letters of ``cdrwa``: create, delete, read, write, administer.
+
+    """
+
+    scheme: str
+    id: str
+    permissions: str
+
+
+#: All rights for whom the server knows us as.
+_FOR_US = AclEntry("auth", "", "cdrwa")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +190,8 @@ class Security:
         """Return what kazoo's ``auth_data`` takes."""
         return [("digest", f"{self.username}:{self.password}")] if self.auth == "digest" else None
 
-    def new_znodes(self) -> list[ACL] | None:
-        """Return the ACL of new znodes, None for kazoo's own: open to all.
+    def new_znodes(self) -> list[AclEntry] | None:
+        """Return who may do what with new znodes; None: everybody everything.
 
         Raises:
             SettingsError: ``acl`` is malformed.
@@ -188,7 +199,7 @@ class Security:
         """
         if self.acl is not None:
             return list(_parsed_acl(self.acl))
-        return list(CREATOR_ALL_ACL) if self.auth or self.tls_certificate else None
+        return [_FOR_US] if self.auth or self.tls_certificate else None
 
 
 def _document(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -196,7 +207,7 @@ def _document(environ: Mapping[str, str]) -> dict[str, Any]:
     if SECRET in environ and SECRET_FILE in environ:
         raise SettingsError(f"{SECRET} and {SECRET_FILE} are both set: unset one of them")
     if SECRET in environ:
-        from lock_manager.zookeeper.aws_secret import fetch  # noqa: PLC0415 (boto3 is for those who use it)
+        from lock_manager.aws_secret import fetch  # noqa: PLC0415 (boto3 is for those who use it)
 
         where, text = f"the secret {environ[SECRET]}", fetch(environ[SECRET])
     elif SECRET_FILE in environ:
@@ -238,7 +249,7 @@ def _pem_file(value: str, name: str) -> Iterator[str]:
         yield file.name
 
 
-def _parsed_acl(text: str) -> Iterator[ACL]:
+def _parsed_acl(text: str) -> Iterator[AclEntry]:
     position = 0
     while position < len(text):
         match = _ACL_ENTRY.match(text, position)
@@ -247,8 +258,5 @@ def _parsed_acl(text: str) -> Iterator[ACL]:
                 f"security setting acl={text!r}: must be scheme:id:permissions, comma-separated, with permissions of "
                 "cdrwa, such as sasl:etl:cdrwa,world:anyone:r"
             )
-        permissions = 0
-        for letter in match["permissions"]:
-            permissions |= _PERMISSIONS[letter]
-        yield ACL(permissions, Id(match["scheme"], match["id"]))
+        yield AclEntry(match["scheme"], match["id"], match["permissions"])
         position = match.end()
