@@ -48,12 +48,12 @@ class Intents(Protocol):
     """What a hold is about to put into the log of one table, and what holds before it left unfinished.
 
     Attributes:
-        unclean: names of unfinished intents that were found when the hold began, and are not cleared yet.
+        unfinished: names of unfinished intents that were found when the hold began, and are not cleared yet.
 
     """
 
     @property
-    def unclean(self) -> tuple[str, ...]: ...
+    def unfinished(self) -> tuple[str, ...]: ...
 
     @property
     def open(self) -> Mapping[str, int]:

@@ -203,7 +203,7 @@ class PinMismatchError(LockError, RuntimeError):
 
 
 class EnsembleMismatchError(PinMismatchError):
-    """A lock was had, but the table is pinned to another ensemble, whose lock alone counts; nothing was written.
+    """The lock was acquired, but the table is pinned to another ensemble, whose lock alone counts; nothing was written.
 
     Attributes:
         ensemble: UUID of the ensemble that gave the lock.

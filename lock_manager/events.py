@@ -26,7 +26,7 @@ class Event(StrEnum):
     GAVE_UP = "gave up"
     #: A hold was given back in order; seconds that it was held.
     RELEASED = "released"
-    #: A hold turned out to be lost; seconds since it was had.
+    #: A hold turned out to be lost; seconds since the acquisition.
     LOST = "lost"
     #: A version was committed under a hold.
     COMMITTED = "committed"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from lock_manager.commit_stamp import stamp_of
 from lock_manager.coordinator import Hold
 from lock_manager.errors import LockNotHeldError, ResourceError, SluiceError
-from lock_manager.intents import Intent
+from lock_manager.intents import NO_VERSION, Intent, version_to_fill
 from lock_manager.partitions import PartitionSchema, names_of
 
 #: Behind a ticket's name, or a hold's: it is of partitions, and the guard has to be told what a commit touches.
@@ -120,6 +120,45 @@ class GuardedHold:
                 hold_id, token = self.hold.hold_id, self.hold.token
                 found.append(Intent(hold_id=hold_id, version=version, txn=txn, attempt=name, token=token))
         return found
+
+    def settle_unfinished(
+        self, unanswered: Collection[Intent], newest: Callable[[], int], fill: Callable[[int], int]
+    ) -> bool:
+        """Make sure that no put from before this block can still succeed: the rule of docs/concepts.md.
+
+        That is a put of an earlier hold that left its intent unfinished, or one under this very hold without an
+        answer. If such a put was of a version that is not there yet, the next version is filled with an empty commit,
+        which notes whose intent it fills. Then the late put can only fail.
+
+        Args:
+            unanswered: see :meth:`unanswered`.
+            newest: returns the newest version of the table, -1 if there is no table.
+            fill: given a version, returns one that is there and is not older: an empty commit, or another's that was
+                faster. Raises if there is none.
+
+        Returns:
+            Whether anything was unfinished, and is settled now. In front of a table that is not there an intent stays:
+            an empty commit would be no table, whatever is written first is version 0, and so the late put and it
+            exclude each other.
+
+        """
+        left_behind = self.hold.intents_of(self.table)
+        if not left_behind.unfinished and not unanswered:
+            return False
+        intents = [*left_behind.read(), *unanswered]
+        head = newest()
+        free = version_to_fill(intents, head)
+        if head == NO_VERSION and free is not None:
+            return False
+        if free is not None:
+            self.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version > head]
+            try:
+                head = fill(free)
+            finally:
+                del self.metadata["occupies"]
+        left_behind.settle(intent.attempt for intent in unanswered if intent.version <= head)
+        left_behind.clear()
+        return True
 
     def stamp(self) -> dict[str, Any]:
         """Return what a commit under this hold notes of it (``commitInfo.sluice``)."""

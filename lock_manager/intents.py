@@ -17,6 +17,9 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
+NO_VERSION = -1
+"""The newest version of a table that is not there."""
+
 UNREADABLE = 2**63 - 1
 """The version of an intent that cannot be read: of another release, say. It may be any."""
 
@@ -65,7 +68,7 @@ class Intent:
             raise ValueError(f"no intent: {data[:100]!r}") from error
 
 
-def version_to_occupy(intents: Iterable[Intent], newest: int) -> int | None:
+def version_to_fill(intents: Iterable[Intent], newest: int) -> int | None:
     """Return the version that a new holder has to see occupied before it reads, None if there is none.
 
     Any intent of a version that is not there yet asks for the next one: also if another does not fit, because it cannot

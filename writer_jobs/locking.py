@@ -15,7 +15,7 @@ from lock_manager import (
     ZookeeperLockManager,
 )
 from writer_jobs.commit.guarded import attach_unless_off
-from writer_jobs.commit.lock_target import Part
+from writer_jobs.commit.lock_target import LockTarget
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.jvm_errors import is_conflict
 from writer_jobs.delta.table_log import DeltaTableLog, locate_table
@@ -112,10 +112,10 @@ def locked_all(
     write_due_checkpoints(spark, giver)
 
 
-def _part(spark: SparkSession, table: str, partitions: Collection[Mapping[str, object]] | None) -> Part:
+def _part(spark: SparkSession, table: str, partitions: Collection[Mapping[str, object]] | None) -> LockTarget:
     log = DeltaTableLog(spark, locate_table(spark, table, new=True))
     log.refuse_foreign_folder()
-    return Part.of(log, partitions)
+    return LockTarget.of(log, partitions)
 
 
 def _default_manager(spark: SparkSession) -> LockManager:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,24 +10,19 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
-from lock_manager import Hold, LockCancelledError, LockManager, SluiceError, canonical_table_uri
-from lock_manager.ticket import NotStagedError
-from writer_jobs.commit.gate import StagedWrite
-from writer_jobs.commit.gate_rules import NO_TABLE, HoldOver, check_hold, why_whole
+from lock_manager import Hold, LockManager, canonical_table_uri
+from writer_jobs.commit.gate_rules import HoldOver
 from writer_jobs.commit.guarded import attach_unless_off
-from writer_jobs.commit.held_write import CommitResult, LockedWrite
-from writer_jobs.commit.lock_target import Finder, Lock, Part, Partitions, part_of, partitions_of_rows
+from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, Partitions, partitions_of_rows
+from writer_jobs.commit.locked_operation import LockedOperation, WriteOptions, WriterParts
 from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
 from writer_jobs.commit.operation import Work, delta_table, write_rows
 from writer_jobs.commit.write_thread import CANCEL_AGAIN_SECONDS, DeltaWrite
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.session import classic_session
-from writer_jobs.delta.table_log import NO_VERSION, DeltaTableLog, TableState, locate_table
-from writer_jobs.errors import TableError
+from writer_jobs.delta.table_log import DeltaTableLog, TableState, locate_table
 
-log = logging.getLogger(__name__)
-
-_LOOKS = 3
 _BATCHES = "spark.databricks.delta.optimize.batchSize"
 
 
@@ -135,14 +129,16 @@ class LockedDeltaWriter:
 
         """
         work = write_rows(self._spark, df, mode="append", partition_by=partition_by, options=options, txn=txn)
-        return self._write(
+        return self._run(
             lambda _: work,
-            lock,
             lambda state: partitions_of_rows(df, state),
-            hold=hold,
-            timeout=lock_timeout_seconds,
-            metadata=metadata,
-            before_write=before_write,
+            WriteOptions(
+                lock=lock,
+                hold=hold,
+                lock_timeout_seconds=lock_timeout_seconds,
+                metadata=metadata,
+                before_write=before_write,
+            ),
         )
 
     def overwrite(
@@ -185,7 +181,7 @@ class LockedDeltaWriter:
         if replace_where is None and not dynamic and lock != "table":
             raise ValueError("all of the table is overwritten with lock='table' only")
 
-        def work(part: Part) -> Work:
+        def work(part: LockTarget) -> Work:
             return write_rows(
                 self._spark,
                 df,
@@ -203,15 +199,17 @@ class LockedDeltaWriter:
                 return written
             return [*written, *(self._partitions_of(replace_where, state) or ())]
 
-        return self._write(
+        return self._run(
             work,
-            lock,
             find,
+            WriteOptions(
+                lock=lock,
+                hold=hold,
+                lock_timeout_seconds=lock_timeout_seconds,
+                metadata=metadata,
+                before_write=before_write,
+            ),
             of_table=replace_where is not None,
-            hold=hold,
-            timeout=lock_timeout_seconds,
-            metadata=metadata,
-            before_write=before_write,
         )
 
     def delete(
@@ -240,19 +238,21 @@ class LockedDeltaWriter:
 
         """
 
-        def work(part: Part) -> Work:
+        def work(part: LockTarget) -> Work:
             where = _both(part.predicate(), condition)
             return Work(lambda location, _: delta_table(self._spark, location).delete(where))
 
-        return self._write(
+        return self._run(
             work,
-            lock,
             lambda state: self._partitions_of(condition, state),
+            WriteOptions(
+                lock=lock,
+                hold=hold,
+                lock_timeout_seconds=lock_timeout_seconds,
+                metadata=metadata,
+                before_write=before_write,
+            ),
             of_table=True,
-            hold=hold,
-            timeout=lock_timeout_seconds,
-            metadata=metadata,
-            before_write=before_write,
         )
 
     def update(
@@ -285,19 +285,21 @@ class LockedDeltaWriter:
         """
         values = {name: expr(value) if isinstance(value, str) else value for name, value in assignments.items()}
 
-        def work(part: Part) -> Work:
+        def work(part: LockTarget) -> Work:
             where = _both(part.predicate(), condition)
             return Work(lambda location, _: delta_table(self._spark, location).update(where, dict(values)))
 
-        return self._write(
+        return self._run(
             work,
-            lock,
             lambda state: self._partitions_of(condition, state),
+            WriteOptions(
+                lock=lock,
+                hold=hold,
+                lock_timeout_seconds=lock_timeout_seconds,
+                metadata=metadata,
+                before_write=before_write,
+            ),
             of_table=True,
-            hold=hold,
-            timeout=lock_timeout_seconds,
-            metadata=metadata,
-            before_write=before_write,
         )
 
     def merge(self, source: DataFrame, condition: str | Column, *, alias: str = "target") -> LockedMerge:
@@ -338,17 +340,19 @@ class LockedDeltaWriter:
         if lock != "table":
             plan.refuse_clauses_on_all_rows()
 
-        def work(part: Part) -> Work:
+        def work(part: LockTarget) -> Work:
             return Work(lambda location, _: plan.run(self._spark, location, part.predicate(plan.alias)))
 
-        return self._write(
+        return self._run(
             work,
-            lock,
             lambda state: plan.partitions(self._spark, self.location, state),
-            hold=hold,
-            timeout=lock_timeout_seconds,
-            metadata=metadata,
-            before_write=before_write,
+            WriteOptions(
+                lock=lock,
+                hold=hold,
+                lock_timeout_seconds=lock_timeout_seconds,
+                metadata=metadata,
+                before_write=before_write,
+            ),
         )
 
     def optimize(
@@ -383,7 +387,7 @@ class LockedDeltaWriter:
         if self._spark.conf.get(_BATCHES, None) is not None:
             raise ValueError(f"with {_BATCHES} one OPTIMIZE makes several commits: unset it")
 
-        def work(part: Part) -> Work:
+        def work(part: LockTarget) -> Work:
             return Work(lambda location, _: optimize(location, _both(part.predicate(), where)))
 
         def optimize(location: str, predicate: str | None) -> None:
@@ -394,15 +398,17 @@ class LockedDeltaWriter:
             else:
                 builder.executeCompaction()
 
-        return self._write(
+        return self._run(
             work,
-            lock,
             lambda state: self._partitions_of(where, state),
+            WriteOptions(
+                lock=lock,
+                hold=hold,
+                lock_timeout_seconds=lock_timeout_seconds,
+                metadata=metadata,
+                before_write=before_write,
+            ),
             of_table=True,
-            hold=hold,
-            timeout=lock_timeout_seconds,
-            metadata=metadata,
-            before_write=before_write,
         )
 
     def cancel(self) -> None:
@@ -439,138 +445,23 @@ class LockedDeltaWriter:
             interrupt.add_note(f"the write to {self.table} is done: look for {write.commit_id}")
             raise
 
-    def _write(
-        self,
-        work_on: Callable[[Part], Work],
-        lock: Lock,
-        find: Finder,
-        *,
-        hold: HoldOver = "write",
-        of_table: bool = False,
-        timeout: float | None,
-        metadata: Mapping[str, Any] | None,
-        before_write: Callable[[Hold], None] | None,
+    def _run(
+        self, work_on: Callable[[LockTarget], Work], find: Finder, options: WriteOptions, *, of_table: bool = False
     ) -> CommitResult:
-        """Find out what to lock, lock it, and do the work.
-
-        Args:
-            work_on: makes the work, given what is locked.
-            lock: what the caller asked for.
-            find: finds out which partitions the work touches.
-            hold: what of the work the lock is held for.
-            of_table: these come from the table, where others may have written before the lock was had: look again.
-            timeout: for the lock, in seconds.
-            metadata: of the caller, for the commit.
-            before_write: of the caller.
-
-        """
-        check_hold(hold)
-        seconds = self._manager.settings.timeout_seconds if timeout is None else timeout
-        again = find if of_table and lock == "partitions" else None
-        write = DeltaWrite(metadata or {}, self._spark)
-        with self._running(write):
-            for look in range(_LOOKS):
-                # The last time the table, which holds everything.
-                wanted = "table" if look == _LOOKS - 1 and lock == "partitions" else lock
-                part = self._part(write, wanted, find)
-                write.work = work_on(part)
-                if self._cancelled.is_set():
-                    raise LockCancelledError(resource=self.table)
-                may_be_staged = hold == "commit" and again is None
-                reason = self._why_whole(write.work) if may_be_staged else None
-                if may_be_staged and reason is None:
-                    staged = StagedWrite(self._spark, self._manager, self.table, part, write)
-                    try:
-                        return staged.run(seconds, before_write, self._cancelled.is_set)
-                    except NotStagedError as error:
-                        log.info("writing again: %s", error)
-                        hold, seconds = "write", max(0.0, seconds - staged.waited_seconds)
-                # Once: of those who find no table, and queue for it, only the first one makes it.
-                unless_there = reason == NO_TABLE and look == 0
-                try:
-                    return self._write_to(part, write, again, seconds, before_write, unless_there=unless_there)
-                except _LookAgainError as error:
-                    log.info("locking %s again: %s", self.table, error)
-                    seconds = max(0.0, seconds - error.waited_seconds)
-            raise AssertionError("the lock on the table holds everything")
-
-    def _part(self, write: DeltaWrite, lock: Lock, find: Finder) -> Part:
-        # Only to find partitions out takes Spark jobs.
-        if lock != "partitions":
-            return part_of(self.log, lock, find)
-        return write.read(lambda: part_of(self.log, lock, find), table=self.table)
-
-    def _why_whole(self, work: Work) -> str | None:
-        reason = why_whole(self._spark, self.log, work)
-        if reason is not None:
-            log.debug("the lock on %s is held over the whole write: %s", self.table, reason)
-        return reason
-
-    def _write_to(
-        self,
-        part: Part,
-        write: DeltaWrite,
-        find: Finder | None,
-        seconds: float,
-        before_write: Callable[[Hold], None] | None,
-        *,
-        unless_there: bool,
-    ) -> CommitResult:
-        """Lock, and do the work.
-
-        Args:
-            part: what to lock.
-            write: the work.
-            find: finds out what it touches, to make sure that this is locked.
-            seconds: for the lock.
-            before_write: of the caller.
-            unless_there: look again, if the table is there by the time that the lock is had.
-
-        Raises:
-            _LookAgainError: by the time that the lock is had the work touches more than that, or the table is there.
-
-        """
-        result: CommitResult | None = None
-        try:
-            with (
-                self._manager.acquire_all([part.scope], timeout_seconds=seconds) as hold,
-                part.guarded(self._spark, hold, {"job": self._manager.settings.job}) as bound,
-            ):
-                # Not with most of the time for the lock gone: it would be asked for a second time.
-                in_time = hold.waited_seconds <= seconds / 2
-                if unless_there and in_time and self.log.head().version != NO_VERSION:
-                    raise _LookAgainError("another writer has made it", hold.waited_seconds)
-                if find is not None and part.schema is not None:
-                    found = write.read(lambda: find(self._state()), table=self.table)
-                    if not part.holds(found):
-                        raise _LookAgainError("the write touches other partitions by now", hold.waited_seconds)
-                if before_write is not None:
-                    before_write(hold)
-                result = LockedWrite(self._spark, self.table, self.log, write, hold, bound).run(self._cancelled.is_set)
-        except SluiceError as error:
-            if result is None:
-                raise
-            # The release came too late, but the commit was confirmed while the hold stood.
-            log.warning("after the write: %s", error)
-        return result
+        # A test may have put another log in the place of the writer's own.
+        parts = WriterParts(
+            spark=self._spark,
+            manager=self._manager,
+            log=self.log,
+            table=self.table,
+            is_cancelled=self._cancelled.is_set,
+            running=self._running,
+        )
+        return LockedOperation(parts, work_on, find, options, of_table).run()
 
     def _partitions_of(self, condition: str | None, state: TableState) -> Partitions | None:
         rows = self._spark.read.format("delta").load(self.location)
         return partitions_of_rows(rows if condition is None else rows.where(condition), state)
-
-    def _state(self) -> TableState:
-        state = self.log.state()
-        if state is None:
-            raise TableError(f"{self.table} was removed while its lock was waited for")
-        return state
-
-
-class _LookAgainError(Exception):
-    """By the time that a write has its lock, what it was to do, or to lock, has changed."""
-
-    def __init__(self, reason: str, waited_seconds: float) -> None:
-        super().__init__(reason)
-        self.waited_seconds = waited_seconds
 
 
 def _both(one: str | None, other: str | None) -> str | None:

@@ -24,7 +24,8 @@ from types import TracebackType
 from typing import Self
 
 from lock_manager.errors import LocalServerError
-from lock_manager.testing.server_security import Demands
+from lock_manager.testing.class_archives import ZOOKEEPER, archive_options
+from lock_manager.testing.server_security import ServerSecurity
 from lock_manager.zookeeper.connection import ask_word
 
 SUPERVISOR = Path(__file__).with_name("_supervise.py")
@@ -33,8 +34,6 @@ _SERVER_JARS = (
     "zookeeper-*", "netty-*", "slf4j-api-*", "log4j-*", "metrics-core-*", "snappy-java-*", "commons-*",
     "jackson-*", "audience-annotations-*",
 )  # fmt: skip
-#: Of a server's Java machine: small, and soon there.
-SMALL_JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _ENSEMBLE = 3
 _START_ATTEMPTS = 3
 _STOP_SECONDS = 10.0
@@ -109,6 +108,11 @@ def ask_server(address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None
     return b""
 
 
+def small_java() -> list[str]:
+    """Return the options of a server's JVM: small, and soon there."""
+    return ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *archive_options(ZOOKEEPER)]
+
+
 def start_supervised(command: list[str], log: Path) -> subprocess.Popen[bytes]:
     """Start a server that ends with this process, however it ends; :func:`stop_supervised` ends it before.
 
@@ -158,7 +162,7 @@ class EmbeddedServer:
     """
 
     def __init__(
-        self, server_id: int, client_port: int, folder: Path, configuration: str, demands: Demands | None = None
+        self, server_id: int, client_port: int, folder: Path, configuration: str, security: ServerSecurity | None = None
     ) -> None:
         self.server_id = server_id
         self.client_port = client_port
@@ -168,8 +172,8 @@ class EmbeddedServer:
         (folder / "data").mkdir(parents=True, exist_ok=True)
         (folder / "data" / "myid").write_text(f"{server_id}\n", encoding="ascii")
         (folder / "zoo.cfg").write_text(configuration, encoding="utf-8")
-        self._java_options = demands.java_options(folder) if demands else []
-        self._tls = demands.probe() if demands else None
+        self._java_options = security.java_options(folder) if security else []
+        self._tls = security.probe() if security else None
         self._main = (
             "org.apache.zookeeper.server.quorum.QuorumPeerMain"
             if "server.1=" in configuration
@@ -188,7 +192,7 @@ class EmbeddedServer:
         classpath = os.pathsep.join(map(str, find_server_jars()))
         command = [
             find_java(),
-            *SMALL_JAVA,
+            *small_java(),
             "-Dorg.apache.logging.log4j.level=INFO",
             *self._java_options,
             "-cp",
@@ -266,7 +270,7 @@ class EmbeddedZooKeeper:
         port: of the first server's clients, the next ones follow; free ports when not given.
         tick_ms: the unit of ZooKeeper's time-outs, in milliseconds.
         max_session_timeout_ms: the longest session that it grants; ZooKeeper's own default is 20 ticks.
-        demands: what its clients have to show; nothing when not given.
+        security: what its clients have to show; nothing when not given.
 
     Raises:
         LocalServerError: from :meth:`start`: no Java, no PySpark, or the server did not come up.
@@ -282,7 +286,7 @@ class EmbeddedZooKeeper:
         port: int | None = None,
         tick_ms: int = 500,
         max_session_timeout_ms: int = 60_000,
-        demands: Demands | None = None,
+        security: ServerSecurity | None = None,
     ) -> None:
         if servers not in (1, _ENSEMBLE):
             raise ValueError(f"servers={servers!r}: an embedded ensemble has 1 or {_ENSEMBLE}")
@@ -291,7 +295,7 @@ class EmbeddedZooKeeper:
         self._port = port
         self._tick_ms = tick_ms
         self._max_session_timeout_ms = max_session_timeout_ms
-        self._demands = demands
+        self._security = security
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self.servers: list[EmbeddedServer] = []
 
@@ -350,8 +354,8 @@ class EmbeddedZooKeeper:
             folder = base / f"server-{index + 1}"
             configuration = server_configuration(
                 folder / "data", self._tick_ms, self._max_session_timeout_ms, members
-            ) + (self._demands or Demands()).configuration(ports[index])
-            self.servers.append(EmbeddedServer(index + 1, ports[index], folder, configuration, self._demands))
+            ) + (self._security or ServerSecurity()).configuration(ports[index])
+            self.servers.append(EmbeddedServer(index + 1, ports[index], folder, configuration, self._security))
         for server in self.servers:
             server.start()
         for server in self.servers:

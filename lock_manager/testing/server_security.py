@@ -1,4 +1,4 @@
-"""What an embedded ZooKeeper demands of its clients: TLS with a certificate, SASL, or a scheme of authentication."""
+"""What an embedded ZooKeeper security of its clients: TLS with a certificate, SASL, or a scheme of authentication."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _PROVIDERS = "org.apache.zookeeper.server.auth"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Demands:
-    """What a server demands; without arguments nothing, and it speaks plainly.
+class ServerSecurity:
+    """What a server security; without arguments nothing, and it speaks plainly.
 
     With a key store there is no port for plain connections, and clients have to show a certificate of their own.
 

@@ -11,19 +11,19 @@ from kazoo.exceptions import NoNodeError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
-from lock_manager.zookeeper.empty_znodes import Sweeper
+from lock_manager.zookeeper.empty_znodes import EmptyZnodes
 from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
 
 log = logging.getLogger(__name__)
 
 ABANDON_SECONDS = 2.0
-"""How long a failed acquire waits for its contender to be gone before it leaves the rest to the janitor."""
+"""How long a failed acquire waits for its contender to be gone before it leaves the rest to the cleanup."""
 
 RETRY_SECONDS = 1.0
 """How soon what did not answer is asked again, if the connection's state does not change before."""
 
 
-class Janitor:
+class Cleanup:
     """Removes contenders that nobody wants any more, for as long as it takes.
 
     Given up to it by the attempt that failed, at once and without waiting for an answer; a background thread then
@@ -33,7 +33,7 @@ class Janitor:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._sweeper = Sweeper(session)
+        self._empty_znodes = EmptyZnodes(session)
         self._wanted: dict[str, tuple[Sequence[str], threading.Event]] = {}
         self._changed = threading.Condition()
         self._fresh = False
@@ -53,16 +53,16 @@ class Janitor:
     def left(self, nodes: Sequence[str]) -> None:
         """Take note that queues were left, so that those of partitions are swept when nobody uses them any more."""
         with self._changed:
-            if self._sweeper.used(nodes):
+            if self._empty_znodes.used(nodes):
                 self._rouse()
 
     def close(self) -> None:
         """Sweep what was used; to be called while the session still stands. Takes a second at most."""
-        self._sweeper.sweep_all()
+        self._empty_znodes.sweep_all()
 
     def _rouse(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sluice-janitor", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="sluice-cleanup", daemon=True)
             self._session.add_waker(self._wake)
             self._thread.start()
         self._changed.notify()
@@ -88,16 +88,16 @@ class Janitor:
                 if gone:
                     with self._changed:
                         self._wanted.pop(prefix, None)
-                        self._sweeper.used(nodes)
+                        self._empty_znodes.used(nodes)
                     done.set()
             try:
-                self._sweeper.sweep()
+                self._empty_znodes.sweep()
             except Exception:  # likewise
                 log.exception("could not sweep partitions")
             with self._changed:
                 if not self._fresh and not self._session.closed:
                     # What did not answer is asked again when the state changes, or soon.
-                    self._changed.wait(RETRY_SECONDS if self._wanted else self._sweeper.pause())
+                    self._changed.wait(RETRY_SECONDS if self._wanted else self._empty_znodes.pause())
         with self._changed:
             for _, done in self._wanted.values():
                 done.set()

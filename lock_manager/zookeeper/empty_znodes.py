@@ -1,9 +1,9 @@
 """Removes the znodes of partitions that nobody uses any more; tables stay, and so do their intents.
 
 No newcomer is in danger: ZooKeeper deletes a znode only while it has no children, and whoever finds his queue missing
-makes it again and enters it then (``Attempt._make_queues``). Two contenders in one queue are therefore always of one
-life of it, though its sequence begins anew with each; fencing tokens are czxids, which do not. To spare newcomers the
-extra round trips, what is swept was found empty and unchanged twice, :data:`IDLE_SECONDS` apart.
+makes it again and enters it then (``Acquisition._make_queues``). Two contenders in one queue are therefore always of
+one life of it, though its sequence begins anew with each; fencing tokens are czxids, which do not. To spare newcomers
+the extra round trips, what is removed was found empty and unchanged twice, :data:`IDLE_SECONDS` apart.
 
 Every manager sweeps what it used itself, also when it is closed, and looks now and then for what the dead left behind
 in the tables of which it locks partitions.
@@ -44,7 +44,7 @@ ANSWER_SECONDS = 2.0
 CLOSE_SECONDS = 1.0
 
 
-class Sweeper:
+class EmptyZnodes:
     """What is to be swept, and when; the owner's thread calls :meth:`sweep`.
 
     Args:

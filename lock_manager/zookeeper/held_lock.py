@@ -10,29 +10,27 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
-
 from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError, LockLostError, LockNotHeldError
 from lock_manager.events import Event, tell
 from lock_manager.intents import Intent
 from lock_manager.scope import TableScope
 from lock_manager.settings import check_seconds
-from lock_manager.zookeeper.cleanup import Janitor
+from lock_manager.zookeeper.cleanup import Cleanup
 from lock_manager.zookeeper.hold_intents import HoldIntents
-from lock_manager.zookeeper.keepalive import ANNOUNCE_SECONDS, Keeper
+from lock_manager.zookeeper.keepalive import ANNOUNCE_SECONDS, KeepAlive
+from lock_manager.zookeeper.own_contenders import SESSION_ENDED, Answer, OwnContenders
 from lock_manager.zookeeper.request import Place, Request
 from lock_manager.zookeeper.session import (
     KEEPALIVE_FRACTION,
     NO_ANSWER,
-    ROLLED_BACK,
     SESSION_GONE,
     VALID_FRACTION,
     Session,
     SessionState,
 )
-from lock_manager.zookeeper.signals import Shield
-from lock_manager.zookeeper.znodes import Mode, intents_node
+from lock_manager.zookeeper.signals import SignalIsolation
+from lock_manager.zookeeper.znodes import intents_node
 
 log = logging.getLogger(__name__)
 
@@ -41,20 +39,20 @@ RELEASE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Crew:
+class HoldServices:
     """Who works for a hold.
 
     Attributes:
-        keeper: asks the ensemble about it.
-        janitor: removes its contender when the release got no answer.
-        shield: keeps signal handlers out of its requests.
+        keepalive: asks the ensemble about it.
+        cleanup: removes its contender when the release got no answer.
+        isolation: keeps signal handlers out of its requests.
         forget: strikes it from its manager's list.
 
     """
 
-    keeper: Keeper
-    janitor: Janitor
-    shield: Shield
+    keepalive: KeepAlive
+    cleanup: Cleanup
+    isolation: SignalIsolation
     forget: Callable[[HeldLock], None]
 
 
@@ -76,7 +74,7 @@ class HeldLock:
         exclusive_keys: keys of the nodes that it holds alone.
         ensemble_id: UUID of the ensemble that gave it: tokens of different ensembles do not compare.
         requested_at: when ``acquire`` was called, seconds since the epoch.
-        acquired_at: when the lock was had.
+        acquired_at: acquisition time, seconds since the epoch.
         waited_seconds: from one to the other, on the monotonic clock.
         released_at: when the release was asked for; None before.
         thread: that acquired it, for the rule on nested acquires.
@@ -92,14 +90,15 @@ class HeldLock:
         scope: Mapping[str, TableScope],
         waited_seconds: float,
         thread: threading.Thread,
-        crew: Crew,
+        services: HoldServices,
     ) -> None:
         self.hold_id = place.hold_id
         self.resource = request.resource
         self.scope = dict(scope)
         self.shared = all(each.shared for each in scope.values())
-        self.tokens = {spot.node.key: spot.token for spot in place.spots}
-        self.exclusive_keys = frozenset(spot.node.key for spot in place.spots if spot.node.mode is Mode.EXCLUSIVE)
+        self._contenders = OwnContenders(session, place)
+        self.tokens = self._contenders.tokens
+        self.exclusive_keys = self._contenders.exclusive_keys
         self.ensemble_id = session.ensemble_id or ""
         self.acquired_at = time.time()
         self.requested_at = self.acquired_at - waited_seconds
@@ -108,8 +107,8 @@ class HeldLock:
         self.thread = thread
         self._session = session
         self._request = request
-        self._place = place
-        self._crew = crew
+        self._session_id = place.session_id
+        self._services = services
         self._lock = threading.Lock()
         self._loss: str | None = None
         self._callbacks: list[Callable[[HeldLock], None]] = []
@@ -119,7 +118,7 @@ class HeldLock:
         self._closed_inside = False
         self._intents = {
             table: HoldIntents(
-                self.hold_id, self.confirmed, session, crew.shield, intents_node(node), place.unclean[table]
+                self.hold_id, self.confirmed, session, services.isolation, intents_node(node), place.unfinished[table]
             )
             for table, node in request.tables.items()
         }
@@ -129,7 +128,7 @@ class HeldLock:
         self._ends_at = float("inf") if most is None else self._checked_at + most
         for table in self.scope:
             tell(Event.ACQUIRED, table, seconds=waited_seconds)
-        crew.keeper.add(self)
+        services.keepalive.add(self)
 
     @property
     def token(self) -> int:
@@ -187,7 +186,7 @@ class HeldLock:
             and self._loss is None
             and self.released_at is None
             and self._session.state is SessionState.CONNECTED
-            and time.monotonic() < min(self._ends_at, self._session.valid_until(self._place.session_id))
+            and time.monotonic() < min(self._ends_at, self._session.valid_until(self._session_id))
         )
 
     def check(self, timeout_seconds: float | None = None) -> None:
@@ -213,7 +212,7 @@ class HeldLock:
             check_seconds("timeout_seconds", timeout_seconds)
         bound = VALID_FRACTION * self._session.granted_seconds
         deadline = Deadline(bound if timeout_seconds is None else min(timeout_seconds, bound))
-        self._crew.shield.run(lambda: self.confirmed(deadline, "checking a hold"))
+        self._services.isolation.run(lambda: self.confirmed(deadline, "checking a hold"))
 
     def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
         """Ask as :meth:`check` does and, in the same request, note that ``version`` is about to be put.
@@ -229,7 +228,7 @@ class HeldLock:
         self._look_before_asking()
         intents = self.intents_of(self._only(table))
         intent = Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token)
-        self._crew.shield.run(lambda: intents.note(intent))
+        self._services.isolation.run(lambda: intents.note(intent))
 
     def confirmed(
         self, deadline: Deadline, doing: str, operation: Callable[[Any], None] | None = None
@@ -250,28 +249,22 @@ class HeldLock:
         """
         while True:
             self._raise_if_over()
-            transaction = self._question()
-            if operation is not None:
-                operation(transaction)
-            sent_at = self._checked_at
+            sent_at = self._asked_now()
             outcome: object
             try:
-                outcome = self._session.wait(transaction.commit_async(), deadline)
+                outcome = self._session.wait(self._contenders.ask(operation), deadline)
             except SESSION_GONE as error:
                 outcome = error
             except NO_ANSWER:
                 self._session.wait_again(deadline, doing)
                 continue
-            if operation is not None and isinstance(outcome, list):
-                last = outcome[len(self._place.spots)]
-                problem: Exception | None = last if isinstance(last, Exception) else None
-                of_a_node = isinstance(problem, NodeExistsError | NoNodeError | BadVersionError)
-                if of_a_node:
-                    return problem
-            refusal = self.learn(outcome, sent_at)
+            answer = self._contenders.read(outcome, with_operation=operation is not None)
+            if answer.not_done is not None:
+                return answer.not_done
+            self._take_in(answer, sent_at)
             self._raise_if_over()
-            if refusal is not None:
-                raise EnsembleRefusedError(self._session.settings.zk_hosts, refusal)
+            if answer.refusal is not None:
+                raise EnsembleRefusedError(self._session.settings.zk_hosts, answer.refusal)
             return None
 
     def on_loss(self, callback: Callable[[HeldLock], None]) -> None:
@@ -323,7 +316,7 @@ class HeldLock:
 
         """
         self._session.check_usable()
-        self._crew.shield.run(self._release)
+        self._services.isolation.run(self._release)
 
     def enter_again(self) -> bool:
         """Count one more acquire by the thread that has it; each is to be followed by a release.
@@ -344,17 +337,17 @@ class HeldLock:
             self._entries -= 1
             if self._entries > 0:
                 return
-            stood = self._loss is None and time.monotonic() < self._session.valid_until(self._place.session_id)
+            stood = self._loss is None and time.monotonic() < self._session.valid_until(self._session_id)
             self.released_at = time.time()
-        self._crew.keeper.remove(self)
-        self._crew.forget(self)
+        self._services.keepalive.remove(self)
+        self._services.forget(self)
         try:
-            lost = self._loss or self._delete(stood=stood)
+            lost = self._loss or self._delete_contenders(stood=stood)
         except BaseException:
             self._give_up()
             self._tell_end(Event.RELEASED)
             raise
-        self._crew.janitor.left([spot.node.path for spot in self._place.spots])
+        self._services.cleanup.left(self._contenders.queues)
         if lost:
             self._lose(lost, releasing=True)
             raise self._lost_error()
@@ -384,65 +377,22 @@ class HeldLock:
         if self.released_at is None and self._entries >= depth:
             self.release()
 
-    def _delete(self, *, stood: bool) -> str | None:
-        """Delete the contender; return how the hold was lost, if it was."""
+    def _delete_contenders(self, *, stood: bool) -> str | None:
+        """Delete the contenders; return how the hold was lost, if it was."""
         deadline = Deadline(min(RELEASE_SECONDS, self._session.granted_seconds))
-        unsure = False
-        while True:
-            try:
-                answer = self._session.wait(self._send_delete(), deadline)
-                if isinstance(answer, list) and not self._is_deleted(answer):
-                    continue
-            except NoNodeError:
-                # After an attempt without an answer it is most likely our own delete that was done.
-                return None if unsure and stood else "its contender was gone"
-            except SESSION_GONE:
-                return None if unsure and stood else "its session had ended"
-            except NO_ANSWER:
-                unsure = True
-                if deadline.remaining() > 0:
-                    self._session.wait_for_connection(deadline)
-                    continue
-                self._give_up()
-                if stood:
-                    log.warning(
-                        "no answer to the release of %s: it ends with the session at the latest",
-                        self.resource,
-                    )
-                    return None
-                return "the ensemble did not answer, so that it may have been given to somebody else"
-            else:
-                return None
-
-    def _send_delete(self) -> Any:
-        """Ask for the end of the contenders, and of our intents with them if they are settled."""
-        settled = [intents for intents in self._intents.values() if intents.settled]
-        if not settled and len(self._place.spots) == 1:
-            return self._session.client.delete_async(self._place.spots[0].path)
-        transaction = self._session.client.transaction()
-        for spot in reversed(self._place.spots):
-            transaction.delete(spot.path)
-        for intents in settled:
-            intents.forget_in(transaction)
-        return transaction.commit_async()
-
-    def _is_deleted(self, answer: list[Any]) -> bool:
-        """Tell whether a transaction did what was asked for; False to ask again without the intents."""
-        for number, result in enumerate(answer):
-            if isinstance(result, Exception) and not isinstance(result, ROLLED_BACK):
-                if number < len(self._place.spots):
-                    self._session.raise_known(result)
-                for intents in self._intents.values():
-                    if intents.settled:
-                        intents.are_gone()
-                return False
-        return True
+        deletion = self._contenders.delete(self._intents, deadline, stood=stood)
+        if deletion.done:
+            return deletion.lost
+        self._give_up()
+        if stood:
+            log.warning("no answer to the release of %s: it ends with the session at the latest", self.resource)
+            return None
+        return "the ensemble did not answer, so that it may have been given to somebody else"
 
     def _give_up(self) -> None:
-        nodes = [spot.node.path for spot in self._place.spots]
-        self._crew.janitor.discard(nodes, self.hold_id, wait_seconds=0)
+        self._services.cleanup.discard(self._contenders.queues, self.hold_id, wait_seconds=0)
 
-    # -- for the keeper ------------------------------------------------------------------------------------------
+    # -- for the keepalive ------------------------------------------------------------------------------------------
 
     def due_at(self) -> float:
         """Monotonic time at which the ensemble is to be asked next."""
@@ -450,52 +400,42 @@ class HeldLock:
         return min(self._announce_at, asked_at, self._ends_at)
 
     def ask(self) -> Any:
-        """Send the question whether the contender is there, as a quorum request; return kazoo's AsyncResult.
+        """Send the question whether the contenders are there, as a quorum request; return kazoo's AsyncResult.
 
-        What it also does: write into the contender since when it holds, if it does not say so yet.
+        It also has them say since when they hold, if they do not say so yet.
         """
-        transaction = self._question()
-        if self._announce_at < float("inf"):
-            self._announce_at = self._checked_at + ANNOUNCE_SECONDS
-            for spot in self._place.spots:
-                transaction.set_data(spot.path, self._request.data(spot.node, acquired_at=self.acquired_at))
-        return transaction.commit_async()
+        self._asked_now()
+        if self._announce_at == float("inf"):
+            return self._contenders.ask()
+        self._announce_at = self._checked_at + ANNOUNCE_SECONDS
+        return self._contenders.ask(data=lambda node: self._request.data(node, acquired_at=self.acquired_at))
 
-    def _question(self) -> Any:
+    def _asked_now(self) -> float:
         self._checked_at = time.monotonic()
-        transaction = self._session.client.transaction()
-        for spot in self._place.spots:
-            transaction.check(spot.path, -1)
-        return transaction
+        return self._checked_at
 
-    def learn(self, outcome: object, sent_at: float, *, announced: bool = False) -> str | None:
-        """Take in an answer to :meth:`ask`: a list of results, or what kazoo raised.
+    def learn(self, outcome: object, sent_at: float, *, announced: bool = False) -> None:
+        """Take in an answer to :meth:`ask`: a list of results, or what kazoo raised."""
+        if self._take_in(self._contenders.read(outcome), sent_at) and announced:
+            self._announce_at = float("inf")
 
-        Returns:
-            What the ensemble refused, if it did not say whether the hold stands; else None.
-
-        """
-        results = outcome if isinstance(outcome, list) else [outcome]
-        if isinstance(outcome, SESSION_GONE):
-            self._lose("its session had ended")
-        elif any(isinstance(result, NoNodeError) for result in results[: len(self._place.spots)]):
-            self._lose("its contender was gone")
-        elif refusals := [result for result in results if isinstance(result, Exception)]:
-            refusal = type(refusals[0]).__name__
-            log.error("ZooKeeper refused to check the lock on %s: %s", self.resource, refusal)
-            return refusal
+    def _take_in(self, answer: Answer, sent_at: float) -> bool:
+        """Do what an answer calls for; tell whether the hold stands."""
+        if answer.lost is not None:
+            self._lose(answer.lost)
+        elif answer.refusal is not None:
+            log.error("ZooKeeper refused to check the lock on %s: %s", self.resource, answer.refusal)
         else:
-            self._session.prove(sent_at, self._place.session_id)
-            if announced:
-                self._announce_at = float("inf")
-        return None
+            self._session.prove(sent_at, self._session_id)
+            return True
+        return False
 
     def look_at_clock(self) -> None:
         """Count the hold as lost when its session is another by now, or was not vouched for over its whole time-out."""
         session = self._session
         self._look_at_bound()
-        if session.session_id != self._place.session_id or session.state is SessionState.LOST:
-            self._lose("its session had ended")
+        if session.session_id != self._session_id or session.state is SessionState.LOST:
+            self._lose(SESSION_ENDED)
             return
         silent = time.monotonic() - session.proven_at
         if silent > session.granted_seconds:
@@ -504,7 +444,7 @@ class HeldLock:
     def _look_before_asking(self) -> None:
         """Raise what is known without the ensemble.
 
-        Our own clock decides first, as the keeper does: who wakes from a pause may ask before the keeper looks.
+        Our own clock decides first, as the keepalive does: who wakes from a pause may ask before the keepalive looks.
 
         The ensemble alone would not do: restored from a member that fell behind, it may know a contender again whose
         session had ended, and whose lock others have had since (docs/runbooks.md).
@@ -524,7 +464,7 @@ class HeldLock:
         with self._lock:
             ends, self.released_at = self.released_at is None, self.released_at or time.time()
             self._closed_inside = ends and self._loss is None and bool(self._blocks)
-        self._crew.keeper.remove(self)
+        self._services.keepalive.remove(self)
         if self._closed_inside:
             self._lose("the manager that gave it was closed", releasing=True)
         elif ends and self._loss is None:
@@ -532,12 +472,12 @@ class HeldLock:
 
     def _lose(self, reason: str, *, releasing: bool = False) -> None:
         with self._lock:
-            # The keeper may have asked just before a release, and finds what that has deleted.
+            # The keepalive may have asked just before a release, and finds what that has deleted.
             if self._loss is not None or (self.released_at is not None and not releasing):
                 return
             self._loss = reason
             callbacks, self._callbacks = self._callbacks, []
-        self._crew.keeper.remove(self)
+        self._services.keepalive.remove(self)
         # The session may live on, and the contender with it: it would block the table for nothing.
         self._give_up()
         log.error("lock on %s was lost: %s", self.resource, reason)

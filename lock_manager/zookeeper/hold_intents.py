@@ -19,7 +19,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from lock_manager.deadline import Deadline
 from lock_manager.intents import UNREADABLE, Intent
 from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, VALID_FRACTION, Session
-from lock_manager.zookeeper.signals import Shield
+from lock_manager.zookeeper.signals import SignalIsolation
 from lock_manager.zookeeper.znodes import intent_node
 
 log = logging.getLogger(__name__)
@@ -54,9 +54,9 @@ class HoldIntents:
         hold_id: of the hold.
         confirm: asks whether it stands.
         session: to ask through.
-        shield: keeps signal handlers out of its requests.
+        isolation: keeps signal handlers out of its requests.
         node: znode below which the table's intents are.
-        unclean: names of those that were found when the hold began.
+        unfinished: names of those that were found when the hold began.
 
     """
 
@@ -65,15 +65,15 @@ class HoldIntents:
         hold_id: str,
         confirm: Confirm,
         session: Session,
-        shield: Shield,
+        isolation: SignalIsolation,
         node: str,
-        unclean: tuple[str, ...],
+        unfinished: tuple[str, ...],
     ) -> None:
-        self.unclean = unclean
+        self.unfinished = unfinished
         self._hold_id = hold_id
         self._confirm = confirm
         self._session = session
-        self._shield = shield
+        self._isolation = isolation
         self._node = node
         self._own = intent_node(node, hold_id)
         self._renewed = 0
@@ -157,7 +157,7 @@ class HoldIntents:
             LockLostError, LockNotHeldError: this hold is over.
 
         """
-        return self._shield.run(self._read_all)
+        return self._isolation.run(self._read_all)
 
     def clear(self) -> None:
         """Forget what the holds before this one were about to put, as it was read: their versions are occupied now.
@@ -169,7 +169,7 @@ class HoldIntents:
                 :meth:`HeldLock.check`; what was not forgotten by then is found by the next holder.
 
         """
-        self._shield.run(self._clear)
+        self._isolation.run(self._clear)
 
     # -- for the release -----------------------------------------------------------------------------------------
 
@@ -199,11 +199,11 @@ class HoldIntents:
             if isinstance(problem, BadVersionError):
                 log.info("the intent %s has changed since it was read: its hold lives, and it stays", name)
         self._read_at.clear()
-        self.unclean = ()
+        self.unfinished = ()
 
     def _read_all(self) -> list[Intent]:
         deadline = self._deadline()
-        return [intent for name in self.unclean if (intent := self._read(name, deadline)) is not None]
+        return [intent for name in self.unfinished if (intent := self._read(name, deadline)) is not None]
 
     def _read(self, name: str, deadline: Deadline) -> Intent | None:
         while True:

@@ -69,7 +69,7 @@ class LockInspector:
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
         """Delete the contenders of a holder, all of them or none, so that it is fenced and the next one gets the lock.
 
-        Its own session lives on: the next question of its guard, or of its keeper, tells it that the lock was lost.
+        Its own session lives on: the next question of its guard, or of its keepalive, tells it that the lock was lost.
 
         Args:
             table: as it was looked at.

@@ -32,14 +32,14 @@ class KeptHold(Protocol):
     def ask(self) -> Any:
         """Send the question whether it stands; return kazoo's AsyncResult."""
 
-    def learn(self, outcome: object, sent_at: float, *, announced: bool = False) -> str | None:
+    def learn(self, outcome: object, sent_at: float, *, announced: bool = False) -> None:
         """Take in the answer, or what kazoo raised."""
 
     def look_at_clock(self) -> None:
         """Count it as lost if our own clock says so."""
 
 
-class Keeper:
+class KeepAlive:
     """Asks the ensemble about every hold, often enough that :meth:`HeldLock.is_valid` stays true while it should."""
 
     def __init__(self, session: Session) -> None:
@@ -56,7 +56,7 @@ class Keeper:
             self._holds.add(hold)
             self._added_at = time.monotonic()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="sluice-keeper", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="sluice-keepalive", daemon=True)
                 self._session.add_waker(self._wake)
                 self._thread.start()
             elif hold.due_at() < self._wakes_at:

@@ -26,15 +26,15 @@ from lock_manager.partitions import Partition
 from lock_manager.resources import TableResource
 from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings, check_seconds
-from lock_manager.zookeeper.cleanup import Janitor
-from lock_manager.zookeeper.held_lock import Crew, HeldLock
-from lock_manager.zookeeper.keepalive import Keeper
-from lock_manager.zookeeper.queue import Attempt
+from lock_manager.zookeeper.cleanup import Cleanup
+from lock_manager.zookeeper.held_lock import HeldLock, HoldServices
+from lock_manager.zookeeper.keepalive import KeepAlive
+from lock_manager.zookeeper.queue import Acquisition
 from lock_manager.zookeeper.queue_reader import QueueReader
 from lock_manager.zookeeper.queue_view import QueueEntry
 from lock_manager.zookeeper.request import Request, queues_of
 from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session, SessionState
-from lock_manager.zookeeper.signals import Shield
+from lock_manager.zookeeper.signals import SignalIsolation
 from lock_manager.zookeeper.znodes import table_node
 
 CONNECT_SECONDS = 15.0
@@ -93,12 +93,12 @@ class ZookeeperLockManager:
             zk_hosts, **{name: value for name, value in given.items() if value is not None}
         )
         self._session = Session(self.settings)
-        self._shield = Shield()
-        self._keeper = Keeper(self._session)
-        self._janitor = Janitor(self._session)
+        self._isolation = SignalIsolation()
+        self._keepalive = KeepAlive(self._session)
+        self._cleanup = Cleanup(self._session)
         self._lock = threading.Lock()
         self._holds: list[HeldLock] = []
-        self._attempts: list[Attempt] = []
+        self._acquisitions: list[Acquisition] = []
 
     # -- connection ----------------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class ZookeeperLockManager:
         """
         check_seconds("timeout_seconds", timeout_seconds)
         self._session.check_usable()
-        self._shield.run(lambda: self._session.ready(Deadline(timeout_seconds)))
+        self._isolation.run(lambda: self._session.ready(Deadline(timeout_seconds)))
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Have ``listener`` called with every new state of the session, in order; it may block and use the manager."""
@@ -136,19 +136,19 @@ class ZookeeperLockManager:
         Close after the work under the locks is done. Does nothing the second time, nor in a forked child.
         """
         if not self._session.belongs_to_parent:
-            self._shield.run(self._close)
-            self._shield.close()
+            self._isolation.run(self._close)
+            self._isolation.close()
 
     def _close(self) -> None:
         with self._lock:
             holds, self._holds = self._holds, []
-            attempts = list(self._attempts)
-        for attempt in attempts:
-            attempt.cancel()
+            acquisitions = list(self._acquisitions)
+        for acquisition in acquisitions:
+            acquisition.cancel()
         for hold in holds:
             REGISTRY.remove(hold)
             hold.close()
-        self._janitor.close()
+        self._cleanup.close()
         self._session.close()
 
     def __enter__(self) -> Self:
@@ -246,41 +246,41 @@ class ZookeeperLockManager:
             cancellation=cancellation or Cancellation(),
             wanted={uri: scope.told() for uri, scope in wanted.items()},
         )
-        attempt = Attempt(self._session, request, deadline)
-        return self._shield.run(
-            lambda: self._attempt(request, attempt, wanted, deadline, thread),
-            interrupted=attempt.cancel,
+        acquisition = Acquisition(self._session, request, deadline)
+        return self._isolation.run(
+            lambda: self._acquire_once(request, acquisition, wanted, deadline, thread),
+            interrupted=acquisition.cancel,
             undo=HeldLock.release,
         )
 
-    def _attempt(
+    def _acquire_once(
         self,
         request: Request,
-        attempt: Attempt,
+        acquisition: Acquisition,
         scope: Mapping[str, TableScope],
         deadline: Deadline,
         thread: threading.Thread,
     ) -> HeldLock:
         with self._lock:
-            self._attempts.append(attempt)
+            self._acquisitions.append(acquisition)
         try:
-            if (held := self._held_elsewhere(attempt, scope, thread)) is not None:
+            if (held := self._held_elsewhere(acquisition, scope, thread)) is not None:
                 return held
             if any(each.partitions is not None for each in scope.values()) and not guard_is_installed():
                 raise UnguardedError(resource=request.resource)
-            return self._queue_up(request, attempt, scope, deadline, thread)
+            return self._queue_up(request, acquisition, scope, deadline, thread)
         except ClosedError:
             if request.cancellation.requested.is_set():
                 raise LockCancelledError(resource=request.resource) from None
             raise
         finally:
             with self._lock:
-                self._attempts.remove(attempt)
+                self._acquisitions.remove(acquisition)
 
     def _queue_up(
         self,
         request: Request,
-        attempt: Attempt,
+        acquisition: Acquisition,
         scope: Mapping[str, TableScope],
         deadline: Deadline,
         thread: threading.Thread,
@@ -288,7 +288,7 @@ class ZookeeperLockManager:
         for table in request.tables:
             tell(Event.QUEUED, table)
         try:
-            place = attempt.run()
+            place = acquisition.run()
             hold = HeldLock(
                 self._session,
                 request,
@@ -296,7 +296,7 @@ class ZookeeperLockManager:
                 scope=scope,
                 waited_seconds=deadline.elapsed(),
                 thread=thread,
-                crew=Crew(self._keeper, self._janitor, self._shield, self._forget),
+                services=HoldServices(self._keepalive, self._cleanup, self._isolation, self._forget),
             )
             REGISTRY.add(hold)
             with self._lock:
@@ -304,7 +304,7 @@ class ZookeeperLockManager:
         except BaseException:
             for table in request.tables:
                 tell(Event.GAVE_UP, table, seconds=deadline.elapsed())
-            attempt.abandon(self._janitor)
+            acquisition.abandon(self._cleanup)
             raise
         return hold
 
@@ -339,13 +339,13 @@ class ZookeeperLockManager:
         """Have every ``acquire`` of this manager that waits for ``resource`` raise LockCancelledError; count them."""
         uri = TableResource.of(resource).uri
         self._session.check_usable()
-        return self._shield.run(lambda: self._cancel(uri))
+        return self._isolation.run(lambda: self._cancel(uri))
 
     def _cancel(self, uri: str) -> int:
         with self._lock:
-            waiting = [attempt for attempt in self._attempts if uri in attempt.tables]
-        for attempt in waiting:
-            attempt.cancel()
+            waiting = [acquisition for acquisition in self._acquisitions if uri in acquisition.tables]
+        for acquisition in waiting:
+            acquisition.cancel()
         return len(waiting)
 
     def queue(
@@ -362,7 +362,7 @@ class ZookeeperLockManager:
         table = TableResource.of(resource)
         check_seconds("timeout_seconds", timeout_seconds)
         self._session.check_usable()
-        return self._shield.run(lambda: self._read_queue(table, Deadline(timeout_seconds)))
+        return self._isolation.run(lambda: self._read_queue(table, Deadline(timeout_seconds)))
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -394,13 +394,13 @@ class ZookeeperLockManager:
                 return hold
 
     def _held_elsewhere(
-        self, attempt: Attempt, wanted: Mapping[str, TableScope], thread: threading.Thread
+        self, acquisition: Acquisition, wanted: Mapping[str, TableScope], thread: threading.Thread
     ) -> HeldLock | None:
         """Look again, connected, if the thread has something and it is not known yet of which ensemble this is."""
         if all(hold.ensemble_id == self._session.ensemble_id for hold in REGISTRY.of(thread)):
             return None
         # With an id that is known this asks nobody, unless the session is gone, and the ensemble perhaps with it.
-        attempt.connect()
+        acquisition.connect()
         return self._held_already(wanted, thread)
 
     def _read_queue(self, table: TableResource, deadline: Deadline) -> list[QueueEntry]:

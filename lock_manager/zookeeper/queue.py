@@ -13,7 +13,7 @@ Source: ZooKeeper's recipe page ("Shared Locks"), with what it leaves open:
 * After a lost reply to ``create`` the contender is looked for, after a ``sync`` (another server may lag behind the
   one that took the request), by its UUID and by ``ephemeralOwner``.
 * Whoever waited proves by a quorum request, before it may go on, that its session still stands.
-* An attempt that fails in any way leaves no contender: see :mod:`lock_manager.zookeeper.cleanup`.
+* An acquisition that fails in any way leaves no contender: see :mod:`lock_manager.zookeeper.cleanup`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lock_manager.errors import (
     LockTimeoutError,
     describe_ahead,
 )
-from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Janitor
+from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Cleanup
 from lock_manager.zookeeper.request import Node, Place, Request, Spot
 from lock_manager.zookeeper.session import (
     EXPECTED,
@@ -72,7 +72,7 @@ REPORT_SECONDS = 10.0
 """How often a contender that waits logs whom it waits for."""
 
 
-class Attempt:
+class Acquisition:
     """One try to get to the head of every queue of a request: :meth:`run` it, and :meth:`abandon` it if it fails since.
 
     Queues are entered in the request's order, and nobody waits in one while he stands in a later one: so there is no
@@ -144,13 +144,13 @@ class Attempt:
         finally:
             self._session.remove_waker(self.wake)
 
-    def abandon(self, janitor: Janitor) -> None:
+    def abandon(self, cleanup: Cleanup) -> None:
         """Leave the queues, whatever is known of our places in them.
 
-        The janitor has the order before this waits for it, so that a second Ctrl-C meanwhile changes nothing.
+        The cleanup has the order before this waits for it, so that a second Ctrl-C meanwhile changes nothing.
         """
         nodes = [node.path for node in self._request.nodes]
-        if self._hold_id and not janitor.discard(nodes, self._hold_id, ABANDON_SECONDS):
+        if self._hold_id and not cleanup.discard(nodes, self._hold_id, ABANDON_SECONDS):
             log.warning(
                 "a contender on %s could not be removed yet; it will be, or ends with the session",
                 self._request.resource,
@@ -211,13 +211,13 @@ class Attempt:
         return self._place(queues, intents)
 
     def _place(self, queues: Mapping[int, list[Contender]], intents: Mapping[str, list[str]]) -> Place:
-        """Return our place; an intent is unclean if its hold is in the queue of its table no more."""
-        unclean = {}
+        """Return our place; an intent is unfinished if its hold is in the queue of its table no more."""
+        unfinished = {}
         for table, names in intents.items():
             index = next(number for number, node in enumerate(self._request.nodes) if node.table == table)
             others = {contender.hold_id for contender in queues[index]} if index in queues else set()
-            unclean[table] = tuple(name for name in names if hold_of_intent(name) not in others)
-        return Place(self._hold_id, tuple(self._spots), self._session_id, unclean)
+            unfinished[table] = tuple(name for name in names if hold_of_intent(name) not in others)
+        return Place(self._hold_id, tuple(self._spots), self._session_id, unfinished)
 
     def _answer(self, result: Any) -> Any:
         while True:
@@ -235,7 +235,7 @@ class Attempt:
         """Ask for these queues, and those of the tables, and for the intents; to be given to :meth:`_answer_to`.
 
         Partitions before their table, and the intents last: who has left the queue of a partition has left that of its
-        table, too (see :class:`Janitor`), so that an intent of his is found, and found to be left behind.
+        table, too (see :class:`Cleanup`), so that an intent of his is found, and found to be left behind.
         """
         client, nodes = self._session.client, self._request.nodes
         wanted = set(indices) | {

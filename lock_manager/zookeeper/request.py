@@ -58,14 +58,14 @@ class Place:
         hold_id: with which the names of all contenders begin.
         spots: one for each node, in the order of the request.
         session_id: of the session that they live with.
-        unclean: by table, names of the intents that were found at the end: of holds that ended uncleanly.
+        unfinished: by table, names of the intents that were found at the end: of holds that ended uncleanly.
 
     """
 
     hold_id: str
     spots: tuple[Spot, ...]
     session_id: int
-    unclean: Mapping[str, tuple[str, ...]]
+    unfinished: Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Request:
         identity: who asks, for people: host, pid, job and so on. JSON values.
         wanted: what is asked for of each table, for people, likewise; by canonical URI. Who waits behind a table stands
             in no queue that would tell.
-        cancellation: to stop waiting; see :meth:`Attempt.cancel`.
+        cancellation: to stop waiting; see :meth:`Acquisition.cancel`.
 
     """
 

@@ -71,7 +71,7 @@ class _Job(Generic[T]):
                 self.undo(self.result)
 
 
-class Shield:
+class SignalIsolation:
     """Runs work out of the reach of signal handlers."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Shield:
             inbox = self._idle.pop()
         except IndexError:
             inbox = queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(inbox,), name="sluice-shield", daemon=True).start()
+            threading.Thread(target=self._work, args=(inbox,), name="sluice-isolation", daemon=True).start()
         inbox.put(job)
 
     def _work(self, inbox: queue.SimpleQueue[_Job[Any] | None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from sluice.local.class_archives import SPARK, archive_options
+from lock_manager.testing.class_archives import SPARK, archive_options
 
 #: For drivers that live for a minute: they would spend it on the second compiler, on a collector's threads, and on
 #: verifying again the classes of jars that were verified by their SHA-256. With one compiler alone a JVM keeps 48 MB of

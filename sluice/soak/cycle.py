@@ -15,14 +15,13 @@ from typing import Any
 
 from lock_manager import Hold, LockLostError
 from lock_manager.guarded_hold import GuardedHold, is_definite
-from lock_manager.intents import version_to_occupy
+from lock_manager.intents import NO_VERSION
 from sluice.soak.controls import Protection, stamped
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreError, VersionTakenError, WriteError
 from sluice.soak.steps import ACQUIRED, UNKNOWN
 from sluice.soak.worker import StoreWorker
 
-NO_VERSION = -1
 _MOST_VERSIONS = 50
 _WAIT_SECONDS = 60
 _ENGINE = "sluice-soak"
@@ -60,7 +59,7 @@ class Cycle:
         self._point("asking")
         self._say("waiting")
         hold = worker.manager.acquire(self._table)
-        self._say("holding", token=hold.token, waited=hold.waited_seconds, unclean=len(hold.intents.unclean))
+        self._say("holding", token=hold.token, waited=hold.waited_seconds, unfinished=len(hold.intents.unfinished))
         if not self._second:
             worker.held = {"table": self._table, "token": hold.token}
         hold.on_loss(lambda lost: self._say("lost", token=lost.token, reason=lost.lost))
@@ -161,30 +160,23 @@ class Cycle:
     # -- before and after ----------------------------------------------------------------------------------------
 
     def _settle(self, bound: GuardedHold) -> None:
-        """Occupy what a block before this one may still be putting: the rules of ``writer_jobs.commit.guarded``."""
+        """Fill the version that a block before this one may still be putting, as a driver does."""
         hold = bound.hold
-        unanswered = bound.unanswered(self._attempts(bound)) if hold.intents.open else []
-        if not hold.intents.unclean and not unanswered:
-            return
-        intents = [*hold.intents.read(), *unanswered]
-        newest = self._newest()
-        intended = version_to_occupy(intents, newest)
-        if newest == NO_VERSION and intended is not None:
-            return
-        if intended is not None:
-            bound.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version > newest]
+
+        def fill(free: int) -> int:
             own, self._txn = self._txn, uuid.uuid4().hex
             try:
-                newest = self._put(bound, intended, [_commit_info(self._txn, "OCCUPY", newest)], ids=[])
-                self._say("occupied", version=newest, token=hold.token, txn=self._txn)
+                version = self._put(bound, free, [_commit_info(self._txn, "OCCUPY", free - 1)], ids=[])
+                self._say("occupied", version=version, token=hold.token, txn=self._txn)
             except WriteError as error:
                 self._failed(bound, error)
                 raise StoreError(error.reason, str(error)) from error
             finally:
                 self._txn = own
-                del bound.metadata["occupies"]
-        hold.intents.settle(intent.attempt for intent in unanswered if intent.version <= newest)
-        hold.intents.clear()
+            return version
+
+        unanswered = bound.unanswered(self._attempts(bound)) if hold.intents.open else []
+        bound.settle_unfinished(unanswered, self._newest, fill)
 
     def _take_steps(self, moment: str, hold: Hold) -> None:
         if not self._second:

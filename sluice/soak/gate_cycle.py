@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from lock_manager import Hold, LockLostError, LockManager, SluiceError
+from lock_manager.intents import NO_VERSION
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.spark_cycle import SettlingLog, SparkCycle
 from sluice.soak.steps import ACQUIRED
 from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter
-from writer_jobs.delta.table_log import NO_VERSION
 from writer_jobs.errors import UnprovenCommitError
 
 
@@ -85,7 +85,7 @@ class GateCycle(SparkCycle):
     def _acquired(self, hold: Hold) -> None:
         worker = self._worker
         self._hold = hold
-        self._say("holding", waited=hold.waited_seconds, unclean=len(hold.intents.unclean))
+        self._say("holding", waited=hold.waited_seconds, unfinished=len(hold.intents.unfinished))
         worker.held = {"table": self._table, "token": hold.token}
         hold.on_loss(lambda lost: self._say("lost", reason=lost.lost))
         worker.cycles[hold.hold_id] = self

@@ -10,8 +10,8 @@ from pathlib import Path
 from py4j.java_gateway import GatewayParameters, JavaGateway
 
 from lock_manager import SluiceError
+from lock_manager.testing.class_archives import STORE, archive_options
 from lock_manager.testing.embedded import find_java, find_spark_jars
-from sluice.local.class_archives import STORE, archive_options
 from sluice.local.jars import jar_paths
 
 _HOST = "127.0.0.1"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager import Hold, LockLostError, SluiceError
+from lock_manager.intents import NO_VERSION
 from sluice.soak.controls import Protection
 from sluice.soak.gateway import JvmGoneError
 from sluice.soak.spark_worker import SparkWorker
@@ -23,7 +24,7 @@ from writer_jobs.commit.guarded import guarded
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
-from writer_jobs.delta.table_log import LOG_FOLDER, NO_VERSION, STAMP, DeltaTableLog
+from writer_jobs.delta.table_log import LOG_FOLDER, STAMP, DeltaTableLog
 
 _TRIES = 3
 _WAIT_SECONDS = 60
@@ -79,7 +80,7 @@ class SparkCycle:
         self._point("asking")
         self._say("waiting")
         hold = self._hold = worker.manager.acquire(self._table)
-        self._say("holding", waited=hold.waited_seconds, unclean=len(hold.intents.unclean))
+        self._say("holding", waited=hold.waited_seconds, unfinished=len(hold.intents.unfinished))
         if not self._second:
             worker.held = {"table": self._table, "token": hold.token}
         hold.on_loss(lambda lost: self._say("lost", reason=lost.lost))

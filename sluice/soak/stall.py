@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from lock_manager import HeldLock, Hold, LockManager, PartitionColumn, PartitionSchema, SluiceError, TableResource
 from lock_manager.deadline import Deadline
-from lock_manager.zookeeper.queue import Attempt
+from lock_manager.zookeeper.queue import Acquisition
 from lock_manager.zookeeper.znodes import intent_node, intents_node, table_node
 
 SCHEMA = PartitionSchema((PartitionColumn("part", "integer"),))
@@ -62,7 +62,7 @@ def stall_a_listing(manager: LockManager, resource: str, clear: Callable[[Hold],
         try:
             late = threads.submit(come_late).result()
             living = holds[_LIVING]
-            said["met"] = living.hold_id in late.intents.unclean
+            said["met"] = living.hold_id in late.intents.unfinished
             late.intents.read()
             living.intend(_VERSION + 1, txn=None, attempt="second")
             clear(late)
@@ -81,10 +81,10 @@ def stall_a_listing(manager: LockManager, resource: str, clear: Callable[[Hold],
 @contextmanager
 def _stalled_listing(meanwhile: Callable[[], None]) -> Iterator[None]:
     """Have the next acquire of this thread stall once, between the queues' answer and the question for intents."""
-    listing, thread = Attempt._list, threading.current_thread()  # noqa: SLF001 (there is no other way in between)
+    listing, thread = Acquisition._list, threading.current_thread()  # noqa: SLF001 (there is no other way in between)
     stalled = False
 
-    def stall(self: Attempt, indices: Iterable[int]) -> Any:
+    def stall(self: Acquisition, indices: Iterable[int]) -> Any:
         nonlocal stalled
         queues, intents = listing(self, indices)
         if stalled or threading.current_thread() is not thread:
@@ -95,11 +95,11 @@ def _stalled_listing(meanwhile: Callable[[], None]) -> Iterator[None]:
         meanwhile()
         return queues, listing(self, indices)[1]
 
-    Attempt._list = stall  # type: ignore[method-assign]  # noqa: SLF001
+    Acquisition._list = stall  # type: ignore[method-assign]  # noqa: SLF001
     try:
         yield
     finally:
-        Attempt._list = listing  # type: ignore[method-assign]  # noqa: SLF001
+        Acquisition._list = listing  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def _is_noted(hold: Hold, node: str) -> bool:

@@ -66,7 +66,7 @@ def test_without_what_a_step_needs_its_promise_is_broken(make_soak: Callable[...
     with ZookeeperLockManager(soak.hosts, timeout_seconds=0, job="foreign") as manager:
         for writer in ("writer-1/0", "writer-2/1"):
             hold = manager.acquire(f"{soak.tables[0]}-partitions/{writer}")
-            assert hold.intents.unclean == ()
+            assert hold.intents.unfinished == ()
 
 
 def test_a_contender_that_stays_in_the_queue_is_found(make_soak: Callable[..., Soak]) -> None:

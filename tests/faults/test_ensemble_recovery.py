@@ -189,7 +189,7 @@ def test_the_ensemble_is_made_whole_again_from_the_survivor(lost: Lost) -> None:
             assert hold.token >> 32 == epoch
         with manager.acquire(TABLE) as hold:
             # The lost members had settled this intent. It is there again, and the next holder settles it again.
-            assert hold.intents.unclean == (lost.writer.hold.hold_id,)
+            assert hold.intents.unfinished == (lost.writer.hold.hold_id,)
             assert [intent.version for intent in hold.intents.read()] == [3]
             hold.intents.clear()
             with pytest.raises(LockLostError):
@@ -259,7 +259,7 @@ def test_negative_control_two_empty_members_are_a_quorum_that_spoils_what_the_su
     with ZookeeperLockManager(lost.hosts, 30) as manager, manager.acquire(TABLE) as hold:
         assert hold.ensemble_id != lost.ensemble
         assert hold.token < lost.last_token
-        assert hold.intents.unclean == ()
+        assert hold.intents.unfinished == ()
     lost.members.start(lost.survivor, of=TRIO)
     assert lost.members.wait_until_in_sync() != lost.survivor
     # Its epoch is theirs by chance, so it follows them. One ensemble, two trees.

@@ -37,6 +37,7 @@ from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, Sch
 from writer_jobs.commit import gate_rules as staging
 from writer_jobs.commit.gate import StagedWrite
 from writer_jobs.commit.guarded import AUTO_COMPACT
+from writer_jobs.commit.locked_operation import LockedOperation
 from writer_jobs.commit.operation import Work
 from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE
 
@@ -164,7 +165,7 @@ def test_on_s3_it_goes_through_the_gate_and_knows_the_table_by_every_spelling(
         )
     with monkeypatch.context() as patched:
         # The other way would do it again where the version that was read is not known again.
-        patched.setattr(LockedDeltaWriter, "_write_to", None)
+        patched.setattr(LockedOperation, "_write_to", None)
         assert [writer.append(spark.range(1)).version for _ in range(12)] == list(range(1, 13))
 
     def reads(rows: DataFrame) -> bool:

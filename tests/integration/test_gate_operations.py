@@ -133,7 +133,7 @@ def test_that_check_fails_where_nothing_is_done_again(
     class NeverRaisedError(Exception):
         pass
 
-    monkeypatch.setattr("writer_jobs.writer.NotStagedError", NeverRaisedError)
+    monkeypatch.setattr("writer_jobs.commit.locked_operation.NotStagedError", NeverRaisedError)
     with table.waiting(operation) as running, locked(table.spark, str(table.path), manager=table.manager):
         table.spark.sql(f"UPDATE delta.`{table.path}` SET n = n + 10 WHERE p = 0 AND id = 0")
     assert isinstance(running.exception(), NotStagedError)

@@ -288,7 +288,7 @@ def test_a_stream_s_batches_commit_under_a_lock_and_a_refusal_is_typed(
 
 
 @pytest.fixture
-def unclean(
+def unfinished(
     spark: SparkSession, manager: ZookeeperLockManager, ensemble_client: KazooClient, disk_table: str
 ) -> Iterator[Callable[[int], None]]:
     """Leave an intent behind, as a writer does that is killed between the check and the end of its put."""
@@ -306,11 +306,11 @@ def test_a_version_that_was_about_to_be_put_is_occupied_before_anything_is_read(
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
     disk_table: str,
-    unclean: Callable[[int], None],
+    unfinished: Callable[[int], None],
 ) -> None:
     with locked(spark, disk_table, manager=manager):
         append(spark.range(2), disk_table)
-    unclean(1)
+    unfinished(1)
     with locked(spark, disk_table, manager=manager) as hold:
         assert newest(spark, disk_table) == 1
         assert intents(ensemble_client, disk_table) in ([hold.hold_id], [])
@@ -327,11 +327,11 @@ def test_a_version_that_exists_is_not_occupied(
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
     disk_table: str,
-    unclean: Callable[[int], None],
+    unfinished: Callable[[int], None],
 ) -> None:
     with locked(spark, disk_table, manager=manager):
         append(spark.range(2), disk_table)
-    unclean(0)
+    unfinished(0)
     with locked(spark, disk_table, manager=manager):
         pass
     assert newest(spark, disk_table) == 0
@@ -344,12 +344,12 @@ def test_an_intent_that_does_not_fit_has_the_next_version_occupied(
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
     disk_table: str,
-    unclean: Callable[[int], None],
+    unfinished: Callable[[int], None],
     garbled: bool,  # noqa: FBT001 (pytest gives it by name)
 ) -> None:
     with locked(spark, disk_table, manager=manager):
         append(spark.range(2), disk_table)
-    unclean(7)  # a table that was dropped and made again under that hold had it
+    unfinished(7)  # a table that was dropped and made again under that hold had it
     if garbled:
         ensemble_client.set(f"{intents_node(node_of(disk_table))}/{'0' * 32}", b"of another release")
     with locked(spark, disk_table, manager=manager):
@@ -363,7 +363,7 @@ def test_a_shared_hold_behind_an_unclean_end_reads_and_says_that_it_is_not_fence
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
     disk_table: str,
-    unclean: Callable[[int], None],
+    unfinished: Callable[[int], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     from writer_jobs.commit.guarded import guarded
@@ -371,7 +371,7 @@ def test_a_shared_hold_behind_an_unclean_end_reads_and_says_that_it_is_not_fence
 
     with locked(spark, disk_table, manager=manager):
         append(spark.range(2), disk_table)
-    unclean(1)
+    unfinished(1)
     log = DeltaTableLog(spark, f"file:{disk_table}")
     with manager.acquire(disk_table, shared=True) as hold, guarded(spark, hold, log, {}):
         assert ids(spark, disk_table) == [0, 1]
@@ -384,10 +384,10 @@ def test_an_intent_of_the_first_version_stays_until_there_is_a_table(
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
     disk_table: str,
-    unclean: Callable[[int], None],
+    unfinished: Callable[[int], None],
 ) -> None:
     manager.acquire(disk_table).release()
-    unclean(0)
+    unfinished(0)
     with locked(spark, disk_table, manager=manager):
         append(spark.range(2), disk_table)
     assert intents(ensemble_client, disk_table) == ["0" * 32]
@@ -542,11 +542,11 @@ def test_the_writer_occupies_too(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     disk_table: str,
-    unclean: Callable[[int], None],
+    unfinished: Callable[[int], None],
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, disk_table)
     writer.append(spark.range(1))
-    unclean(1)
+    unfinished(1)
 
     def seen(_hold: HeldLock) -> None:
         assert newest(spark, disk_table) == 1

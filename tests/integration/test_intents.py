@@ -14,7 +14,7 @@ from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResourc
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.guarded_hold import GuardedHold
 from lock_manager.intents import Intent
-from lock_manager.zookeeper.queue import Attempt
+from lock_manager.zookeeper.queue import Acquisition
 from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.soak.tcp_proxy import Link
 
@@ -58,7 +58,7 @@ def test_an_unsettled_intent_is_what_the_next_holder_finds_and_clears(manager, t
     with manager.acquire(table) as first:
         first.intend(3, txn="t", attempt="a")
     with manager.acquire(table) as second:
-        assert second.intents.unclean == (first.hold_id,)
+        assert second.intents.unfinished == (first.hold_id,)
         (found,) = second.intents.read()
         assert (found.version, found.txn, found.token) == (3, "t", first.token)
         second.intend(3, txn="u", attempt="b")
@@ -67,7 +67,7 @@ def test_an_unsettled_intent_is_what_the_next_holder_finds_and_clears(manager, t
         assert list(intents(ensemble_client, node)) == [second.hold_id]
     assert intents(ensemble_client, node) == {}
     with manager.acquire(table) as third:
-        assert third.intents.unclean == ()
+        assert third.intents.unfinished == ()
 
 
 def test_a_waiter_finds_what_was_left_behind_after_it_had_queued(zookeeper, manager, table, eventually):
@@ -77,7 +77,7 @@ def test_a_waiter_finds_what_was_left_behind_after_it_had_queued(zookeeper, mana
 
         def wait() -> None:
             with other.acquire(table) as hold:
-                found.append(hold.intents.unclean)
+                found.append(hold.intents.unfinished)
 
         waiting = threading.Thread(target=wait)
         waiting.start()
@@ -100,7 +100,7 @@ def test_an_attempt_without_an_outcome_keeps_the_intent_whatever_is_settled_besi
     hold.release()
     assert [intent.version for intent in intents(ensemble_client, node).values()] == [4]
     with manager.acquire(table) as next_one:
-        assert next_one.intents.unclean == (hold.hold_id,)
+        assert next_one.intents.unfinished == (hold.hold_id,)
 
 
 def test_an_attempt_that_the_ensemble_refuses_is_not_open(manager, table, node, ensemble_client):
@@ -124,9 +124,9 @@ def found_behind_a_stall(
 
     It listed the queue before the first one came, stalled, and listed the intents after the first one had noted one.
     """
-    listing, alive = Attempt._list, []
+    listing, alive = Acquisition._list, []
 
-    def stalled(self: Attempt, indices: Iterable[int]) -> Any:
+    def stalled(self: Acquisition, indices: Iterable[int]) -> Any:
         queues, _ = listing(self, indices)
         for asked in queues.values():
             self._answer(asked)
@@ -137,9 +137,9 @@ def found_behind_a_stall(
         return queues, listing(self, indices)[1]
 
     manager = make_manager()
-    monkeypatch.setattr(Attempt, "_list", stalled)
+    monkeypatch.setattr(Acquisition, "_list", stalled)
     late = manager.acquire(table, partitions=[{"year": 2013}])
-    monkeypatch.setattr(Attempt, "_list", listing)
+    monkeypatch.setattr(Acquisition, "_list", listing)
     yield alive[0], late
     late.release()
 
@@ -148,7 +148,7 @@ def test_an_intent_that_was_taken_for_left_behind_stays_if_its_hold_notes_anothe
     found_behind_a_stall: tuple[HeldLock, HeldLock], node: str, ensemble_client: KazooClient
 ):
     alive, late = found_behind_a_stall
-    assert late.intents.unclean == (alive.hold_id,)
+    assert late.intents.unfinished == (alive.hold_id,)
     assert [intent.version for intent in late.intents.read()] == [7]
     alive.intend(8, txn="t", attempt="b")
     late.intents.clear()
@@ -192,7 +192,7 @@ def test_a_queue_that_another_program_made_gets_its_place_for_intents(manager, t
     ensemble_client.ensure_path(node)
     with manager.acquire(table) as hold:
         assert ensemble_client.exists(intents_node(node)) is None
-        assert hold.intents.unclean == ()
+        assert hold.intents.unfinished == ()
         hold.intend(1, txn=None, attempt="a")
         assert list(intents(ensemble_client, node)) == [hold.hold_id]
 

@@ -41,7 +41,7 @@ from lock_manager import (
     ZookeeperLockManager,
 )
 from lock_manager import guard_registry as installed
-from lock_manager.zookeeper.queue import Attempt
+from lock_manager.zookeeper.queue import Acquisition
 from lock_manager.zookeeper.znodes import table_node
 from tests.support.sessions import end_session
 
@@ -143,7 +143,7 @@ class LockMachine(RuleBasedStateMachine):
     def ask(self, client: int, wanted: list[tuple[int, Parts, bool]], again: int) -> None:
         """Wait as long as it takes; who has it may take it again, or a part of it, and gives it back as often."""
         wish = self.wish(client, wanted)
-        known = list(wish.manager._attempts)
+        known = list(wish.manager._acquisitions)
 
         def acquire() -> None:
             try:
@@ -327,8 +327,8 @@ class LockMachine(RuleBasedStateMachine):
                 hold.release()
         return hold is wish.holds[0]
 
-    def is_queued(self, wish: Wish, known: list[Attempt]) -> bool:
-        return any(each._spots for each in list(wish.manager._attempts) if each not in known)
+    def is_queued(self, wish: Wish, known: list[Acquisition]) -> bool:
+        return any(each._spots for each in list(wish.manager._acquisitions) if each not in known)
 
     def look_who_was_before(self, wish: Wish) -> None:
         """Note a fault if somebody who stood before has not got what excludes this."""

@@ -285,7 +285,7 @@ def test_the_next_holder_of_a_partition_finds_what_the_last_one_intended(
                 elif end == "not settled":
                     hold.release()
                 with next_one.result(30) as found:
-                    assert found.intents.unclean == (hold.hold_id,)
+                    assert found.intents.unfinished == (hold.hold_id,)
                     found.intents.read()
                     found.intents.clear()
 

@@ -24,7 +24,7 @@ from lock_manager import (
     ZookeeperLockManager,
 )
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from lock_manager.testing.server_security import Demands
+from lock_manager.testing.server_security import ServerSecurity
 from lock_manager.zookeeper.client import Client, acl_of
 from lock_manager.zookeeper.znodes import parse_queue, table_node
 from sluice.soak.tcp_proxy import Link
@@ -35,6 +35,7 @@ ROOT = "/locks/delta_tables"
 NODE = table_node(ROOT, TableResource.of(TABLE))
 PASSWORD = "the-right-one-7f3a"  # noqa: S105
 WRONG = "the-wrong-one-1c9e"
+USERS = {"etl": PASSWORD, "ops": WRONG}
 USER = Security(auth="sasl", username="etl", password=PASSWORD)
 REFUSED_WITHIN = 12.0
 PATIENCE = 60.0
@@ -54,7 +55,9 @@ def stranger(tmp_path_factory) -> Authority:
 @pytest.fixture(scope="module")
 def sasl_server() -> Iterator[EmbeddedZooKeeper]:
     """Sessions are for its users only."""
-    with EmbeddedZooKeeper(demands=Demands(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))) as embedded:
+    with EmbeddedZooKeeper(
+        security=ServerSecurity(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))
+    ) as embedded:
         yield embedded
 
 
@@ -62,14 +65,14 @@ def sasl_server() -> Iterator[EmbeddedZooKeeper]:
 def tls_server(authority) -> Iterator[EmbeddedZooKeeper]:
     """Speaks TLS only, with clients that have a certificate of the authority."""
     with EmbeddedZooKeeper(
-        demands=Demands(key_store=authority.store("server", "127.0.0.1"), trust_store=authority.file)
+        security=ServerSecurity(key_store=authority.store("server", "127.0.0.1"), trust_store=authority.file)
     ) as embedded:
         yield embedded
 
 
 @pytest.fixture(scope="module")
 def open_server() -> Iterator[EmbeddedZooKeeper]:
-    """Demands nothing, as ZooKeeper does by default."""
+    """ServerSecurity nothing, as ZooKeeper does by default."""
     with EmbeddedZooKeeper() as embedded:
         yield embedded
 
@@ -150,8 +153,8 @@ def test_sasl_with_a_server_that_has_no_users_comes_to_an_end(open_server):
 
 def test_a_refused_manager_is_let_in_once_the_server_knows_it(tmp_path):
     """It tries again at the next call, and no thread of it goes on forever in between."""
-    demands = Demands(sasl_users={"etl": WRONG}, schemes=("sasl",))
-    with EmbeddedZooKeeper(demands=demands, data_dir=tmp_path) as embedded, managed(embedded, USER) as manager:
+    demands = ServerSecurity(sasl_users={"etl": WRONG}, schemes=("sasl",))
+    with EmbeddedZooKeeper(security=demands, data_dir=tmp_path) as embedded, managed(embedded, USER) as manager:
         with pytest.raises(EnsembleRefusedError):
             manager.acquire(TABLE)
         (server,) = embedded.servers
@@ -278,13 +281,13 @@ def test_files_are_read_again_and_a_session_survives_a_while_of_bad_ones(
 
 
 def test_sasl_within_tls(authority):
-    demands = Demands(
+    demands = ServerSecurity(
         key_store=authority.store("both", "127.0.0.1"),
         trust_store=authority.file,
         sasl_users={"etl": PASSWORD},
         schemes=("sasl",),
     )
-    with EmbeddedZooKeeper(demands=demands) as server:
+    with EmbeddedZooKeeper(security=demands) as server:
         right = authority.client("job", auth="sasl", username="etl", password=PASSWORD)
         gets_a_lock(server, right)
         refusal(server, authority.client("job"))
@@ -333,7 +336,9 @@ def everything_below_the_root(manager: ZookeeperLockManager, client: KazooClient
 
 
 def test_every_znode_is_for_the_sasl_user_alone():
-    with EmbeddedZooKeeper(demands=Demands(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))) as server:
+    with EmbeddedZooKeeper(
+        security=ServerSecurity(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))
+    ) as server:
         client = look(server, sasl_options={"mechanism": "DIGEST-MD5", "username": "etl", "password": PASSWORD})
         with managed(server, USER) as manager:
             found = everything_below_the_root(manager, client)
@@ -346,8 +351,8 @@ def test_every_znode_is_for_the_sasl_user_alone():
 
 
 def test_every_znode_is_for_the_certificate_alone(authority):
-    demands = Demands(key_store=authority.store("acl", "127.0.0.1"), trust_store=authority.file)
-    with EmbeddedZooKeeper(demands=demands) as server:
+    demands = ServerSecurity(key_store=authority.store("acl", "127.0.0.1"), trust_store=authority.file)
+    with EmbeddedZooKeeper(security=demands) as server:
         security = authority.client("job")
         client = look(
             server, use_ssl=True, ca=security.tls_ca, certfile=security.tls_certificate, keyfile=security.tls_key
@@ -384,7 +389,9 @@ def test_without_credentials_every_znode_is_open():
 
 
 def test_a_given_acl_lets_several_identities_share_a_queue():
-    with EmbeddedZooKeeper(demands=Demands(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))) as server:
+    with EmbeddedZooKeeper(
+        security=ServerSecurity(sasl_users={"etl": PASSWORD, "ops": WRONG}, schemes=("sasl",))
+    ) as server:
         acl = "sasl:etl:cdrwa,sasl:ops:cdrwa,world:anyone:r"
         etl, ops = replace(USER, acl=acl), Security(auth="sasl", username="ops", password=WRONG, acl=acl)
         with managed(server, etl) as one, managed(server, ops) as other:

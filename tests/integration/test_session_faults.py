@@ -383,9 +383,9 @@ except KeyboardInterrupt:
 sys.stdin.readline()
 manager.connect(30)
 for _ in range(100):
-    if manager._holds or manager._attempts:
+    if manager._holds or manager._acquisitions:
         time.sleep(0.05)
-print(manager.state.name, manager._holds + manager._attempts)
+print(manager.state.name, manager._holds + manager._acquisitions)
 manager.close()
 """
 

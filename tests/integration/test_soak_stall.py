@@ -19,7 +19,7 @@ def test_a_living_intent_is_met_and_stays_and_nothing_is_left(
         said = stall_a_listing(manager, table, lambda late: late.intents.clear())
         assert said == {"met": True, "stays": True, "error": None, "lost": False}
     with manager.acquire(table, timeout_seconds=0) as hold:
-        assert hold.intents.unclean == ()
+        assert hold.intents.unfinished == ()
 
 
 def test_of_a_hold_that_is_lost_meanwhile_it_says_so_and_nothing_of_its_intent(

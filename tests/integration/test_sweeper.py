@@ -18,8 +18,8 @@ from lock_manager import (
     TableResource,
     ZookeeperLockManager,
 )
-from lock_manager.zookeeper.empty_znodes import Sweeper
-from lock_manager.zookeeper.queue import Attempt
+from lock_manager.zookeeper.empty_znodes import EmptyZnodes
+from lock_manager.zookeeper.queue import Acquisition
 from lock_manager.zookeeper.znodes import table_node
 from tests.support.months import part
 from tests.support.rivals import RivalManager
@@ -101,13 +101,13 @@ def test_partitions_that_are_swept_all_the_time_exclude_as_ever_and_none_is_left
     eventually: Callable[..., None],
 ) -> None:
     made_again = Counter[str]()
-    make = Attempt._make_queues
+    make = Acquisition._make_queues
 
-    def counted(attempt: Attempt) -> None:
+    def counted(attempt: Acquisition) -> None:
         made_again.update(each.path for each in attempt._request.nodes)
         make(attempt)
 
-    monkeypatch.setattr(Attempt, "_make_queues", counted)
+    monkeypatch.setattr(Acquisition, "_make_queues", counted)
     work = Work([make_manager() for _ in range(MANAGERS)], table, seed=random.randrange(2**32))
     work.run()
     assert work.counted == work.expected, f"seed {work.seed}"
@@ -121,15 +121,15 @@ def test_partitions_that_are_swept_all_the_time_exclude_as_ever_and_none_is_left
 def test_negative_control_without_making_paths_again_nobody_gets_in(
     make_manager: Callable[..., ZookeeperLockManager], table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make, made = Attempt._make_queues, set[str]()
+    make, made = Acquisition._make_queues, set[str]()
 
-    def only_once(attempt: Attempt) -> None:
+    def only_once(attempt: Acquisition) -> None:
         paths = {each.path for each in attempt._request.nodes}
         if not paths <= made:
             made.update(paths)
             make(attempt)
 
-    monkeypatch.setattr(Attempt, "_make_queues", only_once)
+    monkeypatch.setattr(Acquisition, "_make_queues", only_once)
     with pytest.raises(LockTimeoutError):
         Work([make_manager(timeout_seconds=3) for _ in range(MANAGERS)], table, seed=1).run()
 
@@ -145,18 +145,18 @@ def test_what_is_used_stays_and_what_is_idle_goes(
     monkeypatch.setattr("lock_manager.zookeeper.empty_znodes.IDLE_SECONDS", 0.1)
     manager, other = make_manager(), make_manager()
     idle, used = f"{node}/partitions/year=2012", f"{node}/partitions/year=2013/partitions/month=1"
-    sweep, lives = Sweeper.sweep, list[int]()
+    sweep, lives = EmptyZnodes.sweep, list[int]()
 
-    def sweep_after_use(sweeper: Sweeper) -> None:
-        if sweeper is not manager._janitor._sweeper:
-            return sweeper._put_off()
+    def sweep_after_use(empty_znodes: EmptyZnodes) -> None:
+        if empty_znodes is not manager._cleanup._empty_znodes:
+            return empty_znodes._put_off()
         # Another manager's use counts, too.
         other.acquire(table, partitions=[part(2013, 1)]).release()
         lives.append(ensemble_client.exists(used).czxid)
-        return sweep(sweeper)
+        return sweep(empty_znodes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sweeper, "sweep", sweep_after_use)
+        patch.setattr(EmptyZnodes, "sweep", sweep_after_use)
         manager.acquire(table, partitions=[part(2012, 1), part(2013, 1)]).release()
         life = ensemble_client.exists(used).czxid
         # The two are due at almost the same moment: a sweep looks at either, or at both.

@@ -312,7 +312,9 @@ def test_a_manager_that_is_not_connected_connects_first_within_the_deadline(
         ).start()
         with pytest.raises(LockCancelledError):
             nowhere.acquire(table, timeout_seconds=60)
-        threading.Thread(target=lambda: (eventually(lambda: nowhere._attempts), nowhere.close()), daemon=True).start()
+        threading.Thread(
+            target=lambda: (eventually(lambda: nowhere._acquisitions), nowhere.close()), daemon=True
+        ).start()
         with pytest.raises(LockCancelledError):
             nowhere.acquire(table, timeout_seconds=60)
         hold.check()
@@ -339,7 +341,7 @@ try:
     nowhere.acquire(table)
 except KeyboardInterrupt:
     print("interrupted")
-assert nowhere._attempts == []
+assert nowhere._acquisitions == []
 hold.check()
 print("stands")
 with ZookeeperLockManager(sys.argv[1]) as other, other.acquire(table, timeout_seconds=0) as inner:

@@ -22,7 +22,7 @@ from lock_manager.partitions import MOST_PARTITIONS
 from sluice.audit.verify import verify_table
 from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError, locked
 from writer_jobs.commit.guarded import GUARD
-from writer_jobs.commit.lock_target import Part
+from writer_jobs.commit.lock_target import LockTarget
 
 pytestmark = pytest.mark.spark
 
@@ -128,7 +128,7 @@ def no_commit_lock(spark: SparkSession) -> Iterator[None]:
 def confined(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Whether operations are confined to what they lock by literal predicates."""
     if not request.param:
-        monkeypatch.setattr(Part, "predicate", lambda *_: None)
+        monkeypatch.setattr(LockTarget, "predicate", lambda *_: None)
     return request.param
 
 

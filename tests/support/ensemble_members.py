@@ -19,7 +19,7 @@ from typing import Self
 
 from lock_manager.errors import LocalServerError
 from lock_manager.testing.embedded import EmbeddedServer, free_ports, server_configuration
-from lock_manager.testing.server_security import Demands
+from lock_manager.testing.server_security import ServerSecurity
 from sluice.ensemble.members import Server, ask_server
 
 LET_VOTE = Path(__file__).parents[2] / "infra/node/sluice-let-vote"
@@ -100,7 +100,7 @@ class Members:
                 server_configuration(folder / "data", TICK_MS, MOST_SESSION_MS, lines)
                 + f"dataLogDir={folder / 'log'}\nstandaloneEnabled=false\nreconfigEnabled=false\n"
                 + f"db.autocreate={str(self.autocreate).lower()}\n"
-                + Demands().configuration(self._client_ports[member])
+                + ServerSecurity().configuration(self._client_ports[member])
             )
             self.running[member] = EmbeddedServer(member, self._client_ports[member], folder, configuration)
             self.running[member].start()

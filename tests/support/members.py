@@ -10,10 +10,10 @@ import subprocess
 from pathlib import Path
 
 from lock_manager.testing.embedded import (
-    SMALL_JAVA,
     find_java,
     find_server_jars,
     find_spark_jars,
+    small_java,
     start_supervised,
     stop_supervised,
 )
@@ -62,7 +62,7 @@ class Member:
         command = shlex.split(re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0])
         instead = {
             "/usr/bin/java": [find_java()],
-            "$SLUICE_HEAP": list(SMALL_JAVA),
+            "$SLUICE_HEAP": small_java(),
             "/opt/zookeeper/lib/*": [":".join(map(str, find_server_jars()))],
             "/etc/zookeeper/zoo.cfg": [str(config)],
             "-Dlogback.configurationFile=/etc/zookeeper/logback.xml": ["-Dorg.apache.logging.log4j.level=INFO"],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import gc
 import hashlib
 import ipaddress
 import json
@@ -230,7 +231,7 @@ def defaults_of(file: Path) -> dict[str, Any]:
     """Return the defaults of a project's configuration."""
     import yaml
 
-    declared = yaml.safe_load(file.read_text(encoding="utf-8"))["config"]
+    declared = yaml.load(file.read_text(encoding="utf-8"), yaml.CSafeLoader)["config"]
     return {key: each["default"] for key, each in declared.items() if "default" in each}
 
 
@@ -247,6 +248,9 @@ def graphs_of(runs: list[Run]) -> list[dict[str, Any]]:
     for service in ("cloudwatch", "ebs", "ec2", "iam", "kms", "s3", "secretsmanager", "ssm", "vpc"):
         getattr(getattr(pulumi_aws, service), "loaded", None)
     getattr(pulumi_tls, "loaded", None)
+    # A collection in a child would copy all of these libraries, page by page.
+    gc.freeze()
+    gc.disable()
     return [_in_child(run) for run in runs]
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lock_manager.testing import class_archives
+from lock_manager.testing.class_archives import SPARK, archive_options, archive_path, making_options
 from lock_manager.testing.embedded import find_java
-from sluice.local import class_archives
-from sluice.local.class_archives import SPARK, archive_options, archive_path, making_options
 
 
 @pytest.fixture

@@ -18,14 +18,15 @@ from pyspark.sql import SparkSession
 
 from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
 from lock_manager.coordinator import Cancellation
+from lock_manager.intents import NO_VERSION
 from lock_manager.ticket import NotStagedError, Ticket
 from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
 from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_write, user_metadata
-from writer_jobs.commit.lock_target import Part
+from writer_jobs.commit.lock_target import LockTarget
 from writer_jobs.commit.write_thread import DeltaWrite, RunningWrite
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.log_store import log_store
-from writer_jobs.delta.table_log import NO_VERSION, Commit
+from writer_jobs.delta.table_log import Commit
 from writer_jobs.errors import CommitUnknownError
 
 log = logging.getLogger(__name__)
@@ -42,11 +43,13 @@ class StagedWrite:
         write: what is to be done.
 
     Attributes:
-        waited_seconds: how long the lock was waited for, whether it was had or not.
+        waited_seconds: how long the lock was waited for, in seconds, whether it was acquired or not.
 
     """
 
-    def __init__(self, spark: SparkSession, manager: LockManager, table: str, part: Part, write: DeltaWrite) -> None:
+    def __init__(
+        self, spark: SparkSession, manager: LockManager, table: str, part: LockTarget, write: DeltaWrite
+    ) -> None:
         self._spark = spark
         self._manager = manager
         self._table = table

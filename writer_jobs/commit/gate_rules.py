@@ -17,13 +17,14 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from lock_manager import ResourceError, canonical_table_uri
+from lock_manager.intents import NO_VERSION
 from lock_manager.nesting import REGISTRY
 from writer_jobs.commit.guarded import AUTO_COMPACT, REQUIRED
 from writer_jobs.commit.operation import Work
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.session import COMMIT_LOCK
-from writer_jobs.delta.table_log import NO_VERSION, DeltaTableLog
+from writer_jobs.delta.table_log import DeltaTableLog
 
 HoldOver = Literal["commit", "write"]
 """What of a write the lock is held for: its commit, or all of it."""

@@ -32,14 +32,13 @@ from lock_manager.errors import versions_of
 from lock_manager.guard_registry import declare_installed
 from lock_manager.guard_server import GuardServer
 from lock_manager.guarded_hold import GuardedHold
-from lock_manager.intents import version_to_occupy
 from lock_manager.partitions import PartitionSchema
 from lock_manager.ticket import Ticket
 from writer_jobs.commit.refusals import raise_refusals_as_python_errors
 from writer_jobs.delta.log_store import follow_transactions, log_store
 from writer_jobs.delta.pin import pin_again, refuse_other_ensemble
 from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
-from writer_jobs.delta.table_log import NO_VERSION, DeltaTableLog, locate_table
+from writer_jobs.delta.table_log import DeltaTableLog, locate_table
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError, TableError
 
 log = logging.getLogger(__name__)
@@ -251,7 +250,7 @@ def guarded_commit(
     pin = Pin.of(staged.properties) if staged is not None else None
     if pin is not None:
         pin.check(ensemble=hold.ensemble_id, table=ticket.table)
-    if hold.intents_of(bound.table).unclean:
+    if hold.intents_of(bound.table).unfinished:
         with _bound(spark, bound):
             _occupy_intended_versions(spark, table_log, bound)
         refuse_other_partitioning(table_log, schema)
@@ -379,20 +378,11 @@ def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bou
     left_behind = bound.hold.intents_of(bound.table)
     busy = {attempt for other in GUARD.others_of(bound) for attempt in other.passed}
     unanswered = bound.unanswered(_attempts_under(spark, bound.hold), busy) if left_behind.open else []
-    if not left_behind.unclean and not unanswered:
-        return False
-    if bound.hold.scope[bound.table].shared:
+    if (left_behind.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
         log.warning("what is read of %s may be overtaken: a writer ended uncleanly", bound.hold.resource)
         return False
-    intents = [*left_behind.read(), *unanswered]
-    head = table_log.head().version
-    free = version_to_occupy(intents, head)
-    if head == NO_VERSION and free is not None:
-        # An empty commit would be no table. Whatever is written first is version 0, so the late put and it exclude
-        # each other; the intent stays for the holder that finds a table.
-        return False
-    if free is not None:
-        bound.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version > head]
+
+    def fill(free: int) -> int:
         try:
             version = table_log.commit_nothing()
         except (StorageError, CommitUnknownError) as error:
@@ -403,16 +393,13 @@ def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bou
                     f"occupied: {error}"
                 ) from error
             # The late commit was faster, and changed what an empty one conflicts with.
-        finally:
-            del bound.metadata["occupies"]
         log.warning(
             "the writer before had not finished version %d of %s: it is occupied now (%d)",
             free, bound.hold.resource, version,
         )  # fmt: skip
-        head = version
-    left_behind.settle(intent.attempt for intent in unanswered if intent.version <= head)
-    left_behind.clear()
-    return True
+        return version
+
+    return bound.settle_unfinished(unanswered, lambda: table_log.head().version, fill)
 
 
 def refuse_other_partitioning(table_log: DeltaTableLog, schema: PartitionSchema | None) -> None:

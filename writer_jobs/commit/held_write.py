@@ -13,12 +13,13 @@ from pyspark.sql import SparkSession
 
 from lock_manager import Hold, LockCancelledError, LockLostError, SluiceError
 from lock_manager.guarded_hold import GuardedHold, is_definite
+from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.guarded import REQUIRED, attempts, guard_mode
 from writer_jobs.commit.write_thread import DeltaWrite
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
 from writer_jobs.delta.pin import refuse_other_ensemble
 from writer_jobs.delta.session import LOG_STORE, LOG_STORE_SETTING
-from writer_jobs.delta.table_log import NO_VERSION, STAMP, Commit, DeltaTableLog
+from writer_jobs.delta.table_log import STAMP, Commit, DeltaTableLog
 from writer_jobs.errors import (
     CommitUnknownError,
     GuardMissingError,
@@ -65,7 +66,7 @@ class CommitResult:
             transaction already, or there was nothing to change.
         token: fencing token of that hold.
         requested_at: when the lock was asked for, seconds since the epoch.
-        acquired_at: when it was had.
+        acquired_at: acquisition time, seconds since the epoch.
         released_at: read just before it was given back.
 
     """

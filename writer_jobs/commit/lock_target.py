@@ -45,7 +45,7 @@ def quoted(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class LockTarget:
     """What is to be locked of a table.
 
     Attributes:
@@ -94,7 +94,7 @@ class Part:
     @classmethod
     def of(
         cls, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None, state: TableState | None = None
-    ) -> Part:
+    ) -> LockTarget:
         """Make it of partitions by column, or of the whole table; ``state`` is the table's, if it is known already.
 
         Raises:
@@ -115,7 +115,7 @@ class Part:
         return guarded(spark, hold, self.log, about, schema=self.schema)
 
 
-def part_of(log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
+def lock_target_of(log: DeltaTableLog, lock: Lock, find: Finder) -> LockTarget:
     """Return what to lock for a write.
 
     Args:
@@ -129,12 +129,12 @@ def part_of(log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
 
     """
     if not isinstance(lock, str):
-        return Part.of(log, lock)
+        return LockTarget.of(log, lock)
     if lock not in ("table", "partitions"):
         raise ValueError(f"lock={lock!r}: choose 'table', 'partitions', or a list of partitions")
     state = log.state() if lock == "partitions" else None
     if state is None or not state.partition_columns:
-        return Part.of(log, None)
+        return LockTarget.of(log, None)
     touched = find(state)
     found = [dict(values) for values in dict.fromkeys(tuple(each.items()) for each in touched or ())]
     if len(found) > MOST_PARTITIONS:
@@ -142,12 +142,12 @@ def part_of(log: DeltaTableLog, lock: Lock, find: Finder) -> Part:
             "the write to %s touches more than %d partitions: locking the whole table", log.location, MOST_PARTITIONS
         )
     if not found or len(found) > MOST_PARTITIONS:
-        return Part.of(log, None)
+        return LockTarget.of(log, None)
     try:
-        return Part.of(log, found, state)
+        return LockTarget.of(log, found, state)
     except ResourceError as error:
         _log.warning("locking the whole table: %s", error)
-        return Part.of(log, None)
+        return LockTarget.of(log, None)
 
 
 def partitions_of_rows(

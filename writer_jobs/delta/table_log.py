@@ -19,13 +19,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import PartitionColumn, PartitionSchema, Pin
+from lock_manager.intents import NO_VERSION
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
 from writer_jobs.errors import StorageError, TableError
 
 LOG_FOLDER = "_delta_log"
-NO_VERSION = -1
 #: Under this key our own part is found, of ``commitInfo`` (what the guard notes of the hold) and of its
 #: ``userMetadata`` (what the write notes of itself).
 STAMP = "sluice"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
-from lock_manager import LockSettings, SettingsError, canonical_table_uri
-from lock_manager.metrics import Destination
+from writer_jobs.job.arguments import ArgumentsError, JobArguments, JobParser, names, pair, text
+from writer_jobs.job.exit_codes import HELP
 from writer_jobs.job.runs import FILE_SYSTEM_OPTIONS, check_run_id
 from writer_jobs.job.sources import FORMATS
 
@@ -58,60 +57,32 @@ standard output has one JSON object per line: {"event": "waiting" | "holding" | 
 standard error has one sentence if the job fails; the stack trace with --verbose.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
 
-exit codes:
-  0    done
-  1    an error that this program did not expect
-  2    bad arguments: no such source, malformed host list, no Delta table, a run id that fits other sources
-  3    lock not acquired in time, or ZooKeeper does not answer
-  4    lock lost
-  5    write failed: rows that do not fit the table, malformed records, a failing store
-  6    unknown: a commit was put and got no answer; with --run-id, start the job again
-  130  stopped by Ctrl-C; 143: by SIGTERM. A commit that had begun was completed or cancelled.
-  Cluster managers do not relay these faithfully: --report writes them down. Only with UnprovenCommitError (4) and
-  "not known" (6) may the table have got rows of a failed commit; in all other cases it has none.
 """
-
-_NAME_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-
-
-class ArgumentsError(SettingsError):
-    """The command line does not make sense."""
-
-
-class HelpShown(Exception):  # noqa: N818 (nothing went wrong)
-    """``--help`` was asked for and answered."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """What ``append.py`` was asked to do."""
+class AppendArguments(JobArguments):
+    """What ``append.py`` was asked to do; see its ``--help``."""
 
-    zookeeper: str | None
-    table: str
     sources: tuple[str, ...]
     format: str | None
     # Not shown: whoever passes a secret as an option has it nowhere but where Spark needs it.
     options: Mapping[str, str] = field(repr=False)
     partition_by: tuple[str, ...]
-    commits: int
+    divide_into: int
     lock: Literal["table", "partitions"]
     hold: Literal["commit", "write"]
-    lock_timeout: float | None
     run_id: str | None
-    report: str | None
-    metrics: str | None
-    verbose: bool
 
-    def lock_settings(self) -> LockSettings:
-        """Return the lock's settings: the command line before the environment.
+    @property
+    def commits(self) -> int:
+        """How many commits the rows are divided into."""
+        return self.divide_into
 
-        Raises:
-            SettingsError: a malformed host list, or a value outside its range.
-
-        """
-        given: dict[str, Any] = {"zk_hosts": self.zookeeper, "timeout_seconds": self.lock_timeout}
-        given = {name: value for name, value in given.items() if value is not None}
-        return LockSettings.from_env(hosts_hint="give --zookeeper host:port,…", **given)
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the report says of the load from the start."""
+        return {"run_id": self.run_id, "commits_asked_for": self.commits, "sources": list(self.sources)}
 
     def check(self) -> None:
         """Check what can be checked without asking anybody.
@@ -120,11 +91,7 @@ class Arguments:
             SluiceError: something does not make sense; the message is one sentence.
 
         """
-        self.lock_settings()
-        if self.metrics is not None:
-            Destination.parse(self.metrics)
-        if _NAME_WITH_SCHEME.match(self.table):
-            canonical_table_uri(self.table)
+        super().check()
         if self.run_id is not None:
             check_run_id(self.run_id)
         for name in self.options:
@@ -136,15 +103,7 @@ class Arguments:
                 )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ArgumentsError(f"{message} (--help explains)")
-
-    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:  # noqa: ARG002 (argparse's signature)
-        raise HelpShown
-
-
-def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
+def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
     """Parse the command line; :meth:`Arguments.check` looks at the values.
 
     Raises:
@@ -152,23 +111,16 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         HelpShown: it asked for help.
 
     """
-    parser = _Parser(
-        prog=PROGRAM,
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + HELP)
+    parser.add_place()
     add = parser.add_argument
-    add("--zookeeper", metavar="HOSTS", help="host:port,host:port[/chroot] of the ensemble ($SLUICE_ZK_HOSTS)")
-    add("--table", required=True, type=_text, metavar="URI|NAME", help="location or CATALOG.SCHEMA.TABLE")
     add(
-        "--source", required=True, nargs="+", action="extend", type=_text, metavar="FILES",
+        "--source", required=True, nargs="+", action="extend", type=text, metavar="FILES",
         help="files, folders, globs; paths or URIs that Spark can read. A file that is named twice is read once",
     )  # fmt: skip
     add("--format", choices=FORMATS, help="of the files; by default what their names tell")
     add(
-        "--partition-by", default=(), type=_names, metavar="COLS",
+        "--partition-by", default=(), type=names, metavar="COLS",
         help="partition columns of a new table, separated by commas; an existing table's own, or nothing",
     )  # fmt: skip
     add("--commits", default=1, type=_count, metavar="N", help="number of commits to divide the rows into (1)")
@@ -182,33 +134,28 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         help="how long to hold the lock: for the commit alone, so that others work meanwhile (the default, where "
         "that is possible; see docs/gate.md), or over the whole write",
     )  # fmt: skip
-    add("--lock-timeout", type=float, metavar="S", help="seconds to wait for the lock, each time (300); 0: do not wait")
+    parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start again")
-    add("--report", type=_text, metavar="URI", help="JSON file to write the outcome to, also when the job fails")
+    parser.add_report()
     add(
-        "--metrics", metavar="WHERE",
-        help="Prometheus metrics: PORT or HOST:PORT to serve them at (127.0.0.1), or FILE.prom to write; needs "
-        "prometheus-client on the driver",
-    )  # fmt: skip
-    add(
-        "--option", action="append", default=[], type=_pair, metavar="KEY=VALUE",
+        "--option", action="append", default=[], type=pair, metavar="KEY=VALUE",
         help="option of Spark's reader, such as sep=; or timestampFormat=yyyyMMdd; may be repeated. No credentials: "
         "fs.* is refused, and belongs to the session (--conf spark.hadoop.fs…)",
     )  # fmt: skip
     add("--null-value", metavar="TEXT", help="what stands for null in CSV files: --option nullValue=TEXT")
-    add("--verbose", action="store_true", help="Spark's log and stack traces on standard error")
-    found = parser.parse_args(argv)
+    parser.add_verbose()
+    found = parser.parse(argv)
     options = dict(found.option)
     if found.null_value is not None:
         options["nullValue"] = found.null_value
-    return Arguments(
+    return AppendArguments(
         zookeeper=found.zookeeper,
         table=found.table,
         sources=tuple(found.source),
         format=found.format,
         options=options,
         partition_by=found.partition_by,
-        commits=found.commits,
+        divide_into=found.commits,
         lock=found.lock,
         hold=found.hold,
         lock_timeout=found.lock_timeout,
@@ -219,28 +166,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     )
 
 
-def _text(value: str) -> str:
-    if not value.strip():
-        raise argparse.ArgumentTypeError("must not be empty")
-    return value
-
-
-def _names(value: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in value.split(","))
-    if not all(names) or len({name.lower() for name in names}) != len(names):
-        raise argparse.ArgumentTypeError(f"{value!r} is no list of different column names, such as year,month")
-    return names
-
-
 def _count(value: str) -> int:
     if not value.isdecimal() or not 1 <= int(value) <= MOST_COMMITS:
         raise argparse.ArgumentTypeError(f"{value!r} is no number from 1 to {MOST_COMMITS}")
     return int(value)
-
-
-def _pair(value: str) -> tuple[str, str]:
-    key, equals, text = value.partition("=")
-    if not equals or not key.strip():
-        # Without what was given, which may be a secret.
-        raise argparse.ArgumentTypeError("expected KEY=VALUE (yours is not shown: it may be a secret)")
-    return key.strip(), text

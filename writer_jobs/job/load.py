@@ -16,7 +16,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import RunError, SourceError, TableError, WriteFailedError
-from writer_jobs.job.append_arguments import Arguments
+from writer_jobs.job.append_arguments import AppendArguments
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.runs import Run, RunRecords, begun_run, check_same_basis, split_basis
 from writer_jobs.job.sources import SourceReader, find_sources
@@ -65,7 +65,7 @@ class AppendLoad:
         self,
         spark: SparkSession,
         writer: LockedDeltaWriter,
-        arguments: Arguments,
+        arguments: AppendArguments,
         output: JobOutput,
         uninterrupted: Callable[[Callable[[], None]], AbstractContextManager[None]],
     ) -> None:

@@ -1,0 +1,196 @@
+"""One operation on a table: find out what to lock, lock it, do the work; again if the table has changed meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
+from lock_manager.intents import NO_VERSION
+from lock_manager.ticket import NotStagedError
+from writer_jobs.commit.gate import StagedWrite
+from writer_jobs.commit.gate_rules import NO_TABLE, HoldOver, check_hold, why_whole
+from writer_jobs.commit.held_write import CommitResult, LockedWrite
+from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, lock_target_of
+from writer_jobs.commit.operation import Work
+from writer_jobs.commit.write_thread import DeltaWrite
+from writer_jobs.delta.table_log import DeltaTableLog, TableState
+from writer_jobs.errors import TableError
+
+log = logging.getLogger(__name__)
+
+_LOOKS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """What a caller may say of any operation; :meth:`LockedDeltaWriter.append` describes each.
+
+    Attributes:
+        lock: what to lock.
+        hold: what of the work the lock is held for.
+        lock_timeout_seconds: total; None: the manager's.
+        metadata: more to note in the commit; JSON values.
+        before_write: called under the lock.
+
+    """
+
+    lock: Lock = "table"
+    hold: HoldOver = "write"
+    lock_timeout_seconds: float | None = None
+    metadata: Mapping[str, Any] | None = None
+    before_write: Callable[[Hold], None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterParts:
+    """What all operations of one writer share.
+
+    Attributes:
+        spark: the session.
+        manager: gives the lock.
+        log: of the table.
+        table: canonical URI.
+        is_cancelled: tells whether the writer was told to write no more.
+        running: context in which the writer knows of a write, to cancel it.
+
+    """
+
+    spark: SparkSession
+    manager: LockManager
+    log: DeltaTableLog
+    table: str
+    is_cancelled: Callable[[], bool]
+    running: Callable[[DeltaWrite], AbstractContextManager[None]]
+
+
+@dataclass(frozen=True)
+class LockedOperation:
+    """One operation.
+
+    Attributes:
+        parts: of the writer.
+        work_on: makes the work, given what is locked.
+        find: finds out which partitions the work touches.
+        options: of the caller.
+        of_table: the partitions come from the table, where others may write before the lock is held: look again.
+
+    """
+
+    parts: WriterParts
+    work_on: Callable[[LockTarget], Work]
+    find: Finder
+    options: WriteOptions
+    of_table: bool = False
+
+    def run(self) -> CommitResult:
+        """Do it.
+
+        Raises:
+            SluiceError: see :meth:`LockedDeltaWriter.append`.
+
+        """
+        parts, options, lock = self.parts, self.options, self.options.lock
+        check_hold(options.hold)
+        hold, timeout = options.hold, options.lock_timeout_seconds
+        seconds = parts.manager.settings.timeout_seconds if timeout is None else timeout
+        again = self.find if self.of_table and lock == "partitions" else None
+        write = DeltaWrite(options.metadata or {}, parts.spark)
+        with parts.running(write):
+            for look in range(_LOOKS):
+                # The last time the table, which holds everything.
+                wanted = "table" if look == _LOOKS - 1 and lock == "partitions" else lock
+                part = self._part(write, wanted)
+                write.work = self.work_on(part)
+                if parts.is_cancelled():
+                    raise LockCancelledError(resource=parts.table)
+                may_be_staged = hold == "commit" and again is None
+                reason = self._why_whole(write.work) if may_be_staged else None
+                if may_be_staged and reason is None:
+                    staged = StagedWrite(parts.spark, parts.manager, parts.table, part, write)
+                    try:
+                        return staged.run(seconds, options.before_write, parts.is_cancelled)
+                    except NotStagedError as error:
+                        log.info("writing again: %s", error)
+                        hold, seconds = "write", max(0.0, seconds - staged.waited_seconds)
+                # Once: of those who find no table, and queue for it, only the first one makes it.
+                unless_there = reason == NO_TABLE and look == 0
+                try:
+                    return self._write_to(part, write, again, seconds, unless_there=unless_there)
+                except _LookAgainError as error:
+                    log.info("locking %s again: %s", parts.table, error)
+                    seconds = max(0.0, seconds - error.waited_seconds)
+            raise AssertionError("the lock on the table holds everything")
+
+    def _part(self, write: DeltaWrite, lock: Lock) -> LockTarget:
+        # Only to find partitions out takes Spark jobs.
+        if lock != "partitions":
+            return lock_target_of(self.parts.log, lock, self.find)
+        return write.read(lambda: lock_target_of(self.parts.log, lock, self.find), table=self.parts.table)
+
+    def _why_whole(self, work: Work) -> str | None:
+        reason = why_whole(self.parts.spark, self.parts.log, work)
+        if reason is not None:
+            log.debug("the lock on %s is held over the whole write: %s", self.parts.table, reason)
+        return reason
+
+    def _write_to(
+        self, part: LockTarget, write: DeltaWrite, find: Finder | None, seconds: float, *, unless_there: bool
+    ) -> CommitResult:
+        """Lock, and do the work.
+
+        Args:
+            part: what to lock.
+            write: the work.
+            find: finds out what it touches, to make sure that this is locked.
+            seconds: for the lock.
+            unless_there: look again, if the table is there when the lock is held.
+
+        Raises:
+            _LookAgainError: when the lock is held the work touches more than that, or the table is there.
+
+        """
+        parts = self.parts
+        result: CommitResult | None = None
+        try:
+            with (
+                parts.manager.acquire_all([part.scope], timeout_seconds=seconds) as hold,
+                part.guarded(parts.spark, hold, {"job": parts.manager.settings.job}) as bound,
+            ):
+                # Not with most of the time for the lock gone: it would be asked for a second time.
+                in_time = hold.waited_seconds <= seconds / 2
+                if unless_there and in_time and parts.log.head().version != NO_VERSION:
+                    raise _LookAgainError("another writer has made it", hold.waited_seconds)
+                if find is not None and part.schema is not None:
+                    found = write.read(lambda: find(self._state()), table=parts.table)
+                    if not part.holds(found):
+                        raise _LookAgainError("the write touches other partitions by now", hold.waited_seconds)
+                if self.options.before_write is not None:
+                    self.options.before_write(hold)
+                locked = LockedWrite(parts.spark, parts.table, parts.log, write, hold, bound)
+                result = locked.run(parts.is_cancelled)
+        except SluiceError as error:
+            if result is None:
+                raise
+            # The release came too late, but the commit was confirmed while the hold stood.
+            log.warning("after the write: %s", error)
+        return result
+
+    def _state(self) -> TableState:
+        state = self.parts.log.state()
+        if state is None:
+            raise TableError(f"{self.parts.table} was removed while its lock was waited for")
+        return state
+
+
+class _LookAgainError(Exception):
+    """When a write has its lock, what it was to do, or to lock, has changed."""
+
+    def __init__(self, reason: str, waited_seconds: float) -> None:
+        super().__init__(reason)
+        self.waited_seconds = waited_seconds

@@ -1,0 +1,80 @@
+"""What a job's exit code and its one sentence on standard error say of how it ended; the same for all jobs."""
+
+from __future__ import annotations
+
+from lock_manager import (
+    ClosedError,
+    EnsembleFormatError,
+    EnsembleRefusedError,
+    EnsembleUnavailableError,
+    LockCancelledError,
+    LockLostError,
+    LockNotHeldError,
+    LockTimeoutError,
+    PinMismatchError,
+    SluiceError,
+)
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.errors import CommitUnknownError, WriteFailedError
+from writer_jobs.job.stopping import Stopped
+
+DONE = 0
+UNEXPECTED = 1
+BAD_ARGUMENTS = 2
+NO_LOCK = 3
+LOCK_LOST = 4
+WRITE_FAILED = 5
+UNKNOWN = 6
+INTERRUPTED = 130
+
+#: For the end of ``--help``.
+HELP = """\
+exit codes:
+  0    done
+  1    an error that this program did not expect
+  2    bad arguments: no such source, malformed host list, no Delta table, a run id that fits other sources
+  3    lock not acquired in time, or ZooKeeper does not answer
+  4    lock lost
+  5    write failed: rows that do not fit the table, malformed records, a failing store
+  6    unknown: a commit was put and got no answer; with --run-id, start the job again
+  130  stopped by Ctrl-C; 143: by SIGTERM. A commit that had begun was completed or cancelled.
+  Cluster managers do not relay these faithfully: --report writes them down. Only with UnprovenCommitError (4) and
+  "not known" (6) may the table have got rows of a failed commit; in all other cases it has none.
+"""
+
+# The first that fits.
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (LockTimeoutError, NO_LOCK),
+    (LockCancelledError, NO_LOCK),
+    (EnsembleUnavailableError, NO_LOCK),
+    (EnsembleRefusedError, NO_LOCK),
+    (EnsembleFormatError, NO_LOCK),
+    (PinMismatchError, NO_LOCK),
+    (ClosedError, NO_LOCK),
+    (LockLostError, LOCK_LOST),
+    (LockNotHeldError, LOCK_LOST),
+    (CommitUnknownError, UNKNOWN),
+    (WriteFailedError, WRITE_FAILED),
+    (SluiceError, BAD_ARGUMENTS),
+    (KeyboardInterrupt, INTERRUPTED),
+)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code of a job that ended with this error."""
+    if isinstance(error, Stopped):
+        return error.exit_code
+    return next((code for kind, code in _CODES if isinstance(error, kind)), UNEXPECTED)
+
+
+def sentence_of(error: BaseException) -> str:
+    """Return what a job that ended with this error says of it, on one line."""
+    if isinstance(error, KeyboardInterrupt):
+        text = "stopped by SIGINT"
+    elif isinstance(error, SluiceError | Stopped):
+        text = str(error)
+    elif isinstance(error, JVM_ERRORS):
+        text = f"unexpected: {one_sentence(error)}"
+    else:
+        text = f"unexpected {type(error).__name__}: {error} (--verbose shows where)"
+    return " ".join(text.split())
