@@ -3,8 +3,8 @@
 VENV := .venv
 READY := $(VENV)/.ready
 LOG_STORE := sluice/sluice-log-store.jar
-# Classes of Spark, and of what a soak's writers run, that are parsed already: see sluice/local/class_archives.py.
-ARCHIVES := $(VENV)/share/sluice/spark.jsa $(VENV)/share/sluice/store.jsa
+# Classes of ZooKeeper, Spark and a soak's writers that are parsed already: see lock_manager/testing/class_archives.py.
+ARCHIVES := $(VENV)/share/sluice/zookeeper.jsa $(VENV)/share/sluice/spark.jsa $(VENV)/share/sluice/store.jsa
 UV := $(VENV)/bin/uv
 PY := $(VENV)/bin/python
 # uv installs the pinned set in a third of pip's time: PySpark comes as a 450 MB source archive.
@@ -21,7 +21,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-lock dist lock clean
+.PHONY: help setup demo test quick lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-lock dist lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ types: $(LOG_STORE) ## mypy --strict
 format: $(LOG_STORE) ## Let ruff format and mend what it can
 	@$(VENV)/bin/ruff check --fix .
 	@$(VENV)/bin/ruff format .
+
+quick: $(LOG_STORE) $(ARCHIVES) ## The inner loop, under two minutes: lint, types, unit tests and the contract of coordinators
+	@$(MAKE) --no-print-directory -j 3 lint types test ARGS="tests/unit tests/contract"
 
 check: $(LOG_STORE) $(ARCHIVES) ## What CI runs: lint, types and test, side by side
 	@$(MAKE) --no-print-directory -j 3 lint types test

@@ -1,4 +1,4 @@
-"""Make an archive of sluice/local/class_archives.py, by running once what it is for: archive_classes.py NAME."""
+"""Make an archive of classes (lock_manager/testing/class_archives.py), by running once what it is for: NAME."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from py4j.java_gateway import JavaGateway
 
-from sluice.local.class_archives import SPARK, STORE, archive_path, making_options
+from lock_manager import ZookeeperLockManager
+from lock_manager.testing.class_archives import SPARK, STORE, ZOOKEEPER, archive_path, making_options
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.jars import jar_paths
 from sluice.local.s3 import LocalS3
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, PLAIN_JVM
@@ -20,6 +23,7 @@ from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.jvm import StoreJvm
 from writer_jobs import build_session
 
+_SERVER_SECONDS = 60.0
 STATEMENTS = (
     "CREATE TABLE {table} (id LONG, day INT) USING delta PARTITIONED BY (day)",
     "INSERT INTO {table} SELECT id, 1 FROM range(9)",
@@ -105,13 +109,30 @@ def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
     end(jvm._gateway, jvm._process)  # noqa: SLF001 (likewise)
 
 
+def run_zookeeper(archive: Path, _folder: Path, _s3: LocalS3) -> None:
+    """Do in one of three servers what an ensemble does."""
+    with EmbeddedZooKeeper(servers=3) as ensemble:
+        server = ensemble.servers[0]
+        server.stop()
+        os.environ["JDK_JAVA_OPTIONS"] = " ".join(making_options(archive))
+        try:
+            server.start()
+        finally:
+            del os.environ["JDK_JAVA_OPTIONS"]
+        server.wait_until_serving(time.monotonic() + _SERVER_SECONDS)
+        with ZookeeperLockManager(server.address) as manager, manager.acquire("s3://lake/archive") as hold:
+            hold.check()
+        # By itself: a server that is killed writes no archive.
+        server.stop()
+
+
 def main(name: str) -> None:
     """Make it."""
     archive_path(name).parent.mkdir(parents=True, exist_ok=True)
     with LocalS3() as s3, tempfile.TemporaryDirectory(prefix="sluice-archive-") as folder, made(name) as archive:
         os.environ.update(s3.environment)
         s3.create_bucket("lake")
-        {SPARK: run_spark, STORE: run_store}[name](archive, Path(folder), s3)
+        {SPARK: run_spark, STORE: run_store, ZOOKEEPER: run_zookeeper}[name](archive, Path(folder), s3)
 
 
 if __name__ == "__main__":
