@@ -175,6 +175,7 @@ def test_a_hold_of_another_thread_does_not_vouch_for_one_that_was_lost(
     first, _ = drivers
     first.begin("merge_while_another_thread_takes_the_lock", table=table, first=10, end=12)
     answer = first.answer()
+    assert first.do("was_taken_again")
     assert answer.get("error") == "LockLostError", answer
     assert rows(table) == [0, 1, 2]
 
@@ -183,8 +184,8 @@ def test_negative_control_without_the_binding_it_does(drivers: tuple[Driver, Dri
     first, _ = drivers
     first.do("bind_to_any_hold")
     first.begin("merge_while_another_thread_takes_the_lock", table=table, first=10, end=12)
-    first.answer()
-    assert rows(table) == [0, 1, 2, 10, 11]
+    answer = first.answer()
+    assert rows(table) == [0, 1, 2, 10, 11], answer
 
 
 def test_a_holder_that_is_cut_off_from_zookeeper_is_refused_at_its_commit(

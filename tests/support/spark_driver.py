@@ -23,6 +23,7 @@ import writer_jobs.commit.guarded
 from lock_manager import ZookeeperLockManager
 from lock_manager import commit_guard as guard
 from sluice.local.jars import jar_paths
+from tests.support.at_the_gate import contenders
 from writer_jobs import CommitUnknownError, LockedDeltaWriter, build_session, locked
 from writer_jobs.append import main as append_job
 from writer_jobs.commit.guarded import GUARD
@@ -42,6 +43,7 @@ class Driver:
         self.spark = spark
         self.manager = manager
         self.undo = contextlib.ExitStack()
+        self.taken_again = False
 
     def pids(self) -> list[int]:
         return [os.getpid(), int(self.spark._jvm.java.lang.ProcessHandle.current().pid())]
@@ -160,12 +162,11 @@ class Driver:
                         release.wait(60)
                         GUARD.remove(bound)
 
-                with self.manager._lock:
-                    (lost,) = self.manager._holds
-                self.manager._session.client.delete(lost._place.spots[0].path)
+                client = self.manager._session.client
+                client.delete(*contenders(client, table))
                 thread = threading.Thread(target=again)
                 thread.start()
-                taken.wait(60)
+                self.taken_again = taken.wait(60)
                 try:
                     return check(request)
                 finally:
@@ -178,6 +179,10 @@ class Driver:
             self.merge(table, first, end)
         finally:
             GUARD.check = check  # type: ignore[method-assign]
+
+    def was_taken_again(self) -> bool:
+        """Tell whether the other thread of that MERGE had the lock when the guard was asked."""
+        return self.taken_again
 
     def append_then_look(self, table: str, first: int, end: int) -> list[int]:
         """Append and hear nothing; commit to another table of the hold; then look, in another block of it."""
