@@ -120,7 +120,8 @@ class StagedWrite:
         """Get the lock, let the commit pass, and give the lock back when it is known what became of it."""
         ticket = self._ticket
         # Before the lock: whoever changes that from now on is in conflict with this commit.
-        refuse_other_partitioning(self._log, self._part.schema)
+        if self._part.schema is not None:
+            refuse_other_partitioning(self._log.snapshot(), self._part.schema)
         asked_at = time.monotonic()
         try:
             with (

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from py4j.clientserver import ClientServer
@@ -38,7 +39,7 @@ from writer_jobs.commit.refusals import raise_refusals_as_python_errors
 from writer_jobs.delta.log_store import follow_transactions, log_store
 from writer_jobs.delta.pin import pin_again, refuse_other_ensemble
 from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
-from writer_jobs.delta.table_log import DeltaTableLog, locate_table
+from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, locate_table
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError, TableError
 
 log = logging.getLogger(__name__)
@@ -131,7 +132,7 @@ def attach_unless_off(spark: SparkSession) -> None:
 
 
 def _schema_of(spark: SparkSession, location: str) -> PartitionSchema:
-    return DeltaTableLog(spark, locate_table(spark, location)).partition_schema()
+    return DeltaTableLog(spark, locate_table(spark, location)).snapshot().partition_schema()
 
 
 def _is_attached(context: SparkContext) -> bool:
@@ -146,6 +147,21 @@ def guard_mode(spark: SparkSession) -> str:
     return str(conf.get(GUARD_MODE, REQUIRED)).strip().lower()
 
 
+@dataclass(frozen=True)
+class GuardedTable:
+    """A table whose lock is held, and whose commits in this thread are bound to the hold.
+
+    Attributes:
+        hold: as the guard knows it; None if the guard is off in this session, or only observes a hold that does not
+            count.
+        snapshot: loaded under the lock, after what was unfinished had been settled; None if the guard is off.
+
+    """
+
+    hold: GuardedHold | None
+    snapshot: Snapshot | None
+
+
 @contextmanager
 def guarded(
     spark: SparkSession,
@@ -155,7 +171,7 @@ def guarded(
     *,
     any_ensemble: bool = False,
     schema: PartitionSchema | None = None,
-) -> Iterator[GuardedHold | None]:
+) -> Iterator[GuardedTable]:
     """Bind this thread's commits to a hold, and settle first what an unclean end before it may have left behind.
 
     Args:
@@ -167,8 +183,7 @@ def guarded(
         any_ensemble: do not ask whether the hold is what the table is pinned to: to move it.
 
     Yields:
-        The hold as the guard knows it; None if the guard is off in this session, or only observes a hold that does not
-        count.
+        The hold as the guard knows it, and the table as it is now.
 
     Raises:
         PinMismatchError: the table is pinned to another ensemble or name than the hold's; nothing was written.
@@ -177,25 +192,29 @@ def guarded(
     """
     mode = guard_mode(spark)
     if mode == GUARD_OFF:
-        yield None
+        yield GuardedTable(None, None)
         return
     if not _is_attached(spark.sparkContext):
         attach(spark)
     bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
     # Before anything is read or occupied: under this lock another writer may be at work.
-    pinned = None if any_ensemble else _pinned_to(hold, table_log, bound, observe=mode == _OBSERVE)
-    refuse_other_partitioning(table_log, schema)
+    snapshot, pinned = table_log.snapshot(), None
+    if not any_ensemble:
+        pinned = _pinned_to(hold, snapshot, bound, observe=mode == _OBSERVE)
+    refuse_other_partitioning(snapshot, schema)
     with _bound(spark, bound):
         if bound.refusal is None and _occupy_intended_versions(spark, table_log, bound):
             # What was unfinished is finished now, and may be what moved the table or partitioned it anew.
-            pinned = None if any_ensemble else _pinned_to(hold, table_log, bound, observe=mode == _OBSERVE)
-            refuse_other_partitioning(table_log, schema)
+            snapshot = table_log.snapshot()
+            if not any_ensemble:
+                pinned = _pinned_to(hold, snapshot, bound, observe=mode == _OBSERVE)
+            refuse_other_partitioning(snapshot, schema)
         if bound.refusal is not None:
-            yield None
+            yield GuardedTable(None, snapshot)
             return
         try:
             with _recorded(spark, bound):
-                yield bound
+                yield GuardedTable(bound, snapshot)
         except BaseException as error:
             try:
                 _restore_pin(spark, table_log, bound, pinned)
@@ -253,7 +272,8 @@ def guarded_commit(
     if hold.intents_of(bound.table).unfinished:
         with _bound(spark, bound):
             _occupy_intended_versions(spark, table_log, bound)
-        refuse_other_partitioning(table_log, schema)
+        if schema is not None:
+            refuse_other_partitioning(table_log.snapshot(), schema)
     GUARD.add(bound)
     try:
         yield bound
@@ -283,10 +303,10 @@ def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
             _settle(spark, bound)
 
 
-def _pinned_to(hold: Hold, table_log: DeltaTableLog, bound: GuardedHold, *, observe: bool) -> Pin | None:
+def _pinned_to(hold: Hold, snapshot: Snapshot, bound: GuardedHold, *, observe: bool) -> Pin | None:
     """Return the table's pin, if the hold is of it; a driver that only observes has it noted."""
     try:
-        return refuse_other_ensemble(hold, table_log)
+        return refuse_other_ensemble(hold, snapshot)
     except PinMismatchError as error:
         if not observe:
             raise
@@ -402,15 +422,15 @@ def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bou
     return bound.settle_unfinished(unanswered, lambda: table_log.head().version, fill)
 
 
-def refuse_other_partitioning(table_log: DeltaTableLog, schema: PartitionSchema | None) -> None:
+def refuse_other_partitioning(snapshot: Snapshot, schema: PartitionSchema | None) -> None:
     """Make sure that the table's partitions are still those by which the hold was, or will be, asked for.
 
     Raises:
         TableError: somebody has partitioned the table in another way since.
 
     """
-    if schema is not None and not table_log.partition_schema().partitions_as(schema):
-        raise TableError(f"{table_log.location} was partitioned anew while its lock was waited for: try again")
+    if schema is not None and not snapshot.partition_schema().partitions_as(schema):
+        raise TableError(f"{snapshot.location} was partitioned anew while its lock was waited for: try again")
 
 
 def _guard_kernel(context: SparkContext) -> None:

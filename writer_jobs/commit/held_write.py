@@ -19,7 +19,7 @@ from writer_jobs.commit.write_thread import DeltaWrite
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
 from writer_jobs.delta.pin import refuse_other_ensemble
 from writer_jobs.delta.session import LOG_STORE, LOG_STORE_SETTING
-from writer_jobs.delta.table_log import STAMP, Commit, DeltaTableLog
+from writer_jobs.delta.table_log import STAMP, Commit, DeltaTableLog, Snapshot
 from writer_jobs.errors import (
     CommitUnknownError,
     GuardMissingError,
@@ -151,16 +151,19 @@ class LockedWrite:
         self._bound = bound
         self._passed_before = frozenset(bound.passed) if bound is not None else frozenset()
 
-    def run(self, is_cancelled: Callable[[], bool]) -> CommitResult:
+    def run(self, before: Snapshot, is_cancelled: Callable[[], bool]) -> CommitResult:
         """Write, look for the commit in the log, and make sure that the hold stood then.
+
+        Args:
+            before: the table, loaded under the lock.
+            is_cancelled: tells whether the writer was told to write no more.
 
         Raises:
             SluiceError: see :meth:`LockedDeltaWriter.append`.
 
         """
         txn = self._work.txn
-        head = self._log.head(txn[0] if txn else None)
-        if txn is not None and head.last_transaction >= txn[1]:
+        if txn is not None and before.last_transaction(txn[0]) >= txn[1]:
             return CommitResult.of(self._table, self._write, self._hold, None)
         # A hold that was lost while it was waited for, or during before_write, writes nothing.
         self._hold.check()
@@ -170,7 +173,7 @@ class LockedWrite:
             self._have_the_guard_note_the_id()
         failure, interrupt = self._save()
         try:
-            commit = self.verify(head.version, failure)
+            commit = self.verify(before.version, failure)
             if commit is not None and commit.version != NO_VERSION:
                 self._confirm(commit)
         except SluiceError:
@@ -208,7 +211,7 @@ class LockedWrite:
             log.warning("another writer has changed %s meanwhile: writing again", self._table)
             if self._bound is not None:
                 # What it committed may be that another ensemble's lock counts from now on.
-                refuse_other_ensemble(self._hold, self._log)
+                refuse_other_ensemble(self._hold, self._log.snapshot())
         return failure, interrupt
 
     def verify(self, before: int, failure: BaseException | None) -> Commit | None:

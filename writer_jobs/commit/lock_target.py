@@ -15,10 +15,9 @@ from pyspark.sql.functions import col, unix_micros
 from pyspark.sql.types import TimestampType
 
 from lock_manager import Hold, PartitionSchema, ResourceError, TableResource, TableScope
-from lock_manager.guarded_hold import GuardedHold
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
-from writer_jobs.commit.guarded import guarded
-from writer_jobs.delta.table_log import DeltaTableLog, TableState
+from writer_jobs.commit.guarded import GuardedTable, guarded
+from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState
 
 _log = logging.getLogger(__name__)
 
@@ -93,9 +92,9 @@ class LockTarget:
 
     @classmethod
     def of(
-        cls, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None, state: TableState | None = None
+        cls, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None, snapshot: Snapshot | None = None
     ) -> LockTarget:
-        """Make it of partitions by column, or of the whole table; ``state`` is the table's, if it is known already.
+        """Make it of partitions by column, or of the whole table; ``snapshot`` is the table's, if one is loaded already.
 
         Raises:
             TableError, ResourceError: the table has no such partitions.
@@ -104,13 +103,13 @@ class LockTarget:
         table = TableResource.of(log.location)
         if partitions is None:
             return cls(log, TableScope.of(table))
-        schema = log.partition_schema(state)
+        schema = (snapshot or log.snapshot()).partition_schema()
         named = smallest_cover(schema.partition(values) for values in partitions)
         return cls(log, TableScope.of(table, named), schema, named)
 
     def guarded(
         self, spark: SparkSession, hold: Hold, about: Mapping[str, Any]
-    ) -> AbstractContextManager[GuardedHold | None]:
+    ) -> AbstractContextManager[GuardedTable]:
         """Bind this thread's commits to the hold, as :func:`writer_jobs.commit.guarded.guarded`."""
         return guarded(spark, hold, self.log, about, schema=self.schema)
 
@@ -132,7 +131,8 @@ def lock_target_of(log: DeltaTableLog, lock: Lock, find: Finder) -> LockTarget:
         return LockTarget.of(log, lock)
     if lock not in ("table", "partitions"):
         raise ValueError(f"lock={lock!r}: choose 'table', 'partitions', or a list of partitions")
-    state = log.state() if lock == "partitions" else None
+    snapshot = log.snapshot() if lock == "partitions" else None
+    state = snapshot.state if snapshot is not None else None
     if state is None or not state.partition_columns:
         return LockTarget.of(log, None)
     touched = find(state)
@@ -144,7 +144,7 @@ def lock_target_of(log: DeltaTableLog, lock: Lock, find: Finder) -> LockTarget:
     if not found or len(found) > MOST_PARTITIONS:
         return LockTarget.of(log, None)
     try:
-        return LockTarget.of(log, found, state)
+        return LockTarget.of(log, found, snapshot)
     except ResourceError as error:
         _log.warning("locking the whole table: %s", error)
         return LockTarget.of(log, None)

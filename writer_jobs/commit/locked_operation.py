@@ -19,7 +19,7 @@ from writer_jobs.commit.held_write import CommitResult, LockedWrite
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, lock_target_of
 from writer_jobs.commit.operation import Work
 from writer_jobs.commit.write_thread import DeltaWrite
-from writer_jobs.delta.table_log import DeltaTableLog, TableState
+from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState
 from writer_jobs.errors import TableError
 
 log = logging.getLogger(__name__)
@@ -160,20 +160,23 @@ class LockedOperation:
         try:
             with (
                 parts.manager.acquire_all([part.scope], timeout_seconds=seconds) as hold,
-                part.guarded(parts.spark, hold, {"job": parts.manager.settings.job}) as bound,
+                part.guarded(parts.spark, hold, {"job": parts.manager.settings.job}) as table,
             ):
+                snapshot = table.snapshot or parts.log.snapshot()
                 # Not with most of the time for the lock gone: it would be asked for a second time.
                 in_time = hold.waited_seconds <= seconds / 2
-                if unless_there and in_time and parts.log.head().version != NO_VERSION:
+                if unless_there and in_time and snapshot.version != NO_VERSION:
                     raise _LookAgainError("another writer has made it", hold.waited_seconds)
                 if find is not None and part.schema is not None:
-                    found = write.read(lambda: find(self._state()), table=parts.table)
+                    found = write.read(lambda: find(self._state_of(snapshot)), table=parts.table)
                     if not part.holds(found):
                         raise _LookAgainError("the write touches other partitions by now", hold.waited_seconds)
                 if self.options.before_write is not None:
                     self.options.before_write(hold)
-                locked = LockedWrite(parts.spark, parts.table, parts.log, write, hold, bound)
-                result = locked.run(parts.is_cancelled)
+                    # It may have committed.
+                    snapshot = parts.log.snapshot()
+                locked = LockedWrite(parts.spark, parts.table, parts.log, write, hold, table.hold)
+                result = locked.run(snapshot, parts.is_cancelled)
         except SluiceError as error:
             if result is None:
                 raise
@@ -181,8 +184,8 @@ class LockedOperation:
             log.warning("after the write: %s", error)
         return result
 
-    def _state(self) -> TableState:
-        state = self.parts.log.state()
+    def _state_of(self, snapshot: Snapshot) -> TableState:
+        state = snapshot.state
         if state is None:
             raise TableError(f"{self.parts.table} was removed while its lock was waited for")
         return state

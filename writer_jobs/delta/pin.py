@@ -10,22 +10,21 @@ from pyspark.sql import SparkSession
 
 from lock_manager import Hold, Pin, canonical_table_uri
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.table_log import DeltaTableLog
+from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
 from writer_jobs.errors import TableError
 
 
-def refuse_other_ensemble(hold: Hold, table_log: DeltaTableLog) -> Pin | None:
+def refuse_other_ensemble(hold: Hold, snapshot: Snapshot) -> Pin | None:
     """Make sure that a hold is the one that its table is pinned to, by ensemble and by name, and return the pin.
 
     Raises:
         PinMismatchError: it is of another ensemble, or of another name of the table.
-        TableError, StorageError: the table's log cannot be read; see :meth:`DeltaTableLog.state`.
 
     """
-    state = table_log.state()
+    state = snapshot.state
     if state is None or state.pin is None:
         return None
-    state.pin.check(ensemble=hold.ensemble_id, table=canonical_table_uri(table_log.location))
+    state.pin.check(ensemble=hold.ensemble_id, table=canonical_table_uri(snapshot.location))
     return state.pin
 
 

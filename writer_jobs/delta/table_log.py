@@ -8,6 +8,7 @@ https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -99,6 +100,80 @@ class Commit:
         return cls(version, None if rows is None else int(rows), metrics)
 
 
+class Snapshot:
+    """A version of a table that Delta has loaded: what is asked of it is of that version, and reads no log.
+
+    Args:
+        spark: the session.
+        location: of the table.
+        loaded: Delta's own snapshot, in the JVM.
+
+    Attributes:
+        location: of the table.
+        version: its number, -1 if there is no table.
+
+    """
+
+    def __init__(self, spark: SparkSession, location: str, loaded: Any) -> None:
+        self.location = location
+        self.version = int(loaded.version())
+        self._spark = spark
+        self._loaded = loaded
+
+    def last_transaction(self, app_id: str) -> int:
+        """Return the last ``txnVersion`` of an application, -1 if it has none.
+
+        Delta replays the table's state for it, with a Spark job, and keeps the result until another version comes: a
+        write that follows and carries a transaction has it for nothing.
+        """
+        if self.version < 0:
+            return NO_VERSION
+        found = self._loaded.transactions().get(app_id)
+        return int(found.get()) if found.isDefined() else NO_VERSION
+
+    @functools.cached_property
+    def state(self) -> TableState | None:
+        """Schema, partitioning and pin; None if there is no table."""
+        if self.version < 0:
+            return None
+        metadata = self._loaded.metadata()
+        # Not Spark's view of the table, which hides what Delta keeps in the fields' metadata.
+        schema = StructType.fromJson(json.loads(metadata.schemaString()))
+        columns = metadata.partitionColumns()
+        properties = metadata.configuration()
+        found = {name: properties.get(name) for name in (ENSEMBLE_PROPERTY, TABLE_PROPERTY)}
+        return TableState(
+            version=self.version,
+            schema=schema,
+            partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
+            supplied_columns=frozenset(field.name for field in schema if _supplied(field.metadata)),
+            forgets_transactions=bool(properties.contains(_RETENTION)),
+            pin=Pin.of({name: str(value.get()) for name, value in found.items() if value.isDefined()}),
+        )
+
+    def partition_schema(self) -> PartitionSchema:
+        """Return the partition columns.
+
+        Raises:
+            TableError: there is no table, or it is not partitioned.
+            ResourceError: a column's type is one whose values Delta does not write exactly.
+
+        """
+        state = self.state
+        if state is None:
+            raise TableError(
+                f"there is no Delta table at {self.location}: its first version needs the lock on the table"
+            )
+        if not state.partition_columns:
+            raise TableError(f"{self.location} is not partitioned: lock the table")
+        columns = []
+        for name in state.partition_columns:
+            field_of = state.schema[name]
+            physical = (field_of.metadata or {}).get(_PHYSICAL_NAME, name)
+            columns.append(PartitionColumn(name, str(field_of.dataType.jsonValue()), str(physical)))
+        return PartitionSchema(tuple(columns), str(self._spark.conf.get(_TIME_ZONE)))
+
+
 class DeltaTableLog:
     """The log of the table at one location.
 
@@ -113,75 +188,56 @@ class DeltaTableLog:
         self._spark = spark
         self._files = HadoopFiles.of(spark)
 
-    def head(self, app_id: str | None = None) -> Head:
-        """Have Delta look for new versions now, and say which is the newest.
-
-        Args:
-            app_id: also look up the last transaction of this ``txnAppId``. Delta replays the table's state for it, with
-                a Spark job, and keeps the result until another version comes: a write that follows and carries a
-                transaction has it for nothing.
+    def snapshot(self) -> Snapshot:
+        """Have Delta look for new versions now (one LIST of the log), and return the newest.
 
         Raises:
             TableError: the log is damaged, or the table's commits are not decided by its log.
             StorageError: the log cannot be read.
 
         """
-        snapshot = self._snapshot()
-        version = int(snapshot.version())
-        if app_id is None or version < 0:
-            return Head(version, NO_VERSION)
-        found = snapshot.transactions().get(app_id)
-        return Head(version, int(found.get()) if found.isDefined() else NO_VERSION)
+        jvm = self._spark._jvm  # noqa: SLF001
+        nothing = jvm.scala.Option.empty()
+        try:
+            log = self._delta_log()
+            # Not asynchronous, whatever spark.databricks.delta.stalenessLimit allows to readers.
+            snapshot = log.update(False, nothing, nothing)  # noqa: FBT003 (stalenessAcceptable)
+            managed = snapshot.version() >= 0 and _is_coordinated(snapshot)
+        except JVM_ERRORS as error:
+            damaged = is_java(error, _NOT_JSON) or has_condition(error, "DELTA_")
+            if isinstance(error, LOST_CONTACT) or (is_java(error, "java.io.IOException") and not damaged):
+                raise StorageError(f"the log of {self.location} cannot be read: {one_sentence(error)}") from error
+            if not has_condition(error, _PATH_REFUSED):
+                raise TableError(f"{self.location} cannot be read as a Delta table: {one_sentence(error)}") from error
+            managed = True
+        if managed:
+            raise TableError(
+                f"{self.location} is a catalog-managed table: its catalog decides its commits, and a lock on its log "
+                "would order nothing"
+            )
+        return Snapshot(self._spark, self.location, snapshot)
+
+    def head(self, app_id: str | None = None) -> Head:
+        """Have Delta look for new versions now, and say which is the newest.
+
+        Args:
+            app_id: also look up the last transaction of this ``txnAppId``; see :meth:`Snapshot.last_transaction`.
+
+        Raises:
+            TableError, StorageError: see :meth:`snapshot`.
+
+        """
+        snapshot = self.snapshot()
+        return Head(snapshot.version, NO_VERSION if app_id is None else snapshot.last_transaction(app_id))
 
     def state(self) -> TableState | None:
         """Return the newest version's schema and partitioning, or None if there is no table yet.
 
         Raises:
-            TableError: see :meth:`head`.
+            TableError, StorageError: see :meth:`snapshot`.
 
         """
-        snapshot = self._snapshot()
-        if snapshot.version() < 0:
-            return None
-        metadata = snapshot.metadata()
-        # Not Spark's view of the table, which hides what Delta keeps in the fields' metadata.
-        schema = StructType.fromJson(json.loads(metadata.schemaString()))
-        columns = metadata.partitionColumns()
-        properties = metadata.configuration()
-        found = {name: properties.get(name) for name in (ENSEMBLE_PROPERTY, TABLE_PROPERTY)}
-        return TableState(
-            version=int(snapshot.version()),
-            schema=schema,
-            partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
-            supplied_columns=frozenset(field.name for field in schema if _supplied(field.metadata)),
-            forgets_transactions=bool(properties.contains(_RETENTION)),
-            pin=Pin.of({name: str(value.get()) for name, value in found.items() if value.isDefined()}),
-        )
-
-    def partition_schema(self, state: TableState | None = None) -> PartitionSchema:
-        """Return the partition columns of the newest version.
-
-        Args:
-            state: that version's, if it is known already; else the log is read.
-
-        Raises:
-            TableError: there is no table, or it is not partitioned.
-            ResourceError: a column's type is one whose values Delta does not write exactly.
-
-        """
-        state = state or self.state()
-        if state is None:
-            raise TableError(
-                f"there is no Delta table at {self.location}: its first version needs the lock on the table"
-            )
-        if not state.partition_columns:
-            raise TableError(f"{self.location} is not partitioned: lock the table")
-        columns = []
-        for name in state.partition_columns:
-            field_of = state.schema[name]
-            physical = (field_of.metadata or {}).get(_PHYSICAL_NAME, name)
-            columns.append(PartitionColumn(name, str(field_of.dataType.jsonValue()), str(physical)))
-        return PartitionSchema(tuple(columns), str(self._spark.conf.get(_TIME_ZONE)))
+        return self.snapshot().state
 
     def find_commit(self, commit_id: str, *, after: int) -> tuple[Commit | None, int]:
         """Look for a commit of ours among the versions after one that was current before it.
@@ -238,7 +294,7 @@ class DeltaTableLog:
         Delta makes it, with whatever the table's features ask of a commit.
 
         Raises:
-            TableError, StorageError: see :meth:`head`.
+            TableError, StorageError: see :meth:`snapshot`.
             SluiceError: what the commit guard found.
 
         """
@@ -276,28 +332,6 @@ class DeltaTableLog:
     def _delta_log(self) -> Any:
         jvm: Any = self._spark._jvm  # noqa: SLF001
         return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
-
-    def _snapshot(self) -> Any:
-        jvm = self._spark._jvm  # noqa: SLF001
-        nothing = jvm.scala.Option.empty()
-        try:
-            log = self._delta_log()
-            # Not asynchronous, whatever spark.databricks.delta.stalenessLimit allows to readers.
-            snapshot = log.update(False, nothing, nothing)  # noqa: FBT003 (stalenessAcceptable)
-            managed = snapshot.version() >= 0 and _is_coordinated(snapshot)
-        except JVM_ERRORS as error:
-            damaged = is_java(error, _NOT_JSON) or has_condition(error, "DELTA_")
-            if isinstance(error, LOST_CONTACT) or (is_java(error, "java.io.IOException") and not damaged):
-                raise StorageError(f"the log of {self.location} cannot be read: {one_sentence(error)}") from error
-            if not has_condition(error, _PATH_REFUSED):
-                raise TableError(f"{self.location} cannot be read as a Delta table: {one_sentence(error)}") from error
-            managed = True
-        if managed:
-            raise TableError(
-                f"{self.location} is a catalog-managed table: its catalog decides its commits, and a lock on its log "
-                "would order nothing"
-            )
-        return snapshot
 
 
 def stamp_of(commit_info: dict[str, Any]) -> dict[str, Any]:
