@@ -11,8 +11,9 @@ from kazoo.exceptions import NoNodeError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.zookeeper.asking import UNANSWERED
 from lock_manager.zookeeper.empty_znodes import EmptyZnodes
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
+from lock_manager.zookeeper.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +116,7 @@ class Cleanup:
                         self._session.wait(client.delete_async(f"{node}/{name}"), deadline)
         except (NoNodeError, ClosedError):
             return True
-        except (*NO_ANSWER, *SESSION_GONE, EnsembleUnavailableError):
+        except (*UNANSWERED, EnsembleUnavailableError):
             return False
         except EnsembleRefusedError as error:
             self._session.renew(f"a contender could not be removed from {node}: {error}")

@@ -22,7 +22,8 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session, SessionState
+from lock_manager.zookeeper.asking import UNANSWERED
+from lock_manager.zookeeper.session import Session, SessionState
 from lock_manager.zookeeper.znodes import PARTITIONS, below_table, partition_queues, partitions_node, table_of
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class EmptyZnodes:
             self._sweep(due, deadline)
             for table in self._walks_due():
                 self._walk(table, deadline)
-        except (*NO_ANSWER, *SESSION_GONE, ClosedError, EnsembleRefusedError) as error:
+        except (*UNANSWERED, ClosedError, EnsembleRefusedError) as error:
             # It costs nobody anything if they stay for longer.
             log.debug("partitions are not swept: %r", error)
             for node in due:
@@ -108,7 +109,7 @@ class EmptyZnodes:
             return
         try:
             self._remove(nodes, Deadline(CLOSE_SECONDS))
-        except (*NO_ANSWER, *SESSION_GONE, ClosedError, EnsembleRefusedError) as error:
+        except (*UNANSWERED, ClosedError, EnsembleRefusedError) as error:
             log.debug("partitions are not swept: %r", error)
 
     # -- inside --------------------------------------------------------------------------------------------------

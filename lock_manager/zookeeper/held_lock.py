@@ -16,6 +16,7 @@ from lock_manager.events import Event, tell
 from lock_manager.intents import Intent
 from lock_manager.scope import TableScope
 from lock_manager.settings import check_seconds
+from lock_manager.zookeeper.asking import answer_or_end
 from lock_manager.zookeeper.cleanup import Cleanup
 from lock_manager.zookeeper.hold_intents import HoldIntents
 from lock_manager.zookeeper.keepalive import ANNOUNCE_SECONDS, KeepAlive
@@ -24,7 +25,6 @@ from lock_manager.zookeeper.request import Place, Request
 from lock_manager.zookeeper.session import (
     KEEPALIVE_FRACTION,
     NO_ANSWER,
-    SESSION_GONE,
     VALID_FRACTION,
     Session,
     SessionState,
@@ -250,11 +250,8 @@ class HeldLock:
         while True:
             self._raise_if_over()
             sent_at = self._asked_now()
-            outcome: object
             try:
-                outcome = self._session.wait(self._contenders.ask(operation), deadline)
-            except SESSION_GONE as error:
-                outcome = error
+                outcome = answer_or_end(self._session, self._contenders.ask(operation), deadline)
             except NO_ANSWER:
                 self._session.wait_again(deadline, doing)
                 continue

@@ -18,7 +18,8 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from lock_manager.deadline import Deadline
 from lock_manager.intents import UNREADABLE, Intent
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, VALID_FRACTION, Session
+from lock_manager.zookeeper.asking import UNANSWERED, insist
+from lock_manager.zookeeper.session import VALID_FRACTION, Session
 from lock_manager.zookeeper.signals import SignalIsolation
 from lock_manager.zookeeper.znodes import intent_node
 
@@ -132,7 +133,7 @@ class HoldIntents:
                     # Another name, which nobody has read: by the old one it could be cleared away again, unread.
                     self._renewed += 1
                     self._own = intent_node(self._node, self._hold_id, self._renewed)
-                with suppress(NodeExistsError, NoNodeError, *NO_ANSWER, *SESSION_GONE):
+                with suppress(NodeExistsError, NoNodeError, *UNANSWERED):
                     self._session.wait(self._session.client.create_async(self._node), deadline)
             if problem is None:
                 return
@@ -206,18 +207,21 @@ class HoldIntents:
         return [intent for name in self.unfinished if (intent := self._read(name, deadline)) is not None]
 
     def _read(self, name: str, deadline: Deadline) -> Intent | None:
-        while True:
+        def ask() -> tuple[bytes, Any]:
             self._confirm(deadline, "reading an intent")
-            try:
-                data, stat = self._session.wait(self._session.client.get_async(f"{self._node}/{name}"), deadline)
-                self._read_at[name] = stat.version
-                return Intent.parse(data)
-            except NoNodeError:
-                return None
-            except ValueError:
-                return Intent(hold_id=name, version=UNREADABLE, txn=None, attempt="", token=-1)
-            except NO_ANSWER + SESSION_GONE:
-                self._session.wait_again(deadline, "reading an intent")
+            found: tuple[bytes, Any] = self._session.wait(
+                self._session.client.get_async(f"{self._node}/{name}"), deadline
+            )
+            return found
+
+        try:
+            data, stat = insist(self._session, deadline, ask, "reading an intent")
+            self._read_at[name] = stat.version
+            return Intent.parse(data)
+        except NoNodeError:
+            return None
+        except ValueError:
+            return Intent(hold_id=name, version=UNREADABLE, txn=None, attempt="", token=-1)
 
     def _deadline(self) -> Deadline:
         return Deadline(min(MOST_SECONDS, VALID_FRACTION * self._session.granted_seconds))

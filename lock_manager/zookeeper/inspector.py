@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self, TypeVar
 
-from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
+from kazoo.exceptions import NoNodeError
 
 from lock_manager.deadline import Deadline
-from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.errors import EnsembleRefusedError
 from lock_manager.resources import TableResource
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper import lock_root
+from lock_manager.zookeeper.asking import failure_in, insist
 from lock_manager.zookeeper.queue_reader import QueueReader, TableLocks
 from lock_manager.zookeeper.queue_view import QueueEntry
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session, SessionState
+from lock_manager.zookeeper.session import Session
 from lock_manager.zookeeper.znodes import PARTITIONS, is_table_name, parse_queue
 
 _R = TypeVar("_R")
@@ -102,28 +103,20 @@ class LockInspector:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _was_done(self, answers: list[object]) -> bool:
-        # The one that failed stands among others that were rolled back for it.
-        reasons = [
-            answer
-            for answer in answers
-            if isinstance(answer, Exception) and not isinstance(answer, RolledBackError | RuntimeInconsistency)
-        ]
-        if reasons and not isinstance(reasons[0], NoNodeError):
-            raise EnsembleRefusedError(self.settings.zk_hosts, type(reasons[0]).__name__)
-        return not any(isinstance(answer, Exception) for answer in answers)
+        failure = failure_in(answers)
+        if failure is not None and not isinstance(failure.error, NoNodeError):
+            raise EnsembleRefusedError(self.settings.zk_hosts, type(failure.error).__name__)
+        return failure is None
 
     def _asked(self, question: Callable[[Deadline], _R]) -> _R:
         deadline = Deadline(self._seconds)
-        while True:
-            self._session.wait_for_connection(deadline)
-            if self._session.state is SessionState.CONNECTED:
-                try:
-                    lock_root.known_ensemble(self._session, deadline)
-                    return question(deadline)
-                except NO_ANSWER + SESSION_GONE:
-                    pass
-            if deadline.remaining() == 0:
-                raise EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed(), "looking at locks")
+
+        def ask() -> _R:
+            lock_root.known_ensemble(self._session, deadline)
+            return question(deadline)
+
+        self._session.wait_for_connection(deadline)
+        return insist(self._session, deadline, ask, "looking at locks")
 
     def _tables(self, deadline: Deadline) -> list[TableLocks]:
         root = self.settings.lock_root

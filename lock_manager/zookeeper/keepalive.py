@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from typing import Any, Protocol
 
 from lock_manager.deadline import Deadline
-from lock_manager.zookeeper.session import KEEPALIVE_FRACTION, NO_ANSWER, SESSION_GONE, Session, SessionState
+from lock_manager.zookeeper.asking import answer_or_end
+from lock_manager.zookeeper.session import KEEPALIVE_FRACTION, NO_ANSWER, Session, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -94,12 +96,8 @@ class KeepAlive:
         asked = [(hold, time.monotonic(), hold.ask()) for hold in due]
         deadline = Deadline(KEEPALIVE_FRACTION * self._session.granted_seconds)
         for hold, sent_at, result in asked:
-            try:
-                hold.learn(self._session.wait(result, deadline), sent_at, announced=True)
-            except SESSION_GONE as error:
-                hold.learn(error, sent_at)
-            except NO_ANSWER:
-                continue
+            with suppress(*NO_ANSWER):
+                hold.learn(answer_or_end(self._session, result, deadline), sent_at, announced=True)
 
     def _pause(self) -> float | None:
         """Seconds until there is something to do; None while nothing is held, nor was of late."""

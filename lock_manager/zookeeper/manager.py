@@ -14,7 +14,6 @@ from lock_manager.coordinator import Cancellation
 from lock_manager.deadline import Deadline
 from lock_manager.errors import (
     ClosedError,
-    EnsembleUnavailableError,
     LockCancelledError,
     LockNotHeldError,
     UnguardedError,
@@ -26,6 +25,7 @@ from lock_manager.partitions import Partition
 from lock_manager.resources import TableResource
 from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings, check_seconds
+from lock_manager.zookeeper.asking import insist
 from lock_manager.zookeeper.cleanup import Cleanup
 from lock_manager.zookeeper.held_lock import HeldLock, HoldServices
 from lock_manager.zookeeper.keepalive import KeepAlive
@@ -33,7 +33,7 @@ from lock_manager.zookeeper.queue import Acquisition
 from lock_manager.zookeeper.queue_reader import QueueReader
 from lock_manager.zookeeper.queue_view import QueueEntry
 from lock_manager.zookeeper.request import Request, queues_of
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session, SessionState
+from lock_manager.zookeeper.session import Session, SessionState
 from lock_manager.zookeeper.signals import SignalIsolation
 from lock_manager.zookeeper.znodes import table_node
 
@@ -405,15 +405,12 @@ class ZookeeperLockManager:
 
     def _read_queue(self, table: TableResource, deadline: Deadline) -> list[QueueEntry]:
         reader = QueueReader(self._session)
-        while True:
-            try:
-                self._session.ready(deadline)
-                return list(reader.table(table.key, deadline, uri=table.uri).entries)
-            except NO_ANSWER + SESSION_GONE:
-                if deadline.remaining() == 0:
-                    raise EnsembleUnavailableError(
-                        self.settings.zk_hosts, deadline.elapsed(), "reading a queue"
-                    ) from None
+
+        def ask() -> list[QueueEntry]:
+            self._session.ready(deadline)
+            return list(reader.table(table.key, deadline, uri=table.uri).entries)
+
+        return insist(self._session, deadline, ask, "reading a queue")
 
     def _forget(self, hold: HeldLock) -> None:
         REGISTRY.remove(hold)

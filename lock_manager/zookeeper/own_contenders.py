@@ -9,9 +9,10 @@ from typing import Any
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from lock_manager.deadline import Deadline
+from lock_manager.zookeeper.asking import failure_in
 from lock_manager.zookeeper.hold_intents import HoldIntents
 from lock_manager.zookeeper.request import Node, Place
-from lock_manager.zookeeper.session import NO_ANSWER, ROLLED_BACK, SESSION_GONE, Session
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
 from lock_manager.zookeeper.znodes import Mode
 
 SESSION_ENDED = "its session had ended"
@@ -154,12 +155,12 @@ class OwnContenders:
 
     def _is_deleted(self, answer: list[Any], intents: Collection[HoldIntents]) -> bool:
         """Tell whether a transaction did what was asked for; False to ask again without the intents."""
-        for number, result in enumerate(answer):
-            if isinstance(result, Exception) and not isinstance(result, ROLLED_BACK):
-                if number < len(self._spots):
-                    self._session.raise_known(result)
-                for each in intents:
-                    if each.settled:
-                        each.are_gone()
-                return False
-        return True
+        failure = failure_in(answer)
+        if failure is None:
+            return True
+        if failure.index < len(self._spots):
+            self._session.raise_known(failure.error)
+        for each in intents:
+            if each.settled:
+                each.are_gone()
+        return False

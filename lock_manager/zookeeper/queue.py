@@ -38,13 +38,13 @@ from lock_manager.errors import (
     LockTimeoutError,
     describe_ahead,
 )
+from lock_manager.zookeeper.asking import UNANSWERED, failure_in
 from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Cleanup
 from lock_manager.zookeeper.request import Node, Place, Request, Spot
 from lock_manager.zookeeper.session import (
     EXPECTED,
     LOOK_SECONDS,
     NO_ANSWER,
-    ROLLED_BACK,
     SESSION_GONE,
     Session,
     SessionState,
@@ -295,9 +295,8 @@ class Acquisition:
     def _results(self, asked: Any) -> list[Any]:
         """Wait for a transaction and return its results, or raise what failed in it."""
         answers: list[Any] = self._answer(asked)
-        for answer in answers:
-            if isinstance(answer, Exception) and not isinstance(answer, ROLLED_BACK):
-                self._session.raise_known(answer)
+        if (failure := failure_in(answers)) is not None:
+            self._session.raise_known(failure.error)
         return answers
 
     def _add(self, node: Node, path: str, token: int) -> None:
@@ -385,7 +384,7 @@ class Acquisition:
             except NoNodeError:
                 if path in self._request.tables.values():
                     self._session.recheck_root()
-            except (NodeExistsError, *NO_ANSWER, *SESSION_GONE):
+            except (NodeExistsError, *UNANSWERED):
                 pass  # whether it is there now shows when the contender is created
 
     # -- waiting -------------------------------------------------------------------------------------------------

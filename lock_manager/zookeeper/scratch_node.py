@@ -12,7 +12,8 @@ from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import SluiceError
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
+from lock_manager.zookeeper.asking import insist
+from lock_manager.zookeeper.session import Session
 
 _T = TypeVar("_T")
 
@@ -57,11 +58,8 @@ def nearest_node(session: Session, deadline: Deadline) -> str:
     raise NoChrootError
 
 
-def insist(session: Session, deadline: Deadline, ask: Callable[[], _T]) -> _T:
-    """Return what ``ask`` does; begin it again where the connection breaks, as a lock would.
-
-    A server that demands credentials may give a session first, and close it at the first request: only the next
-    attempt tells why.
+def try_session(session: Session, deadline: Deadline, ask: Callable[[], _T]) -> _T:
+    """Connect, and return what ``ask`` does, which may be called more than once; see :func:`insist`.
 
     Raises:
         EnsembleRefusedError: no trust, no credentials, or no permission.
@@ -69,11 +67,7 @@ def insist(session: Session, deadline: Deadline, ask: Callable[[], _T]) -> _T:
 
     """
     session.wait_for_connection(deadline)
-    while True:
-        try:
-            return ask()
-        except (*NO_ANSWER, *SESSION_GONE):
-            session.wait_again(deadline, "try a session")
+    return insist(session, deadline, ask, "try a session")
 
 
 @contextmanager
@@ -113,6 +107,6 @@ def read_in_step(session: Session, path: str, deadline: Deadline) -> bytes | Non
         return bytes(data)
 
     try:
-        return insist(session, deadline, ask)
+        return try_session(session, deadline, ask)
     except NoNodeError:
         return None

@@ -32,8 +32,6 @@ from kazoo.exceptions import (
     NoNodeError,
     NotEmptyError,
     OperationTimeoutError,
-    RolledBackError,
-    RuntimeInconsistency,
     SessionExpiredError,
     SessionMovedError,
 )
@@ -70,9 +68,6 @@ SESSION_GONE = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
 """What kazoo raises when the session, and every ephemeral node of it, is gone or about to be.
 
 Refused credentials are among it: kazoo gives up then. Who waits for the next connection is told why."""
-
-ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
-"""What ZooKeeper says of the operations of a transaction that failed for another one's sake."""
 
 EXPECTED = (*NO_ANSWER, *SESSION_GONE, NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
 

@@ -10,7 +10,7 @@ from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper import lock_root
-from lock_manager.zookeeper.scratch_node import NoChrootError, insist, nearest_node, scratch_node
+from lock_manager.zookeeper.scratch_node import NoChrootError, nearest_node, scratch_node, try_session
 from lock_manager.zookeeper.session import Session
 from sluice.doctor.acl import acl_finding
 from sluice.doctor.finding import Finding, failed, note, ok
@@ -89,7 +89,7 @@ def _session_findings(settings: LockSettings) -> list[Finding]:
         return [_granted(session, settings), *_lock_root(session, deadline), *_written(session, deadline)]
 
     try:
-        return insist(session, deadline, ask)
+        return try_session(session, deadline, ask)
     except (EnsembleRefusedError, EnsembleUnavailableError) as error:
         return [failed("session", str(error))]
     finally:

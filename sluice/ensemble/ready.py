@@ -15,7 +15,7 @@ from typing import Any
 from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.settings import LockSettings
-from lock_manager.zookeeper.scratch_node import NoChrootError, insist, nearest_node, read_in_step, scratch_node
+from lock_manager.zookeeper.scratch_node import NoChrootError, nearest_node, read_in_step, scratch_node, try_session
 from lock_manager.zookeeper.session import Session
 from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers
 
@@ -158,7 +158,7 @@ def _written(settings: LockSettings, servers: Sequence[Server]) -> list[str]:
                 return [each for each in said if each is not None]
 
     try:
-        return insist(session, deadline, ask)
+        return try_session(session, deadline, ask)
     except (NoChrootError, EnsembleRefusedError, EnsembleUnavailableError) as error:
         return [str(error)]
     finally:

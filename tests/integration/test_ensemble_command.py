@@ -23,7 +23,7 @@ from lock_manager import LockSettings, ZookeeperLockManager
 from lock_manager.deadline import Deadline
 from lock_manager.testing.embedded import EmbeddedServer, EmbeddedZooKeeper
 from lock_manager.testing.server_security import ServerSecurity
-from lock_manager.zookeeper.scratch_node import insist, scratch_node
+from lock_manager.zookeeper.scratch_node import scratch_node, try_session
 from lock_manager.zookeeper.session import Session
 from sluice.commands.app import app
 from sluice.ensemble.members import Server, ask_server, ask_servers
@@ -335,7 +335,7 @@ def test_a_scratch_node_that_went_with_its_session_is_made_again(alone: Embedded
             if len(made) == 1:
                 session.wait(session.client.delete_async(scratch.path), deadline)
 
-    insist(session, deadline, ask)
+    try_session(session, deadline, ask)
     session.close()
     assert len(set(made)) == 2
 

@@ -94,7 +94,7 @@ class LockTarget:
     def of(
         cls, log: DeltaTableLog, partitions: Collection[Mapping[str, object]] | None, snapshot: Snapshot | None = None
     ) -> LockTarget:
-        """Make it of partitions by column, or of the whole table; ``snapshot`` is the table's, if one is loaded already.
+        """Make it of partitions by column, or of the whole table; ``snapshot`` is the table's, if one is loaded.
 
         Raises:
             TableError, ResourceError: the table has no such partitions.
