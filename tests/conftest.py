@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 SHARED_DRIVERS = {
     "spark 1": (
         "test_adopt.py",
+        "test_checkpoints.py",
         "test_ensemble_lost.py",
         "test_every_way.py",
         "test_guard.py",

@@ -61,8 +61,20 @@ def members(stack: Graph, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         made.stop()
 
 
+_settings: dict[tuple[int, str], tuple[Graph, LockSettings]] = {}
+
+
 def settings(stack: Graph, folder: Path, role: str) -> LockSettings:
-    """Return what a job reads of ``sluice config from-stack``; the secret comes from the graph instead of AWS."""
+    """Return what a job reads of ``sluice config from-stack``, which is asked once for each stack and role."""
+    known = (id(stack), role)
+    if known not in _settings:
+        # With the stack, whose id would be another's if it were gone.
+        _settings[known] = stack, _settings_from_stack(stack, folder, role)
+    return _settings[known][1]
+
+
+def _settings_from_stack(stack: Graph, folder: Path, role: str) -> LockSettings:
+    """Ask the command; the secret comes from the graph instead of AWS."""
     outputs = folder / "outputs.json"
     outputs.write_text(json.dumps(stack.outputs))
     command = [sys.executable, "-m", "sluice", "config", "from-stack", str(outputs), "--role", role]

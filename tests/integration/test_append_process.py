@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lock_manager import ZookeeperLockManager
-from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
+from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from sluice.submit.distribution import build_zip
 from tests.support.running import is_running
 from writer_jobs import append as append_module
@@ -88,6 +88,8 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
     def start(program: Path, *arguments: object, conf: dict[str, str] | None = None, delta: bool = True) -> Job:
         settings = {
             **LOCAL_DRIVER,
+            **FEW_ROWS,
+            "spark.sql.shuffle.partitions": "1",
             "spark.driver.extraJavaOptions": QUICK_JVM,
             **(conf or {}),
         }
