@@ -10,10 +10,14 @@
     ├── EnsembleFormatError (RuntimeError)         the lock root was written by an unknown release
     ├── LocalServerError (RuntimeError)            the embedded ZooKeeper could not be started
     ├── ClosedError (RuntimeError)                 the manager was closed, or belongs to the parent of a fork
+    ├── NoChrootError (RuntimeError)               the chroot of the connection string does not exist
+    ├── MetricsError (RuntimeError)                metrics cannot be served
+    ├── NotStagedError (RuntimeError)              a write has to be done again, with the lock from its beginning
     └── LockError
         ├── LockTimeoutError (TimeoutError)        not acquired before the deadline
         ├── LockCancelledError (RuntimeError)      a waiting acquire was cancelled
         ├── LockOrderError (RuntimeError)          a nested acquire that could deadlock
+        ├── UnguardedError (RuntimeError)          partitions are asked for, and no guard would keep to them
         ├── LockNotHeldError (RuntimeError)        released or used, but not held
         ├── PinMismatchError (RuntimeError)        held, but not the lock that counts for the table
         │   ├── EnsembleMismatchError              it is of an ensemble that is not the table's
@@ -124,6 +128,24 @@ class LocalServerError(SluiceError, RuntimeError):
 
 class ClosedError(SluiceError, RuntimeError):
     """The manager was closed, or was made before a fork by the parent process."""
+
+
+class NoChrootError(SluiceError, RuntimeError):
+    """There is no node at all above the lock root."""
+
+    def __init__(self) -> None:
+        super().__init__("the chroot of the connection string does not exist: create it")
+
+
+class MetricsError(SluiceError, RuntimeError):
+    """Metrics cannot be had: no prometheus-client, a port that is taken, a folder that is not there."""
+
+
+class NotStagedError(SluiceError, RuntimeError):
+    """A write whose commit cannot be separated from its work: it is done again, with the lock held from its beginning.
+
+    Never seen by whoever writes.
+    """
 
 
 class LockError(SluiceError):

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from lock_manager.errors import SettingsError, SluiceError
+from lock_manager.errors import MetricsError, SettingsError
 from lock_manager.events import Event, observe
 
 if TYPE_CHECKING:
@@ -43,10 +43,6 @@ _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):)?(?P<po
 _MAX_PORT = 65535
 # From an idle lock's milliseconds to an hour behind slow writers.
 _BUCKETS = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
-
-
-class MetricsError(SluiceError, RuntimeError):
-    """Metrics cannot be had: no prometheus-client, a port that is taken, a folder that is not there."""
 
 
 @dataclass(frozen=True)

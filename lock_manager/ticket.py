@@ -18,20 +18,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lock_manager.errors import LockNotHeldError, SluiceError
+from lock_manager.errors import LockNotHeldError, NotStagedError, SluiceError
 from lock_manager.guarded_hold import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, GuardedHold
 
 TURN_SECONDS = 0.5
 """How long a commit waits for its turn before it looks again whether its version is still free."""
 
 _MILLIS = 1000
-
-
-class NotStagedError(SluiceError, RuntimeError):
-    """A write whose commit cannot be separated from its work: it is done again, with the lock held from its beginning.
-
-    Never seen by whoever writes.
-    """
 
 
 @dataclass(frozen=True)

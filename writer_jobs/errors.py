@@ -3,6 +3,8 @@
 ::
 
     SluiceError                                    (lock_manager.errors)
+    ├── SettingsError                              (lock_manager.errors)
+    │   └── ArgumentsError                         a job's command line does not make sense
     ├── UnsupportedSessionError (RuntimeError)     a session of Spark Connect, or without Delta
     │   └── GuardMissingError                      a session without the guarded log store
     ├── StorageError (OSError)                     a file system refused, or does not exist
@@ -20,7 +22,11 @@ Like the lock's errors they survive pickling, carry their facts as attributes, a
 
 from __future__ import annotations
 
-from lock_manager.errors import LockLostError, SluiceError
+from lock_manager.errors import LockLostError, SettingsError, SluiceError
+
+
+class ArgumentsError(SettingsError):
+    """The command line does not make sense."""
 
 
 class UnsupportedSessionError(SluiceError, RuntimeError):

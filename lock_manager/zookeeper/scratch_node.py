@@ -11,18 +11,11 @@ from typing import Any, TypeVar
 from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
 from lock_manager.deadline import Deadline
-from lock_manager.errors import SluiceError
+from lock_manager.errors import NoChrootError
 from lock_manager.zookeeper.asking import insist
 from lock_manager.zookeeper.session import Session
 
 _T = TypeVar("_T")
-
-
-class NoChrootError(SluiceError, RuntimeError):
-    """There is no node at all above the lock root."""
-
-    def __init__(self) -> None:
-        super().__init__("the chroot of the connection string does not exist: create it")
 
 
 @dataclass(frozen=True)

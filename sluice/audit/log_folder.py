@@ -8,17 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from lock_manager import SluiceError, canonical_table_uri
+from lock_manager import canonical_table_uri
+from sluice.errors import LogAccessError
 
 PARALLEL_READS = 16
 """How many files are read at a time."""
 
 _S3 = re.compile(r"(?:s3|s3a|s3n)://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.IGNORECASE | re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-
-
-class LogAccessError(SluiceError, RuntimeError):
-    """A table that is not there, or whose log cannot be listed."""
 
 
 class LogFolder(Protocol):

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from lock_manager import SluiceError
 from sluice.audit.log_files import LogCommit, read_commits, version_files
 from sluice.audit.log_folder import open_log
 from sluice.commands.parts import for_tables
+from sluice.errors import TableLogError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,10 +20,6 @@ _COLUMNS = ("version", "time (UTC)", "operation", "rows", "job", "hold", "token"
 _FOLDED = ("operation", "job", "engine")
 _WIDE = 110
 _TIME, _SHORT_TIME = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S"
-
-
-class TableLogError(SluiceError, ValueError):
-    """There is no such table."""
 
 
 def read_table_log(

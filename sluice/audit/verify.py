@@ -17,7 +17,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 
-from lock_manager import Pin, ResourceError, SluiceError, canonical_table_uri
+from lock_manager import Pin, ResourceError, canonical_table_uri
 from sluice.audit.checks import (
     Replay,
     check_commit_ids,
@@ -37,12 +37,9 @@ from sluice.audit.checks import (
 )
 from sluice.audit.log_files import LogCommit, read_checksums, read_commits, version_files
 from sluice.audit.log_folder import LogFolder, open_log
+from sluice.errors import VerifyError
 
 _EXAMPLES = 3
-
-
-class VerifyError(SluiceError, ValueError):
-    """The question makes no sense: no such table, no such column."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from lock_manager import LockSettings, SluiceError
-from sluice.audit.log_folder import LogAccessError
+from sluice.errors import LogAccessError
 from sluice.interrupts import Interrupted
 
 if TYPE_CHECKING:

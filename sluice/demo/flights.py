@@ -19,7 +19,7 @@ from typing import Any
 
 from deltalake import DeltaTable, QueryBuilder
 
-from lock_manager import SluiceError
+from sluice.errors import FlightsError
 
 KEY = ("time_hour", "carrier", "flight")
 PARTITION = "month"
@@ -30,10 +30,6 @@ NUMBERS = (
 _MISSING = "NA"
 
 Key = tuple[str, str, str]
-
-
-class FlightsError(SluiceError, RuntimeError):
-    """The data set is not installed, or is another one."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from queue import SimpleQueue
 from typing import Any
 
 import lock_manager
-from lock_manager import SluiceError
 from lock_manager.security import ENVIRONMENT_PREFIX as SECURITY_PREFIX
 from lock_manager.testing.embedded import SUPERVISOR
+from sluice.errors import SparkSubmitError
 from sluice.local.jars import jar_paths
 from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
 
@@ -29,10 +29,6 @@ _NOTHING = 0  # as a signal: asks whether somebody is there
 
 Events = SimpleQueue[tuple[int, dict[str, Any]]]
 """What processes say: the writer's number and one JSON object; ``{"event": "exit", "code": …}`` is the last one."""
-
-
-class SparkSubmitError(SluiceError, RuntimeError):
-    """PySpark is not installed."""
 
 
 def spark_submit() -> Path:

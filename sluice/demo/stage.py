@@ -11,19 +11,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lock_manager import SluiceError
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.audit.log_folder import s3_client
+from sluice.errors import OutputFolderError
 from sluice.local.chosen_s3 import ChosenS3
 from sluice.local.s3 import LocalS3, past_proxies
 
 _MARKER = ".sluice-demo"
 _WRITTEN = ("report.json", "timeline.png", "comparison.png", "logs", "source", "tables")
 _BUCKET = "lake"
-
-
-class OutputFolderError(SluiceError, ValueError):
-    """The output folder holds something that is not a demo's."""
 
 
 def clear_output(folder: Path) -> Path:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence
 
 from lock_manager.deadline import Deadline
-from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError, NoChrootError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper import lock_root
-from lock_manager.zookeeper.scratch_node import NoChrootError, nearest_node, scratch_node, try_session
+from lock_manager.zookeeper.scratch_node import nearest_node, scratch_node, try_session
 from lock_manager.zookeeper.session import Session
 from sluice.doctor.acl import acl_finding
 from sluice.doctor.finding import Finding, failed, note, ok

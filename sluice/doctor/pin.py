@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lock_manager import Pin, canonical_table_uri
-from lock_manager.errors import LockError, ResourceError, SluiceError
+from lock_manager.errors import LockError, ResourceError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.log_files import version_files
-from sluice.audit.log_folder import LogAccessError, LogFolder, open_log
+from sluice.audit.log_folder import LogFolder, open_log
 from sluice.doctor.finding import Finding, failed, note, ok
+from sluice.errors import LogAccessError, PinError
 
 _WHAT = "pin"
-
-
-class PinError(SluiceError, RuntimeError):
-    """The table's properties cannot be read."""
 
 
 def pin_finding(settings: LockSettings, table: str, storage_options: Mapping[str, str]) -> Finding:

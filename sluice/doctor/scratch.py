@@ -12,17 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from lock_manager.errors import SluiceError
 from lock_manager.resources import canonical_table_uri
-from sluice.audit.log_folder import LogAccessError, parse_s3, s3_client
+from sluice.audit.log_folder import parse_s3, s3_client
+from sluice.errors import LogAccessError, TrialError
 
 # 412: there is one; 409: another one is being written (ConditionalRequestConflict).
 _REFUSED = (409, 412)
 _NOT_FOUND = 404
-
-
-class TrialError(SluiceError, RuntimeError):
-    """The store refuses, or does not answer."""
 
 
 class Trial(Protocol):

@@ -13,7 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from sluice.doctor.finding import Finding, failed, note, ok
-from sluice.doctor.scratch import Trial, TrialError
+from sluice.doctor.scratch import Trial
+from sluice.errors import TrialError
 
 _WHAT = "put-if-absent"
 _FIRST, _SECOND = b"first", b"second"

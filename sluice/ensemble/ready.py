@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lock_manager.deadline import Deadline
-from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError
+from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError, NoChrootError
 from lock_manager.settings import LockSettings
-from lock_manager.zookeeper.scratch_node import NoChrootError, nearest_node, read_in_step, scratch_node, try_session
+from lock_manager.zookeeper.scratch_node import nearest_node, read_in_step, scratch_node, try_session
 from lock_manager.zookeeper.session import Session
 from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers
 

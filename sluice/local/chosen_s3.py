@@ -16,16 +16,12 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from lock_manager.errors import SluiceError
 from sluice.audit.log_folder import s3_client, s3_endpoint, virtual_hosted
+from sluice.errors import ChosenS3Error
 from sluice.local.s3 import THIS_MACHINE, past_proxies
 
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _USUAL_REGION = "us-east-1"
-
-
-class ChosenS3Error(SluiceError, RuntimeError):
-    """The S3 does not answer, or refuses the scratch place."""
 
 
 def is_endpoint(url: str) -> bool:

@@ -18,8 +18,8 @@ from importlib.resources import files
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
-from lock_manager.errors import SluiceError
 from lock_manager.testing.embedded import find_java, find_spark_jars
+from sluice.errors import JarsError
 
 JARS_ENVIRONMENT_VARIABLE = "SLUICE_JARS"
 #: The guarded log store, built from ``log_store/`` by `make setup`; ships inside this package.
@@ -32,10 +32,6 @@ _IVY_SETTINGS = """<ivysettings>
   <resolvers><ibiblio name="central" m2compatible="true" usepoms="false" useMavenMetadata="false"/></resolvers>
 </ivysettings>
 """
-
-
-class JarsError(SluiceError, RuntimeError):
-    """The jars are missing, could not be resolved, or are not the ones that were pinned."""
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,13 @@ from types import TracebackType
 from typing import IO, Self
 from urllib.parse import quote, urlsplit
 
-from lock_manager.errors import SluiceError
+from sluice.errors import LocalS3Error
 
 _SERVER = Path(__file__).with_name("_s3_server.py")
 _REGION = "us-east-1"
 _GRACE_SECONDS = 5.0
 THIS_MACHINE = ("127.0.0.1", "localhost")
 _NO_PROXY = ("no_proxy", "NO_PROXY")
-
-
-class LocalS3Error(SluiceError, RuntimeError):
-    """The embedded S3 could not be started, or refused a bucket."""
 
 
 def past_proxies() -> dict[str, str]:

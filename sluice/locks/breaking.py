@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import re
 
-from lock_manager.errors import SluiceError
 from lock_manager.zookeeper.queue_reader import TableLocks
 from lock_manager.zookeeper.queue_view import QueueEntry
+from sluice.errors import BreakError, PartitionNameError, TokenError
 from sluice.locks.status import describe
 
 _PARTITION = re.compile(r"[^=/]+=[^=/]+(/[^=/]+=[^=/]+)*")
-
-
-class BreakError(SluiceError, RuntimeError):
-    """Nobody holds what was to be broken, but somebody else is in the way, or it is another holder by now."""
-
-
-class PartitionNameError(SluiceError, ValueError):
-    """A partition that is not named as its folder is."""
-
-
-class TokenError(SluiceError, ValueError):
-    """A fencing token that is no number."""
 
 
 def check_partition(name: str) -> str:

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from lock_manager.errors import SluiceError
 from lock_manager.testing.embedded import ask_server, free_ports, last_words, server_configuration
+from sluice.errors import ContainerError
 
 if TYPE_CHECKING:
     from testcontainers.core.docker_client import DockerClient
@@ -39,10 +39,6 @@ _LOOK_SECONDS = 0.1
 _START_ATTEMPTS = 3
 _PORT_TAKEN = re.compile("port is already allocated|address already in use")
 _THIS_MACHINE = ("localhost", "127.0.0.1")
-
-
-class ContainerError(SluiceError, RuntimeError):
-    """No Docker engine answers, or it could not run the servers."""
 
 
 def best_image() -> str | None:

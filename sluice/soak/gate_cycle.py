@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from lock_manager import Hold, LockLostError, LockManager, SluiceError
 from lock_manager.intents import NO_VERSION
-from sluice.soak.gateway import JvmGoneError
+from sluice.errors import JvmGoneError
 from sluice.soak.spark_cycle import SettlingLog, SparkCycle
 from sluice.soak.steps import ACQUIRED
 from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from py4j.java_gateway import GatewayParameters, JavaGateway
 
-from lock_manager import SluiceError
 from lock_manager.testing.class_archives import STORE, archive_options
 from lock_manager.testing.embedded import find_java, find_spark_jars
+from sluice.errors import JvmError
 from sluice.local.jars import jar_paths
 
 _HOST = "127.0.0.1"
@@ -19,14 +19,6 @@ _QUICK = (
     "-Xmx192m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote", "-XX:CICompilerCount=1", "-Xshare:auto",
 )  # fmt: skip
-
-
-class JvmError(SluiceError, RuntimeError):
-    """The JVM did not start, or its thread is not the one that was bound to the hold."""
-
-
-class JvmGoneError(JvmError):
-    """The JVM died, whatever it was doing."""
 
 
 def start_jvm(mode: str, errors: Path) -> tuple[subprocess.Popen[bytes], int, str]:

@@ -17,7 +17,8 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 
 from lock_manager.guard_server import Guarding, GuardServer
-from sluice.soak.gateway import JvmError, JvmGoneError, connect, start_jvm
+from sluice.errors import JvmError, JvmGoneError
+from sluice.soak.gateway import connect, start_jvm
 
 _ANSWER_SECONDS = 60
 _SCHEMA = "message spark_schema { required int64 id; }"

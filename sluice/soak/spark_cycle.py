@@ -16,8 +16,8 @@ from typing import Any
 
 from lock_manager import Hold, LockLostError, SluiceError
 from lock_manager.intents import NO_VERSION
+from sluice.errors import JvmGoneError
 from sluice.soak.controls import Protection
-from sluice.soak.gateway import JvmGoneError
 from sluice.soak.spark_worker import SparkWorker
 from sluice.soak.steps import ACQUIRED, UNKNOWN
 from writer_jobs.commit.guarded import guarded

@@ -24,8 +24,8 @@ from typing import Any
 
 from lock_manager import LockManager, SluiceError
 from lock_manager.guard_registry import declare_installed
+from sluice.errors import JvmGoneError
 from sluice.soak.controls import Protection, make_guard, make_manager
-from sluice.soak.gateway import JvmGoneError
 from sluice.soak.jvm import StoreJvm
 from sluice.soak.stall import SCHEMA
 from sluice.soak.steps import Steps

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from lock_manager.errors import SluiceError
+from sluice.errors import DistributionError
 from sluice.local.jars import jar_paths, jars_folder
 
 ZIP_NAME = "sluice-py-files.zip"
@@ -30,10 +30,6 @@ _SUFFIXES = frozenset({".py", ".typed"})
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 _UNIX = 3
 _FILE_MODE = 0o100644 << 16
-
-
-class DistributionError(SluiceError, RuntimeError):
-    """The zip cannot be built: a package that belongs in it is not installed."""
 
 
 def build_zip(path: str | Path) -> Path:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lock_manager.aws_secret import ARN
-from lock_manager.errors import SluiceError
 from lock_manager.security import SECRET
 from lock_manager.settings import ENVIRONMENT_PREFIX, LockSettings
+from sluice.errors import ConfigExistsError, ConfigFileError, StackOutputError
 
 DEFAULTS_NAME = "spark-defaults.conf"
 ENVIRONMENT_NAME = "sluice.env"
@@ -27,18 +27,6 @@ _OUTPUTS = "`pulumi stack output --json`"
 _PLAIN = re.compile(r"[A-Za-z0-9_./:,@%+=\[\]-]+")
 # What pulumi prints in place of an output that it keeps secret.
 _HIDDEN = "[secret]"
-
-
-class StackOutputError(SluiceError, ValueError):
-    """The outputs are no such JSON, or one that is needed is not among them."""
-
-
-class ConfigFileError(SluiceError, OSError):
-    """A file cannot be written."""
-
-
-class ConfigExistsError(SluiceError, ValueError):
-    """There is a file already, and nobody said that it may go."""
 
 
 @dataclass(frozen=True)

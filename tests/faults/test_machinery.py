@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from sluice.soak.gateway import JvmError
+from sluice.errors import JvmError
 from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.jvm import StoreError, StoreJvm, VersionTakenError, WriteError
 from sluice.soak.s3_faults import FaultyS3, S3Fault

@@ -13,7 +13,8 @@ from botocore.exceptions import ClientError
 
 from sluice.audit.log_folder import s3_client
 from sluice.demo.stage import keep_tables, open_store
-from sluice.local.chosen_s3 import ChosenS3, ChosenS3Error, s3a_settings
+from sluice.errors import ChosenS3Error
+from sluice.local.chosen_s3 import ChosenS3, s3a_settings
 from sluice.local.s3 import LocalS3
 from tests.support.gateway import Gateway, served
 from tests.support.lake import S3

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 import pytest
 from moto.s3.models import S3Backend
 
+from sluice.errors import LocalS3Error
 from sluice.local._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
-from sluice.local.s3 import LocalS3, LocalS3Error
+from sluice.local.s3 import LocalS3
 
 logger = logging.getLogger(__name__)
 ROOT = Path(__file__).parents[2]

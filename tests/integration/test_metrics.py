@@ -17,9 +17,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableResource, ZookeeperLockManager
 from lock_manager.commit_guard import CommitGuard
+from lock_manager.errors import MetricsError
 from lock_manager.events import Event, observe, tell
 from lock_manager.guarded_hold import GuardedHold
-from lock_manager.metrics import Destination, MetricsError, MetricsExporter
+from lock_manager.metrics import Destination, MetricsExporter
 from lock_manager.zookeeper.znodes import table_node
 from tests.support.rivals import RivalManager
 

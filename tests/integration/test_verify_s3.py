@@ -8,8 +8,8 @@ import pytest
 from arro3.core import Array, DataType, Table
 from deltalake import write_deltalake
 
-from sluice.audit.log_folder import LogAccessError
-from sluice.audit.verify import VerifyError, verify_table
+from sluice.audit.verify import verify_table
+from sluice.errors import LogAccessError, VerifyError
 from tests.support.lake import S3, lake
 
 COMMITS = 12

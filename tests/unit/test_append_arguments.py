@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from lock_manager import ResourceError, SettingsError
-from writer_jobs.errors import RunError
+from writer_jobs.errors import ArgumentsError, RunError
 from writer_jobs.job.append_arguments import parse_arguments
-from writer_jobs.job.arguments import ArgumentsError, HelpShown
+from writer_jobs.job.arguments import HelpShown
 
 LEAST = ["--zookeeper", "zk:2181", "--table", "s3a://lake/t", "--source", "a.csv"]
 

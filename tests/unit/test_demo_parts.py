@@ -16,14 +16,15 @@ from deltalake import write_deltalake
 from rich.console import Console
 
 from lock_manager import SettingsError
-from sluice.demo.flights import KEY, NUMBERS, Contents, FlightsError, deal_flights, find_flights, read_contents
+from sluice.demo.flights import KEY, NUMBERS, Contents, deal_flights, find_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
 from sluice.demo.progress import Board, shown
 from sluice.demo.records import Acknowledged, Writer
 from sluice.demo.report import print_comparison, print_last_words, print_outcome, write_report
 from sluice.demo.run import DemoOptions, _leave, _leave_comparison, _Stage
-from sluice.demo.stage import OutputFolderError, Store, clear_output, open_store
+from sluice.demo.stage import Store, clear_output, open_store
 from sluice.demo.timeline import Lanes, draw_timeline
+from sluice.errors import FlightsError, OutputFolderError
 from sluice.local.s3 import LocalS3
 
 

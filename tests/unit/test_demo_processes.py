@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sluice.demo.processes import Events, SparkSubmitError, WriterProcess, end_processes, spark_submit, submit_command
+from sluice.demo.processes import Events, WriterProcess, end_processes, spark_submit, submit_command
+from sluice.errors import SparkSubmitError
 from tests.support.running import is_running
 
 ROOT = Path(__file__).parents[2]

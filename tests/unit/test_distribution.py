@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sluice.local.jars import LOG_STORE_JAR, JarsError, locked_jars
+from sluice.errors import DistributionError, JarsError
+from sluice.local.jars import LOG_STORE_JAR, locked_jars
 from sluice.submit import distribution
-from sluice.submit.distribution import DistributionError, build_zip, submit_arguments
+from sluice.submit.distribution import build_zip, submit_arguments
 from writer_jobs.delta.session import KERNEL_LOG_STORE_SETTINGS
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from lock_manager.zookeeper.queue_reader import TableLocks
 from lock_manager.zookeeper.queue_view import Found, QueueEntry, entries_of
-from sluice.locks.breaking import BreakError, PartitionNameError, TokenError, check_partition, holders_of, parse_token
+from sluice.errors import BreakError, PartitionNameError, TokenError
+from sluice.locks.breaking import check_partition, holders_of, parse_token
 from sluice.locks.status import Status, describe, duration, what_of
 
 A, B, C, D = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)

@@ -9,8 +9,9 @@ from unittest.mock import create_autospec
 import pytest
 
 from lock_manager import LockCancelledError, LockNotHeldError
+from lock_manager.errors import NotStagedError
 from lock_manager.guarded_hold import GuardedHold
-from lock_manager.ticket import NotStagedError, StagedCommit, Ticket, why_not_staged
+from lock_manager.ticket import StagedCommit, Ticket, why_not_staged
 
 TABLE = "s3://lake/t"
 READ = {"version": 7, "properties": {"sluice.ensemble": "e"}, "retention_ms": 604_800_000}

@@ -21,9 +21,9 @@ from lock_manager.pin import ENSEMBLE_PROPERTY
 from lock_manager.resources import table_key
 from sluice.audit.checks import check_ensembles, check_names, check_tokens, version_ranges
 from sluice.audit.log_files import LogCommit
-from sluice.audit.log_folder import LogAccessError
-from sluice.audit.verify import Verification, VerifyError, verify_table
+from sluice.audit.verify import Verification, verify_table
 from sluice.commands.app import app
+from sluice.errors import LogAccessError, VerifyError
 
 TABLE = "s3://lake/flights"
 SPARK_TABLE = Path(__file__).parents[1] / "data" / "deletion_vectors.zip"

@@ -18,8 +18,9 @@ from pyspark.sql import SparkSession
 
 from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
 from lock_manager.coordinator import Cancellation
+from lock_manager.errors import NotStagedError
 from lock_manager.intents import NO_VERSION
-from lock_manager.ticket import NotStagedError, Ticket
+from lock_manager.ticket import Ticket
 from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
 from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_write, user_metadata
 from writer_jobs.commit.lock_target import LockTarget

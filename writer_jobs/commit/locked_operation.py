@@ -11,8 +11,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
+from lock_manager.errors import NotStagedError
 from lock_manager.intents import NO_VERSION
-from lock_manager.ticket import NotStagedError
 from writer_jobs.commit.gate import StagedWrite
 from writer_jobs.commit.gate_rules import NO_TABLE, HoldOver, check_hold, why_whole
 from writer_jobs.commit.held_write import CommitResult, LockedWrite

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from writer_jobs.job.arguments import ArgumentsError, JobArguments, JobParser, names, pair, text
+from writer_jobs.errors import ArgumentsError
+from writer_jobs.job.arguments import JobArguments, JobParser, names, pair, text
 from writer_jobs.job.exit_codes import HELP
 from writer_jobs.job.runs import FILE_SYSTEM_OPTIONS, check_run_id
 from writer_jobs.job.sources import FORMATS

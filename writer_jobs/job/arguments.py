@@ -8,14 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from lock_manager import LockSettings, SettingsError, canonical_table_uri
+from lock_manager import LockSettings, canonical_table_uri
 from lock_manager.metrics import Destination
+from writer_jobs.errors import ArgumentsError
 
 _NAME_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-
-
-class ArgumentsError(SettingsError):
-    """The command line does not make sense."""
 
 
 class HelpShown(Exception):  # noqa: N818 (nothing went wrong)
