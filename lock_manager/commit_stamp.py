@@ -14,7 +14,7 @@ from typing import Any
 
 from lock_manager.coordinator import Hold
 
-STAMP = "sluice"
+_STAMP = "sluice"
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
 
 
@@ -74,7 +74,7 @@ def parse_stamp(info: Mapping[str, Any], write_id: str | None = None) -> CommitS
 
     """
     try:
-        said = info[STAMP]
+        said = info[_STAMP]
         # The guard writes an object; delta-rs lets a writer note nothing but text.
         fenced = not isinstance(said, str)
         said = said if fenced else json.loads(said)
@@ -95,7 +95,7 @@ def parse_stamp(info: Mapping[str, Any], write_id: str | None = None) -> CommitS
 
 def observed_refusal(info: Mapping[str, Any]) -> str | None:
     """Return the name of the error with which the guard would have refused a commit that it only observed."""
-    said = info.get(STAMP)
+    said = info.get(_STAMP)
     reason = said.get("observed") if isinstance(said, dict) else None
     return None if reason is None else str(reason)
 
@@ -116,4 +116,4 @@ def commit_metadata(hold: Hold, *, job: str | None = None) -> dict[str, str]:
 
     """
     said = stamp_of(hold, {"attempt": uuid.uuid4().hex, **({} if job is None else {"job": job})})
-    return {STAMP: json.dumps(said, separators=(",", ":"))}
+    return {_STAMP: json.dumps(said, separators=(",", ":"))}

@@ -32,7 +32,7 @@ from lock_manager.events import Event, observe
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-THIS_MACHINE = "127.0.0.1"
+_THIS_MACHINE = "127.0.0.1"
 log = logging.getLogger(__name__)
 
 WRITE_SECONDS = 15.0
@@ -56,7 +56,7 @@ class Destination:
 
     """
 
-    host: str = THIS_MACHINE
+    host: str = _THIS_MACHINE
     port: int = 0
     file: Path | None = None
 
@@ -70,7 +70,7 @@ class Destination:
         """
         match = _ADDRESS.fullmatch(text)
         if match is not None and int(match["port"]) <= _MAX_PORT:
-            return cls((match["host"] or THIS_MACHINE).strip("[]"), int(match["port"]))
+            return cls((match["host"] or _THIS_MACHINE).strip("[]"), int(match["port"]))
         if Path(text).suffix == _SUFFIX:
             return cls(file=Path(text))
         raise SettingsError(f"metrics={text!r}: must be PORT, HOST:PORT or the name of a file that ends with {_SUFFIX}")

@@ -14,8 +14,8 @@ from lock_manager.resources import TableResource
 
 log = logging.getLogger(__name__)
 
-MOST_TOLD = 12
-MOST_TOLD_CHARACTERS = 2000
+_MOST_TOLD = 12
+_MOST_TOLD_CHARACTERS = 2000
 """How much of the names of partitions a contender says of itself: it is read by everybody who looks."""
 
 
@@ -82,8 +82,8 @@ class TableScope:
         """Return what a contender says of it, for people: some names of partitions, and how many there are."""
         if self.partitions is None:
             return {}
-        names, left = [], MOST_TOLD_CHARACTERS
-        for each in self.partitions[:MOST_TOLD]:
+        names, left = [], _MOST_TOLD_CHARACTERS
+        for each in self.partitions[:_MOST_TOLD]:
             left -= len(str(each))
             if left < 0:
                 break

@@ -22,8 +22,8 @@ from lock_manager.errors import SettingsError
 
 ENVIRONMENT_PREFIX = "SLUICE_ZK_"
 SECRET = "SLUICE_ZK_SECRET"  # noqa: S105 (the variable's name)
-SECRET_FILE = "SLUICE_ZK_SECRET_FILE"  # noqa: S105 (likewise)
-HOW = "docs/security.md explains"
+_SECRET_FILE = "SLUICE_ZK_SECRET_FILE"  # noqa: S105 (likewise)
+_HOW = "docs/security.md explains"
 _FROM_FILE = ("password", "tls_key_password")
 _TLS_FIELDS = ("tls_ca", "tls_certificate", "tls_key", "tls_key_password")
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
@@ -89,7 +89,7 @@ class Security:
         for each in fields(self):
             value = getattr(self, each.name)
             if each.name != "tls" and value is not None and (not isinstance(value, str) or not value.strip()):
-                raise SettingsError(f"security setting {each.name} must be a text that is not empty: {HOW}")
+                raise SettingsError(f"security setting {each.name} must be a text that is not empty: {_HOW}")
         if not isinstance(self.tls, bool):
             raise SettingsError(f"security setting tls={self.tls!r}: must be True or False")
         self._check_credentials()
@@ -97,9 +97,9 @@ class Security:
             object.__setattr__(self, "tls", True)
         if (self.tls_certificate is None) != (self.tls_key is None):
             lacking = "tls_key" if self.tls_key is None else "tls_certificate"
-            raise SettingsError(f"half a key pair: {lacking} is not set; give tls_certificate and tls_key: {HOW}")
+            raise SettingsError(f"half a key pair: {lacking} is not set; give tls_certificate and tls_key: {_HOW}")
         if self.tls_key_password is not None and self.tls_key is None:
-            raise SettingsError(f"tls_key_password is set and tls_key is not: {HOW}")
+            raise SettingsError(f"tls_key_password is set and tls_key is not: {_HOW}")
         if self.tls:
             self.tls_context()
         self.new_znodes()
@@ -110,7 +110,7 @@ class Security:
         for name in ("auth", "username", "password"):
             given = [each for each in ("auth", "username", "password") if getattr(self, each) is not None]
             if given and name not in given:
-                raise SettingsError(f"half of the credentials: {given[0]} is set and {name} is not: {HOW}")
+                raise SettingsError(f"half of the credentials: {given[0]} is set and {name} is not: {_HOW}")
         if self.username is not None and ":" in self.username:
             raise SettingsError("security setting username: must have no colon, which would end it")
         if self.auth == "sasl" and importlib.util.find_spec("puresasl") is None:
@@ -204,14 +204,14 @@ class Security:
 
 def _document(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return what the JSON file or secret says, empty if none is named."""
-    if SECRET in environ and SECRET_FILE in environ:
-        raise SettingsError(f"{SECRET} and {SECRET_FILE} are both set: unset one of them")
+    if SECRET in environ and _SECRET_FILE in environ:
+        raise SettingsError(f"{SECRET} and {_SECRET_FILE} are both set: unset one of them")
     if SECRET in environ:
         from lock_manager.aws_secret import fetch  # noqa: PLC0415 (boto3 is for those who use it)
 
         where, text = f"the secret {environ[SECRET]}", fetch(environ[SECRET])
-    elif SECRET_FILE in environ:
-        where, text = f"the file that {SECRET_FILE} names", _read(environ[SECRET_FILE], SECRET_FILE)
+    elif _SECRET_FILE in environ:
+        where, text = f"the file that {_SECRET_FILE} names", _read(environ[_SECRET_FILE], _SECRET_FILE)
     else:
         return {}
     try:

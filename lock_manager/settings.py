@@ -16,7 +16,7 @@ ENVIRONMENT_PREFIX = "SLUICE_"
 _URL_SCHEME = "zk"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?)(:(?P<port>\d{1,5}))?")
 _MAX_PORT = 65535
-LONGEST_SECONDS = 7 * 24 * 3600.0
+_LONGEST_SECONDS = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ def _typed(values: Mapping[str, str], where: str) -> dict[str, Any]:
     return typed
 
 
-def check_seconds(name: str, value: float, low: float = 0, high: float = LONGEST_SECONDS) -> None:
+def check_seconds(name: str, value: float, low: float = 0, high: float = _LONGEST_SECONDS) -> None:
     """Raise SettingsError unless ``value`` is a number of seconds in the range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise SettingsError(f"{name}={value!r}: must be a number of seconds from {low:g} to {high:g}")

@@ -21,7 +21,7 @@ from typing import Any
 from lock_manager.errors import LockNotHeldError, NotStagedError, SluiceError
 from lock_manager.guarded_hold import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, GuardedHold
 
-TURN_SECONDS = 0.5
+_TURN_SECONDS = 0.5
 """How long a commit waits for its turn before it looks again whether its version is still free."""
 
 _MILLIS = 1000
@@ -170,7 +170,7 @@ class Ticket:
         if staged.read_version != self.staged.read_version:
             # OPTIMIZE does so itself after a conflict. What was looked at in the name of the first is not true of it.
             raise NotStagedError(f"the write to {self.table} was begun anew, from version {staged.read_version}")
-        if not self._decided.acquire(timeout=TURN_SECONDS):
+        if not self._decided.acquire(timeout=_TURN_SECONDS):
             return False
         self._decided.release()
         # As late as possible: it may have waited for hours.

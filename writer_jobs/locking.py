@@ -20,7 +20,7 @@ from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.jvm_errors import is_conflict
 from writer_jobs.delta.table_log import DeltaTableLog, locate_table
 
-ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
+_ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
 
 _making = threading.Lock()
 _managers: dict[LockSettings, LockManager] = {}
@@ -120,9 +120,9 @@ def _part(spark: SparkSession, table: str, partitions: Collection[Mapping[str, o
 
 def _default_manager(spark: SparkSession) -> LockManager:
     context = spark.sparkContext
-    hosts = context.getConf().get(ZOOKEEPER_SETTING)
+    hosts = context.getConf().get(_ZOOKEEPER_SETTING)
     overrides = {"zk_hosts": hosts} if hosts else {}
-    hint = f"start the session with --conf {ZOOKEEPER_SETTING}=host:port,… or pass manager"
+    hint = f"start the session with --conf {_ZOOKEEPER_SETTING}=host:port,… or pass manager"
     settings = LockSettings.from_env(hosts_hint=hint, **overrides, app_id=context.applicationId)
     with _making:
         if settings not in _managers:

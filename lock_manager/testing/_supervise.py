@@ -1,7 +1,7 @@
 """Run a command for as long as the parent lives. A script: ``python _supervise.py [--output-to-stderr] COMMAND…``.
 
 The parent holds the other end of this process's standard input. When that closes (the parent closed it, exited or was
-killed), the command is ended: SIGTERM, and SIGKILL after ``GRACE_SECONDS``. The command's pid is printed first. On
+killed), the command is ended: SIGTERM, and SIGKILL after ``_GRACE_SECONDS``. The command's pid is printed first. On
 Linux the command is ended also when this process itself is killed.
 
 ``--output-to-stderr`` is for a parent that reads nothing but the pid: a command that writes into a pipe which nobody
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 
-GRACE_SECONDS = 5.0
+_GRACE_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _OUTPUT_TO_STDERR = "--output-to-stderr"
 
@@ -37,7 +37,7 @@ def main(command: list[str]) -> None:
         pass
     child.terminate()
     try:
-        child.wait(GRACE_SECONDS)
+        child.wait(_GRACE_SECONDS)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()

@@ -16,8 +16,8 @@ from lock_manager.errors import EnsembleRefusedError
 from lock_manager.zookeeper.session import Session
 from lock_manager.zookeeper.znodes import intents_node, is_table_name, partitions_node
 
-MOST_TABLES = 20
-MOST_PARTITIONS = 100
+_MOST_TABLES = 20
+_MOST_PARTITIONS = 100
 """Of all these tables together; with more than that, some are chosen by chance."""
 
 
@@ -50,7 +50,7 @@ def survey_acls(session: Session, deadline: Deadline) -> AclSurvey:
     """
     root = session.settings.lock_root
     keys = [name for name in _children(session, [root], deadline).get(root, []) if is_table_name(name)]
-    tables = [f"{root}/{key}" for key in _some(keys, MOST_TABLES)]
+    tables = [f"{root}/{key}" for key in _some(keys, _MOST_TABLES)]
     partitions = _partitions(session, tables, deadline)
     intents = [intents_node(table) for table in tables]
     looked = _answers(
@@ -78,10 +78,10 @@ def _some(names: Sequence[str], most: int) -> list[str]:
 def _partitions(session: Session, tables: Iterable[str], deadline: Deadline) -> list[str]:
     found: list[str] = []
     level = [partitions_node(table) for table in tables]
-    while level and len(found) < MOST_PARTITIONS:
+    while level and len(found) < _MOST_PARTITIONS:
         children = _children(session, level, deadline)
         nodes = [f"{folder}/{name}" for folder, names in children.items() for name in names]
-        nodes = _some(nodes, MOST_PARTITIONS - len(found))
+        nodes = _some(nodes, _MOST_PARTITIONS - len(found))
         found += nodes
         level = [partitions_node(node) for node in nodes]
     return found

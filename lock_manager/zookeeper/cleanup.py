@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 ABANDON_SECONDS = 2.0
 """How long a failed acquire waits for its contender to be gone before it leaves the rest to the cleanup."""
 
-RETRY_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 """How soon what did not answer is asked again, if the connection's state does not change before."""
 
 
@@ -98,7 +98,7 @@ class Cleanup:
             with self._changed:
                 if not self._fresh and not self._session.closed:
                     # What did not answer is asked again when the state changes, or soon.
-                    self._changed.wait(RETRY_SECONDS if self._wanted else self._empty_znodes.pause())
+                    self._changed.wait(_RETRY_SECONDS if self._wanted else self._empty_znodes.pause())
         with self._changed:
             for _, done in self._wanted.values():
                 done.set()

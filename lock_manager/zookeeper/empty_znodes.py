@@ -31,16 +31,16 @@ log = logging.getLogger(__name__)
 IDLE_SECONDS = 60.0
 """How long after its last use a partition is looked at, and how long after that again."""
 
-WALK_SECONDS = 600.0
+_WALK_SECONDS = 600.0
 """How often the partitions of a table in use are looked through for what the dead left behind."""
 
-MOST_KNOWN = 10_000
+_MOST_KNOWN = 10_000
 """Partitions that are kept in mind; the longest unused is forgotten first."""
 
-MOST_AT_ONCE = 100
+_MOST_AT_ONCE = 100
 """Requests in a row, after which whatever is more urgent has its turn."""
 
-MOST_WALKED = 200
+_MOST_WALKED = 200
 ANSWER_SECONDS = 2.0
 CLOSE_SECONDS = 1.0
 
@@ -104,7 +104,7 @@ class EmptyZnodes:
     def sweep_all(self) -> None:
         """Remove at once what this manager used and nobody uses now; bounded."""
         with self._lock:
-            nodes, self._idle = list(self._idle)[-MOST_AT_ONCE * 10 :], {}
+            nodes, self._idle = list(self._idle)[-_MOST_AT_ONCE * 10 :], {}
         if not nodes or self._session.state is not SessionState.CONNECTED:
             return
         try:
@@ -122,7 +122,7 @@ class EmptyZnodes:
     def _note(self, node: str, pzxid: int | None) -> None:
         self._idle.pop(node, None)
         self._idle[node] = (time.monotonic() + IDLE_SECONDS, pzxid)
-        if len(self._idle) > MOST_KNOWN:
+        if len(self._idle) > _MOST_KNOWN:
             del self._idle[next(iter(self._idle))]
 
     def _put_off(self) -> None:
@@ -135,7 +135,7 @@ class EmptyZnodes:
         due: dict[str, int | None] = {}
         now = time.monotonic()
         with self._lock:
-            while self._idle and len(due) < MOST_AT_ONCE:
+            while self._idle and len(due) < _MOST_AT_ONCE:
                 node, (due_at, pzxid) = next(iter(self._idle.items()))
                 if due_at > now:
                     break
@@ -147,7 +147,7 @@ class EmptyZnodes:
         now = time.monotonic()
         with self._lock:
             due = [table for table, at in self._walks.items() if at <= now]
-            self._walks |= dict.fromkeys(due, now + WALK_SECONDS)
+            self._walks |= dict.fromkeys(due, now + _WALK_SECONDS)
         return due
 
     def _sweep(self, due: dict[str, int | None], deadline: Deadline) -> None:
@@ -176,7 +176,7 @@ class EmptyZnodes:
 
     def _walk(self, table: str, deadline: Deadline) -> None:
         """Look through some of a table's partitions, and take note of those that are empty."""
-        level, left = [partitions_node(table)], MOST_WALKED
+        level, left = [partitions_node(table)], _MOST_WALKED
         while level and left > 0:
             asked = {path: self._session.client.get_children_async(path) for path in level[:left]}
             left -= len(asked)

@@ -34,7 +34,7 @@ from lock_manager.zookeeper.znodes import intents_node
 
 log = logging.getLogger(__name__)
 
-RELEASE_SECONDS = 10.0
+_RELEASE_SECONDS = 10.0
 """How long a release waits for its answer; then the contender is removed in the background or ends with its session."""
 
 
@@ -376,7 +376,7 @@ class HeldLock:
 
     def _delete_contenders(self, *, stood: bool) -> str | None:
         """Delete the contenders; return how the hold was lost, if it was."""
-        deadline = Deadline(min(RELEASE_SECONDS, self._session.granted_seconds))
+        deadline = Deadline(min(_RELEASE_SECONDS, self._session.granted_seconds))
         deletion = self._contenders.delete(self._intents, deadline, stood=stood)
         if deletion.done:
             return deletion.lost

@@ -25,7 +25,7 @@ from lock_manager.zookeeper.znodes import intent_node
 
 log = logging.getLogger(__name__)
 
-MOST_SECONDS = 45.0
+_MOST_SECONDS = 45.0
 """How long the ensemble is asked about an intent at most: the log store waits a minute for the commit guard."""
 
 
@@ -224,4 +224,4 @@ class HoldIntents:
             return Intent(hold_id=name, version=UNREADABLE, txn=None, attempt="", token=-1)
 
     def _deadline(self) -> Deadline:
-        return Deadline(min(MOST_SECONDS, VALID_FRACTION * self._session.granted_seconds))
+        return Deadline(min(_MOST_SECONDS, VALID_FRACTION * self._session.granted_seconds))

@@ -13,7 +13,7 @@ from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleFormatError
 from lock_manager.settings import LockSettings
 
-LOCK_FORMAT = 1
+_LOCK_FORMAT = 1
 
 
 class Asking(Protocol):
@@ -40,7 +40,7 @@ def ensemble_id(session: Asking, deadline: Deadline) -> str:
 
     """
     root = session.settings.lock_root
-    fresh = json.dumps({"format": LOCK_FORMAT, "ensemble": str(uuid.uuid4())}).encode()
+    fresh = json.dumps({"format": _LOCK_FORMAT, "ensemble": str(uuid.uuid4())}).encode()
     while True:
         try:
             data, stat = session.wait(session.client.get_async(root), deadline)
@@ -78,8 +78,8 @@ def _parsed(root: str, data: bytes) -> str:
         raise EnsembleFormatError(
             f"znode {root} holds {data[:80]!r}, which is no lock root of this tool: use another lock_root"
         ) from None
-    if found != LOCK_FORMAT:
+    if found != _LOCK_FORMAT:
         raise EnsembleFormatError(
-            f"znode {root} has lock format {found!r}; this release knows {LOCK_FORMAT}: use the one that made it"
+            f"znode {root} has lock format {found!r}; this release knows {_LOCK_FORMAT}: use the one that made it"
         )
     return ensemble

@@ -16,7 +16,7 @@ from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
 from lock_manager.zookeeper.znodes import Mode
 
 SESSION_ENDED = "its session had ended"
-CONTENDER_GONE = "its contender was gone"
+_CONTENDER_GONE = "its contender was gone"
 _ANY_VERSION = -1
 
 
@@ -107,7 +107,7 @@ class OwnContenders:
             if isinstance(problem, NodeExistsError | NoNodeError | BadVersionError):
                 return Answer(not_done=problem)
         if any(isinstance(result, NoNodeError) for result in own):
-            return Answer(lost=CONTENDER_GONE)
+            return Answer(lost=_CONTENDER_GONE)
         refusals = [result for result in results if isinstance(result, Exception)]
         return Answer(refusal=type(refusals[0]).__name__) if refusals else Answer()
 
@@ -131,7 +131,7 @@ class OwnContenders:
                     continue
             except NoNodeError:
                 # After an attempt without an answer it is most likely our own delete that was done.
-                return Deletion(done=True, lost=None if unsure and stood else CONTENDER_GONE)
+                return Deletion(done=True, lost=None if unsure and stood else _CONTENDER_GONE)
             except SESSION_GONE:
                 return Deletion(done=True, lost=None if unsure and stood else SESSION_ENDED)
             except NO_ANSWER:

@@ -61,10 +61,10 @@ from lock_manager.zookeeper.znodes import (
 
 log = logging.getLogger(__name__)
 
-TRY_SECONDS = 15.0
+_TRY_SECONDS = 15.0
 """How long a try-lock (time-out 0) may take to connect and to ask; it never waits in the queue."""
 
-EXPLAIN_SECONDS = 1.0
+_EXPLAIN_SECONDS = 1.0
 """How long a time-out may take beyond its deadline to find out who is ahead, for its message."""
 
 
@@ -92,7 +92,7 @@ class Acquisition:
         self._deadline = deadline
         self._try_only = deadline.seconds == 0
         # A try-lock does not wait in the queue, but its question has to be answered.
-        self._answer_by = Deadline(TRY_SECONDS) if self._try_only else deadline
+        self._answer_by = Deadline(_TRY_SECONDS) if self._try_only else deadline
         self._wake = threading.Event()
         request.cancellation.wakes(self.wake)
         self._hold_id = ""
@@ -423,7 +423,7 @@ class Acquisition:
             raise LockCancelledError(resource=self._request.resource)
 
     def _no_answer(self) -> LockTimeoutError | EnsembleUnavailableError:
-        if self._session.state is SessionState.CONNECTED and time.monotonic() - self._asked_at < EXPLAIN_SECONDS:
+        if self._session.state is SessionState.CONNECTED and time.monotonic() - self._asked_at < _EXPLAIN_SECONDS:
             # It had no time to answer.
             return LockTimeoutError(
                 resource=self._request.resource, timeout_seconds=self._deadline.seconds, ahead=None, holder=None
@@ -442,7 +442,7 @@ class Acquisition:
         ahead: list[Contender] | None = None
         holder: dict[str, Any] | None = None
         with suppress(*EXPECTED, EnsembleRefusedError, ValueError, IndexError):
-            deadline = Deadline(EXPLAIN_SECONDS)
+            deadline = Deadline(_EXPLAIN_SECONDS)
             node, client = spot.node.path, self._session.client
             queue = parse_queue(self._session.wait(client.get_children_async(node), deadline))
             ahead = conflicting_ahead(queue, spot.contender)

@@ -187,7 +187,7 @@ def entries_of(
         )
         data: dict[str, Any] = {}
         for node in nodes:
-            data.update(described(found[node.path].data))
+            data.update(_described(found[node.path].data))
         created_at = min(found[node.path].created_at for node in nodes)
         entries.append(
             QueueEntry(hold_id=hold_id, nodes=nodes, waits_for=tuple(ahead[hold_id]), data=data, created_at=created_at)
@@ -206,7 +206,7 @@ def _with_order(entry: QueueEntry, order: list[str]) -> QueueEntry:
     )
 
 
-def described(data: bytes) -> dict[str, Any]:
+def _described(data: bytes) -> dict[str, Any]:
     """Return what a contender says of itself, whoever made it."""
     try:
         said = json.loads(data)

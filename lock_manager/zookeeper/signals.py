@@ -18,11 +18,11 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
-INTERRUPT_SECONDS = 3.0
+_INTERRUPT_SECONDS = 3.0
 """How long an interrupted call waits for its clearing up, before it leaves that to the other thread."""
 
 
-LOOK_SECONDS = 0.1
+_LOOK_SECONDS = 0.1
 """How often the main thread looks for signals: one that comes just before a wait begins does not end the wait."""
 
 
@@ -98,7 +98,7 @@ class SignalIsolation:
         job = _Job(work, undo)
         try:
             self._hand_over(job)
-            while not job.done.acquire(timeout=LOOK_SECONDS):
+            while not job.done.acquire(timeout=_LOOK_SECONDS):
                 pass
             return job.value()
         except BaseException as error:
@@ -108,7 +108,7 @@ class SignalIsolation:
                 if interrupted is not None:
                     self._hand_over(_Job(interrupted, None))
                 if not job.finished:
-                    job.done.acquire(timeout=INTERRUPT_SECONDS)
+                    job.done.acquire(timeout=_INTERRUPT_SECONDS)
             raise
 
     def close(self) -> None:

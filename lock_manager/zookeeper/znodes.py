@@ -28,7 +28,7 @@ from enum import Enum
 from lock_manager.partitions import Partition
 from lock_manager.resources import TableResource
 
-INTENTS = "intents"
+_INTENTS = "intents"
 PARTITIONS = "partitions"
 """The child of a queue below which there is a queue for each value of the next partition column."""
 
@@ -169,7 +169,7 @@ def conflicting_ahead(queue: list[Contender], own: Contender) -> list[Contender]
 
 def intents_node(table: str) -> str:
     """Return the znode below which the intents on a table are, from the table's znode."""
-    return f"{table}/{INTENTS}"
+    return f"{table}/{_INTENTS}"
 
 
 def intent_node(intents: str, hold_id: str, renewed: int = 0) -> str:

@@ -27,7 +27,7 @@ from sluice.interrupts import Interrupted, interruptible
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-WAITING_TOO_LONG = 3
+_WAITING_TOO_LONG = 3
 
 
 def register(app: typer.Typer) -> None:
@@ -98,7 +98,7 @@ def status(
         waited = telling.duration(seen.seconds(entry))
         sys.stderr.write(f"sluice: {locks.name}: {telling.describe(entry)}: waits for {waited}\n")
     if overdue:
-        raise typer.Exit(WAITING_TOO_LONG)
+        raise typer.Exit(_WAITING_TOO_LONG)
 
 
 @in_a_sentence

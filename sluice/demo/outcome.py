@@ -133,7 +133,7 @@ def judge(
         *_any(len(lost), "acknowledged commit", f"not in the log: {_some(_names(acknowledged, lost))}"),
         *_any(len(unacknowledged), "commit", f"in the log acknowledged to nobody: {_some(unacknowledged)}"),
         *_any(len(ids_in_log) - len(set(ids_in_log)), "commit", "in the log more than once"),
-        *compare_contents(source, table),
+        *_compare_contents(source, table),
     ]
     if locked:
         problems += [
@@ -169,7 +169,7 @@ def judge(
     )
 
 
-def compare_contents(source: Contents, table: Contents) -> list[str]:
+def _compare_contents(source: Contents, table: Contents) -> list[str]:
     """Look for rows that the table lacks, has twice, or has not from the source; and for values that differ."""
     missing = source.keys - table.keys
     twice = [key for key, times in table.keys.items() if times > 1]

@@ -17,7 +17,7 @@ from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers, dotted
 
 CONNECT_SECONDS = 10.0
-SKEW_SECONDS = 1.0
+_SKEW_SECONDS = 1.0
 """How far clocks may differ: as much as `sluice verify` forgives by default."""
 
 _REQUESTS = 20
@@ -169,11 +169,11 @@ def clock_finding(theirs: float, before: float, after: float) -> Finding:
     """
     skew = before - theirs if theirs < before else max(0.0, theirs - after)
     said = f"{skew:.2f} s at least from the leader's"
-    if skew > SKEW_SECONDS:
+    if skew > _SKEW_SECONDS:
         return failed(
             "clock",
             f"{said}: run NTP. The lock does not rely on clocks, but the times that `sluice status` and `log` tell do",
         )
     return ok(
-        "clock", f"less than {SKEW_SECONDS:g} s from the leader's" if skew else "as the leader's, within one request"
+        "clock", f"less than {_SKEW_SECONDS:g} s from the leader's" if skew else "as the leader's, within one request"
     )

@@ -75,7 +75,7 @@ def dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def address_of(host: str, port: int) -> str:
+def _address_of(host: str, port: int) -> str:
     """Return ``host:port``, as a connection string has it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -95,7 +95,7 @@ def ask_servers(settings: LockSettings) -> list[Server]:
 
 def ask_server(host: str, port: int, tls: ssl.SSLContext | None = None) -> Server:
     """Ask one server by ``srvr``, which is allowed by default, and by ``mntr``, which is not."""
-    address = address_of(host, port)
+    address = _address_of(host, port)
     try:
         text = ask_word((host, port), b"srvr", tls).decode(errors="replace")
     except OSError as error:

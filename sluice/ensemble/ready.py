@@ -19,7 +19,7 @@ from lock_manager.zookeeper.scratch_node import nearest_node, read_in_step, scra
 from lock_manager.zookeeper.session import Session
 from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers
 
-SESSION_SECONDS = 10.0
+_SESSION_SECONDS = 10.0
 """For a session with one server, and what is asked of it."""
 
 _LOOK_AGAIN_SECONDS = 1.0
@@ -148,7 +148,7 @@ def _written(settings: LockSettings, servers: Sequence[Server]) -> list[str]:
     serving = [server.address for server in servers if server.mode is not None]
     if not serving:
         return []
-    session, deadline = _session(settings, ",".join(serving)), Deadline(SESSION_SECONDS)
+    session, deadline = _session(settings, ",".join(serving)), Deadline(_SESSION_SECONDS)
 
     def ask() -> list[str]:
         with scratch_node(session, nearest_node(session, deadline), deadline) as scratch:
@@ -167,7 +167,7 @@ def _written(settings: LockSettings, servers: Sequence[Server]) -> list[str]:
 
 def _looked_for(settings: LockSettings, address: str, path: str) -> str | None:
     """Return what is wrong with one server: no session, or not what was written."""
-    session, deadline = _session(settings, address), Deadline(SESSION_SECONDS)
+    session, deadline = _session(settings, address), Deadline(_SESSION_SECONDS)
 
     try:
         data = read_in_step(session, path, deadline)

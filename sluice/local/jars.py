@@ -21,7 +21,7 @@ from xml.sax.saxutils import quoteattr
 from lock_manager.testing.embedded import find_java, find_spark_jars
 from sluice.errors import JarsError
 
-JARS_ENVIRONMENT_VARIABLE = "SLUICE_JARS"
+_JARS_ENVIRONMENT_VARIABLE = "SLUICE_JARS"
 #: The guarded log store, built from ``log_store/`` by `make setup`; ships inside this package.
 LOG_STORE_JAR = Path(str(files("sluice"))) / "sluice-log-store.jar"
 
@@ -62,7 +62,7 @@ def locked_jars() -> list[Jar]:
 
 def jars_folder() -> Path:
     """Return where the jars are kept: ``$SLUICE_JARS``, else ``share/sluice/jars`` of this Python environment."""
-    configured = os.environ.get(JARS_ENVIRONMENT_VARIABLE)
+    configured = os.environ.get(_JARS_ENVIRONMENT_VARIABLE)
     return Path(configured) if configured else Path(sys.prefix) / "share" / "sluice" / "jars"
 
 

@@ -133,15 +133,15 @@ def display(console: Console) -> Iterator[Callable[[Status], None]]:
     from rich.live import Live  # noqa: PLC0415 (only people need it)
 
     with Live(console=console, auto_refresh=False) as live:
-        yield lambda status: live.update(render(status), refresh=True)
+        yield lambda status: live.update(_render(status), refresh=True)
 
 
 def print_status(status: Status, console: Console) -> None:
     """Print it for people."""
-    for_tables(console).print(render(status))
+    for_tables(console).print(_render(status))
 
 
-def render(status: Status) -> Group:
+def _render(status: Status) -> Group:
     """Return what people see: a list for each table with entries, and how many have none."""
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415

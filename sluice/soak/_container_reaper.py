@@ -19,15 +19,15 @@ def main(label: str) -> None:
         pass
     left = 0
     for container in client.containers.list(all=True, filters={"label": label}):
-        left += not removed(container, force=True, v=True)
+        left += not _removed(container, force=True, v=True)
     for network in client.networks.list(filters={"label": label}):
-        left += not removed(network)
+        left += not _removed(network)
     client.close()
     if left:
         sys.exit(f"{left} containers or networks with the label {label} could not be removed: remove them yourself")
 
 
-def removed(what: Any, **how: bool) -> bool:
+def _removed(what: Any, **how: bool) -> bool:
     """Remove one; tell whether it is gone. One that is refused does not keep the others."""
     try:
         what.remove(**how)

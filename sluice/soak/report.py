@@ -113,10 +113,10 @@ def write_report(
     """Write ``verdict.json`` and ``timeline.png`` beside the history."""
     whole = {**found, "shown": [each.to_json() for each in violations]}
     (options.output / "verdict.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
-    draw(options, evidence)
+    _draw(options, evidence)
 
 
-def draw(options: SoakOptions, evidence: Evidence) -> None:
+def _draw(options: SoakOptions, evidence: Evidence) -> None:
     """Draw a lane per writer with its holds, a mark for each fault, and how many commits were acknowledged."""
     history = [event for event in evidence.history if "monotonic" in event]
     start = min((event["monotonic"] for event in history), default=0.0)

@@ -22,7 +22,7 @@ UNKNOWN = "unknown"
 """The moment after a transaction of which nobody knows whether it is there; likewise."""
 
 SAME = "same"
-ANOTHER = "another"
+_ANOTHER = "another"
 _SHARE = 0.25
 # The longest that an embedded server grants: such a session asks for little.
 _SESSION_SECONDS = 10.0
@@ -126,7 +126,7 @@ def _asked(manager: LockManager, resource: str, hold: Hold) -> str:
         return type(error).__name__
     with suppress(SluiceError):
         got.release()
-    return SAME if got is hold else ANOTHER
+    return SAME if got is hold else _ANOTHER
 
 
 def _open_second_block(steps: Steps, turn: Turn) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def judge(evidence: Evidence) -> list[Violation]:
     return [violation for invariant in INVARIANTS.values() for violation in invariant(evidence)]
 
 
-def acknowledged_exactly_once(evidence: Evidence) -> Iterator[Violation]:
+def _acknowledged_exactly_once(evidence: Evidence) -> Iterator[Violation]:
     """I1: every acknowledged row is in its table exactly once."""
     for table, state in evidence.tables.items():
         if state.unread:
@@ -46,7 +46,7 @@ def acknowledged_exactly_once(evidence: Evidence) -> Iterator[Violation]:
                 yield Violation("I1", sentence, piece_of(evidence, table, {event["txn"]}, event["version"]))
 
 
-def unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
+def _unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
     """I2: nothing is there twice; what was reported as not committed is not there; what is not known is said to be."""
     for table, state in evidence.tables.items():
         versions = _versions_by_txn(state)
@@ -71,7 +71,7 @@ def unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
                 yield Violation("I2", f"version {commit.version} of {table} is of a transaction that nobody attempted")
 
 
-def versions_never_change(evidence: Evidence) -> Iterator[Violation]:
+def _versions_never_change(evidence: Evidence) -> Iterator[Violation]:
     """I3: each version file was stored once and never changed, and versions have no gaps."""
     by_key: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for put in evidence.puts:
@@ -95,7 +95,7 @@ def versions_never_change(evidence: Evidence) -> Iterator[Violation]:
             yield Violation("I3", f"deltalake's history of {table} is not what is in its log")
 
 
-def tokens_in_order(evidence: Evidence) -> Iterator[Violation]:
+def _tokens_in_order(evidence: Evidence) -> Iterator[Violation]:
     """I4: fencing tokens rise with the versions, as noted in the log and as the writers remember them."""
     for table, state in evidence.tables.items():
         for sentence in check_tokens(state.commits):
@@ -112,7 +112,7 @@ def tokens_in_order(evidence: Evidence) -> Iterator[Violation]:
                 highest, before = token, version
 
 
-def nothing_after_a_later_read(evidence: Evidence) -> Iterator[Violation]:
+def _nothing_after_a_later_read(evidence: Evidence) -> Iterator[Violation]:
     """I5: a hold commits nothing that a later holder, who has read already, did not see."""
     for table, state in evidence.tables.items():
         reads = {event["token"]: event for event in reversed(_of(evidence, "read", table))}
@@ -129,11 +129,11 @@ def nothing_after_a_later_read(evidence: Evidence) -> Iterator[Violation]:
 
 
 INVARIANTS: Mapping[str, Callable[[Evidence], Iterator[Violation]]] = {
-    "I1": acknowledged_exactly_once,
-    "I2": unacknowledged_at_most_once,
-    "I3": versions_never_change,
-    "I4": tokens_in_order,
-    "I5": nothing_after_a_later_read,
+    "I1": _acknowledged_exactly_once,
+    "I2": _unacknowledged_at_most_once,
+    "I3": _versions_never_change,
+    "I4": _tokens_in_order,
+    "I5": _nothing_after_a_later_read,
     "I6": nobody_skips_in_silence,
     "I7": waiters_get_in,
     "I8": no_contender_left,

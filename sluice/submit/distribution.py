@@ -18,7 +18,7 @@ from pathlib import Path
 from sluice.errors import DistributionError
 from sluice.local.jars import jar_paths, jars_folder
 
-ZIP_NAME = "sluice-py-files.zip"
+_ZIP_NAME = "sluice-py-files.zip"
 _PACKAGES = ("lock_manager", "writer_jobs", "kazoo")
 _IF_INSTALLED = ("puresasl", "delta")
 _OF_OTHERS = {"kazoo": "kazoo", "puresasl": "pure-sasl", "delta": "delta-spark"}
@@ -85,7 +85,7 @@ def submit_arguments(zip_path: str | Path | None = None, *, guard: str | None = 
 
     jars = [str(path.absolute()) for path in jar_paths()]
     log_stores = [("--conf", f"{key}={LOG_STORE}") for key in (LOG_STORE_SETTING, *KERNEL_LOG_STORE_SETTINGS)]
-    archive = build_zip(jars_folder().parent / ZIP_NAME) if zip_path is None else Path(zip_path).absolute()
+    archive = build_zip(jars_folder().parent / _ZIP_NAME) if zip_path is None else Path(zip_path).absolute()
     return [
         "--jars", ",".join(jars),
         "--py-files", str(archive),

@@ -19,8 +19,8 @@ from lock_manager.security import SECRET
 from lock_manager.settings import ENVIRONMENT_PREFIX, LockSettings
 from sluice.errors import ConfigExistsError, ConfigFileError, StackOutputError
 
-DEFAULTS_NAME = "spark-defaults.conf"
-ENVIRONMENT_NAME = "sluice.env"
+_DEFAULTS_NAME = "spark-defaults.conf"
+_ENVIRONMENT_NAME = "sluice.env"
 _S3A_REGION = "spark.hadoop.fs.s3a.endpoint.region"
 _OUTPUTS = "`pulumi stack output --json`"
 # What means the same to a shell, to systemd, to Docker and to java.util.Properties without any quotes.
@@ -106,7 +106,7 @@ def write_config(found: StackConfig, folder: Path, *, force: bool) -> tuple[Path
         ConfigFileError: a file cannot be written.
 
     """
-    texts = {folder / DEFAULTS_NAME: found.spark_defaults(), folder / ENVIRONMENT_NAME: found.environment()}
+    texts = {folder / _DEFAULTS_NAME: found.spark_defaults(), folder / _ENVIRONMENT_NAME: found.environment()}
     for path in texts:
         if path.exists() and not force:
             raise ConfigExistsError(f"{path} is there already: choose another --output, or give --force to replace it")
@@ -126,7 +126,7 @@ def write_config(found: StackConfig, folder: Path, *, force: bool) -> tuple[Path
             # Left behind only by an error, which is told.
             with suppress(OSError):
                 part.unlink()
-    return folder / DEFAULTS_NAME, folder / ENVIRONMENT_NAME
+    return folder / _DEFAULTS_NAME, folder / _ENVIRONMENT_NAME
 
 
 def _output(outputs: Mapping[str, Any], name: str) -> str:

@@ -29,7 +29,7 @@ from writer_jobs.delta.table_log import DeltaTableLog
 HoldOver = Literal["commit", "write"]
 """What of a write the lock is held for: its commit, or all of it."""
 
-HOLDS: tuple[HoldOver, ...] = ("commit", "write")
+_HOLDS: tuple[HoldOver, ...] = ("commit", "write")
 NO_TABLE = "there is no table yet"
 _SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)
 _NOTHING_KNOWN = {"guard": REQUIRED, "settings": [], "version": NO_VERSION, "identity": False, "reads": []}
@@ -91,14 +91,14 @@ def _facts_of(spark: SparkSession, location: str, work: Work) -> Mapping[str, An
 
 
 def check_hold(hold: str) -> None:
-    """Make sure that it is one of :data:`HOLDS`.
+    """Make sure that it is one of :data:`_HOLDS`.
 
     Raises:
         ValueError: it is not.
 
     """
-    if hold not in HOLDS:
-        raise ValueError(f"hold={hold!r}: choose {' or '.join(map(repr, HOLDS))}")
+    if hold not in _HOLDS:
+        raise ValueError(f"hold={hold!r}: choose {' or '.join(map(repr, _HOLDS))}")
 
 
 def _of_driver(facts: Mapping[str, Any]) -> str | None:

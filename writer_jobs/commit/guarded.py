@@ -44,9 +44,9 @@ from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageErr
 
 log = logging.getLogger(__name__)
 
-HOLDS_PROPERTY = "spark.sluice.hold"
+_HOLDS_PROPERTY = "spark.sluice.hold"
 _GUARD_PROPERTY = "spark.sluice.guard.name"
-GUARD_OFF = "off"
+_GUARD_OFF = "off"
 _OBSERVE = "observe"
 REQUIRED = "required"
 AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
@@ -125,7 +125,7 @@ def attach_unless_off(spark: SparkSession) -> None:
         GuardMissingError, UnsupportedSessionError: see :func:`attach`.
 
     """
-    if guard_mode(spark) == GUARD_OFF:
+    if guard_mode(spark) == _GUARD_OFF:
         declare_installed(None)
     else:
         attach(spark)
@@ -191,7 +191,7 @@ def guarded(
 
     """
     mode = guard_mode(spark)
-    if mode == GUARD_OFF:
+    if mode == _GUARD_OFF:
         yield GuardedTable(None, None)
         return
     if not _is_attached(spark.sparkContext):
@@ -289,9 +289,9 @@ def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
     """Bind this thread's commits to a hold, and settle at the end what it attempted."""
     context = spark.sparkContext
     GUARD.add(bound)
-    before = context.getLocalProperty(HOLDS_PROPERTY)
+    before = context.getLocalProperty(_HOLDS_PROPERTY)
     try:
-        context.setLocalProperty(HOLDS_PROPERTY, ",".join(filter(None, [before, bound.name])))
+        context.setLocalProperty(_HOLDS_PROPERTY, ",".join(filter(None, [before, bound.name])))
         # Stays: whatever this thread commits, this process is to be asked.
         context.setLocalProperty(_GUARD_PROPERTY, context._gateway._sluice_guard.name)  # noqa: SLF001
         follow_transactions(spark)
@@ -299,7 +299,7 @@ def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
     finally:
         GUARD.remove(bound)
         with _only_logged(bound.hold):
-            context.setLocalProperty(HOLDS_PROPERTY, before)
+            context.setLocalProperty(_HOLDS_PROPERTY, before)
             _settle(spark, bound)
 
 

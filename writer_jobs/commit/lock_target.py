@@ -38,7 +38,7 @@ Finder = Callable[[TableState], Partitions | None]
 """Finds out which partitions a write touches, at most one more than can be locked one by one; None: any."""
 
 
-def quoted(name: str) -> str:
+def _quoted(name: str) -> str:
     """Quote a name for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
@@ -73,12 +73,12 @@ class LockTarget:
         if self.named is None or self.schema is None:
             return None
         columns = {column.physical_name: column for column in self.schema.columns}
-        prefix = f"{quoted(alias)}." if alias else ""
+        prefix = f"{_quoted(alias)}." if alias else ""
         choices = []
         for partition in self.named:
             terms = [
-                f"{prefix}{quoted(columns[name].name)} "
-                + ("IS NULL" if value is None else f"= {sql_literal(columns[name].type, value)}")
+                f"{prefix}{_quoted(columns[name].name)} "
+                + ("IS NULL" if value is None else f"= {_sql_literal(columns[name].type, value)}")
                 for name, value in partition.values
             ]
             choices.append(" AND ".join(terms))
@@ -168,7 +168,7 @@ def partitions_of_rows(
     if names is None and any(name.lower() not in has for name in state.partition_columns):
         # Delta makes them up (generated columns), or refuses the rows.
         return None
-    given = names or {name: col(quoted(name)) for name in state.partition_columns}
+    given = names or {name: col(_quoted(name)) for name in state.partition_columns}
     types = {name: state.schema[name].dataType for name in state.partition_columns if name in given}
     columns = [
         (unix_micros(given[name].cast(kind)) if isinstance(kind, TimestampType) else given[name].cast(kind))
@@ -185,7 +185,7 @@ def _moment(microseconds: str | None) -> datetime | None:
     return None if microseconds is None else _EPOCH + timedelta(microseconds=int(microseconds))
 
 
-def sql_literal(type_name: str, value: str) -> str:
+def _sql_literal(type_name: str, value: str) -> str:
     """Write a partition's value as SQL, of a type as Delta names it."""
     if type_name in _SQL_NAMES and _WHOLE.fullmatch(value):
         return value if type_name == "integer" else f"CAST({value} AS {_SQL_NAMES[type_name]})"

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 CANCEL_AGAIN_SECONDS = 0.2
 #: Local property of Spark's threads, see ``Guard.java``.
-TICKET_PROPERTY = "spark.sluice.ticket"
+_TICKET_PROPERTY = "spark.sluice.ticket"
 # Delta raises these, before it writes anything, for rows that do not fit.
 _SCHEMA_CONDITIONS = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_METADATA_MISMATCH", "DELTA_SCHEMA")
 
@@ -200,7 +200,7 @@ class DeltaWrite:
 
     def _save(self, location: str, user_metadata: str, ticket: str | None) -> None:
         if ticket is not None:
-            self._context.setLocalProperty(TICKET_PROPERTY, ticket)
+            self._context.setLocalProperty(_TICKET_PROPERTY, ticket)
         follow_transactions(self._spark)
         self._context.addJobTag(self._tag)
         self.work.do(location, user_metadata)

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from writer_jobs.errors import UnsupportedSessionError
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
-DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+_DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _NO_CONNECT = (
     "Spark Connect is not supported, because its clients cannot reach Delta's log: use a classic Spark session "
     "(spark.api.mode=classic, no SPARK_REMOTE)"
@@ -45,7 +45,7 @@ COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
 
 #: What a job gets unless it is told otherwise, and why.
 DEFAULTS: Mapping[str, str] = {
-    "spark.sql.catalog.spark_catalog": DELTA_CATALOG,
+    "spark.sql.catalog.spark_catalog": _DELTA_CATALOG,
     GUARD_MODE: "required",
     # One store, three spellings: whichever a table is written with, it is read by the same client.
     "spark.hadoop.fs.s3.impl": _S3A,

@@ -259,7 +259,7 @@ class DeltaTableLog:
         version = after + 1
         while (line := self._first_line(version)) is not None:
             info = _commit_info(line)
-            if commit_id in (stamp_of(info).get("commit_id"), noted_by_guard(info).get("commit_id")):
+            if commit_id in (stamp_of(info).get("commit_id"), _noted_by_guard(info).get("commit_id")):
                 return Commit.of(version, info.get("operationMetrics", {})), version
             version += 1
         return None, version - 1
@@ -344,7 +344,7 @@ def stamp_of(commit_info: dict[str, Any]) -> dict[str, Any]:
     return stamp if isinstance(stamp, dict) else {}
 
 
-def noted_by_guard(commit_info: dict[str, Any]) -> dict[str, Any]:
+def _noted_by_guard(commit_info: dict[str, Any]) -> dict[str, Any]:
     """Return what the commit guard has noted of the hold, and of the write, in a commit; empty for anybody else's."""
     note = commit_info.get(STAMP)
     return note if isinstance(note, dict) else {}

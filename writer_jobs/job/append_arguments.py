@@ -14,7 +14,7 @@ from writer_jobs.job.runs import FILE_SYSTEM_OPTIONS, check_run_id
 from writer_jobs.job.sources import FORMATS
 
 PROGRAM = "append.py"
-MOST_COMMITS = 10_000
+_MOST_COMMITS = 10_000
 
 _DESCRIPTION = """\
 Append files to a Delta table under the table's ZooKeeper lock: one writer at a time, first come first served, no
@@ -168,6 +168,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
 
 
 def _count(value: str) -> int:
-    if not value.isdecimal() or not 1 <= int(value) <= MOST_COMMITS:
-        raise argparse.ArgumentTypeError(f"{value!r} is no number from 1 to {MOST_COMMITS}")
+    if not value.isdecimal() or not 1 <= int(value) <= _MOST_COMMITS:
+        raise argparse.ArgumentTypeError(f"{value!r} is no number from 1 to {_MOST_COMMITS}")
     return int(value)

@@ -29,7 +29,7 @@ from writer_jobs.delta.table_log import DeltaTableLog, Head
 from writer_jobs.errors import RunError, StorageError
 from writer_jobs.job.split import SPLIT_RULE
 
-RUNS_FOLDER = "_sluice/runs"
+_RUNS_FOLDER = "_sluice/runs"
 #: Reader options whose keys begin so are settings of a file system, credentials among them.
 FILE_SYSTEM_OPTIONS = "fs."
 _TORN = "org.apache.hadoop.fs.ChecksumException"
@@ -118,11 +118,11 @@ class RunRecords:
     def __init__(self, files: HadoopFiles, table_location: str, run_id: str) -> None:
         self._files = files
         self._run_id = run_id
-        name = f"{table_location}/{RUNS_FOLDER}/{quote(run_id, safe='')}"
+        name = f"{table_location}/{_RUNS_FOLDER}/{quote(run_id, safe='')}"
         #: Where the record of an earlier release is.
         self.earlier = f"{name}.json"
         #: Folder of the records. Without dots, so that it is neither "..", nor a file that an earlier release wrote.
-        self.folder = f"{table_location}/{RUNS_FOLDER}/{quote(run_id, safe='').replace('.', '%2E')}"
+        self.folder = f"{table_location}/{_RUNS_FOLDER}/{quote(run_id, safe='').replace('.', '%2E')}"
 
     def all(self) -> list[Run]:
         """Return every whole record, that of an earlier release last."""
