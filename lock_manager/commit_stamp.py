@@ -1,7 +1,11 @@
-"""The commit stamp: what a commit records of the hold under which it was made, written and read here.
+"""What a commit records of us, written and read here: its stamp, and the note of its writer.
 
-It is the key ``sluice`` of a commit's ``commitInfo``. The commit guard has the log store write it as an object. A
-writer that the guard does not see (delta-rs) writes it as text, and then it is the writer's own word.
+The stamp tells of the hold under which the commit was made. It is the key ``sluice`` of the commit's ``commitInfo``.
+The commit guard has the log store write it as an object. A writer that the guard does not see (delta-rs) writes it as
+text, and then it is the writer's own word.
+
+The note is what the write says of itself: commit id, run, what its caller gave. It is the key ``sluice`` in the JSON of
+Delta's ``userMetadata``.
 """
 
 from __future__ import annotations
@@ -65,14 +69,8 @@ def stamp_of(hold: Hold, metadata: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def parse_stamp(info: Mapping[str, Any], write_id: str | None = None) -> CommitStamp | None:
-    """Read the stamp in a ``commitInfo``; None if there is none, or none that this release understands.
-
-    Args:
-        info: of the commit.
-        write_id: name of the write, if the commit has one.
-
-    """
+def parse_stamp(info: Mapping[str, Any]) -> CommitStamp | None:
+    """Read the stamp in a ``commitInfo``; None if there is none, or none that this release understands."""
     try:
         said = info[_STAMP]
         # The guard writes an object; delta-rs lets a writer note nothing but text.
@@ -80,7 +78,7 @@ def parse_stamp(info: Mapping[str, Any], write_id: str | None = None) -> CommitS
         said = said if fenced else json.loads(said)
         nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in said["nodes"]]
         return CommitStamp(
-            commit_id=write_id or str(said.get("commit_id") or said["attempt"]),
+            commit_id=commit_id_of(info) or str(said.get("commit_id") or said["attempt"]),
             hold=str(said["hold"]),
             ensemble=str(said["ensemble"]),
             tokens={key: token for key, mode, token in nodes if mode == _EXCLUSIVE},
@@ -91,6 +89,37 @@ def parse_stamp(info: Mapping[str, Any], write_id: str | None = None) -> CommitS
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def note_as_user_metadata(note: Mapping[str, Any], user: str | None = None) -> str:
+    """Return a write's note as Delta's ``userMetadata``; :func:`note_of` reads it.
+
+    Args:
+        note: JSON values.
+        user: the caller's own ``userMetadata``, which is kept beside it.
+
+    """
+    own = {} if user is None else {"user": user}
+    return json.dumps({_STAMP: note, **own}, separators=(",", ":"))
+
+
+def note_of(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the note in a ``commitInfo``, empty if it has none."""
+    try:
+        metadata = json.loads(info.get("userMetadata") or "null")
+    except (ValueError, TypeError):
+        return {}
+    return _object(metadata.get(_STAMP)) if isinstance(metadata, dict) else {}
+
+
+def commit_id_of(info: Mapping[str, Any]) -> str | None:
+    """Return the name of the write in a ``commitInfo``: from its note, or else from what the guard stamped."""
+    found = note_of(info).get("commit_id") or _object(info.get(_STAMP)).get("commit_id")
+    return None if found is None else str(found)
+
+
+def _object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def observed_refusal(info: Mapping[str, Any]) -> str | None:

@@ -151,7 +151,7 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
         operation=info.get("operation"),
         rows=_rows(info, adds),
         observed=observed_refusal(info),
-        stamp=parse_stamp(info, _write_id(info)),
+        stamp=parse_stamp(info),
         pin=None if properties is None else str(properties.get(ENSEMBLE_PROPERTY, "")),
         pinned_name=None if properties is None else str(properties.get(TABLE_PROPERTY, "")),
         adds=adds,
@@ -169,14 +169,6 @@ def _rows(info: Mapping[str, Any], adds: Sequence[DataFile]) -> int | None:
             return sum(found)
     counts = [file.rows for file in adds if file.changes_data]
     return sum(count for count in counts if count is not None) if counts and None not in counts else None
-
-
-def _write_id(info: Mapping[str, Any]) -> str | None:
-    try:
-        found = json.loads(info["userMetadata"])["sluice"]["commit_id"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    return str(found)
 
 
 def _data_file(action: dict[str, Any]) -> DataFile:

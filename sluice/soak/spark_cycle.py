@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager import Hold, LockLostError, SluiceError
+from lock_manager.commit_stamp import note_as_user_metadata
 from lock_manager.intents import NO_VERSION
 from sluice.errors import JvmGoneError
 from sluice.soak.controls import Protection
@@ -24,7 +25,7 @@ from writer_jobs.commit.guarded import guarded
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
-from writer_jobs.delta.table_log import LOG_FOLDER, STAMP, DeltaTableLog
+from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog
 
 _TRIES = 3
 _WAIT_SECONDS = 60
@@ -172,7 +173,7 @@ class SparkCycle:
         """Append without a guard, which would have said the transaction's name before: find it out afterwards."""
         self._point("data")
         name = uuid.uuid4().hex
-        failure = self._tried(lambda: self._append(userMetadata=json.dumps({STAMP: {"commit_id": name}})))
+        failure = self._tried(lambda: self._append(userMetadata=note_as_user_metadata({"commit_id": name})))
         commit, _ = self._log.find_commit(name, after=newest)
         if commit is None:
             self._say("gave-up", error=type(failure).__name__, message=str(failure))

@@ -16,9 +16,9 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 import writer_jobs
 from lock_manager import LockLostError, SluiceError
+from lock_manager.commit_stamp import note_of
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
 from writer_jobs.delta.jvm_errors import _gist
-from writer_jobs.delta.table_log import stamp_of
 from writer_jobs.errors import (
     CommitUnknownError,
     RunError,
@@ -116,9 +116,9 @@ def test_the_gist_of_a_message_is_without_codes_traces_and_class_names(message: 
     assert _gist(message) == gist
 
 
-def test_a_stamp_is_read_from_our_own_commits_only() -> None:
+def test_a_note_is_read_from_our_own_commits_only() -> None:
     ours = {"userMetadata": json.dumps({"sluice": {"commit_id": "c"}, "user": "x"})}
-    assert stamp_of(ours) == {"commit_id": "c"}
+    assert note_of(ours) == {"commit_id": "c"}
     for foreign in (
         {},
         {"userMetadata": None},
@@ -126,7 +126,7 @@ def test_a_stamp_is_read_from_our_own_commits_only() -> None:
         {"userMetadata": "[1]"},
         {"userMetadata": '{"sluice": 3}'},
     ):
-        assert stamp_of(foreign) == {}
+        assert note_of(foreign) == {}
 
 
 def files(*names: str) -> SourceFiles:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import SparkSession
 
 from lock_manager import Hold, LockCancelledError, LockLostError, SluiceError
+from lock_manager.commit_stamp import note_as_user_metadata
 from lock_manager.guarded_hold import GuardedHold, is_definite
 from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.guarded import REQUIRED, attempts, guard_mode
@@ -19,7 +19,7 @@ from writer_jobs.commit.write_thread import DeltaWrite
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
 from writer_jobs.delta.pin import refuse_other_ensemble
 from writer_jobs.delta.session import LOG_STORE, LOG_STORE_SETTING
-from writer_jobs.delta.table_log import STAMP, Commit, DeltaTableLog, Snapshot
+from writer_jobs.delta.table_log import Commit, DeltaTableLog, Snapshot
 from writer_jobs.errors import (
     CommitUnknownError,
     GuardMissingError,
@@ -37,9 +37,7 @@ _ATTEMPTS = 3
 
 def user_metadata(write: DeltaWrite) -> str:
     """Return what the commit of a write notes of it, as Delta's ``userMetadata``."""
-    stamp = {**write.metadata, "commit_id": write.commit_id}
-    user = {} if write.work.user_metadata is None else {"user": write.work.user_metadata}
-    return json.dumps({STAMP: stamp, **user}, separators=(",", ":"))
+    return note_as_user_metadata({**write.metadata, "commit_id": write.commit_id}, write.work.user_metadata)
 
 
 def failed_write(table: str, table_log: DeltaTableLog, write: DeltaWrite, failure: BaseException) -> WriteFailedError:

@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import PartitionColumn, PartitionSchema, Pin
+from lock_manager.commit_stamp import commit_id_of, note_of
 from lock_manager.intents import NO_VERSION
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from writer_jobs.delta.hadoop_files import HadoopFiles
@@ -27,9 +28,6 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition
 from writer_jobs.errors import StorageError, TableError
 
 LOG_FOLDER = "_delta_log"
-#: Under this key our own part is found, of ``commitInfo`` (what the guard notes of the hold) and of its
-#: ``userMetadata`` (what the write notes of itself).
-STAMP = "sluice"
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _TIME_ZONE = "spark.sql.session.timeZone"
@@ -259,7 +257,7 @@ class DeltaTableLog:
         version = after + 1
         while (line := self._first_line(version)) is not None:
             info = _commit_info(line)
-            if commit_id in (stamp_of(info).get("commit_id"), _noted_by_guard(info).get("commit_id")):
+            if commit_id_of(info) == commit_id:
                 return Commit.of(version, info.get("operationMetrics", {})), version
             version += 1
         return None, version - 1
@@ -282,7 +280,7 @@ class DeltaTableLog:
         """
         version = newest
         while version >= 0 and (line := self._first_line(version)) is not None:
-            run = stamp_of(_commit_info(line)).get("run")
+            run = note_of(_commit_info(line)).get("run")
             if isinstance(run, dict) and run.get("id") == run_id:
                 return run, version
             version -= 1
@@ -332,22 +330,6 @@ class DeltaTableLog:
     def _delta_log(self) -> Any:
         jvm: Any = self._spark._jvm  # noqa: SLF001
         return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
-
-
-def stamp_of(commit_info: dict[str, Any]) -> dict[str, Any]:
-    """Return what a write of ours has noted of itself in its commit (commit id, run), empty for anybody else's."""
-    try:
-        metadata = json.loads(commit_info.get("userMetadata") or "null")
-    except ValueError:
-        return {}
-    stamp = metadata.get(STAMP) if isinstance(metadata, dict) else None
-    return stamp if isinstance(stamp, dict) else {}
-
-
-def _noted_by_guard(commit_info: dict[str, Any]) -> dict[str, Any]:
-    """Return what the commit guard has noted of the hold, and of the write, in a commit; empty for anybody else's."""
-    note = commit_info.get(STAMP)
-    return note if isinstance(note, dict) else {}
 
 
 def locate_table(spark: SparkSession, table: str, *, new: bool = False) -> str:
