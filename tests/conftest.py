@@ -38,6 +38,8 @@ SHARED_DRIVERS = {
     ),
     "spark 2": (
         "test_append_job.py",
+        "test_append_runs.py",
+        "test_append_sources.py",
         "test_default_manager.py",
         "test_dropped_table.py",
         "test_gate.py",

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delta.tables import DeltaTable
 from deltalake import DeltaTable as OtherTable
-from deltalake import Field
+from deltalake import Field, QueryBuilder
 from deltalake.schema import PrimitiveType
 from kazoo.client import KazooClient
 from py4j.java_gateway import JavaGateway
@@ -35,19 +34,28 @@ ROOT = "/locks/delta_tables"
 
 @pytest.fixture
 def disk_table(tmp_path: Path) -> str:
+    """Where no table is yet."""
     return str(tmp_path / "table")
 
 
+@pytest.fixture
+def made_table(copy_of: Callable[..., Path]) -> str:
+    """A table with the ids 0 and 1, of one version."""
+    return str(copy_of("create table {t} using delta as select id from range(0, 2, 1, 1)"))
+
+
 def append(df: DataFrame, table: str) -> None:
-    df.write.format("delta").mode("append").save(table)
+    df.coalesce(1).write.format("delta").mode("append").save(table)
 
 
-def ids(spark: SparkSession, table: str) -> list[int]:
-    return sorted(row[0] for row in spark.read.format("delta").load(table).select("id").collect())
+def ids(table: str) -> list[int]:
+    """As a reader sees them that is not Spark's."""
+    found = QueryBuilder().register("t", OtherTable(table)).execute("select id from t").read_all()
+    return sorted(found.column("id").to_pylist())
 
 
-def newest(spark: SparkSession, table: str) -> int:
-    return int(DeltaTable.forPath(spark, table).history(1).collect()[0]["version"])
+def newest(table: str) -> int:
+    return int(OtherTable(table).version())
 
 
 def commit_info(table: str, version: int) -> dict[str, Any]:
@@ -65,7 +73,8 @@ def contenders(client: KazooClient, table: str) -> list[str]:
 
 
 def intents(client: KazooClient, table: str) -> list[str]:
-    return list(client.get_children(intents_node(node_of(table))))
+    folder = intents_node(node_of(table))
+    return list(client.get_children(folder)) if client.exists(folder) else []
 
 
 @pytest.mark.s3
@@ -78,8 +87,8 @@ def test_on_s3_a_commit_passes_under_the_lock_and_not_without(
         spark.sql(f"DELETE FROM delta.`{table}` WHERE id = 0")
     with pytest.raises(LockNotHeldError):
         append(spark.range(2), table)
-    assert ids(spark, table) == [1]
-    assert newest(spark, table) == 1
+    assert ids(f"s3://{s3.root}/guarded") == [1]
+    assert newest(f"s3://{s3.root}/guarded") == 1
 
 
 def test_a_commit_passes_under_the_lock_of_its_own_table_only(
@@ -95,7 +104,7 @@ def test_a_commit_passes_under_the_lock_of_its_own_table_only(
         append(spark.range(1), one)
     with pytest.raises(LockNotHeldError):
         append(spark.range(1), one)
-    assert (newest(spark, one), newest(spark, other)) == (1, 0)
+    assert (newest(one), newest(other)) == (1, 0)
 
 
 def test_a_thread_inherits_the_hold_only_if_it_is_told_to(
@@ -120,24 +129,22 @@ def test_a_thread_inherits_the_hold_only_if_it_is_told_to(
 
 
 def test_a_lost_hold_refuses_the_commit_and_a_new_hold_of_the_same_process_does_not_help(
-    spark: SparkSession, manager: ZookeeperLockManager, disk_table: str, ensemble_client: KazooClient
+    spark: SparkSession, manager: ZookeeperLockManager, made_table: str, ensemble_client: KazooClient
 ) -> None:
-    with locked(spark, disk_table, manager=manager):
-        append(spark.range(1), disk_table)
     with ThreadPoolExecutor(1) as pool, pytest.raises(LockLostError):
-        with locked(spark, disk_table, manager=manager) as lost:
-            (contender,) = contenders(ensemble_client, disk_table)
+        with locked(spark, made_table, manager=manager) as lost:
+            (contender,) = contenders(ensemble_client, made_table)
             ensemble_client.delete(contender)
 
             def other() -> None:
-                with locked(spark, disk_table, manager=manager):
-                    append(spark.range(1, 2), disk_table)
+                with locked(spark, made_table, manager=manager):
+                    append(spark.range(2, 3), made_table)
 
             pool.submit(other).result()
             with pytest.raises(LockLostError) as refused:
-                DeltaTable.forPath(spark, disk_table).delete("id = 0")
+                append(spark.range(3, 4), made_table)
             assert refused.value.hold_id == lost.hold_id
-    assert ids(spark, disk_table) == [0, 1]
+    assert ids(made_table) == [0, 1, 2]
 
 
 def test_a_hold_that_is_lost_names_what_was_committed_under_it(
@@ -157,40 +164,36 @@ def test_a_hold_that_is_lost_names_what_was_committed_under_it(
         lose()
         append(spark.range(3, 4), disk_table)
     assert at_a_commit.value.commits == {TableResource.of(disk_table).uri: (2,)}
-    assert ids(spark, disk_table) == [0, 1, 2]
+    assert ids(disk_table) == [0, 1, 2]
 
 
 def test_a_hold_beyond_its_bound_is_given_up_and_its_commit_refused(
-    spark: SparkSession, zookeeper: Any, manager: ZookeeperLockManager, disk_table: str
+    spark: SparkSession, zookeeper: Any, manager: ZookeeperLockManager, made_table: str
 ) -> None:
-    with locked(spark, disk_table, manager=manager):
-        append(spark.range(1), disk_table)
     hangs = threading.Event()
     with ZookeeperLockManager(zookeeper.hosts, 30, max_hold_seconds=1) as bounded:
         with pytest.raises(LockLostError, match="max_hold_seconds=1"):
-            with locked(spark, disk_table, manager=bounded) as hold:
+            with locked(spark, made_table, manager=bounded) as hold:
                 hold.on_loss(lambda _: hangs.set())
                 assert hangs.wait(30)
                 # The next one is in already.
-                with manager.acquire(f"{disk_table}/", timeout_seconds=30):
+                with manager.acquire(f"{made_table}/", timeout_seconds=30):
                     assert not hold.is_valid()
-                append(spark.range(1, 2), disk_table)
+                append(spark.range(2, 3), made_table)
         # The control: without the bound the same is committed.
-        with locked(spark, disk_table, manager=manager):
-            append(spark.range(2, 3), disk_table)
-    assert ids(spark, disk_table) == [0, 2]
+        with locked(spark, made_table, manager=manager):
+            append(spark.range(3, 4), made_table)
+    assert ids(made_table) == [0, 1, 3]
 
 
 def test_ctrl_c_in_a_block_gives_the_lock_back_and_what_the_jvm_still_does_commits_nothing(
     spark: SparkSession,
     manager: ZookeeperLockManager,
-    disk_table: str,
+    made_table: str,
     ensemble_client: KazooClient,
     monkeypatch: pytest.MonkeyPatch,
     eventually: Callable[..., None],
 ) -> None:
-    with locked(spark, disk_table, manager=manager):
-        append(spark.range(1), disk_table)
     asked, go_on, answers = threading.Event(), threading.Event(), list[dict[str, Any]]()
     check, main = GUARD.check, threading.main_thread().ident
     assert main is not None
@@ -209,20 +212,20 @@ def test_ctrl_c_in_a_block_gives_the_lock_back_and_what_the_jvm_still_does_commi
     monkeypatch.setattr(GUARD, "check", late)
     thread.start()
     try:
-        with pytest.raises(KeyboardInterrupt), locked(spark, disk_table, manager=manager):
-            append(spark.range(1, 2), disk_table)
-        assert contenders(ensemble_client, disk_table) == []
-        assert intents(ensemble_client, disk_table) == []
-        manager.acquire(disk_table, timeout_seconds=0).release()
+        with pytest.raises(KeyboardInterrupt), locked(spark, made_table, manager=manager):
+            append(spark.range(2, 3), made_table)
+        assert contenders(ensemble_client, made_table) == []
+        assert intents(ensemble_client, made_table) == []
+        manager.acquire(made_table, timeout_seconds=0).release()
     finally:
         go_on.set()
         thread.join()
     eventually(lambda: answers, what="the answer to the commit that was under way")
     assert answers[0]["refused"] == "LockNotHeldError"
     monkeypatch.undo()
-    with locked(spark, disk_table, manager=manager):
-        append(spark.range(2, 3), disk_table)
-    assert ids(spark, disk_table) == [0, 2]
+    with locked(spark, made_table, manager=manager):
+        append(spark.range(3, 4), made_table)
+    assert ids(made_table) == [0, 1, 3]
 
 
 def test_a_shared_hold_commits_nothing(spark: SparkSession, manager: ZookeeperLockManager, disk_table: str) -> None:
@@ -251,49 +254,41 @@ def test_names_of_the_catalog_are_covered_also_of_tables_that_do_not_exist_yet(
 ) -> None:
     name = f"guarded_{tmp_path.name.replace('-', '_')}"
     with locked(spark, name, manager=manager):
-        spark.range(3).write.format("delta").saveAsTable(name)
+        spark.range(1).coalesce(1).write.format("delta").saveAsTable(name)
     with locked(spark, f"default.{name}", manager=manager):
         spark.sql(f"INSERT INTO {name} VALUES (7)")
     with pytest.raises(LockNotHeldError):
         spark.sql(f"INSERT INTO {name} VALUES (8)")
-    assert sorted(row[0] for row in spark.table(name).collect()) == [0, 1, 2, 7]
+    assert ids(f"{spark.conf.get('spark.sql.warehouse.dir').removeprefix('file:')}/{name}") == [0, 7]
     with locked(spark, name, manager=manager):
         spark.sql(f"DROP TABLE {name}")
 
 
 def test_a_stream_s_batches_commit_under_a_lock_and_a_refusal_is_typed(
-    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+    spark: SparkSession, manager: ZookeeperLockManager, made_table: str, tmp_path: Path
 ) -> None:
-    source, sink = str(tmp_path / "source"), str(tmp_path / "sink")
-    with locked(spark, source, manager=manager):
-        append(spark.range(5), source)
+    sink = str(tmp_path / "sink")
 
-    def under_the_lock(batch: DataFrame, _number: int) -> None:
+    def under_the_lock_and_without(batch: DataFrame, _number: int) -> None:
         with locked(batch.sparkSession, sink, manager=manager):
             append(batch, sink)
-
-    def without(batch: DataFrame, _number: int) -> None:
         append(batch, sink)
 
-    def run(work: Callable[[DataFrame, int], None], checkpoint: str) -> None:
-        stream = spark.readStream.format("delta").load(source).writeStream.foreachBatch(work)
-        query = stream.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
-        query.awaitTermination()
-
-    run(under_the_lock, "one")
-    assert ids(spark, sink) == [0, 1, 2, 3, 4]
+    source = spark.readStream.format("delta").load(made_table).writeStream.foreachBatch(under_the_lock_and_without)
+    checkpoint = str(tmp_path / "checkpoint")
+    query = source.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
     with pytest.raises(LockNotHeldError):
-        run(without, "two")
-    assert ids(spark, sink) == [0, 1, 2, 3, 4]
+        query.awaitTermination()
+    assert ids(sink) == [0, 1]
+    assert newest(sink) == 0
 
 
 @pytest.fixture
-def unfinished(
-    spark: SparkSession, manager: ZookeeperLockManager, ensemble_client: KazooClient, disk_table: str
-) -> Iterator[Callable[[int], None]]:
+def unfinished(manager: ZookeeperLockManager, ensemble_client: KazooClient, disk_table: str) -> Callable[[int], None]:
     """Leave an intent behind, as a writer does that is killed between the check and the end of its put."""
 
     def leave(version: int) -> None:
+        manager.acquire(disk_table).release()
         intent = Intent(hold_id="0" * 32, version=version, txn="lost", attempt="lost", token=1)
         ensemble_client.ensure_path(intents_node(node_of(disk_table)))
         ensemble_client.create(f"{intents_node(node_of(disk_table))}/{intent.hold_id}", intent.data())
@@ -305,37 +300,33 @@ def test_a_version_that_was_about_to_be_put_is_occupied_before_anything_is_read(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
-    disk_table: str,
+    made_table: str,
     unfinished: Callable[[int], None],
 ) -> None:
-    with locked(spark, disk_table, manager=manager):
-        append(spark.range(2), disk_table)
     unfinished(1)
-    with locked(spark, disk_table, manager=manager) as hold:
-        assert newest(spark, disk_table) == 1
-        assert intents(ensemble_client, disk_table) in ([hold.hold_id], [])
-        append(spark.range(2, 4), disk_table)
-    assert commit_info(disk_table, 1)["sluice"]["occupies"] == ["0" * 32]
-    assert commit_info(disk_table, 1)["sluice"]["hold"] == hold.hold_id
-    assert intents(ensemble_client, disk_table) == []
-    assert ids(spark, disk_table) == [0, 1, 2, 3]
-    assert newest(spark, disk_table) == 2
+    with locked(spark, made_table, manager=manager) as hold:
+        assert newest(made_table) == 1
+        assert intents(ensemble_client, made_table) in ([hold.hold_id], [])
+        append(spark.range(2, 4), made_table)
+    assert commit_info(made_table, 1)["sluice"]["occupies"] == ["0" * 32]
+    assert commit_info(made_table, 1)["sluice"]["hold"] == hold.hold_id
+    assert intents(ensemble_client, made_table) == []
+    assert ids(made_table) == [0, 1, 2, 3]
+    assert newest(made_table) == 2
 
 
 def test_a_version_that_exists_is_not_occupied(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
-    disk_table: str,
+    made_table: str,
     unfinished: Callable[[int], None],
 ) -> None:
-    with locked(spark, disk_table, manager=manager):
-        append(spark.range(2), disk_table)
     unfinished(0)
-    with locked(spark, disk_table, manager=manager):
+    with locked(spark, made_table, manager=manager):
         pass
-    assert newest(spark, disk_table) == 0
-    assert intents(ensemble_client, disk_table) == []
+    assert newest(made_table) == 0
+    assert intents(ensemble_client, made_table) == []
 
 
 @pytest.mark.parametrize("garbled", [False, True], ids=["a version far ahead", "unreadable"])
@@ -343,40 +334,36 @@ def test_an_intent_that_does_not_fit_has_the_next_version_occupied(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
-    disk_table: str,
+    made_table: str,
     unfinished: Callable[[int], None],
     garbled: bool,  # noqa: FBT001 (pytest gives it by name)
 ) -> None:
-    with locked(spark, disk_table, manager=manager):
-        append(spark.range(2), disk_table)
     unfinished(7)  # a table that was dropped and made again under that hold had it
     if garbled:
-        ensemble_client.set(f"{intents_node(node_of(disk_table))}/{'0' * 32}", b"of another release")
-    with locked(spark, disk_table, manager=manager):
-        assert newest(spark, disk_table) == 1
-    assert commit_info(disk_table, 1)["sluice"]["occupies"] == ["0" * 32]
-    assert intents(ensemble_client, disk_table) == []
+        ensemble_client.set(f"{intents_node(node_of(made_table))}/{'0' * 32}", b"of another release")
+    with locked(spark, made_table, manager=manager):
+        assert newest(made_table) == 1
+    assert commit_info(made_table, 1)["sluice"]["occupies"] == ["0" * 32]
+    assert intents(ensemble_client, made_table) == []
 
 
 def test_a_shared_hold_behind_an_unclean_end_reads_and_says_that_it_is_not_fenced(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
-    disk_table: str,
+    made_table: str,
     unfinished: Callable[[int], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     from writer_jobs.commit.guarded import guarded
     from writer_jobs.delta.table_log import DeltaTableLog
 
-    with locked(spark, disk_table, manager=manager):
-        append(spark.range(2), disk_table)
     unfinished(1)
-    log = DeltaTableLog(spark, f"file:{disk_table}")
-    with manager.acquire(disk_table, shared=True) as hold, guarded(spark, hold, log, {}):
-        assert ids(spark, disk_table) == [0, 1]
+    log = DeltaTableLog(spark, f"file:{made_table}")
+    with manager.acquire(made_table, shared=True) as hold, guarded(spark, hold, log, {}):
+        assert spark.read.format("delta").load(made_table).count() == 2
     assert "may be overtaken" in caplog.text
-    assert intents(ensemble_client, disk_table) == ["0" * 32]
+    assert intents(ensemble_client, made_table) == ["0" * 32]
 
 
 def test_an_intent_of_the_first_version_stays_until_there_is_a_table(
@@ -386,7 +373,6 @@ def test_an_intent_of_the_first_version_stays_until_there_is_a_table(
     disk_table: str,
     unfinished: Callable[[int], None],
 ) -> None:
-    manager.acquire(disk_table).release()
     unfinished(0)
     with locked(spark, disk_table, manager=manager):
         append(spark.range(2), disk_table)
@@ -394,7 +380,7 @@ def test_an_intent_of_the_first_version_stays_until_there_is_a_table(
     with locked(spark, disk_table, manager=manager):
         pass
     assert intents(ensemble_client, disk_table) == []
-    assert newest(spark, disk_table) == 0
+    assert newest(disk_table) == 0
 
 
 def test_an_intent_is_there_while_the_version_is_put_and_gone_afterwards(
@@ -514,41 +500,39 @@ def test_a_commit_without_commit_info_is_stamped_too(
     finally:
         spark.conf.unset("spark.databricks.delta.commitInfo.enabled")
     assert commit_info(disk_table, 0)["sluice"]["hold"] == hold.hold_id
-    assert ids(spark, disk_table) == [0, 1, 2]
+    assert ids(disk_table) == [0, 1, 2]
 
 
 def test_a_write_that_a_writer_without_the_lock_was_faster_than_is_done_again(
     spark: SparkSession,
     manager: ZookeeperLockManager,
-    disk_table: str,
+    made_table: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    writer = LockedDeltaWriter(spark, manager, disk_table)
-    writer.append(spark.range(2))
+    writer = LockedDeltaWriter(spark, manager, made_table)
     check, columns = GUARD.check, [Field("later", PrimitiveType("string"))]
 
     def faster(request: str) -> str:
         if columns:
-            OtherTable(disk_table).alter.add_columns([columns.pop()])
+            OtherTable(made_table).alter.add_columns([columns.pop()])
         return check(request)
 
     monkeypatch.setattr(GUARD, "check", faster)
     result = writer.append(spark.range(2, 4))
     assert (result.version, columns) == (2, [])
-    assert ids(spark, disk_table) == [0, 1, 2, 3]
+    assert ids(made_table) == [0, 1, 2, 3]
 
 
 def test_the_writer_occupies_too(
     spark: SparkSession,
     manager: ZookeeperLockManager,
-    disk_table: str,
+    made_table: str,
     unfinished: Callable[[int], None],
 ) -> None:
-    writer = LockedDeltaWriter(spark, manager, disk_table)
-    writer.append(spark.range(1))
+    writer = LockedDeltaWriter(spark, manager, made_table)
     unfinished(1)
 
     def seen(_hold: HeldLock) -> None:
-        assert newest(spark, disk_table) == 1
+        assert newest(made_table) == 1
 
-    assert writer.append(spark.range(1, 2), before_write=seen).version == 2
+    assert writer.append(spark.range(2, 3), before_write=seen).version == 2

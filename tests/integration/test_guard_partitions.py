@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,16 +29,17 @@ def manager(zookeeper: Any, spark: SparkSession) -> Iterator[ZookeeperLockManage
         yield made
 
 
+# A row in each of four partitions, one of them of a null.
+FOUR_ROWS = """
+    create table {t} using delta partitioned by (y, m) as
+    select * from values (1, 2013, 1), (2, 2013, 2), (3, 2014, 1), (4, 2014, null) as rows (id, y, m)
+"""
+PARTITIONED_ANEW = "CREATE OR REPLACE TABLE {} USING delta PARTITIONED BY (m) AS SELECT 1 AS id, 1 AS m"
+
+
 @pytest.fixture
-def name(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> str:
-    """A table by two columns, with a row in each of four partitions, one of them of a null."""
-    path = f"{tmp_path}/{uuid.uuid4().hex}"
-    with locked(spark, path, manager=manager):
-        rows = spark.createDataFrame(
-            [(1, 2013, 1), (2, 2013, 2), (3, 2014, 1), (4, 2014, None)], "id int, y int, m int"
-        )
-        rows.write.format("delta").partitionBy("y", "m").save(path)
-    return path
+def name(copy_of: Callable[..., Path]) -> str:
+    return str(copy_of(FOUR_ROWS))
 
 
 def sql(table: str) -> str:
@@ -81,9 +81,10 @@ def test_a_commit_inside_its_partitions_passes_and_says_so(
         ("INSERT INTO {} VALUES (10, 2013, 1), (11, 2014, 1)", "y=2014/m=1"),
         ("INSERT INTO {} VALUES (10, 2013, NULL)", "y=2013/m=__HIVE_DEFAULT_PARTITION__"),
         ("DELETE FROM {} WHERE id = 3", "y=2014/m=1"),
-        ("UPDATE {} SET m = 2 WHERE y = 2013 AND m = 1", "y=2013/m=2"),
+        # As the insertion; and test_writer_operations.py has a writer refused that.
+        pytest.param("UPDATE {} SET m = 2 WHERE y = 2013 AND m = 1", "y=2013/m=2", marks=pytest.mark.soak),
         ("ALTER TABLE {} SET TBLPROPERTIES ('a' = 'b')", "metaData"),
-        ("ALTER TABLE {} ADD COLUMNS (more STRING)", "metaData"),
+        pytest.param("ALTER TABLE {} ADD COLUMNS (more STRING)", "metaData", marks=pytest.mark.soak),
     ],
 )
 def test_a_commit_outside_is_refused_and_says_what_it_touches(
@@ -108,7 +109,7 @@ def test_disjoint_partitions_are_written_side_by_side(
         try:
             with locked(spark, name, partitions=[{"y": year}], manager=manager):
                 inside.wait()  # both hold at once
-                for turn in range(3):
+                for turn in range(2):
                     spark.sql(f"INSERT INTO {sql(name)} VALUES ({year + turn}, {year}, {turn})")
         except Exception as error:
             errors.append(error)
@@ -119,7 +120,7 @@ def test_disjoint_partitions_are_written_side_by_side(
     for thread in threads:
         thread.join()
     assert errors == []
-    assert ids(name) == sorted([1, 2, 3, 4, *range(2013, 2016), *range(2014, 2017)])
+    assert ids(name) == sorted([1, 2, 3, 4, *range(2013, 2015), *range(2014, 2016)])
     assert verify_table(name).problems == ()
 
 
@@ -143,11 +144,11 @@ def test_several_tables_are_written_under_one_hold(
 ) -> None:
     other = str(tmp_path / "other")
     with locked_all(spark, {other: None, name: [{"y": 2013}]}, manager=manager) as hold:
-        spark.range(3).write.format("delta").save(other)
-        spark.sql(f"INSERT INTO {sql(name)} SELECT CAST(id + 20 AS INT), 2013, 1 FROM {sql(other)}")
+        spark.range(1).coalesce(1).write.format("delta").save(other)
+        spark.sql(f"INSERT INTO {sql(name)} VALUES (20, 2013, 1)")
         with pytest.raises(LockNotHeldError, match="y=2014"):
             spark.sql(f"INSERT INTO {sql(name)} VALUES (11, 2014, 1)")
-    assert ids(name) == [1, 2, 3, 4, 20, 21, 22]
+    assert ids(name) == [1, 2, 3, 4, 20]
     assert {newest(table)["sluice"]["hold"] for table in (name, other)} == {hold.hold_id}
 
 
@@ -164,7 +165,8 @@ def test_column_mapping_and_row_tracking_are_understood(
         spark.sql(f"INSERT INTO {sql(table)} VALUES (1, DATE'2013-01-02')")
         with pytest.raises(LockNotHeldError, match="2013-01-03"):
             spark.sql(f"INSERT INTO {sql(table)} VALUES (1, DATE'2013-01-03')")
-    assert spark.read.format("delta").load(table).count() == 1
+    assert newest(table)["operationMetrics"]["numOutputRows"] == "1"
+    assert len(list(Path(table).glob("_delta_log/*.json"))) == 2
 
 
 def test_identity_columns_need_the_table(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ def test_the_writer_locks_the_partitions_that_its_rows_are_in(
     spark: SparkSession, manager: ZookeeperLockManager, name: str
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, name)
-    rows = spark.createDataFrame([(5, "2013", 1), (6, "2014", None)], "id int, y string, m int")
+    rows = spark.sql("select * from values (5, '2013', 1), (6, '2014', null) as rows (id, y, m)").coalesce(1)
     writer.append(rows.selectExpr("id", "CAST(y AS INT) AS y", "m"), lock="partitions")
     key = TableResource.of(name).key
     exclusive = {node["key"] for node in newest(name)["sluice"]["nodes"] if node["mode"] == "exclusive"}
@@ -202,16 +204,14 @@ def test_a_table_without_partitions_is_locked_as_a_whole(
     table = str(tmp_path / "plain")
     writer = LockedDeltaWriter(spark, manager, table)
     for _ in range(2):
-        writer.append(spark.range(1), lock="partitions")
+        writer.append(spark.range(1).coalesce(1), lock="partitions")
         assert [node["mode"] for node in newest(table)["sluice"]["nodes"]] == ["exclusive"]
 
 
 def test_what_cannot_be_locked_is_said(
-    spark: SparkSession, manager: ZookeeperLockManager, name: str, tmp_path: Path
+    spark: SparkSession, manager: ZookeeperLockManager, name: str, copy_of: Callable[..., Path], tmp_path: Path
 ) -> None:
-    plain = str(tmp_path / "plain")
-    with locked(spark, plain, manager=manager):
-        spark.range(1).write.format("delta").save(plain)
+    plain = str(copy_of("create table {t} (id bigint) using delta", to="plain"))
     for table, values, error, sentence in (
         (plain, {"id": 1}, TableError, "is not partitioned"),
         (str(tmp_path / "nothing"), {"id": 1}, TableError, "there is no Delta table"),
@@ -239,7 +239,7 @@ def test_a_table_that_was_partitioned_anew_while_its_lock_was_waited_for_is_not_
     with locked(spark, name, manager=manager):
         waiting.start()
         eventually(lambda: len(manager.queue(name)) == 2)
-        spark.sql(f"CREATE OR REPLACE TABLE {sql(name)} USING delta PARTITIONED BY (m) AS SELECT 1 AS id, 1 AS m")
+        spark.sql(PARTITIONED_ANEW.format(sql(name)))
     waiting.join(60)
     assert "partitioned anew" in str(*raised)
 
@@ -254,12 +254,14 @@ def test_partitions_are_looked_at_again_when_something_unfinished_was_settled(
 ) -> None:
     left = Intent(hold_id="0" * 32, version=1, txn="lost", attempt="lost", token=1)
     folder = intents_node(table_node("/locks/delta_tables", TableResource.of(name)))
+    manager.acquire(name).release()
+    ensemble_client.ensure_path(folder)
     ensemble_client.create(f"{folder}/{left.hold_id}", left.data())
     commit_nothing = DeltaTableLog.commit_nothing
 
     def too_late(log: DeltaTableLog) -> int:
         # The late put lands, when its version is about to be occupied.
-        sql_elsewhere(f"CREATE OR REPLACE TABLE {sql(name)} USING delta PARTITIONED BY (m) AS SELECT 1 AS id, 1 AS m")
+        sql_elsewhere(PARTITIONED_ANEW.format(sql(name)))
         return commit_nothing(log)
 
     monkeypatch.setattr(DeltaTableLog, "commit_nothing", too_late)

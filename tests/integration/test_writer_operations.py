@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable as OtherTable
-from deltalake import QueryBuilder
+from deltalake import QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
 
-from lock_manager import LockNotHeldError, TableResource, ZookeeperLockManager
+from lock_manager import Hold, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.partitions import MOST_PARTITIONS
 from sluice.audit.verify import verify_table
 from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError, locked
@@ -31,14 +31,18 @@ COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
 Operation = Callable[[LockedDeltaWriter, SparkSession, Any], CommitResult]
 
 
+# Six rows, two in each of the partitions y=1, y=2 and y of a null; each in a file of its own.
+SIX_ROWS = """
+    create table {t} using delta partitioned by (y) as select id, y from (
+        select /*+ repartition_by_range(2, odd) */ * from values
+        (1, 1, 1), (2, 1, 0), (3, 2, 1), (4, 2, 0), (5, null, 1), (6, null, 0) as rows (id, y, odd)
+    )
+"""
+
+
 @pytest.fixture
-def table(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> str:
-    """Six rows, two in each of the partitions y=1, y=2 and y of a null; each in a file of its own."""
-    path = f"{tmp_path}/{uuid.uuid4().hex}"
-    rows = frame(spark, (1, 1), (2, 1), (3, 2), (4, 2), (5, None), (6, None))
-    with locked(spark, path, manager=manager):
-        rows.repartitionByRange(2, col("id") % 2).write.format("delta").partitionBy("y").save(path)
-    return path
+def table(copy_of: Callable[..., Path]) -> str:
+    return str(copy_of(SIX_ROWS))
 
 
 @pytest.fixture
@@ -59,8 +63,26 @@ def locked_parts(table: str) -> list[str]:
     return [node["key"].removeprefix(key) for node in stamp["nodes"] if node["mode"] == "exclusive"]
 
 
-def frame(spark: SparkSession, *rows: tuple[int, int | None]) -> Any:
-    return spark.createDataFrame(list(rows), "id int, y int")
+class SeenEnoughError(Exception):
+    """Ends an operation of which only the lock is looked at."""
+
+
+def held_for(operation: Callable[[Callable[[Hold], None]], object]) -> list[str]:
+    """Return the nodes of the lock under which an operation would begin, without the table's name."""
+    nodes: list[str] = []
+
+    def look(hold: Hold) -> None:
+        nodes.extend(sorted(hold.tokens))
+        raise SeenEnoughError
+
+    with pytest.raises(SeenEnoughError):
+        operation(look)
+    return [node.removeprefix(nodes[0]) for node in nodes]
+
+
+def frame(spark: SparkSession, *rows: tuple[int, int]) -> Any:
+    values = ", ".join(f"({number}, {part})" for number, part in rows)
+    return spark.sql(f"select * from values {values} as rows (id, y)").coalesce(1)
 
 
 def overwrite_where(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
@@ -78,7 +100,7 @@ def merge(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitRe
 
 
 def delete(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
-    return writer.delete("id < 3", lock=lock)
+    return writer.delete("id < 3 -- the first ones", lock=lock)
 
 
 def update(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
@@ -87,6 +109,10 @@ def update(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitR
 
 def optimize(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
     return writer.optimize("y = 1", lock=lock)
+
+
+def order(writer: LockedDeltaWriter, spark: SparkSession, lock: Any) -> CommitResult:
+    return writer.optimize("y = 1", zorder_by=["id"], lock=lock)
 
 
 OPERATIONS = {
@@ -98,17 +124,18 @@ OPERATIONS = {
     optimize: [(1, 1), (2, 1)],
 }
 OTHERS = [(3, 2), (4, 2), (5, None), (6, None)]
-each_operation = pytest.mark.parametrize(
-    ("operation", "left"), OPERATIONS.items(), ids=[each.__name__ for each in OPERATIONS]
-)
+# The others take the way of the deletion.
+NAMED = [
+    pytest.param(operation, left, id=operation.__name__, marks=() if operation is delete else pytest.mark.soak)
+    for operation, left in OPERATIONS.items()
+]
 
 
-@each_operation
-@pytest.mark.parametrize("lock", ["partitions", [{"y": "01"}]], ids=["partitions", "named"])
-def test_each_operation_locks_what_it_is_told_to(
-    spark: SparkSession, writer: LockedDeltaWriter, table: str, operation: Operation, left: Any, lock: Any
+@pytest.mark.parametrize(("operation", "left"), [*NAMED, pytest.param(order, [(1, 1), (2, 1)], id="order")])
+def test_each_operation_locks_the_partitions_that_are_named(
+    spark: SparkSession, writer: LockedDeltaWriter, table: str, operation: Operation, left: Any
 ) -> None:
-    done = operation(writer, spark, lock)
+    done = operation(writer, spark, [{"y": "01"}])
     assert done.version == 1
     assert rows_of(table) == sorted(left + OTHERS, key=repr)
     assert locked_parts(table) == ["/y=1"]
@@ -139,11 +166,17 @@ NEEDS_THE_PREDICATE = (merge, delete, update)
 @pytest.mark.usefixtures("no_commit_lock")
 @pytest.mark.parametrize(
     ("operation", "confined"),
-    [*((each, True) for each in OPERATIONS), *((each, False) for each in NEEDS_THE_PREDICATE)],
+    [
+        *((each, True) for each in OPERATIONS if each is not update),
+        (merge, False),
+        # As the deletion; and that these can fail, too.
+        pytest.param(update, True, marks=pytest.mark.soak),
+        *(pytest.param(each, False, marks=pytest.mark.soak) for each in NEEDS_THE_PREDICATE if each is not merge),
+    ],
     indirect=["confined"],
     ids=lambda value: value.__name__ if callable(value) else "" if value else "without the predicate",
 )
-def test_writers_of_other_partitions_do_not_conflict(
+def test_each_operation_locks_what_it_touches_and_does_not_conflict_with_writers_of_other_partitions(
     spark: SparkSession,
     table: str,
     zookeeper: Any,
@@ -169,12 +202,17 @@ def test_writers_of_other_partitions_do_not_conflict(
 
     def change_the_other_partition() -> None:
         with ZookeeperLockManager(zookeeper.hosts, 60) as other:
-            LockedDeltaWriter(spark, other, table).update({"id": "id + 100"}, "y = 2", lock=[{"y": 2}])
+            rows = frame(spark, (103, 2), (104, 2))
+            LockedDeltaWriter(spark, other, table).overwrite(rows, replace_where="y = 2", lock=[{"y": 2}])
 
     monkeypatch.setattr(GUARD, "check", let_the_other_commit_first)
     with caplog.at_level(logging.WARNING, "writer_jobs"):
         with ZookeeperLockManager(zookeeper.hosts, 60) as manager:
-            operation(LockedDeltaWriter(spark, manager, table), spark, "partitions")
+            done = operation(LockedDeltaWriter(spark, manager, table), spark, "partitions")
+    assert done.version == 2
+    assert done.metrics
+    assert locked_parts(table) == ["/y=1"]
+    assert verify_table(table).problems == ()
     assert rows_of(table) == sorted([*OPERATIONS[operation], (103, 2), (104, 2), (5, None), (6, None)], key=repr)
     again = [record for record in caplog.records if "writing again" in record.getMessage()]
     assert len(again) == (0 if confined else 1)
@@ -236,23 +274,25 @@ def test_a_merge_has_to_say_which_partitions_it_can_match(
     with pytest.raises(ValueError, match="about all rows"):
         writer.merge(news, "t.y = s.y", alias="t").whenNotMatchedBySourceDelete().execute(lock="partitions")
     said = (col("t.y") == col("s.half").cast("int")) & (col("s.id") == col("t.id"))
-    assert writer.merge(news, said, alias="t").whenMatchedDelete().execute(lock="partitions").version == 1
-    assert locked_parts(table) == ["/y=1"]
+    merge_by = writer.merge(news, said, alias="t").whenMatchedDelete()
+    assert held_for(lambda look: merge_by.execute(lock="partitions", before_write=look)) == ["", "/y=1"]
     # With the lock on the table nothing need be said.
-    assert writer.merge(news, "t.id = s.id + 1", alias="t").whenMatchedDelete().execute().version == 2
-    assert locked_parts(table) == [""]
-    assert rows_of(table) == sorted([(1, 1), *OTHERS[1:]], key=repr)
+    merge_all = writer.merge(news, "t.id = s.id + 1", alias="t").whenMatchedDelete()
+    assert held_for(lambda look: merge_all.execute(before_write=look)) == [""]
 
 
 def test_what_leaves_its_partitions_is_refused(spark: SparkSession, writer: LockedDeltaWriter, table: str) -> None:
     with pytest.raises(LockNotHeldError, match="y=2"):
         writer.update({"y": "2"}, "id = 1", lock="partitions")
-    with pytest.raises(LockNotHeldError, match="y=2"):
-        writer.merge(frame(spark, (9, 2)).alias("s"), "t.id = s.id", alias="t").whenNotMatchedInsertAll().execute(
-            lock=[{"y": 1}]
-        )
     assert writer.update({"y": "2"}, "id = 1", lock=[{"y": 1}, {"y": 2}]).version == 1
     assert rows_of(table) == sorted([(1, 2), (2, 1), *OTHERS], key=repr)
+
+
+@pytest.mark.soak  # as the update: the guard sees the same commit
+def test_a_merge_that_leaves_its_partitions_is_refused(spark: SparkSession, writer: LockedDeltaWriter) -> None:
+    news = frame(spark, (9, 2)).alias("s")
+    with pytest.raises(LockNotHeldError, match="y=2"):
+        writer.merge(news, "t.id = s.id", alias="t").whenNotMatchedInsertAll().execute(lock=[{"y": 1}])
 
 
 def test_what_changes_nothing_says_so(spark: SparkSession, writer: LockedDeltaWriter, table: str) -> None:
@@ -278,7 +318,7 @@ def test_what_only_the_guard_can_find_needs_it(
     assert rows_of(table) == sorted([(1, 1), (2, 1), *OTHERS], key=repr)
 
 
-def test_values_of_all_sorts_are_found_and_named(
+def test_values_of_all_sorts_are_found_and_named_and_moments_of_the_hour_that_there_is_twice_are_kept_apart(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
     odd = f"{tmp_path}/odd"
@@ -288,51 +328,39 @@ def test_values_of_all_sorts_are_found_and_named(
         (3, "a`b", None, None),
         # Not what Spark would put in its place.
         (4, "${env:HOME}", None, None),
+        # In Berlin both are half past two.
+        (5, "a`b", "2024-10-27 00:30:00", None),
+        (6, "a`b", "2024-10-27 01:30:00", None),
+        # In nobody's way.
+        (7, "it's 5/6 \\ %", "2013-01-01 12:30:00", False),
     ]
-    with locked(spark, odd, manager=manager):
-        made = spark.createDataFrame(rows, "id int, `the-name` string, at string, b boolean")
-        made = made.withColumn("at", col("at").cast("timestamp"))
-        made.write.format("delta").partitionBy("the-name", "at", "b").save(odd)
-    writer = LockedDeltaWriter(spark, manager, odd)
-    for number in (1, 2, 3, 4):
-        done = writer.update({"id": "id + 10"}, f"id = {number}", lock="partitions")
-        assert done.metrics["numUpdatedRows"] == "1"
-        assert len(locked_parts(odd)) == 1
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        with locked(spark, odd, manager=manager):
+            made = spark.createDataFrame(rows, "id int, `the-name` string, at string, b boolean")
+            made = made.withColumn("at", col("at").cast("timestamp")).coalesce(1)
+            made.write.format("delta").partitionBy("the-name", "at", "b").save(odd)
+        spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+        done = LockedDeltaWriter(spark, manager, odd).update({"id": "id + 10"}, "id < 7", lock="partitions")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    # A partition that is not found, or is named by another value than its own, would keep its row.
+    assert done.metrics["numUpdatedRows"] == "6"
+    assert len(locked_parts(odd)) == 6
     assert verify_table(odd).problems == ()
 
 
 def test_what_is_named_stays_what_is_changed_though_the_whole_table_is_locked(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
-    many, count = f"{tmp_path}/many", MOST_PARTITIONS + 3
-    with locked(spark, many, manager=manager):
-        rows = spark.range(count).selectExpr("CAST(id AS INT) AS id", "CAST(id AS INT) AS y").coalesce(1)
-        rows.write.format("delta").partitionBy("y").save(many)
+    many, numbers = f"{tmp_path}/many", pa.array(range(MOST_PARTITIONS + 3), pa.int32())
+    write_deltalake(many, pa.table({"id": numbers, "y": numbers}), partition_by=["y"])
     writer = LockedDeltaWriter(spark, manager, many)
     done = writer.delete(lock=[{"y": number} for number in range(MOST_PARTITIONS + 1)])
     assert locked_parts(many) == [""]
     assert done.version == 1
     assert [row[0] for row in rows_of(many)] == [MOST_PARTITIONS + 1, MOST_PARTITIONS + 2]
-
-
-def test_moments_of_the_hour_that_there_is_twice_are_kept_apart(
-    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
-) -> None:
-    hours = f"{tmp_path}/hours"
-    zone = spark.conf.get("spark.sql.session.timeZone")
-    try:
-        spark.conf.set("spark.sql.session.timeZone", "UTC")
-        with locked(spark, hours, manager=manager):
-            rows = [(0, "2024-10-27 00:30:00"), (1, "2024-10-27 01:30:00")]
-            made = spark.createDataFrame(rows, "id int, at string").withColumn("at", col("at").cast("timestamp"))
-            made.write.format("delta").partitionBy("at").save(hours)
-        # There both are half past two.
-        spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-        writer = LockedDeltaWriter(spark, manager, hours)
-        assert writer.delete("id = 1", lock="partitions").metrics["numDeletedRows"] == "1"
-        assert writer.delete("id >= 0", lock="partitions").metrics["numDeletedRows"] == "1"
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", zone)
 
 
 def test_partitions_that_delta_makes_up_lock_the_table(
@@ -344,10 +372,9 @@ def test_partitions_that_delta_makes_up_lock_the_table(
             f"CREATE TABLE delta.`{days}` (id INT, at DATE, day DATE GENERATED ALWAYS AS (at)) USING delta "
             "PARTITIONED BY (day)"
         )
-        spark.sql(f"INSERT INTO delta.`{days}` (id, at) VALUES (1, DATE'2026-01-01')")
     rows = spark.sql("SELECT 2 AS id, DATE'2026-01-01' AS at UNION ALL SELECT 3, DATE'2026-01-02'")
     done = LockedDeltaWriter(spark, manager, days).overwrite(rows, replace_where="id > 0", lock="partitions")
-    assert (done.version, done.rows) == (2, 2)
+    assert (done.version, done.rows) == (1, 2)
     assert locked_parts(days) == [""]
 
 
@@ -357,16 +384,5 @@ def test_partitions_of_a_type_without_one_spelling_lock_the_table(
     halves = f"{tmp_path}/halves"
     with locked(spark, halves, manager=manager):
         spark.sql("SELECT 1 AS id, 0.5D AS half").write.format("delta").partitionBy("half").save(halves)
-    done = LockedDeltaWriter(spark, manager, halves).delete("id = 1", lock="partitions")
-    assert done.metrics["numDeletedRows"] == "1"
-    assert locked_parts(halves) == [""]
-
-
-def test_a_condition_may_end_with_a_comment_and_rows_may_be_ordered_within_partitions(
-    writer: LockedDeltaWriter, table: str
-) -> None:
-    assert writer.delete("id < 2 -- the first one", lock="partitions").version == 1
-    assert locked_parts(table) == ["/y=1"]
-    assert writer.optimize("y IS NULL", zorder_by=["id"], lock="partitions").version == 2
-    assert locked_parts(table) == ["/y=__HIVE_DEFAULT_PARTITION__"]
-    assert rows_of(table) == sorted([(2, 1), *OTHERS], key=repr)
+    writer = LockedDeltaWriter(spark, manager, halves)
+    assert held_for(lambda look: writer.delete("id = 1", lock="partitions", before_write=look)) == [""]
