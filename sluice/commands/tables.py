@@ -1,0 +1,194 @@
+"""The commands about a table: ``verify``, ``log`` and ``adopt``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from sluice.commands.parts import FAILED, ZOOKEEPER_HINT, StorageOption, Verbose, in_a_sentence, key_and_value
+from sluice.interrupts import interruptible
+
+if TYPE_CHECKING:
+    from sluice.audit.verify import Verification
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``sluice``."""
+    app.command()(verify)
+    app.command()(log)
+    app.command()(adopt)
+
+
+@in_a_sentence
+def verify(
+    table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
+    *,
+    key: Annotated[
+        str, typer.Option(metavar="COLUMNS", help="Columns of which no combination may be there twice.")
+    ] = "",
+    storage_option: StorageOption = None,
+    clock_skew: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="Forgive holds that seem to overlap by this much: clocks of several hosts differ, and fencing tokens "
+            "prove the order anyway. 0 for writers on one host, as in the demo.",
+        ),
+    ] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Check a Delta table on S3 or on disk, with the deltalake package and not with Spark.
+
+    Versions are contiguous and none was overwritten; the rows are those that
+    the log counts; no key is there twice; fencing tokens rise, recorded holds
+    do not overlap, and all are of the table's own ZooKeeper ensemble and under
+    its own name (sluice adopt). Commits without the lock are no failure: they
+    are listed, by engine and version.
+
+    [bold]sluice verify s3a://lake/flights --key time_hour,carrier,flight[/]
+    [bold]sluice verify ./flights --json[/]
+    [bold]sluice verify s3://lake/flights --storage-option AWS_ENDPOINT_URL=http://127.0.0.1:9000[/]
+
+    Exit codes: 0 sound, 1 a check failed, 2 there is no such table or column.
+    """
+    from sluice.audit.verify import verify_table  # noqa: PLC0415
+
+    options = dict(key_and_value(option) for option in storage_option or ())
+    columns = [name.strip() for name in key.split(",") if name.strip()]
+    found = verify_table(table, key=columns, storage_options=options, clock_skew_seconds=clock_skew)
+    if as_json:
+        print(json.dumps(found.to_json(), indent=2))
+    else:
+        _print_verification(found, Console(highlight=False))
+    if not found.ok:
+        raise typer.Exit(FAILED)
+
+
+@in_a_sentence
+def log(
+    table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
+    *,
+    limit: Annotated[int, typer.Option(min=0, help="Only that many, the newest; 0 for all.")] = 20,
+    storage_option: StorageOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Tell who committed what to a table, when and under which hold, the newest first.
+
+    Read from the log alone, without Spark and without ZooKeeper. Commits that
+    were made without the lock are marked.
+
+    [bold]sluice log s3a://lake/flights[/]
+    [bold]sluice log ./flights --limit 0 --json[/]
+    """
+    from sluice.audit.table_log import log_to_json, print_log, read_table_log  # noqa: PLC0415
+
+    options = dict(key_and_value(option) for option in storage_option or ())
+    location, commits = read_table_log(table, limit=limit or None, storage_options=options)
+    if as_json:
+        print(json.dumps(log_to_json(location, commits), indent=2))
+    else:
+        print_log(location, commits, Console(highlight=False))
+
+
+@in_a_sentence
+def adopt(
+    table: Annotated[str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.")],
+    *,
+    zookeeper: Annotated[
+        str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
+    ] = None,
+    move: Annotated[
+        bool, typer.Option("--move", help="Also if the table is pinned to another ensemble or name.")
+    ] = False,
+    from_hosts: Annotated[
+        str | None,
+        typer.Option("--from", metavar="HOSTS", help="The ensemble to move from: hold its lock meanwhile, too."),
+    ] = None,
+    lock_timeout: Annotated[
+        float | None, typer.Option(min=0.0, metavar="SECONDS", help="To wait for the lock.  [dim]default: 300[/]")
+    ] = None,
+    conf: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of Spark, such as an S3A endpoint; may be repeated.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Pin a table to this ZooKeeper ensemble and this name: no other lock counts.
+
+    Commits the ensemble's id and the table's name as the table properties
+    sluice.ensemble and sluice.table, under the table's lock, with a small Spark
+    of its own. A writer with another --zookeeper, or with an ensemble that was
+    wiped and built again, or that reaches the table by another name, is then
+    refused before it writes. A table that is pinned elsewhere is left as it is,
+    unless --move says otherwise: for one that was moved to another ensemble
+    (stop its writers first, or give --from), copied, or renamed.
+
+    [bold]sluice adopt s3a://lake/flights --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
+    [bold]sluice adopt s3a://lake/flights --zookeeper new:2181 --move --from old:2181[/]
+    """
+    from lock_manager import LockSettings  # noqa: PLC0415
+    from sluice.adopt import adopt_table, describe, start_spark  # noqa: PLC0415
+
+    given: dict[str, Any] = {"zk_hosts": zookeeper, "timeout_seconds": lock_timeout}
+    given = {name: value for name, value in given.items() if value is not None}
+    settings = LockSettings.from_env(hosts_hint=ZOOKEEPER_HINT, **given)
+    options = dict(key_and_value(option, "--conf") for option in conf or ())
+    with interruptible(), start_spark(options) as spark:
+        done = adopt_table(spark, table, settings, move=move, old_hosts=from_hosts)
+    if as_json:
+        print(json.dumps(asdict(done), indent=2))
+    else:
+        print(describe(done))
+
+
+def _print_verification(found: Verification, console: Console) -> None:
+    from rich import box  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    from sluice.audit.checks import version_ranges  # noqa: PLC0415
+
+    def say(value: int | None, missing: str) -> str:
+        return missing if value is None else f"{value:,}"
+
+    writers, observed = found.unlocked_writers.items(), found.observed.items()
+    rows: list[tuple[str, Any]] = [
+        ("versions", f"{found.first_version:,} to {found.version:,}"),
+        ("commits in the log", f"{found.commits:,}"),
+        ("under the lock", f"{found.locked_commits:,}"),
+        *(
+            [("  by the writer's own word, not fenced", f"{found.unfenced_commits:,}")]
+            if found.unfenced_commits
+            else ()
+        ),
+        ("without it", f"{found.unlocked_commits:,}"),
+        *((f"  by {engine}: {version_ranges(made)}", f"{len(made):,}") for engine, made in writers),
+        *((f"  only observed, {error}: {version_ranges(made)}", f"{len(made):,}") for error, made in observed),
+        ("without it, that lost a race for a version", f"{found.conflicts:,}"),
+        ("holds that overlap", f"{found.overlapping_holds:,}"),
+        ("rows in the data files", say(found.rows_found, "not readable")),
+        ("rows by the log's statistics", say(found.rows_in_log, "not known")),
+    ]
+    if found.ensemble is not None:
+        rows.append(("pinned to ensemble", found.ensemble))
+    if found.pinned_name is not None and found.is_pinned_elsewhere:
+        rows.append(("locked by another name than this", found.pinned_name))
+    if found.key:
+        rows.append((f"duplicate rows by {', '.join(found.key)}", say(found.duplicate_rows, "not readable")))
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=found.table, title_justify="left", pad_edge=False)
+    table.add_column("what")
+    table.add_column("how many", justify="right")
+    for what, value in rows:
+        table.add_row(what, value)
+    console.print(table)
+    for problem in found.problems:
+        console.print(Text.assemble(("problem: ", "bold red"), problem), soft_wrap=True)
+    verdict = Text("sound", style="bold green") if found.ok else Text("NOT SOUND", style="bold red")
+    console.print(verdict)
