@@ -124,9 +124,9 @@ OPERATIONS = {
     optimize: [(1, 1), (2, 1)],
 }
 OTHERS = [(3, 2), (4, 2), (5, None), (6, None)]
-# The others take the way of the deletion.
+# Named partitions take one way for all operations, and each says below that it heeds those that it has found.
 NAMED = [
-    pytest.param(operation, left, id=operation.__name__, marks=() if operation is delete else pytest.mark.soak)
+    pytest.param(operation, left, id=operation.__name__, marks=pytest.mark.soak)
     for operation, left in OPERATIONS.items()
 ]
 
