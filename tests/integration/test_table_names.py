@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
 from lock_manager import (
@@ -40,6 +38,7 @@ from writer_jobs import DeltaTableLog, LockedDeltaWriter, locate_table, locked
 
 pytestmark = pytest.mark.spark
 
+THREE_ROWS = "CREATE TABLE {t} USING delta AS SELECT id FROM range(3)"
 BUCKET, ALIAS = "flights-bucket", "flights-access-point-s3alias"
 
 
@@ -87,9 +86,9 @@ def by_alias(endpoint: str, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def ensemble() -> Iterator[str]:
-    with EmbeddedZooKeeper() as running:
-        yield running.hosts
+def ensemble(zookeeper: Any) -> str:
+    hosts: str = zookeeper.hosts
+    return hosts
 
 
 @pytest.fixture(scope="module")
@@ -110,79 +109,66 @@ def other(ensemble: str) -> Iterator[ZookeeperLockManager]:
         yield made
 
 
-def append(spark: SparkSession, table: str, first: int, end: int) -> None:
-    spark.range(first, end).write.format("delta").mode("append").save(table)
+def append(spark: SparkSession, table: str, number: int) -> None:
+    row(spark, number).write.format("delta").mode("append").save(table)
 
 
-def ids(spark: SparkSession, table: str) -> list[int]:
-    return sorted(row.id for row in spark.read.format("delta").load(table).collect())
+def row(spark: SparkSession, number: int) -> DataFrame:
+    return spark.range(number, number + 1).coalesce(1)
 
 
 def adopt(spark: SparkSession, table: str, hosts: str, *, seconds: float = 60, **how: Any) -> Adoption:
     return adopt_table(spark, table, LockSettings(zk_hosts=hosts, timeout_seconds=seconds), **how)
 
 
-def pin_of(spark: SparkSession, table: str) -> Pin | None:
+def pin_on_s3(spark: SparkSession, table: str) -> Pin | None:
     state = DeltaTableLog(spark, locate_table(spark, table)).state()
     assert state is not None
     return state.pin
 
 
-def version_of(spark: SparkSession, table: str) -> int:
+def version_on_s3(spark: SparkSession, table: str) -> int:
+    # Not by deltalake: it would keep this process, which serves the S3, from running.
     return DeltaTableLog(spark, locate_table(spark, table)).head().version
 
 
-def test_negative_control_without_the_pin_two_names_are_two_locks(
-    spark: SparkSession, by_name: str, by_alias: str, one: ZookeeperLockManager, other: ZookeeperLockManager
-) -> None:
-    with locked(spark, by_name, manager=one):
-        append(spark, by_name, 0, 3)
-        with locked(spark, by_alias, manager=other, timeout_seconds=0):
-            append(spark, by_alias, 3, 5)
-        append(spark, by_name, 5, 6)
-    assert ids(spark, by_name) == list(range(6))
+def pin_of(table: str) -> Pin | None:
+    return Pin.of(DeltaTable(table).metadata().configuration)
 
 
-def test_a_table_is_written_under_its_own_name_and_under_no_other(
-    spark: SparkSession,
-    endpoint: str,
-    by_name: str,
-    by_alias: str,
-    ensemble: str,
-    one: ZookeeperLockManager,
-    other: ZookeeperLockManager,
-    append_job: Callable[..., Any],
-) -> None:
-    with locked(spark, by_name, manager=one):
-        append(spark, by_name, 0, 3)
-    done = adopt(spark, by_name, ensemble)
-    assert (done.table, done.version, done.renamed_from) == (canonical_table_uri(by_name), 1, None)
-    assert pin_of(spark, by_alias) == Pin(done.ensemble, done.table)
+def version_of(table: str) -> int:
+    return DeltaTable(table).version()
 
-    entered = False
-    with locked(spark, by_name, manager=one):
-        with pytest.raises(TableNameMismatchError) as refused:
-            with locked(spark, by_alias, manager=other, timeout_seconds=0):
-                entered = True
-        append(spark, by_name, 3, 4)
-    assert not entered
-    assert (refused.value.resource, refused.value.pinned_name) == (canonical_table_uri(by_alias), done.table)
-    assert refused.value.resource in str(refused.value)
-    assert done.table in str(refused.value)
-    assert "--move" in str(refused.value)
-    with pytest.raises(TableNameMismatchError):
-        LockedDeltaWriter(spark, other, by_alias).append(spark.range(1))
-    failed = append_job("--table", by_alias)
-    assert failed.code == 3, failed.error
-    assert f"is pinned to the name {done.table}" in failed.error
-    # Nothing was written, and each lock was given back.
-    assert other.queue(by_alias) == []
-    assert version_of(spark, by_name) == 2
-    # In a process of its own: deltalake would keep this one, which serves the S3, from running.
-    command = [sys.executable, "-m", "sluice", "verify", by_alias, "--json"]
-    environment = {**os.environ, "AWS_ENDPOINT_URL": endpoint}
-    verified = subprocess.run(command, env=environment, capture_output=True, check=True, timeout=120)
-    assert json.loads(verified.stdout)["pinned_name"] == done.table
+
+@pytest.fixture(scope="module")
+def pinned(
+    spark: SparkSession, original: Callable[..., Path], ensemble: str, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A table of three rows, version 0, on the disk; pinned by version 1."""
+    table = tmp_path_factory.mktemp("pinned") / "the 'source'"
+    shutil.copytree(original(THREE_ROWS), table)
+    assert adopt(spark, str(table), ensemble).version == 1
+    return table
+
+
+def pin_by_hand(table: Path, name: str | None) -> None:
+    """Put another name into the pin that version 1 of a table sets, or none, as in an earlier release."""
+    for kind in ("json", "crc"):
+        file = table / f"_delta_log/{1:020d}.{kind}"
+        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        (metadata,) = (each[key] for each in actions for key in ("metaData", "metadata") if key in each)
+        del metadata["configuration"][TABLE_PROPERTY]
+        metadata["configuration"] |= {TABLE_PROPERTY: name} if name else {}
+        file.write_text("".join(json.dumps(each) + "\n" for each in actions))
+
+
+@pytest.fixture
+def source(pinned: Path, tmp_path: Path) -> str:
+    """Such a table, of the test's own, as if it had been made and pinned where it is."""
+    table = tmp_path / pinned.name
+    shutil.copytree(pinned, table)
+    pin_by_hand(table, canonical_table_uri(str(table)))
+    return str(table)
 
 
 @pytest.fixture
@@ -191,71 +177,132 @@ def append_job(append: Callable[..., Any], csv_file: Callable[..., Path], ensemb
     return lambda *arguments: append(*arguments, "--source", source, hosts=ensemble)
 
 
+@pytest.fixture
+def upload(endpoint: str, by_name: str) -> Callable[[Path], None]:
+    """Copy a table from the disk to where it has two names."""
+
+    def copy(table: Path) -> None:
+        bucket, _, prefix = by_name.removeprefix("s3a://").partition("/")
+        client = boto3.client("s3", endpoint_url=endpoint)
+        for path in filter(Path.is_file, table.rglob("*")):
+            client.put_object(Bucket=bucket, Key=f"{prefix}/{path.relative_to(table)}", Body=path.read_bytes())
+
+    return copy
+
+
+@pytest.fixture
+def on_s3(original: Callable[..., Path], upload: Callable[[Path], None], by_name: str) -> str:
+    """A table of three rows, version 0, with two names."""
+    upload(original(THREE_ROWS))
+    return by_name
+
+
+def test_negative_control_without_the_pin_two_names_are_two_locks(
+    spark: SparkSession, by_name: str, by_alias: str, one: ZookeeperLockManager, other: ZookeeperLockManager
+) -> None:
+    with locked(spark, by_name, manager=one):
+        append(spark, by_name, 0)
+        with locked(spark, by_alias, manager=other, timeout_seconds=0):
+            append(spark, by_alias, 1)
+        append(spark, by_name, 2)
+    assert version_on_s3(spark, by_name) == 2
+
+
+def test_a_table_is_written_under_its_own_name_and_under_no_other(
+    spark: SparkSession,
+    on_s3: str,
+    by_alias: str,
+    ensemble: str,
+    one: ZookeeperLockManager,
+    other: ZookeeperLockManager,
+    append_job: Callable[..., Any],
+) -> None:
+    done = adopt(spark, on_s3, ensemble)
+    assert (done.table, done.version, done.renamed_from) == (canonical_table_uri(on_s3), 1, None)
+    assert pin_on_s3(spark, by_alias) == Pin(done.ensemble, done.table)
+
+    entered = False
+    with locked(spark, on_s3, manager=one):
+        with pytest.raises(TableNameMismatchError) as refused:
+            with locked(spark, by_alias, manager=other, timeout_seconds=0):
+                entered = True
+        append(spark, on_s3, 3)
+    assert not entered
+    assert (refused.value.resource, refused.value.pinned_name) == (canonical_table_uri(by_alias), done.table)
+    assert refused.value.resource in str(refused.value)
+    assert done.table in str(refused.value)
+    assert "--move" in str(refused.value)
+    with pytest.raises(TableNameMismatchError):
+        LockedDeltaWriter(spark, other, by_alias).append(row(spark, 0))
+    failed = append_job("--table", by_alias)
+    assert failed.code == 3, failed.error
+    assert f"is pinned to the name {done.table}" in failed.error
+    # Nothing was written, and each lock was given back.
+    assert other.queue(by_alias) == []
+    assert version_on_s3(spark, on_s3) == 2
+
+
 def test_a_table_gets_another_name_only_if_it_is_told_to_and_while_nobody_is_at_work(
     spark: SparkSession,
+    source: str,
+    upload: Callable[[Path], None],
     by_name: str,
     by_alias: str,
     ensemble: str,
     one: ZookeeperLockManager,
     other: ZookeeperLockManager,
 ) -> None:
-    with locked(spark, by_name, manager=one):
-        append(spark, by_name, 0, 3)
-    first = adopt(spark, by_name, ensemble)
+    old = canonical_table_uri(by_name)
+    pin_by_hand(Path(source), old)
+    upload(Path(source))
     with pytest.raises(TableNameMismatchError):
         adopt(spark, by_alias, ensemble)
     with locked(spark, by_name, manager=one):
         with pytest.raises(LockTimeoutError):
             adopt(spark, by_alias, ensemble, move=True, seconds=0.5)
-    assert version_of(spark, by_name) == 1
+    assert version_on_s3(spark, by_name) == 1
     moved = adopt(spark, by_alias, ensemble, move=True)
-    assert (moved.version, moved.moved_from, moved.renamed_from) == (2, None, first.table)
+    assert (moved.version, moved.moved_from, moved.renamed_from) == (2, None, old)
     assert describe(moved) == (
-        f"{canonical_table_uri(by_alias)} was pinned to ensemble {first.ensemble} under this name, "
-        f"no longer {first.table}, by version 2"
+        f"{canonical_table_uri(by_alias)} was pinned to ensemble {moved.ensemble} under this name, "
+        f"no longer {old}, by version 2"
     )
     with pytest.raises(TableNameMismatchError):
-        LockedDeltaWriter(spark, one, by_name).append(spark.range(1))
-    LockedDeltaWriter(spark, other, by_alias).append(spark.range(3, 4))
-    assert ids(spark, by_name) == [0, 1, 2, 3]
-
-
-@pytest.fixture
-def source(spark: SparkSession, one: ZookeeperLockManager, ensemble: str, tmp_path: Path) -> str:
-    """A pinned table of three rows on the disk, version 1."""
-    table = str(tmp_path / "the 'source'")
-    with locked(spark, table, manager=one):
-        append(spark, table, 0, 3)
-    adopt(spark, table, ensemble)
-    return table
+        LockedDeltaWriter(spark, one, by_name).append(row(spark, 0))
+    LockedDeltaWriter(spark, other, by_alias).append(row(spark, 3))
+    assert version_on_s3(spark, by_name) == 3
 
 
 def test_a_table_that_an_earlier_release_pinned_stays_valid_and_gets_its_name_by_another_adopt(
     spark: SparkSession, source: str, one: ZookeeperLockManager, ensemble: str
 ) -> None:
-    before = pin_of(spark, source)
+    before = pin_of(source)
     assert before is not None
-    with locked(spark, source, manager=one):
-        spark.sql(f"ALTER TABLE delta.`{source}` UNSET TBLPROPERTIES ('{TABLE_PROPERTY}')")
-    assert pin_of(spark, source) == Pin(before.ensemble)
-    LockedDeltaWriter(spark, one, source).append(spark.range(3, 4))
+    pin_by_hand(Path(source), None)
+    assert pin_of(source) == Pin(before.ensemble)
+    LockedDeltaWriter(spark, one, source).append(row(spark, 3))
     done = adopt(spark, source, ensemble)
-    assert (done.version, done.moved_from, done.renamed_from) == (4, None, None)
-    assert pin_of(spark, source) == before
-    assert version_of(spark, source) == 4
+    assert (done.version, done.moved_from, done.renamed_from) == (3, None, None)
+    assert pin_of(source) == before
+    assert version_of(source) == 3
     assert describe(done).startswith(f"{before.table} was pinned to ensemble")
     assert adopt(spark, source, ensemble).version is None
 
 
 def test_a_copied_folder_has_the_pin_of_the_original_and_is_refused_until_it_gets_its_own(
-    spark: SparkSession, source: str, one: ZookeeperLockManager, ensemble: str, tmp_path: Path
+    spark: SparkSession,
+    source: str,
+    one: ZookeeperLockManager,
+    ensemble: str,
+    tmp_path: Path,
+    rows_of: Callable[..., list[tuple[int]]],
 ) -> None:
     copy = str(tmp_path / "copy")
     shutil.copytree(source, copy)
     with pytest.raises(TableNameMismatchError) as refused:
-        LockedDeltaWriter(spark, one, copy).append(spark.range(1))
+        LockedDeltaWriter(spark, one, copy).append(row(spark, 0))
     assert refused.value.pinned_name == canonical_table_uri(source)
-    assert version_of(spark, copy) == 1
+    assert version_of(copy) == 1
     found = verify_table(copy)
     assert (found.problems, found.pinned_name) == ((), canonical_table_uri(source))
     told = CliRunner().invoke(app, ["verify", copy], env={"COLUMNS": "300"})
@@ -264,9 +311,9 @@ def test_a_copied_folder_has_the_pin_of_the_original_and_is_refused_until_it_get
 
     done = adopt(spark, copy, ensemble, move=True)
     assert (done.version, done.renamed_from) == (2, canonical_table_uri(source))
-    LockedDeltaWriter(spark, one, copy).append(spark.range(3, 4))
-    LockedDeltaWriter(spark, one, source).append(spark.range(9, 10))
-    assert (ids(spark, copy), ids(spark, source)) == ([0, 1, 2, 3], [0, 1, 2, 9])
+    LockedDeltaWriter(spark, one, copy).append(row(spark, 3))
+    LockedDeltaWriter(spark, one, source).append(row(spark, 9))
+    assert (rows_of(copy), rows_of(source)) == ([(0,), (1,), (2,), (3,)], [(0,), (1,), (2,), (9,)])
     assert verify_table(copy).problems == ()
 
 
@@ -275,7 +322,7 @@ def test_a_copy_for_another_ensemble_is_moved_once(
 ) -> None:
     copy = str(tmp_path / "copy")
     shutil.copytree(source, copy)
-    before = pin_of(spark, source)
+    before = pin_of(source)
     assert before is not None
     with pytest.raises(TableNameMismatchError):
         adopt(spark, copy, another_ensemble)
@@ -284,7 +331,7 @@ def test_a_copy_for_another_ensemble_is_moved_once(
     done = adopt(spark, copy, another_ensemble, move=True, old_hosts=ensemble)
     assert (done.version, done.moved_from, done.renamed_from) == (2, before.ensemble, before.table)
     assert " was moved from ensemble " in describe(done)
-    assert pin_of(spark, source) == before
+    assert pin_of(source) == before
     assert verify_table(copy).problems == ()
 
 
@@ -294,53 +341,55 @@ def test_a_renamed_folder_gets_its_new_name(
     renamed = str(tmp_path / "renamed")
     Path(source).rename(renamed)
     with pytest.raises(PinMismatchError):
-        LockedDeltaWriter(spark, one, renamed).append(spark.range(1))
+        LockedDeltaWriter(spark, one, renamed).append(row(spark, 0))
     adopt(spark, renamed, ensemble, move=True)
-    assert LockedDeltaWriter(spark, one, renamed).append(spark.range(3, 4)).version == 3
+    assert LockedDeltaWriter(spark, one, renamed).append(row(spark, 3)).version == 3
 
 
 def test_a_clone_that_is_made_under_its_own_lock_gets_its_own_pin(
-    spark: SparkSession, source: str, one: ZookeeperLockManager, tmp_path: Path
-) -> None:
-    clone = str(tmp_path / "clone")
-    of_source = pin_of(spark, source)
-    assert of_source is not None
-    with locked(spark, clone, manager=one):
-        spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
-        # This is what Delta makes of it.
-        assert pin_of(spark, clone) == of_source
-    own = Pin(of_source.ensemble, canonical_table_uri(clone))
-    assert pin_of(spark, clone) == own
-    assert version_of(spark, clone) == 1
-    assert LockedDeltaWriter(spark, one, clone).append(spark.range(3, 4)).version == 2
-    assert (ids(spark, clone), ids(spark, source)) == ([0, 1, 2, 3], [0, 1, 2])
-    assert pin_of(spark, source) == of_source
-    # The clone's first files are the source's: the versions say so, and nothing is wrong with them.
-    assert [each for each in verify_table(clone).problems if "gates" in each] == []
-    # What replaces a table by a clone does not take over the source's name, either.
-    with locked(spark, clone, manager=one):
-        spark.sql(f"DELETE FROM delta.`{clone}`")
-        spark.sql(f"CREATE OR REPLACE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
-    assert pin_of(spark, clone) == own
-
-
-def test_a_clone_whose_driver_was_killed_before_it_was_pinned_is_refused(
     spark: SparkSession,
     source: str,
     one: ZookeeperLockManager,
     ensemble: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    rows_of: Callable[..., list[tuple[int]]],
 ) -> None:
-    clone = str(tmp_path / "clone")
-    with monkeypatch.context() as killed:
-        killed.setattr("writer_jobs.commit.guarded._restore_pin", lambda *_: None)
-        with locked(spark, clone, manager=one):
-            spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
+    clone, of_killed = str(tmp_path / "clone"), str(tmp_path / "of a driver that is killed here")
+    of_source = pin_of(source)
+    assert of_source is not None
+    with locked(spark, clone, manager=one):
+        spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
+        # This is what Delta makes of it.
+        assert pin_of(clone) == of_source
+        shutil.copytree(clone, of_killed)
+    own = Pin(of_source.ensemble, canonical_table_uri(clone))
+    assert pin_of(clone) == own
+    assert version_of(clone) == 1
+    assert LockedDeltaWriter(spark, one, clone).append(row(spark, 3)).version == 2
+    assert (rows_of(clone), rows_of(source)) == ([(0,), (1,), (2,), (3,)], [(0,), (1,), (2,)])
+    assert pin_of(source) == of_source
+    # The clone's first files are the source's: the versions say so, and nothing is wrong with them.
+    assert [each for each in verify_table(clone).problems if "gates" in each] == []
+    # One whose driver was killed before it was pinned is refused.
     with pytest.raises(TableNameMismatchError):
-        LockedDeltaWriter(spark, one, clone).append(spark.range(1))
-    assert adopt(spark, clone, ensemble, move=True).version == 1
-    assert LockedDeltaWriter(spark, one, clone).append(spark.range(1)).version == 2
+        LockedDeltaWriter(spark, one, of_killed).append(row(spark, 0))
+    assert adopt(spark, of_killed, ensemble, move=True).version == 1
+    assert LockedDeltaWriter(spark, one, of_killed).append(row(spark, 0)).version == 2
+
+
+@pytest.mark.soak
+def test_what_replaces_a_table_by_a_clone_does_not_take_over_the_pin_of_its_source(
+    spark: SparkSession, source: str, one: ZookeeperLockManager, ensemble: str, copy_of: Callable[..., Path]
+) -> None:
+    clone = str(copy_of(THREE_ROWS))
+    adopt(spark, clone, ensemble)
+    own = pin_of(clone)
+    with locked(spark, clone, manager=one):
+        # Delta replaces none that has rows.
+        spark.sql(f"DELETE FROM delta.`{clone}`")
+        spark.sql(f"CREATE OR REPLACE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
+        assert pin_of(clone) == pin_of(source)
+    assert pin_of(clone) == own != pin_of(source)
 
 
 def test_a_table_like_another_has_its_properties_and_not_its_pin(
@@ -352,36 +401,44 @@ def test_a_table_like_another_has_its_properties_and_not_its_pin(
         with locked(spark, alike, manager=one):
             spark.sql(f"CREATE TABLE alike LIKE the_source USING delta LOCATION '{alike}'")
         try:
-            pin = pin_of(spark, alike)
+            pin = pin_of(alike)
             assert pin is None or pin.table == canonical_table_uri(alike)
-            assert LockedDeltaWriter(spark, one, alike).append(spark.range(3)).version is not None
+            assert LockedDeltaWriter(spark, one, alike).append(row(spark, 3)).version is not None
         finally:
             spark.sql("DROP TABLE alike")
     finally:
         spark.sql("DROP TABLE the_source")
 
 
-def test_what_restores_an_older_pin_is_followed_by_the_one_that_counts(
+@pytest.mark.parametrize("by_restore", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_what_brings_back_an_older_pin_is_followed_by_the_one_that_counts(
     spark: SparkSession,
     source: str,
     one: ZookeeperLockManager,
     another_ensemble: str,
+    *,
+    by_restore: bool,
 ) -> None:
+    older = pin_of(source)
+    assert older is not None
     moved = adopt(spark, source, another_ensemble, move=True)
-    name = f"delta.`{source}`"
     with ZookeeperLockManager(another_ensemble, timeout_seconds=60) as there:
-        for statement in (f"RESTORE TABLE {name} TO VERSION AS OF 1", f"RESTORE TABLE {name} TO VERSION AS OF 0"):
-            with locked(spark, source, manager=there):
-                spark.sql(statement)
-            assert pin_of(spark, source) == Pin(moved.ensemble, moved.table), statement
-        LockedDeltaWriter(spark, there, source).append(spark.range(3, 4))
+        with locked(spark, source, manager=there):
+            if by_restore:
+                spark.sql(f"RESTORE TABLE delta.`{source}` TO VERSION AS OF 1")
+            else:
+                properties = ", ".join(f'"{name}" = "{value}"' for name, value in older.properties.items())
+                spark.sql(f"ALTER TABLE delta.`{source}` SET TBLPROPERTIES ({properties})")
+            assert pin_of(source) == older
+        assert pin_of(source) == Pin(moved.ensemble, moved.table)
+        LockedDeltaWriter(spark, there, source).append(row(spark, 3))
     assert DeltaTable(source).metadata().configuration == {
         ENSEMBLE_PROPERTY: moved.ensemble,
         TABLE_PROPERTY: moved.table,
     }
     assert verify_table(source).problems == ()
     with pytest.raises(EnsembleMismatchError):
-        LockedDeltaWriter(spark, one, source).append(spark.range(1))
+        LockedDeltaWriter(spark, one, source).append(row(spark, 0))
 
 
 def test_a_link_is_one_name_with_what_it_leads_to(
@@ -389,4 +446,4 @@ def test_a_link_is_one_name_with_what_it_leads_to(
 ) -> None:
     link = tmp_path / "link"
     link.symlink_to(source)
-    assert LockedDeltaWriter(spark, one, str(link)).append(spark.range(3, 4)).version == 2
+    assert LockedDeltaWriter(spark, one, str(link)).append(row(spark, 3)).version == 2
