@@ -19,7 +19,8 @@ from kazoo.client import KazooClient
 from xdist.scheduler import LoadScopeScheduling
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.soak.containers import ContainerError, ContainerZooKeeper
+from sluice.errors import ContainerError
+from sluice.soak.containers import ContainerZooKeeper
 from tests.support import waiting
 from tests.support.lake import s3_in_words
 
@@ -50,15 +51,14 @@ SHARED_DRIVERS = {
         "test_table_names.py",
         "test_writer_operations.py",
     ),
+    "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),
 }
 DRIVER_OF = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}
 # What takes one process longest begins first: the run is over when the last process is.
 SLOWEST = (
     *SHARED_DRIVERS,
     "test_promises.py",
-    "test_spark_drivers.py",
     "test_append_process.py",
-    "test_unknown.py",
     "test_controls.py",
     "test_session_faults.py",
     "test_stack.py",

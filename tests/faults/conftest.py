@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.soak.options import SoakOptions
 from sluice.soak.run import Soak
 from sluice.soak.s3_faults import FaultyS3
+from tests.support.driver_process import IMPATIENT, Driver
 from tests.support.lake import chosen_s3, lake, need_the_gate
 
 
@@ -26,13 +28,39 @@ class First(random.Random):
         return 0.0
 
 
+@pytest.fixture(scope="session")
+def faulty_s3() -> Iterator[FaultyS3]:
+    """An S3 with faults, for all files: a driver that they share has no other."""
+    with FaultyS3() as running:
+        yield running
+
+
 @pytest.fixture(scope="module")
-def s3() -> Iterator[FaultyS3]:
-    """An S3 with faults and the bucket ``lake``, whose credentials are in the environment."""
+def s3(request: pytest.FixtureRequest) -> Iterator[FaultyS3]:
+    """That S3 with the buckets ``lake`` and ``impatient``, while its credentials are in the environment."""
     need_the_gate("answers of S3 are lost, spoiled or held back")
-    faulty = FaultyS3()
-    with lake(faulty):
-        yield faulty
+    running: FaultyS3 = request.getfixturevalue("faulty_s3")
+    for bucket in (IMPATIENT, "lake"):
+        # Anew for each file: the start of a soak's own S3 in this process has emptied this one.
+        running.create_bucket(bucket)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        yield running
+
+
+@pytest.fixture(scope="session")
+def ensemble_of_drivers() -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def shared_driver(faulty_s3: FaultyS3, ensemble_of_drivers: EmbeddedZooKeeper) -> Iterator[Driver]:
+    """``writer-1``, a Spark driver for all files that take it: wait until it is ready."""
+    driver = Driver("writer-1", ensemble_of_drivers.hosts, faulty_s3)
+    yield driver
+    driver.close()
 
 
 @pytest.fixture(scope="module")

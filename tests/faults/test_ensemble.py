@@ -1,27 +1,36 @@
 """The ensemble of three fails and comes back: its leader is killed or stands still, its quorum is gone, all restart.
 
-Seed 1; 2 writers; one fault of each class. The same verdict finds what goes wrong in test_controls.py.
+Seed 1; 2 writers; one fault of each class; the restarts only with ``-m soak``. The same verdict finds what goes wrong
+in test_controls.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from sluice.soak.faults import CLASSES
 from sluice.soak.liveness import takeovers
 from sluice.soak.run import Soak
 from sluice.soak.verdict import judge
 
-NAMES = ("zookeeper-leader-kill", "zookeeper-leader-pause", "zookeeper-quorum", "zookeeper-rolling-restart")
 
-
-def test_writers_go_on_and_every_promise_holds(make_soak: Callable[..., Soak]) -> None:
-    soak = make_soak(faults=NAMES, session_seconds=3.0)
-    for name in NAMES:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("zookeeper-leader-kill", "zookeeper-leader-pause", "zookeeper-quorum"),
+        pytest.param(("zookeeper-rolling-restart",), marks=pytest.mark.soak),
+    ],
+    ids=["leader and quorum", "rolling restart"],
+)
+def test_writers_go_on_and_every_promise_holds(make_soak: Callable[..., Soak], names: tuple[str, ...]) -> None:
+    soak = make_soak(faults=names, session_seconds=3.0)
+    for name in names:
         before = soak.progress.counts["acknowledged"]
         soak.play(CLASSES[name].strike(soak.stage, "writer-1", "data"))
         assert soak.progress.counts["acknowledged"] > before, name
-    assert soak.progress.faults == dict.fromkeys(NAMES, 1)
+    assert soak.progress.faults == dict.fromkeys(names, 1)
     soak.finish()
     assert [f"{each.invariant}: {each.sentence}" for each in judge(soak.evidence())] == []
 

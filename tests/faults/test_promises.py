@@ -62,8 +62,14 @@ def outcome(history: list[dict[str, Any]]) -> dict[str, Any]:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["pause-python", "pause-both"])
-@pytest.mark.parametrize("point", ["acquired", "read", "data", "checked"])
+@pytest.mark.parametrize(
+    ("name", "point"),
+    [
+        *(("pause-python", "acquired"), ("pause-both", "read"), ("pause-both", "data"), ("pause-python", "checked")),
+        *(pytest.param("pause-both", point, marks=pytest.mark.soak) for point in ("acquired", "checked")),
+        *(pytest.param("pause-python", point, marks=pytest.mark.soak) for point in ("read", "data")),
+    ],
+)
 def test_a_writer_that_was_paused_past_its_session_before_the_put_is_refused(soak: Soak, name: str, point: str) -> None:
     said = outcome(strike(soak, name, point))
     assert said["event"] == "refused", said
@@ -93,7 +99,8 @@ def test_a_jvm_may_be_paused_for_long_while_python_keeps_the_lock(soak: Soak) ->
     [
         ("kill-python", "checked"),
         ("kill-jvm", "checked"),
-        *(("kill-both", point) for point in ("read", "data", "put", "stored")),
+        *(("kill-both", point) for point in ("put", "stored")),
+        *(pytest.param("kill-both", point, marks=pytest.mark.soak) for point in ("read", "data")),
     ],
 )
 def test_a_writer_that_is_killed_is_followed_by_the_next_one(soak: Soak, name: str, point: str) -> None:
@@ -110,7 +117,7 @@ def test_a_writer_that_is_cut_off_from_zookeeper_is_refused(soak: Soak) -> None:
     assert (said["event"], said["error"]) == ("refused", "LockLostError")
 
 
-@pytest.mark.parametrize("point", ["read", "data", "checked"])
+@pytest.mark.parametrize("point", ["data", *(pytest.param(one, marks=pytest.mark.soak) for one in ("read", "checked"))])
 def test_a_writer_that_is_cut_off_from_s3_is_told_no_more_than_is_known(soak: Soak, point: str) -> None:
     history = strike(soak, "cut-s3", point)
     said = outcome(history)

@@ -1,4 +1,8 @@
-"""Whole Spark drivers that are paused, cut off or lose their hold at a commit, beside another on one S3 table."""
+"""Whole Spark drivers that are paused, cut off or lose their hold at a commit, beside another on one S3 table.
+
+Of pauses and of answers of S3 that go the same way through Spark some are here and the rest only with ``-m soak``. With
+the log store alone, more of them: test_promises.py.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,10 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.soak.s3_faults import FaultyS3, S3Fault
 from tests.support.at_the_gate import contenders
 from tests.support.driver_process import WAIT, Driver
-from tests.support.s3_table import read, rows, stored
+from tests.support.s3_table import copy, read, rows, stored
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
-STOCK_STORE = {"spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore"}
 ANOTHER_ENGINE = """
 import sys
 from arro3.core import Array, DataType, Table
@@ -32,28 +35,16 @@ write_deltalake(table.replace("s3a:", "s3:"), rows, mode="append")
 
 
 @pytest.fixture(scope="module")
-def both(s3: FaultyS3) -> Iterator[tuple[Driver, Driver]]:
-    with EmbeddedZooKeeper() as ensemble:
-        drivers = [Driver(f"writer-{number}", ensemble.hosts, s3) for number in (1, 2)]
-        try:
-            for driver in drivers:
-                assert driver.answer() == {"done": "ready"}
-                driver.pids = driver.do("pids")
-            yield drivers[0], drivers[1]
-        finally:
-            for driver in drivers:
-                driver.close()
-
-
-@pytest.fixture(scope="module")
-def stock(s3: FaultyS3) -> Iterator[Driver]:
-    """A Spark driver with Delta's own log store, which asks nobody."""
-    driver = Driver("writer-3", "127.0.0.1:1", s3, STOCK_STORE)
+def both(
+    s3: FaultyS3, shared_driver: Driver, ensemble_of_drivers: EmbeddedZooKeeper
+) -> Iterator[tuple[Driver, Driver]]:
+    second = Driver("writer-2", ensemble_of_drivers.hosts, s3)
     try:
-        assert driver.answer() == {"done": "ready"}
-        yield driver
+        for driver in (shared_driver, second):
+            driver.wait_until_ready()
+        yield shared_driver, second
     finally:
-        driver.close()
+        second.close()
 
 
 @pytest.fixture
@@ -63,10 +54,24 @@ def drivers(both: tuple[Driver, Driver]) -> Iterator[tuple[Driver, Driver]]:
         driver.do("protect_again")
 
 
-@pytest.fixture
-def table(drivers: tuple[Driver, Driver]) -> str:
+@pytest.fixture(scope="module")
+def original(both: tuple[Driver, Driver]) -> str:
     name = f"s3a://lake/{uuid.uuid4().hex}"
-    drivers[0].do("append", table=name, first=0, end=3)
+    both[0].do("append", table=name, first=0, end=3)
+    return name
+
+
+@pytest.fixture
+def stock(drivers: tuple[Driver, Driver]) -> Driver:
+    """A Spark driver with Delta's own log store, which asks nobody."""
+    drivers[1].do("use_stock_store")
+    return drivers[1]
+
+
+@pytest.fixture
+def table(drivers: tuple[Driver, Driver], s3: FaultyS3, original: str) -> str:
+    name = f"s3a://lake/{uuid.uuid4().hex}"
+    copy(s3, original, name)
     return name
 
 
@@ -99,8 +104,10 @@ def while_the_put_is_held_back(
 @pytest.mark.parametrize(
     ("paused", "operation"),
     [
-        *(("python", "append"), ("jvm", "append"), ("both", "merge")),
-        *((paused, "append_at_the_gate") for paused in ("python", "jvm", "both")),
+        *(("python", "append"), ("jvm", "append_at_the_gate"), ("both", "append_at_the_gate")),
+        pytest.param("jvm", "append", marks=pytest.mark.soak),
+        pytest.param("both", "merge", marks=pytest.mark.soak),
+        pytest.param("python", "append_at_the_gate", marks=pytest.mark.soak),
     ],
 )
 def test_a_writer_that_is_paused_with_its_put_on_the_way_commits_nothing_after_the_next_has_read(
@@ -113,7 +120,7 @@ def test_a_writer_that_is_paused_with_its_put_on_the_way_commits_nothing_after_t
     assert stored(s3, table) == {0: 1, 1: 1, 2: 1}
 
 
-@pytest.mark.parametrize("operation", ["append", "append_at_the_gate"])
+@pytest.mark.parametrize("operation", [pytest.param("append", marks=pytest.mark.soak), "append_at_the_gate"])
 def test_negative_control_without_intents_the_late_put_lands_behind_the_next_one_s_read(
     drivers: tuple[Driver, Driver], s3: FaultyS3, table: str, operation: str
 ) -> None:
@@ -139,7 +146,7 @@ def test_negative_control_without_intents_the_late_put_lands_behind_the_next_one
     assert rows(table) == [0, 1, 2, 10, 11, 1003]
 
 
-@pytest.mark.parametrize("paused", ["python", "jvm", "both"])
+@pytest.mark.parametrize("paused", ["both", *(pytest.param(one, marks=pytest.mark.soak) for one in ("python", "jvm"))])
 def test_a_writer_that_is_paused_at_the_gate_keeps_nobody_waiting_and_commits_when_it_goes_on(
     drivers: tuple[Driver, Driver], table: str, paused: str, eventually: Callable[..., None]
 ) -> None:
@@ -188,6 +195,7 @@ def test_negative_control_without_the_binding_it_does(drivers: tuple[Driver, Dri
     assert rows(table) == [0, 1, 2, 10, 11], answer
 
 
+@pytest.mark.soak
 def test_a_holder_that_is_cut_off_from_zookeeper_is_refused_at_its_commit(
     drivers: tuple[Driver, Driver], table: str
 ) -> None:
@@ -237,14 +245,13 @@ def test_negative_control_with_the_guard_off_it_commits_although_somebody_else_h
 @pytest.mark.parametrize(
     ("fault", "committed", "error"),
     [
-        (S3Fault(lost=True, stored=True), True, None),
-        (S3Fault(status=500, stored=True), True, None),
-        (S3Fault(status=503), True, None),
-        (S3Fault(status=409), True, None),
-        (S3Fault(rival=True), True, None),
-        (S3Fault(status=403, times=9), False, "CommitUnknownError"),
+        pytest.param(S3Fault(lost=True, stored=True), True, None, id="lost reply"),
+        pytest.param(S3Fault(rival=True), True, None, id="412 of a rival"),
+        pytest.param(S3Fault(status=403, times=9), False, "CommitUnknownError", id="403"),
+        pytest.param(S3Fault(status=500, stored=True), True, None, id="500 but stored", marks=pytest.mark.soak),
+        pytest.param(S3Fault(status=503), True, None, id="503", marks=pytest.mark.soak),
+        pytest.param(S3Fault(status=409), True, None, id="409", marks=pytest.mark.soak),
     ],
-    ids=["lost reply", "500 but stored", "503", "409", "412 of a rival", "403"],
 )
 def test_what_s3_answers_never_makes_two_commits_of_one_nor_none_of_an_acknowledged_one(
     drivers: tuple[Driver, Driver],

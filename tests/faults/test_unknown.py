@@ -6,6 +6,7 @@ Or it is stored, its reply is lost and the lock, too: the writer finds its own c
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,44 +17,49 @@ from kazoo.client import KazooClient
 
 from lock_manager import ZookeeperLockManager, canonical_table_uri
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.s3_faults import FaultyS3, S3Fault
 from tests.support.at_the_gate import contenders
-from tests.support.driver_process import WAIT, Driver
-from tests.support.s3_table import rows, stored
+from tests.support.driver_process import IMPATIENT, WAIT, Driver
+from tests.support.s3_table import copy, rows, stored
 from tests.support.sessions import end_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.s3]
 
 NAME = "writer-1"
-PATIENCE = {"fs.s3a.attempts.maximum": "1", "fs.s3a.connection.timeout": "1500ms"}
 
 
 @pytest.fixture(scope="module")
-def ensemble() -> Iterator[EmbeddedZooKeeper]:
-    with EmbeddedZooKeeper() as running:
-        yield running
+def ensemble(ensemble_of_drivers: EmbeddedZooKeeper) -> EmbeddedZooKeeper:
+    return ensemble_of_drivers
 
 
 @pytest.fixture(scope="module")
-def driver(s3: FaultyS3, ensemble: EmbeddedZooKeeper) -> Iterator[Driver]:
-    settings = {**hadoop_settings(NAME, s3), **PATIENCE}
-    made = Driver(NAME, ensemble.hosts, s3, {f"spark.hadoop.{key}": value for key, value in settings.items()})
-    try:
-        assert made.answer() == {"done": "ready"}
-        yield made
-    finally:
-        made.close()
+def driver(s3: FaultyS3, shared_driver: Driver) -> Driver:
+    shared_driver.wait_until_ready()
+    return shared_driver
 
 
 @pytest.fixture
 def new_table() -> str:
-    return f"s3a://lake/{uuid.uuid4().hex}"
+    return f"s3a://{IMPATIENT}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="module")
+def original(driver: Driver) -> Callable[[int], str]:
+    """Make a table of the ids 0 to 2 in so many files, once."""
+
+    @functools.cache
+    def make(files: int) -> str:
+        name = f"s3a://{IMPATIENT}/{uuid.uuid4().hex}"
+        driver.do("append", table=name, first=0, end=3, files=files)
+        return name
+
+    return make
 
 
 @pytest.fixture
-def table(driver: Driver, new_table: str) -> str:
-    driver.do("append", table=new_table, first=0, end=3)
+def table(s3: FaultyS3, original: Callable[[int], str], new_table: str) -> str:
+    copy(s3, original(1), new_table)
     return new_table
 
 
@@ -203,22 +209,25 @@ def said(table: str) -> str:
 
 @pytest.mark.parametrize(
     ("how", "before"),
-    [({"held": True}, [0, 1, 2]), ({"status": 500}, [])],
-    ids=["stored late", "500 each time, of a new table"],
+    [
+        pytest.param({"held": True}, [], id="stored late, of a new table"),
+        pytest.param({"held": True}, [0, 1, 2], id="stored late", marks=pytest.mark.soak),
+        pytest.param({"status": 500}, [], id="500 each time, of a new table", marks=pytest.mark.soak),
+    ],
 )
 def test_a_job_that_cannot_know_ends_with_code_6_and_started_again_completes_its_run(
-    driver: Driver,
     s3: FaultyS3,
     new_table: str,
     load: Callable[..., dict[str, Any]],
     fault: Callable[..., S3Fault],
     eventually: Callable[..., None],
+    original: Callable[[int], str],
     how: dict[str, Any],
     before: list[int],
 ) -> None:
     table, run = new_table, uuid.uuid4().hex
     if before:
-        driver.do("append", table=table, first=0, end=len(before))
+        copy(s3, original(1), table)
     spoiled = fault(**how)
     failed = load(table, "--run-id", run)
     s3.gate.disarm(NAME)
@@ -230,7 +239,7 @@ def test_a_job_that_cannot_know_ends_with_code_6_and_started_again_completes_its
     spoiled.release.set()
     already_committed = "held" in how
     if already_committed:
-        eventually(lambda: stored(s3, table) == {0: 1, 1: 1}, what="the late PUT")
+        eventually(lambda: len(stored(s3, table)) == (2 if before else 1), what="the late PUT")
     done = load(table, "--run-id", run)
     assert (done["code"], done["error"]) == (0, "")
     (commit,) = [line for line in done["lines"] if line["event"] == "commit"]
@@ -273,12 +282,13 @@ AFTERWARDS = {
     "statement": [0, 2, 11],
 }
 """Ids in a table of 0, 1 and 2 after each operation of the driver's."""
+LIKEWISE = ("append as a transaction", "overwrite where", "delete", "update", "optimize")
 
 
 @pytest.fixture
-def three_files(driver: Driver, new_table: str) -> str:
+def three_files(s3: FaultyS3, original: Callable[[int], str], new_table: str) -> str:
     """A table of three rows, each in a file of its own: there is something to optimize."""
-    driver.do("append", table=new_table, first=0, end=3, files=3)
+    copy(s3, original(3), new_table)
     return new_table
 
 
@@ -346,7 +356,13 @@ def lose_reply_and_lock(
 
 @pytest.mark.parametrize(
     ("operation", "lost"),
-    [*((operation, "contender") for operation in AFTERWARDS), ("append", "session"), ("statement", "session")],
+    [
+        *((operation, "contender") for operation in ("append", "overwrite", "merge", "statement")),
+        ("append", "session"),
+        pytest.param("statement", "session", marks=pytest.mark.soak),
+        # The writer does these as it does one of those above.
+        *(pytest.param(operation, "contender", marks=pytest.mark.soak) for operation in LIKEWISE),
+    ],
 )
 def test_a_commit_whose_reply_and_lock_were_lost_is_found_by_the_writer_that_puts_it_again(
     s3: FaultyS3,

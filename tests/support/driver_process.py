@@ -13,15 +13,19 @@ from typing import Any
 
 from lock_manager.testing.embedded import send_signal
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.s3_faults import FaultyS3
 from sluice.soak.tcp_proxy import Link
 
 ROOT = Path(__file__).parents[2]
 WAIT = 120
 """Seconds after which what a driver was told to do counts as failed."""
+IMPATIENT = "impatient"
+"""The bucket of tables for which a driver waits and tries again as little as can be."""
 
 _PROGRAM = ROOT / "tests" / "support" / "spark_driver.py"
 _SESSION_SECONDS = 4
+_PATIENCE = {"fs.s3a.attempts.maximum": "1", "fs.s3a.connection.timeout": "1500ms"}
 
 
 class Driver:
@@ -38,6 +42,10 @@ class Driver:
     def __init__(self, name: str, hosts: str, s3: FaultyS3, conf: Mapping[str, str] | None = None) -> None:
         self.hosts = hosts
         self.link = Link(hosts)
+        impatient = {
+            key.replace("fs.s3a", f"spark.hadoop.fs.s3a.bucket.{IMPATIENT}", 1): value
+            for key, value in {**hadoop_settings(name, s3), **_PATIENCE}.items()
+        }
         settings = {
             "spark.master": "local[1]",
             "spark.driver.memory": "1g",
@@ -48,6 +56,7 @@ class Driver:
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.hadoop.fs.s3a.user.agent.prefix": name,
             **s3.spark_conf,
+            **impatient,
             **(conf or {}),
         }
         command = [sys.executable, str(_PROGRAM), self.link.hosts, str(_SESSION_SECONDS), json.dumps(settings)]
@@ -57,6 +66,13 @@ class Driver:
             env=environment, start_new_session=True,
         )  # fmt: skip
         self.name = name
+        self.pids: tuple[int, ...] = ()
+
+    def wait_until_ready(self) -> None:
+        """Wait until it can be told something, unless that was waited for before."""
+        if not self.pids:
+            assert self.answer() == {"done": "ready"}
+            self.pids = tuple(self.do("pids"))
 
     def begin(self, do: str, **arguments: Any) -> None:
         self.tell(json.dumps({"do": do, **arguments}))
