@@ -25,7 +25,7 @@ from tests.support import waiting
 from tests.support.lake import s3_in_words
 
 ROOT = Path(__file__).parents[1]
-# Files that share a Spark driver: it costs 10 s and 1 GB to start. Two drivers, which take about as long.
+# Files that share a Spark driver: it costs 10 s and 1 GB to start. Two take about as long; the third meets faults.
 SHARED_DRIVERS = {
     "spark 1": (
         "test_adopt.py",
