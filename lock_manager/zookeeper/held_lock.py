@@ -21,7 +21,7 @@ from lock_manager.zookeeper.cleanup import Cleanup
 from lock_manager.zookeeper.hold_intents import HoldIntents
 from lock_manager.zookeeper.keepalive import ANNOUNCE_SECONDS, KeepAlive
 from lock_manager.zookeeper.own_contenders import SESSION_ENDED, Answer, OwnContenders
-from lock_manager.zookeeper.request import Place, Request
+from lock_manager.zookeeper.request import Acquired, Request
 from lock_manager.zookeeper.session import (
     KEEPALIVE_FRACTION,
     NO_ANSWER,
@@ -85,18 +85,18 @@ class HeldLock:
         self,
         session: Session,
         request: Request,
-        place: Place,
+        acquired: Acquired,
         *,
         scope: Mapping[str, TableScope],
         waited_seconds: float,
         thread: threading.Thread,
         services: HoldServices,
     ) -> None:
-        self.hold_id = place.hold_id
+        self.hold_id = acquired.hold_id
         self.resource = request.resource
         self.scope = dict(scope)
         self.shared = all(each.shared for each in scope.values())
-        self._contenders = OwnContenders(session, place)
+        self._contenders = OwnContenders(session, acquired)
         self.tokens = self._contenders.tokens
         self.exclusive_keys = self._contenders.exclusive_keys
         self.ensemble_id = session.ensemble_id or ""
@@ -107,7 +107,7 @@ class HeldLock:
         self.thread = thread
         self._session = session
         self._request = request
-        self._session_id = place.session_id
+        self._session_id = acquired.session_id
         self._services = services
         self._lock = threading.Lock()
         self._loss: str | None = None
@@ -118,7 +118,12 @@ class HeldLock:
         self._closed_inside = False
         self._intents = {
             table: HoldIntents(
-                self.hold_id, self.confirmed, session, services.isolation, intents_node(node), place.unfinished[table]
+                self.hold_id,
+                self.confirmed,
+                session,
+                services.isolation,
+                intents_node(node),
+                acquired.unfinished[table],
             )
             for table, node in request.tables.items()
         }

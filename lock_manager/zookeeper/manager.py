@@ -288,11 +288,11 @@ class ZookeeperLockManager:
         for table in request.tables:
             tell(Event.QUEUED, table)
         try:
-            place = acquisition.run()
+            acquired = acquisition.run()
             hold = HeldLock(
                 self._session,
                 request,
-                place,
+                acquired,
                 scope=scope,
                 waited_seconds=deadline.elapsed(),
                 thread=thread,

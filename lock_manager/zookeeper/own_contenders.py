@@ -11,7 +11,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from lock_manager.deadline import Deadline
 from lock_manager.zookeeper.asking import failure_in
 from lock_manager.zookeeper.hold_intents import HoldIntents
-from lock_manager.zookeeper.request import Node, Place
+from lock_manager.zookeeper.request import Acquired, Node
 from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
 from lock_manager.zookeeper.znodes import Mode
 
@@ -55,28 +55,28 @@ class OwnContenders:
 
     Args:
         session: to ask through.
-        place: what the acquire ended with.
+        acquired: what the acquire ended with.
 
     """
 
-    def __init__(self, session: Session, place: Place) -> None:
+    def __init__(self, session: Session, acquired: Acquired) -> None:
         self._session = session
-        self._spots = place.spots
+        self._entries = acquired.entries
 
     @property
     def queues(self) -> list[str]:
         """Znodes of the queues that they stand in, in the order of the request."""
-        return [spot.node.path for spot in self._spots]
+        return [entry.node.path for entry in self._entries]
 
     @property
     def tokens(self) -> dict[str, int]:
         """Fencing token of each, by the key of its node."""
-        return {spot.node.key: spot.token for spot in self._spots}
+        return {entry.node.key: entry.token for entry in self._entries}
 
     @property
     def exclusive_keys(self) -> frozenset[str]:
         """Keys of the nodes that are held alone."""
-        return frozenset(spot.node.key for spot in self._spots if spot.node.mode is Mode.EXCLUSIVE)
+        return frozenset(entry.node.key for entry in self._entries if entry.node.mode is Mode.EXCLUSIVE)
 
     def ask(self, operation: Callable[[Any], None] | None = None, data: Callable[[Node], bytes] | None = None) -> Any:
         """Send the question whether all are there, as a quorum request; return kazoo's AsyncResult.
@@ -87,13 +87,13 @@ class OwnContenders:
 
         """
         transaction = self._session.client.transaction()
-        for spot in self._spots:
-            transaction.check(spot.path, _ANY_VERSION)
+        for entry in self._entries:
+            transaction.check(entry.path, _ANY_VERSION)
         if operation is not None:
             operation(transaction)
         if data is not None:
-            for spot in self._spots:
-                transaction.set_data(spot.path, data(spot.node))
+            for entry in self._entries:
+                transaction.set_data(entry.path, data(entry.node))
         return transaction.commit_async()
 
     def read(self, outcome: object, *, with_operation: bool = False) -> Answer:
@@ -101,7 +101,7 @@ class OwnContenders:
         if isinstance(outcome, SESSION_GONE):
             return Answer(lost=SESSION_ENDED)
         results = outcome if isinstance(outcome, list) else [outcome]
-        own = results[: len(self._spots)]
+        own = results[: len(self._entries)]
         if with_operation and len(results) > len(own):
             problem = results[len(own)]
             if isinstance(problem, NodeExistsError | NoNodeError | BadVersionError):
@@ -144,11 +144,11 @@ class OwnContenders:
 
     def _send_delete(self, intents: Collection[HoldIntents]) -> Any:
         settled = [each for each in intents if each.settled]
-        if not settled and len(self._spots) == 1:
-            return self._session.client.delete_async(self._spots[0].path)
+        if not settled and len(self._entries) == 1:
+            return self._session.client.delete_async(self._entries[0].path)
         transaction = self._session.client.transaction()
-        for spot in reversed(self._spots):
-            transaction.delete(spot.path)
+        for entry in reversed(self._entries):
+            transaction.delete(entry.path)
         for each in settled:
             each.forget_in(transaction)
         return transaction.commit_async()
@@ -158,7 +158,7 @@ class OwnContenders:
         failure = failure_in(answer)
         if failure is None:
             return True
-        if failure.index < len(self._spots):
+        if failure.index < len(self._entries):
             self._session.raise_known(failure.error)
         for each in intents:
             if each.settled:

@@ -40,7 +40,7 @@ from lock_manager.errors import (
 )
 from lock_manager.zookeeper.asking import UNANSWERED, failure_in
 from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Cleanup
-from lock_manager.zookeeper.request import Node, Place, Request, Spot
+from lock_manager.zookeeper.request import Acquired, Node, OwnEntry, Request
 from lock_manager.zookeeper.session import (
     EXPECTED,
     LOOK_SECONDS,
@@ -75,9 +75,9 @@ REPORT_SECONDS = 10.0
 class Acquisition:
     """One try to get to the head of every queue of a request: :meth:`run` it, and :meth:`abandon` it if it fails since.
 
-    Queues are entered in the request's order, and nobody waits in one while he stands in a later one: so there is no
-    circle of waiting. All that are left are entered at once, in one transaction; where somebody turns out to be ahead,
-    the places behind that one are given up again before the wait.
+    It joins the queues in the request's order. Nobody waits in one queue while it has an entry in a later one, so no
+    two can wait for each other. One transaction joins all remaining queues. If somebody is ahead in one of them, it
+    deletes its entries in the later ones before it waits.
 
     Args:
         session: to ask through.
@@ -98,7 +98,7 @@ class Acquisition:
         self._hold_id = ""
         self._session_id = 0
         self._unsure = False
-        self._spots: list[Spot] = []
+        self._entries: list[OwnEntry] = []
         self._clear = 0
         self._asked_at = 0.0
 
@@ -129,8 +129,8 @@ class Acquisition:
             self._raise_if_cancelled()
             raise
 
-    def run(self) -> Place:
-        """Queue up, wait, and return the place at the head of every queue.
+    def run(self) -> Acquired:
+        """Join the queues, wait, and return when it is at the head of each.
 
         Raises:
             LockTimeoutError: others were still ahead at the deadline.
@@ -145,9 +145,9 @@ class Acquisition:
             self._session.remove_waker(self.wake)
 
     def abandon(self, cleanup: Cleanup) -> None:
-        """Leave the queues, whatever is known of our places in them.
+        """Leave the queues, whatever is known of our entries in them.
 
-        The cleanup has the order before this waits for it, so that a second Ctrl-C meanwhile changes nothing.
+        The cleanup knows of it before this method waits, so a second Ctrl-C does not stop it.
         """
         nodes = [node.path for node in self._request.nodes]
         if self._hold_id and not cleanup.discard(nodes, self._hold_id, ABANDON_SECONDS):
@@ -156,15 +156,15 @@ class Acquisition:
                 self._request.resource,
             )
 
-    def _run(self) -> Place:
+    def _run(self) -> Acquired:
         while True:
             self._raise_if_cancelled()
             try:
                 session_id = self.connect()
                 self._asked_at = time.monotonic()
-                if (place := self._look(session_id)) is not None:
+                if (acquired := self._look(session_id)) is not None:
                     self._raise_if_cancelled()
-                    return place
+                    return acquired
             except NO_ANSWER:
                 self._unsure = bool(self._hold_id)
                 if self._answer_by.remaining() == 0:
@@ -173,27 +173,27 @@ class Acquisition:
                 self._start_again()
             except NoNodeError:
                 # There is no queue yet, or a contender of ours was removed as it came to the head.
-                self._unsure = bool(self._spots)
-                if not self._spots:
+                self._unsure = bool(self._entries)
+                if not self._entries:
                     self._hold_id = ""
                 self._make_queues()
 
-    def _look(self, session_id: int) -> Place | None:
-        """Queue up if need be and look who is ahead; return our place if nobody is, else wait for a reason to look."""
+    def _look(self, session_id: int) -> Acquired | None:
+        """Join queues if need be, look who is ahead; return what was acquired, or wait for a reason to look again."""
         if self._session_id != session_id:
-            if self._spots:
+            if self._entries:
                 log.warning(
                     "the session ended while queued for %s: back to the end of the queue", self._request.resource
                 )
             self._start_again()
             self._session_id = session_id
         if self._unsure:
-            self._find_spots()
-        entering = len(self._spots) == self._clear
+            self._find_entries()
+        entering = len(self._entries) == self._clear
         listing = self._enter() if entering else self._look_again()
         queues, intents = self._answer_to(listing)
-        for index in range(self._clear, len(self._spots)):
-            own, queue = self._spots[index].contender, queues[index]
+        for index in range(self._clear, len(self._entries)):
+            own, queue = self._entries[index].contender, queues[index]
             if own not in queue:
                 log.warning("our contender on %s was removed: back to the end of the queue", self._request.resource)
                 self._leave(0)
@@ -202,22 +202,22 @@ class Acquisition:
             ahead = conflicting_ahead(queue, own)
             if ahead:
                 self._leave(index + 1)
-                if self._try_only or not self._wait_behind(ahead[-1], self._spots[index]):
-                    raise self._timeout(self._spots[index])
+                if self._try_only or not self._wait_behind(ahead[-1], self._entries[index]):
+                    raise self._timeout(self._entries[index])
                 return None
             self._clear = index + 1
         if self._clear < len(self._request.nodes):
             return None
-        return self._place(queues, intents)
+        return self._acquired(queues, intents)
 
-    def _place(self, queues: Mapping[int, list[Contender]], intents: Mapping[str, list[str]]) -> Place:
-        """Return our place; an intent is unfinished if its hold is in the queue of its table no more."""
+    def _acquired(self, queues: Mapping[int, list[Contender]], intents: Mapping[str, list[str]]) -> Acquired:
+        """Return what was acquired; an intent is unfinished if its hold has no entry in its table's queue any more."""
         unfinished = {}
         for table, names in intents.items():
             index = next(number for number, node in enumerate(self._request.nodes) if node.table == table)
             others = {contender.hold_id for contender in queues[index]} if index in queues else set()
             unfinished[table] = tuple(name for name in names if hold_of_intent(name) not in others)
-        return Place(self._hold_id, tuple(self._spots), self._session_id, unfinished)
+        return Acquired(self._hold_id, tuple(self._entries), self._session_id, unfinished)
 
     def _answer(self, result: Any) -> Any:
         while True:
@@ -232,10 +232,11 @@ class Acquisition:
     # -- asking --------------------------------------------------------------------------------------------------
 
     def _list(self, indices: Iterable[int]) -> tuple[dict[int, Any], dict[str, Any]]:
-        """Ask for these queues, and those of the tables, and for the intents; to be given to :meth:`_answer_to`.
+        """List these queues, those of the tables, and the intents; :meth:`_answer_to` waits for the answers.
 
-        Partitions before their table, and the intents last: who has left the queue of a partition has left that of its
-        table, too (see :class:`Cleanup`), so that an intent of his is found, and found to be left behind.
+        Partitions come before their table, and intents last. A hold leaves its table's queue no later than a
+        partition's (see :class:`Cleanup`). So if a partition's queue does not show a hold any more, its intent is in
+        the later listing, and its table's queue does not show the hold either: the intent is unfinished.
         """
         client, nodes = self._session.client, self._request.nodes
         wanted = set(indices) | {
@@ -259,15 +260,15 @@ class Acquisition:
         return queues, intents
 
     def _enter(self) -> tuple[dict[int, Any], dict[str, Any]]:
-        """Enter all queues that are left; the contenders that are there stand surety, and are proven, too."""
+        """Join the remaining queues, in one transaction that also checks our existing contenders."""
         client = self._session.client
         self._hold_id = self._hold_id or uuid.uuid4().hex
-        first = len(self._spots)
+        first = len(self._entries)
         nodes = self._request.nodes[first:]
         paths = [new_contender(node.path, self._hold_id, node.mode) for node in nodes]
         sent_at = time.monotonic()
         if first == 0 and len(nodes) == 1:
-            # With what the single request tells of the contender a question is spared.
+            # The answer to a single create has the contender's stat: no second request is needed.
             data = self._request.data(nodes[0])
             created = client.create_async(paths[0], data, ephemeral=True, sequence=True, include_data=True)
             listing = self._list([0])
@@ -276,8 +277,8 @@ class Acquisition:
             self._session.prove(sent_at, stat.ephemeralOwner)
             return listing
         entering = client.transaction()
-        for spot in self._spots:
-            entering.check(spot.path, -1)
+        for entry in self._entries:
+            entering.check(entry.path, -1)
         for node, path in zip(nodes, paths, strict=True):
             entering.create(path, self._request.data(node), ephemeral=True, sequence=True)
         entered = entering.commit_async()
@@ -300,40 +301,40 @@ class Acquisition:
         return answers
 
     def _add(self, node: Node, path: str, token: int) -> None:
-        self._spots.append(Spot(node, path, contender_at(path), token))
+        self._entries.append(OwnEntry(node, path, contender_at(path), token))
 
     def _look_again(self) -> tuple[dict[int, Any], dict[str, Any]]:
         """List the queues and prove, by a quorum request in the same round trip, that all our contenders stand."""
         sent_at = time.monotonic()
         proof = self._session.client.transaction()
-        for spot in self._spots:
-            proof.check(spot.path, -1)
+        for entry in self._entries:
+            proof.check(entry.path, -1)
         proven = proof.commit_async()
-        listing = self._list(range(self._clear, len(self._spots)))
+        listing = self._list(range(self._clear, len(self._entries)))
         self._results(proven)
         self._session.prove(sent_at, self._session_id)
         return listing
 
     def _leave(self, first: int) -> None:
-        """Give up the contenders from this one on: nobody waits in one queue while he stands in a later one."""
-        leaving, self._spots = self._spots[first:], self._spots[:first]
+        """Delete our entries from this one on: nobody waits in one queue while it has an entry in a later one."""
+        leaving, self._entries = self._entries[first:], self._entries[:first]
         if not leaving:
             return
         self._unsure = True
-        asked = [self._session.client.delete_async(spot.path) for spot in leaving]
+        asked = [self._session.client.delete_async(entry.path) for entry in leaving]
         for each in asked:
             with suppress(NoNodeError):
                 self._answer(each)
         self._unsure = False
 
-    def _find_spots(self) -> None:
+    def _find_entries(self) -> None:
         """Find out which contenders we have, after a request of ours had no answer.
 
         Another server than the one that took it may answer now. Those that do not follow one another from the first
         queue on are left behind.
         """
         client = self._session.client
-        spots: list[Spot] = []
+        entries: list[OwnEntry] = []
         stray: list[str] = []
         self._answer(client.sync_async(self._request.nodes[0].path))
         for index, node in enumerate(self._request.nodes):
@@ -349,21 +350,21 @@ class Acquisition:
                 stat = self._answer(client.exists_async(path))
                 if stat is None or stat.ephemeralOwner != self._session_id:
                     continue
-                if len(spots) == index:
-                    spots.append(Spot(node, path, contender, stat.czxid))
+                if len(entries) == index:
+                    entries.append(OwnEntry(node, path, contender, stat.czxid))
                 else:
                     stray.append(path)
         for path in stray:
             with suppress(NoNodeError):
                 self._answer(client.delete_async(path))
-        self._spots, self._clear = spots, min(self._clear, max(0, len(spots) - 1))
-        if not spots:
+        self._entries, self._clear = entries, min(self._clear, max(0, len(entries) - 1))
+        if not entries:
             # Its contender, if it comes into being after all, must not be taken for that of the next try.
             self._hold_id = ""
         self._unsure = False
 
     def _start_again(self) -> None:
-        self._spots, self._clear, self._unsure, self._hold_id = [], 0, False, ""
+        self._entries, self._clear, self._unsure, self._hold_id = [], 0, False, ""
 
     def _make_queues(self) -> None:
         """Make the znodes of all queues, and the place for the intents of each table.
@@ -389,9 +390,9 @@ class Acquisition:
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def _wait_behind(self, predecessor: Contender, spot: Spot) -> bool:
+    def _wait_behind(self, predecessor: Contender, entry: OwnEntry) -> bool:
         """Wait until there is a reason to look again; False when the deadline came first."""
-        path = f"{spot.node.path}/{predecessor.name}"
+        path = f"{entry.node.path}/{predecessor.name}"
         self._wake.clear()
         try:
             self._answer(self._session.watch(path, self.wake))
@@ -399,18 +400,18 @@ class Acquisition:
             self._raise_if_cancelled()
             if self._session.state is not SessionState.CONNECTED or self._session.session_id != self._session_id:
                 return True
-            return self._wait_for_turn(spot)
+            return self._wait_for_turn(entry)
         except NoNodeError:
             return True
         finally:
             self._session.unwatch(path, self.wake)
 
-    def _wait_for_turn(self, spot: Spot) -> bool:
+    def _wait_for_turn(self, entry: OwnEntry) -> bool:
         """Wait until woken, and say now and then for whom; False when the deadline came first."""
         while not self._wake.wait(min(REPORT_SECONDS, self._deadline.remaining())):
             if self._deadline.remaining() == 0:
                 return False
-            ahead, holder = self._who_is_ahead(spot)
+            ahead, holder = self._who_is_ahead(entry)
             if ahead is not None:
                 log.info(
                     "waiting for the lock on %s for %.0f s: %s",
@@ -430,22 +431,22 @@ class Acquisition:
             )
         return EnsembleUnavailableError(self._session.settings.zk_hosts, self._answer_by.elapsed(), "queueing")
 
-    def _timeout(self, spot: Spot) -> LockTimeoutError:
+    def _timeout(self, entry: OwnEntry) -> LockTimeoutError:
         # Worth a moment beyond the deadline: it is what the person who reads the message wants to know.
-        ahead, holder = self._who_is_ahead(spot)
+        ahead, holder = self._who_is_ahead(entry)
         return LockTimeoutError(
             resource=self._request.resource, timeout_seconds=self._deadline.seconds, ahead=ahead, holder=holder
         )
 
-    def _who_is_ahead(self, spot: Spot) -> tuple[int | None, dict[str, Any] | None]:
+    def _who_is_ahead(self, entry: OwnEntry) -> tuple[int | None, dict[str, Any] | None]:
         """Return how many are ahead and what the first of them says of itself, each None if it cannot be read soon."""
         ahead: list[Contender] | None = None
         holder: dict[str, Any] | None = None
         with suppress(*EXPECTED, EnsembleRefusedError, ValueError, IndexError):
             deadline = Deadline(_EXPLAIN_SECONDS)
-            node, client = spot.node.path, self._session.client
+            node, client = entry.node.path, self._session.client
             queue = parse_queue(self._session.wait(client.get_children_async(node), deadline))
-            ahead = conflicting_ahead(queue, spot.contender)
+            ahead = conflicting_ahead(queue, entry.contender)
             data, _ = self._session.wait(client.get_async(f"{node}/{ahead[0].name}"), deadline)
             described = json.loads(data)
             holder = described if isinstance(described, dict) else None

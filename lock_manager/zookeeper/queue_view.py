@@ -59,12 +59,12 @@ class QueuedNode:
     @property
     def shared(self) -> bool:
         """Whether what it is for is shared, be it this or something below."""
-        return self.mode in (Mode.SHARED, Mode.PART_SHARED)
+        return self.mode in (Mode.SHARED, Mode.PARTIAL_SHARED)
 
     @property
     def on_the_way(self) -> bool:
         """Whether it is there only for something below."""
-        return self.mode in (Mode.PART, Mode.PART_SHARED)
+        return self.mode in (Mode.PARTIAL, Mode.PARTIAL_SHARED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,13 +33,13 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Spot:
-    """A contender of ours that exists, or existed.
+class OwnEntry:
+    """Our entry in one queue: a contender of ours that exists, or existed.
 
     Attributes:
-        node: whose queue it stands in.
+        node: of the queue.
         path: of its znode.
-        contender: its place in the queue.
+        contender: what its name says, its order in the queue included.
         token: its czxid, a number that only rises: the fencing token.
 
     """
@@ -51,19 +51,19 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Place:
-    """What an acquire ends with: a contender at the head of each queue.
+class Acquired:
+    """What an acquire returns: an entry at the head of each queue.
 
     Attributes:
         hold_id: with which the names of all contenders begin.
-        spots: one for each node, in the order of the request.
+        entries: one for each node, in the order of the request.
         session_id: of the session that they live with.
         unfinished: by table, names of the intents that were found at the end: of holds that ended uncleanly.
 
     """
 
     hold_id: str
-    spots: tuple[Spot, ...]
+    entries: tuple[OwnEntry, ...]
     session_id: int
     unfinished: Mapping[str, tuple[str, ...]]
 
@@ -102,7 +102,7 @@ def queues_of(scope: TableScope, lock_root: str) -> list[Node]:
     table = scope.table
     path = table_node(lock_root, table)
     own = Mode.SHARED if scope.shared else Mode.EXCLUSIVE
-    above = Mode.PART_SHARED if scope.shared else Mode.PART
+    above = Mode.PARTIAL_SHARED if scope.shared else Mode.PARTIAL
     if scope.partitions is None:
         return [Node(table.key, path, own, table.uri, {"uri": table.uri})]
     modes = {ancestor: above for each in scope.partitions for ancestor in each.ancestors()}

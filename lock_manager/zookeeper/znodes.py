@@ -93,22 +93,23 @@ def below_table(node: str) -> Iterator[str]:
 class Mode(Enum):
     """How a contender asks for a queue; the value is the mark in its name."""
 
-    #: With nobody else.
+    #: Excludes everybody.
     EXCLUSIVE = _EXCLUSIVE_MARK
-    #: With others that only read.
+    #: Excludes EXCLUSIVE and PARTIAL: its holder reads all of it.
     SHARED = _SHARED_MARK
-    #: With others that lock something below it, too, but with none that read all of it. To kazoo a shared one.
-    PART = _PART_MARK + _SHARED_MARK
-    #: With all but one that has it alone: something below it is locked, and shared. Likewise.
-    PART_SHARED = _PART_SHARED_MARK + _SHARED_MARK
+    #: Excludes EXCLUSIVE and SHARED: its holder writes partitions below it. Databases call it an intention lock (IX).
+    #: kazoo takes it for a shared contender.
+    PARTIAL = _PART_MARK + _SHARED_MARK
+    #: Excludes EXCLUSIVE: its holder reads partitions below it (IS). kazoo takes it for a shared contender.
+    PARTIAL_SHARED = _PART_SHARED_MARK + _SHARED_MARK
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One place in the queue, as its name tells.
+    """One entry of a queue, as the name of its znode tells.
 
     Attributes:
-        sequence: place in the order, see :func:`parse_queue`.
+        sequence: number by which the queue is ordered, see :func:`parse_queue`.
         name: of its znode.
         mode: how it asks.
 
@@ -130,7 +131,7 @@ class Contender:
 
     def conflicts_with(self, other: Contender) -> bool:
         """Tell whether the two may not hold at the same time."""
-        return not (self.shared and other.shared) or {self.mode, other.mode} == {Mode.SHARED, Mode.PART}
+        return not (self.shared and other.shared) or {self.mode, other.mode} == {Mode.SHARED, Mode.PARTIAL}
 
 
 def new_contender(queue: str, hold_id: str, mode: Mode) -> str:
