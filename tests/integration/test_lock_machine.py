@@ -328,7 +328,7 @@ class LockMachine(RuleBasedStateMachine):
         return hold is wish.holds[0]
 
     def is_queued(self, wish: Wish, known: list[Acquisition]) -> bool:
-        return any(each._spots for each in list(wish.manager._acquisitions) if each not in known)
+        return any(each._entries for each in list(wish.manager._acquisitions) if each not in known)
 
     def look_who_was_before(self, wish: Wish) -> None:
         """Note a fault if somebody who stood before has not got what excludes this."""
