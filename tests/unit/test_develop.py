@@ -36,12 +36,39 @@ def exists(test: str) -> bool:
 def test_each_promise_has_tests_and_a_control_that_are_there() -> None:
     found = rows(PAGE.read_text(encoding="utf-8"))
     assert [row[0][:2] for row in found] == [f"{number}." for number in range(1, PROMISES + 1)]
-    for _, tests, control, _ in found:
+    for _, tests, control, seconds in found:
+        assert int(seconds) > 0
         assert named(tests)
         assert named(control)
         assert not [each for each in named(tests) + named(control) if not exists(each)]
-        # Soaks are not part of CI.
-        assert not [each for each in named(tests) + named(control) if "hot_merges" in each]
+        assert not [each for each in named(tests) + named(control) if is_soak(each)], "soaks are not part of CI"
+
+
+def is_soak(test: str) -> bool:
+    """Tell whether a test, or its whole file, is marked as a soak; single parameters of a test may be."""
+    file, _, name = test.partition("::")
+    tree = ast.parse((ROOT / "tests" / file).read_text(encoding="utf-8"))
+    marks = [ast.unparse(node.value) for node in tree.body if isinstance(node, ast.Assign) and _is_pytestmark(node)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            marks += [ast.unparse(each) for each in node.decorator_list if "parametrize" not in ast.unparse(each)]
+    return any("mark.soak" in mark for mark in marks)
+
+
+def _is_pytestmark(node: ast.Assign) -> bool:
+    return any(isinstance(target, ast.Name) and target.id == "pytestmark" for target in node.targets)
+
+
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ("faults/test_hot_merges.py::test_all_end_and_the_table_is_that_of_a_serial_run", True),
+        ("integration/test_lock.py::test_nothing_piles_up", False),
+    ],
+)
+def test_a_soak_is_told_from_a_test_of_ci(test: str, *, expected: bool) -> None:
+    assert exists(test)
+    assert is_soak(test) is expected
 
 
 @pytest.mark.parametrize("test", ["unit/test_develop.py::test_nothing_of_this_name", "unit/test_gone.py::test_x"])
