@@ -78,7 +78,7 @@ def parse_stamp(info: Mapping[str, Any]) -> CommitStamp | None:
         said = said if fenced else json.loads(said)
         nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in said["nodes"]]
         return CommitStamp(
-            commit_id=commit_id_of(info) or str(said.get("commit_id") or said["attempt"]),
+            commit_id=next(iter(commit_ids_of(info)), None) or str(said.get("commit_id") or said["attempt"]),
             hold=str(said["hold"]),
             ensemble=str(said["ensemble"]),
             tokens={key: token for key, mode, token in nodes if mode == _EXCLUSIVE},
@@ -112,10 +112,13 @@ def note_of(info: Mapping[str, Any]) -> dict[str, Any]:
     return _object(metadata.get(_STAMP)) if isinstance(metadata, dict) else {}
 
 
-def commit_id_of(info: Mapping[str, Any]) -> str | None:
-    """Return the name of the write in a ``commitInfo``: from its note, or else from what the guard stamped."""
-    found = note_of(info).get("commit_id") or _object(info.get(_STAMP)).get("commit_id")
-    return None if found is None else str(found)
+def commit_ids_of(info: Mapping[str, Any]) -> list[str]:
+    """Return the names of the write in a ``commitInfo``: that of its note, that of its stamp.
+
+    They differ if a session gives all its commits the ``userMetadata`` of another one.
+    """
+    found = (note_of(info).get("commit_id"), _object(info.get(_STAMP)).get("commit_id"))
+    return [str(each) for each in found if each is not None]
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -235,8 +235,8 @@ class EnsembleMismatchError(PinMismatchError):
 
     def __init__(self, *, resource: str, ensemble: str, pinned_to: str) -> None:
         super().__init__(
-            f"{resource} is pinned to ensemble {pinned_to}, and the lock that was had is of ensemble {ensemble}, which "
-            "excludes nobody there: name the table's own ZooKeeper, or move the table to this one with "
+            f"{resource} is pinned to ensemble {pinned_to}, and the lock that was acquired is of ensemble {ensemble}, "
+            "which excludes nobody there: name the table's own ZooKeeper, or move the table to this one with "
             "`sluice adopt TABLE --zookeeper HOSTS --move`",
             resource=resource,
         )

@@ -16,6 +16,8 @@ try:
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.writer import LockedDeltaWriter
 except ModuleNotFoundError as missing:
+    if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
+        raise
     print(f"append.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints", file=sys.stderr)
     sys.exit(2)
 

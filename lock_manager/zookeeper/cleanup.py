@@ -18,7 +18,7 @@ from lock_manager.zookeeper.session import Session
 log = logging.getLogger(__name__)
 
 ABANDON_SECONDS = 2.0
-"""How long a failed acquire waits for its contender to be gone before it leaves the rest to the cleanup."""
+"""How long a failed acquire waits for its contender to be gone before it leaves the rest to :class:`Cleanup`."""
 
 _RETRY_SECONDS = 1.0
 """How soon what did not answer is asked again, if the connection's state does not change before."""

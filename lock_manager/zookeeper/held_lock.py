@@ -154,7 +154,7 @@ class HeldLock:
         """Return what is about to be put into a table's log, and what holds before this one left behind.
 
         Whoever reads or writes the table under this hold has to settle the latter first: see
-        :mod:`lock_manager.zookeeper.hold_intents`.
+        :meth:`lock_manager.guarded_hold.GuardedHold.settle_unfinished`.
         """
         return self._intents[table]
 
@@ -446,7 +446,7 @@ class HeldLock:
     def _look_before_asking(self) -> None:
         """Raise what is known without the ensemble.
 
-        Our own clock decides first, as the keepalive does: who wakes from a pause may ask before the keepalive looks.
+        Our own clock decides first, as in :class:`KeepAlive`: after a pause this thread may ask before that one looks.
 
         The ensemble alone would not do: restored from a member that fell behind, it may know a contender again whose
         session had ended, and whose lock others have had since (docs/runbooks.md).

@@ -147,7 +147,7 @@ class Acquisition:
     def abandon(self, cleanup: Cleanup) -> None:
         """Leave the queues, whatever is known of our entries in them.
 
-        The cleanup knows of it before this method waits, so a second Ctrl-C does not stop it.
+        ``cleanup`` knows of it before this method waits, so a second Ctrl-C does not stop it.
         """
         nodes = [node.path for node in self._request.nodes]
         if self._hold_id and not cleanup.discard(nodes, self._hold_id, ABANDON_SECONDS):

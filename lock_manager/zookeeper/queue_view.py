@@ -2,10 +2,10 @@
 
 One ``acquire`` puts one contender into each queue that it has to pass: into the table's, and for partitions a shared
 one into the table's and every ancestor's and one into the partition's own. They are made in one transaction, and their
-names begin with the same UUID. Such a group is a *entry* here: it holds when none of its contenders has a conflicting
+names begin with the same UUID. Such a group is an *entry* here: it holds when none of its contenders has a conflicting
 one ahead of it, and else it waits.
 
-Pure: reads no server. :mod:`lock_manager.zookeeper.inspector` does.
+Pure: reads no server. :mod:`lock_manager.zookeeper.queue_reader` does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedNode:
-    """One contender of a entry.
+    """One contender of an entry.
 
     Attributes:
         partition: whose queue it is in, as ``year=2013/month=1``, escaped as Hive does; empty for the whole table.
@@ -163,7 +163,7 @@ def entries_of(
 
     Args:
         queues: names of the children of each queue's znode, by partition (``""`` for the table).
-        found: contenders as they were read, by path. A entry of which one is missing came or went meanwhile: it is not
+        found: contenders as they were read, by path. An entry of which one is missing came or went meanwhile: it is not
             told, but those that were read are in the way of who is behind them.
         node_of: the queue's znode, by partition.
 

@@ -6,6 +6,8 @@
       <sha256 of the table's URI>         {"uri": …}; the queue of the table
         <hold id>__lock__<sequence>       an exclusive contender
         <hold id>__rlock__<sequence>      a shared one
+        <hold id>-part__rlock__<sequence> one that writes partitions below
+        <hold id>-look__rlock__<sequence> one that reads partitions below
         intents
           <hold id>                       what the hold is about to put
         partitions

@@ -40,7 +40,7 @@ class Status:
     at: float = field(default_factory=time.time)
 
     def seconds(self, entry: QueueEntry) -> float:
-        """For how long a entry holds or waits; never negative, whatever the clocks say."""
+        """For how long an entry holds or waits; never negative, whatever the clocks say."""
         return max(0.0, self.at - entry.since)
 
     def waiting_longer_than(self, seconds: float) -> list[tuple[TableLocks, QueueEntry]]:
@@ -53,17 +53,17 @@ class Status:
             {
                 "table": table.uri,
                 "key": table.key,
-                "holders": [self._claim(entry) for entry in table.holders],
-                "waiters": [self._claim(entry) for entry in table.waiters],
+                "holders": [self._told(entry) for entry in table.holders],
+                "waiters": [self._told(entry) for entry in table.waiters],
             }
             for table in self.tables
         ]
         return {"at": self.at, "ensemble": self.ensemble, "tables": tables}
 
-    def _claim(self, entry: QueueEntry) -> dict[str, Any]:
+    def _told(self, entry: QueueEntry) -> dict[str, Any]:
         said = {name: entry.data.get(name) for name in ("host", "pid", "app_id", "job")}
         return {
-            "entry": entry.hold_id,
+            "claim": entry.hold_id,
             "token": entry.token,
             "shared": entry.shared,
             "partitions": list(entry.partitions),
@@ -96,7 +96,7 @@ def describe(entry: QueueEntry) -> str:
 
 
 def what_of(entry: QueueEntry) -> str:
-    """Say what a entry is for."""
+    """Say what an entry is for."""
     if entry.partitions:
         what = ", ".join(map(printable, entry.partitions))
         what += f" and {entry.more_partitions} more" if entry.more_partitions else ""
@@ -147,7 +147,7 @@ def _render(status: Status) -> Group:
     from rich.text import Text  # noqa: PLC0415
 
     busy = [table for table in status.tables if table.entries]
-    parts: list[Table | Text] = [_claims(status, table) for table in busy]
+    parts: list[Table | Text] = [_table_of(status, table) for table in busy]
     if len(status.tables) == 1 and not busy:
         parts.append(Text(f"{printable(status.tables[0].name)}: nobody holds it, nobody waits"))
     elif not status.tables:
@@ -158,7 +158,7 @@ def _render(status: Status) -> Group:
     return Group(*parts)
 
 
-def _claims(status: Status, locks: TableLocks) -> Table:
+def _table_of(status: Status, locks: TableLocks) -> Table:
     from rich import box  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415

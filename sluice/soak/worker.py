@@ -31,10 +31,6 @@ from sluice.soak.stall import SCHEMA
 from sluice.soak.steps import Steps
 
 _PAUSE_SECONDS = 0.1
-_POINTS = ("asking", "acquired", "read", "data", "checked", "stored", "releasing")
-"""Where a writer can be stopped: it is about to ask for the lock; it has it; it has read; its data files are there; the
-guard has said yes and the log store does not know it yet; the version is stored and nobody was told; it is about to
-give the lock back."""
 
 
 @dataclass(frozen=True, kw_only=True)

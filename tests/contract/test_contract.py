@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -60,19 +61,22 @@ def test_one_deadline_counts_over_all_that_is_ahead(
     eventually(lambda: coordinator.asked_for(table) == 2)
     failed: list[LockTimeoutError] = []
 
-    def wait_a_second() -> None:
+    def wait_for_six_seconds() -> None:
         try:
-            third.acquire(table, timeout_seconds=1)
+            third.acquire(table, timeout_seconds=6)
         except LockTimeoutError as error:
             failed.append(error)
 
-    impatient = threading.Thread(target=wait_a_second)
+    impatient = threading.Thread(target=wait_for_six_seconds)
+    began = time.monotonic()
     impatient.start()
     eventually(lambda: coordinator.asked_for(table) == 3)
-    # The deadline does not begin anew when somebody in front goes.
+    eventually(lambda: time.monotonic() > began + 4)
+    # The deadline does not begin anew when somebody in front goes: that would be after ten seconds.
     held.release()
     impatient.join(30)
-    assert [error.timeout_seconds for error in failed] == [1]
+    assert [error.timeout_seconds for error in failed] == [6]
+    assert 6 <= time.monotonic() - began < 9
     waiting.join(30)
     got[0].release()
 

@@ -162,8 +162,11 @@ def test_holder_and_waiters_are_told_in_order(
         assert (holder["token"], holder["job"], holder["app_id"]) == (hold.token, "nightly", "app-7")
         assert (holder["partitions"], holder["shared"], holder["waits_for"]) == ([], False, [])
         first, second = found["waiters"]
+        rows = [line for line in (ROOT / "docs" / "operate.md").read_text().splitlines() if line.startswith("| `….")]
+        documented = {name for row in rows for name in re.findall(r"`…?\.(\w+)`", row)}
+        assert set(holder) == set(first) == documented
         assert first["job"] == "rival"
-        assert (first["waits_for"], second["waits_for"]) == ([holder["entry"]], [holder["entry"], first["entry"]])
+        assert (first["waits_for"], second["waits_for"]) == ([holder["claim"]], [holder["claim"], first["claim"]])
         assert first["token"] < second["token"]
         lines = sluice("status").stdout.splitlines()
         assert "s3://lake/flights" in lines[0]

@@ -32,6 +32,7 @@ from writer_jobs import (
     locate_table,
 )
 from writer_jobs.commit.guarded import GUARD
+from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
 
 pytestmark = [
     pytest.mark.spark,
@@ -554,3 +555,25 @@ def test_spark_connect_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SPARK_REMOTE", "sc://127.0.0.1:1")
     with pytest.raises(UnsupportedSessionError, match="Spark Connect is not supported"):
         build_session("any")
+
+
+def test_a_write_under_the_lock_loads_the_table_once(
+    spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each snapshot lists the log, while everybody else waits."""
+    table = str(copy_of("CREATE TABLE {t} USING delta AS SELECT id FROM range(3)"))
+    writer = LockedDeltaWriter(spark, manager, table)
+    loaded: list[int] = []
+    snapshot = DeltaTableLog.snapshot
+
+    def counted(log: DeltaTableLog) -> Snapshot:
+        found = snapshot(log)
+        loaded.append(found.version)
+        return found
+
+    monkeypatch.setattr(DeltaTableLog, "snapshot", counted)
+    assert writer.append(spark.range(1), hold="write").version == 1
+    assert loaded == [0]
+    # Whoever is called under the lock may have written.
+    assert writer.append(spark.range(1), hold="write", before_write=lambda _: None).version == 2
+    assert loaded == [0, 1, 1]

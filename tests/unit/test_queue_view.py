@@ -46,7 +46,7 @@ def queues() -> Queues:
     return Queues()
 
 
-def test_a_partition_hold_is_one_claim_and_waits_only_behind_what_conflicts(queues: Queues) -> None:
+def test_a_partition_hold_is_one_entry_and_waits_only_behind_what_conflicts(queues: Queues) -> None:
     queues.add(A, ":r", "month=1:r", "month=1/day=2:w")
     queues.add(B, ":r", "month=2:w")
     queues.add(C, ":r", "month=1:w")
@@ -60,7 +60,7 @@ def test_a_partition_hold_is_one_claim_and_waits_only_behind_what_conflicts(queu
     assert {entry.token for entry in entries} == {101, 102, 103, 104}
 
 
-def test_several_partitions_of_one_claim_hold_together_or_wait(queues: Queues) -> None:
+def test_several_partitions_of_one_entry_hold_together_or_wait(queues: Queues) -> None:
     queues.add(A, ":r", "month=2:w")
     queues.add(B, ":r", "month=1:w", "month=2:w")
     queues.add(C, ":r", "month=1:w")
@@ -72,7 +72,7 @@ def test_several_partitions_of_one_claim_hold_together_or_wait(queues: Queues) -
     assert [node.partition for node in b.targets] == [MONTH, "month=2"]
 
 
-def test_shared_claims_hold_side_by_side(queues: Queues) -> None:
+def test_shared_entries_hold_side_by_side(queues: Queues) -> None:
     queues.add(A, ":r")
     queues.add(B, ":r")
     queues.add(C, ":w")
@@ -86,7 +86,7 @@ def test_a_partition_whose_name_begins_like_another_is_not_below_it(queues: Queu
     assert [node.partition for node in entry.targets] == ["month=1", "month=11"]
 
 
-def test_a_claim_that_came_or_went_while_it_was_read_is_in_the_way_where_it_was_seen(queues: Queues) -> None:
+def test_an_entry_that_came_or_went_while_it_was_read_is_in_the_way_where_it_was_seen(queues: Queues) -> None:
     queues.add(A, ":p", "month=1:w")
     queues.add(B, ":p", "month=1:w")
     queues.add(C, ":w")

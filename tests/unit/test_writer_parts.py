@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 import writer_jobs
 from lock_manager import LockLostError, SluiceError
-from lock_manager.commit_stamp import note_of
+from lock_manager.commit_stamp import commit_ids_of, note_of
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
 from writer_jobs.delta.jvm_errors import _gist
 from writer_jobs.errors import (
@@ -127,6 +127,12 @@ def test_a_note_is_read_from_our_own_commits_only() -> None:
         {"userMetadata": '{"sluice": 3}'},
     ):
         assert note_of(foreign) == {}
+
+
+def test_a_commit_is_known_by_its_note_and_by_its_stamp() -> None:
+    note = {"userMetadata": json.dumps({"sluice": {"commit_id": "of the session"}})}
+    assert commit_ids_of({**note, "sluice": {"commit_id": "c"}}) == ["of the session", "c"]
+    assert commit_ids_of({"sluice": "text of delta-rs"}) == []
 
 
 def files(*names: str) -> SourceFiles:

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import PartitionColumn, PartitionSchema, Pin
-from lock_manager.commit_stamp import commit_id_of, note_of
+from lock_manager.commit_stamp import commit_ids_of, note_of
 from lock_manager.intents import NO_VERSION
 from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from writer_jobs.delta.hadoop_files import HadoopFiles
@@ -257,7 +257,7 @@ class DeltaTableLog:
         version = after + 1
         while (line := self._first_line(version)) is not None:
             info = _commit_info(line)
-            if commit_id_of(info) == commit_id:
+            if commit_id in commit_ids_of(info):
                 return Commit.of(version, info.get("operationMetrics", {})), version
             version += 1
         return None, version - 1

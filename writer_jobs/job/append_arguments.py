@@ -105,7 +105,7 @@ class AppendArguments(JobArguments):
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
-    """Parse the command line; :meth:`Arguments.check` looks at the values.
+    """Parse the command line; :meth:`AppendArguments.check` looks at the values.
 
     Raises:
         ArgumentsError: it cannot be parsed.
