@@ -141,7 +141,7 @@ class CommitGuard:
             if guarded.name.endswith(OF_PARTITIONS):
                 # A log store of another release, which does not say what is touched, counts as touching all.
                 guarded.check_footprint(asked.get("footprint", {}))
-            # While a table is moved it has two gates. A commit needs both, and its intent is left at both.
+            # While a table is moved two ensembles grant its lock: a commit needs both holds, and an intent at both.
             for each in gates.values():
                 each.hold.intend(version, txn=asked.get("txn"), attempt=attempt, table=each.table)
         except (EnsembleUnavailableError, EnsembleRefusedError) as error:

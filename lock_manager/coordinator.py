@@ -1,7 +1,7 @@
-"""What the rest of this project needs of whoever hands out locks: a lock manager, and the holds that it gives.
+"""The protocols of a coordinator: what grants locks, and what the rest of this project needs of it.
 
-The commit guard, the writer, the jobs and the commands are written against these protocols. ZooKeeper
-(:mod:`lock_manager.zookeeper`) is the coordinator that there is. ``tests/contract`` says what each has to keep.
+The commit guard, the writer, the jobs and the commands use these protocols and nothing else. The only coordinator today
+is ZooKeeper (:mod:`lock_manager.zookeeper`). ``tests/contract`` is the contract that each coordinator keeps.
 
 **What a coordinator's id means.** Fencing tokens compare within one coordinator only, and a table counts the locks of
 one coordinator only. So each has a UUID that it keeps where the locks are: ZooKeeper at the lock root. It is made once
@@ -28,19 +28,19 @@ from lock_manager.settings import LockSettings
 
 
 class Cancellation:
-    """Has one acquire, which waits in another thread or is yet to begin, give up."""
+    """Makes one acquire give up, which waits in another thread or has not begun yet."""
 
     def __init__(self) -> None:
         self.requested = threading.Event()
         self._wake: Callable[[], None] = lambda: None
 
     def request(self) -> None:
-        """Have it raise LockCancelledError, now or when it begins."""
+        """Make the acquire raise LockCancelledError, now or when it begins."""
         self.requested.set()
         self._wake()
 
     def wakes(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called for it."""
+        """Call ``wake`` at each :meth:`request` from now on."""
         self._wake = wake
 
 

@@ -103,7 +103,7 @@ _ADVICE = {
 
 
 class EnsembleRefusedError(SluiceError, PermissionError):
-    """ZooKeeper answered, and one of us refused: for want of permission or credentials, or of trust in a certificate.
+    """ZooKeeper rejected the request (permission, credentials), or TLS verification failed on either side.
 
     Attributes:
         hosts: the connection string.
@@ -138,7 +138,7 @@ class NoChrootError(SluiceError, RuntimeError):
 
 
 class MetricsError(SluiceError, RuntimeError):
-    """Metrics cannot be had: no prometheus-client, a port that is taken, a folder that is not there."""
+    """Metrics cannot be served: no prometheus-client, a port that is taken, a folder that is not there."""
 
 
 class NotStagedError(SluiceError, RuntimeError):

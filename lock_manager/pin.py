@@ -21,7 +21,7 @@ ENSEMBLE_PROPERTY = "sluice.ensemble"
 #: Table property with the canonical URI under which the table is locked.
 TABLE_PROPERTY = "sluice.table"
 
-#: The operation, in Delta's words, that may drop these properties on purpose; others drop them by the way.
+#: Delta's name of the operation that may remove these properties. REPLACE and RESTORE do it as a side effect.
 UNPINNING = "UNSET TBLPROPERTIES"
 
 

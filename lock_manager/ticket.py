@@ -158,7 +158,7 @@ class Ticket:
 
         Raises:
             NotStagedError: it needs the lock from its beginning, or VACUUM may have deleted its files.
-            SluiceError: the lock could not be had.
+            SluiceError: the lock was not acquired.
 
         """
         staged = StagedCommit.of(said)

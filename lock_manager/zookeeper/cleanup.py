@@ -25,11 +25,11 @@ _RETRY_SECONDS = 1.0
 
 
 class Cleanup:
-    """Removes contenders that nobody wants any more, for as long as it takes.
+    """Deletes the contenders of acquires that failed, for as long as it takes.
 
-    Given up to it by the attempt that failed, at once and without waiting for an answer; a background thread then
-    deletes them, again after every reconnection, until the ensemble says that they are gone or their session is. If the
-    ensemble refuses, the session is given up, so that they end with it: a contender that stays blocks its table.
+    An acquire that fails hands its contenders over at once. A background thread deletes them, and tries again after
+    each reconnection, until the ensemble confirms that they or their session are gone. If the ensemble refuses, the
+    thread gives the session up, and the contenders end with it: a contender that stays would block its table.
     """
 
     def __init__(self, session: Session) -> None:

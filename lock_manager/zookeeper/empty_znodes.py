@@ -1,12 +1,13 @@
-"""Removes the znodes of partitions that nobody uses any more; tables stay, and so do their intents.
+"""Removes the empty znodes of partitions that nobody uses; the znodes of tables and intents stay.
 
-No newcomer is in danger: ZooKeeper deletes a znode only while it has no children, and whoever finds his queue missing
-makes it again and enters it then (``Acquisition._make_queues``). Two contenders in one queue are therefore always of
-one life of it, though its sequence begins anew with each; fencing tokens are czxids, which do not. To spare newcomers
-the extra round trips, what is removed was found empty and unchanged twice, :data:`IDLE_SECONDS` apart.
+This is safe: ZooKeeper deletes only a znode without children, and an acquire that finds its queue missing makes it
+again before it joins it (``Acquisition._make_queues``). So two contenders of one queue are always children of the same
+znode. Its sequence numbers begin again with each new znode; fencing tokens are czxids, which never do. A znode is
+removed only if it was found empty and unchanged twice, :data:`IDLE_SECONDS` apart. This spares most acquires the extra
+round trips.
 
-Every manager sweeps what it used itself, also when it is closed, and looks now and then for what the dead left behind
-in the tables of which it locks partitions.
+Each manager removes the znodes that it used itself, also when it is closed. Every :data:`_WALK_SECONDS` it looks
+through the tables whose partitions it locks, for what dead managers left behind.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ CLOSE_SECONDS = 1.0
 
 
 class EmptyZnodes:
-    """What is to be swept, and when; the owner's thread calls :meth:`sweep`.
+    """Knows which znodes are due for removal; the owner's thread calls :meth:`sweep`.
 
     Args:
         session: to ask through.

@@ -196,7 +196,7 @@ class ZookeeperLockManager:
             LockCancelledError: :meth:`cancel` or :meth:`close` was called meanwhile.
             LockOrderError: this thread holds a lock that makes this one a possible deadlock.
             EnsembleUnavailableError: ZooKeeper did not answer before the deadline.
-            EnsembleRefusedError: it refused, for want of permission most likely.
+            EnsembleRefusedError: it rejected the request: no permission, most likely.
             EnsembleFormatError: the lock root was written by an unknown release.
             ClosedError: closed, or carried over by a fork.
 

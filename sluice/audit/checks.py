@@ -163,7 +163,7 @@ def check_tokens(commits: Iterable[LogCommit]) -> list[str]:
 
 
 def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[str]:
-    """Look for commits under the lock of an ensemble that was not the table's: it had two gates.
+    """Look for commits under a lock that an ensemble granted to which the table was not pinned.
 
     That is one to which the table is not pinned (see ``sluice adopt``), or was not until something else than a word to
     that end dropped the pin (a table that was replaced or restored); or one to which it comes back after commits under
@@ -193,30 +193,30 @@ def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[s
         if pinned and "" not in counts and ensemble not in counts:
             problems.append(
                 f"version {commit.version} was made under ensemble {ensemble}, but the table is pinned to {pinned}: "
-                "it had two gates"
+                "two ensembles could have granted its lock"
             )
         elif dropped is not None and ensemble != dropped[0]:
             problems.append(
                 f"version {commit.version} was made under ensemble {ensemble}, though the table was pinned to "
-                f"{dropped[0]} until version {dropped[1]} dropped that by the way: it had two gates"
+                f"{dropped[0]} until version {dropped[1]} removed the pin: two ensembles could have granted its lock"
             )
         elif ensemble != current and ensemble in last_under:
             problems.append(
                 f"version {commit.version} was made under ensemble {ensemble} again, after version "
-                f"{last_under[current]} under {current}: the table had two gates"
+                f"{last_under[current]} under {current}: two ensembles could have granted its lock"
             )
         current = ensemble
         last_under[ensemble] = commit.version
     if dropped is not None:
         problems.append(
-            f"the table was pinned to ensemble {dropped[0]} until version {dropped[1]} dropped that by the way: any "
-            "ensemble's lock counts now; run `sluice adopt` again"
+            f"the table was pinned to ensemble {dropped[0]} until version {dropped[1]} removed the pin: any ensemble's "
+            "lock counts now; run `sluice adopt` again"
         )
     return _shown(problems)
 
 
 def check_names(commits: Iterable[LogCommit], *, pinned: str = "") -> list[str]:
-    """Look for commits under a lock on another name than the one to which the table was pinned: it had two gates.
+    """Look for commits under a lock on another name than the one to which the table was pinned.
 
     A commit that changes the pin may be under the lock on either name: what moves a table holds both, and a clone
     begins with the pin of its source.
@@ -236,7 +236,7 @@ def check_names(commits: Iterable[LogCommit], *, pinned: str = "") -> list[str]:
         if held.isdisjoint({table_key(before), table_key(pinned)}):
             problems.append(
                 f"version {commit.version} was made under a lock that is not on {before}, the name to which the table "
-                "is pinned: it had two gates"
+                "is pinned: two names could have been locked"
             )
     return _shown(problems)
 

@@ -28,7 +28,7 @@ _STYLES = {
 }
 _WORDS = {
     Phase.STARTING: "starting Spark",
-    # Of most commits the rows are written before the lock is had, and the next snapshot is made behind it.
+    # Most commits write their rows before they acquire the lock, and load the next snapshot after they release it.
     Phase.WAITING: "writing, waiting",
     Phase.HOLDING: "COMMITTING",
     Phase.WRITING: "writing",

@@ -89,7 +89,7 @@ def resolve_jars(folder: Path | None = None) -> list[Path]:
     """Bring the pinned jars into ``folder``, checking each one's SHA-256; a complete folder is left as it is.
 
     Raises:
-        JarsError: if a jar cannot be had, or is not the pinned one. Nothing unchecked is left in the folder.
+        JarsError: a jar cannot be resolved, or is not the pinned one. No unchecked jar stays in the folder.
 
     """
     folder = folder or jars_folder()

@@ -79,7 +79,7 @@ class SoakOptions:
 
     @property
     def unavailable_faults(self) -> dict[str, str]:
-        """The classes that cannot be had with these services, and what each needs."""
+        """The classes that these services cannot play, and what each needs."""
         missing = {
             "gate": "an embedded S3" if self.table else "",
             "zookeeper": "an embedded ZooKeeper or --zookeeper-image" if self.zookeeper else "",
@@ -88,5 +88,5 @@ class SoakOptions:
         return {each.name: missing[each.needs] for each in CLASSES.values() if each.needs and missing[each.needs]}
 
     def available_faults(self) -> tuple[str, ...]:
-        """Return the classes that can be had with these services."""
+        """Return the classes that these services can play."""
         return tuple(name for name in CLASSES if name not in self.unavailable_faults)

@@ -407,7 +407,7 @@ def named_commit(version: int, *names: str, pins: str | None = None, partition: 
 def test_a_commit_under_a_lock_on_another_name_is_found(commits: list[LogCommit], problems: int) -> None:
     found = check_names(commits)
     assert len(found) == problems
-    assert all(problem.endswith("to which the table is pinned: it had two gates") for problem in found)
+    assert all(problem.endswith("to which the table is pinned: two names could have been locked") for problem in found)
 
 
 def test_a_pinned_name_whose_commit_was_cleaned_up_still_counts() -> None:
@@ -450,7 +450,7 @@ def ensembles(*names: str) -> list[LogCommit]:
 def test_a_switch_of_ensembles_that_comes_back_is_found(switches: str, problems: int) -> None:
     found = check_ensembles(ensembles(*switches))
     assert len(found) == problems
-    assert all("the table had two gates" in problem for problem in found)
+    assert all("two ensembles could have granted its lock" in problem for problem in found)
 
 
 def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
@@ -466,7 +466,7 @@ def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
     # A change of other metadata repeats the pin.
     assert check_ensembles([*moved, locked_commit(6, "g", ensemble="A", pin="A")]) == []
     assert check_ensembles([*moved, locked_commit(6, "g", ensemble="B")]) == [
-        "version 6 was made under ensemble B, but the table is pinned to A: it had two gates"
+        "version 6 was made under ensemble B, but the table is pinned to A: two ensembles could have granted its lock"
     ]
 
 
@@ -488,7 +488,7 @@ def test_another_ensemble_after_a_pin_that_was_dropped_by_the_way_is_found(
     ]
     found = check_ensembles(log)
     assert len(found) == problems
-    assert all("until version 1 dropped that by the way" in problem for problem in found)
+    assert all("until version 1 removed the pin" in problem for problem in found)
     # Once it is pinned again, that is over.
     assert check_ensembles([*log[:2], locked_commit(2, "c", ensemble="A", pin="A")]) == []
 
@@ -503,7 +503,8 @@ def test_a_pin_whose_commit_was_cleaned_up_still_counts(table: Path) -> None:
     assert verify_table(table).problems == ()
     append(table, [11], stamp(7, ensemble="another"))
     assert problem(verify_table(table)) == (
-        "version 7 was made under ensemble another, but the table is pinned to an-ensemble: it had two gates"
+        "version 7 was made under ensemble another, but the table is pinned to an-ensemble: two ensembles could have "
+        "granted its lock"
     )
 
 
@@ -517,7 +518,8 @@ def test_a_commit_under_another_ensemble_than_the_table_s_own_is_found(table: Pa
     assert found.ensemble == "an-ensemble"
     append(table, [11], stamp(7, ensemble="another"))
     assert problem(verify_table(table)) == (
-        "version 7 was made under ensemble another, but the table is pinned to an-ensemble: it had two gates"
+        "version 7 was made under ensemble another, but the table is pinned to an-ensemble: two ensembles could have "
+        "granted its lock"
     )
 
 

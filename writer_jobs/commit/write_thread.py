@@ -56,7 +56,7 @@ class _WriteThread:
             with self._settling:
                 self.over = not self._begun
             if self.over and isinstance(error, JVM_ERRORS):
-                # No interrupt: Spark's properties could not be had, because the JVM is gone.
+                # No interrupt: the JVM is gone, so Spark's properties cannot be read.
                 self.failure = error
                 return None
             if self.over:

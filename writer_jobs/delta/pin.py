@@ -34,11 +34,11 @@ def own_pin(hold: Hold, table_log: DeltaTableLog) -> Pin:
 
 
 def pin_again(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, pinned: Pin | None) -> None:
-    """Undo what a block did to the table's pin by the way.
+    """Undo a block's side effects on the table's pin.
 
-    To replace or restore a table drops its properties, or brings back older ones. A clone has those of its source. So
-    the table gets back the pin that it had before the block; if it had none, and has one now, that is somebody else's,
-    and it gets its own.
+    REPLACE and RESTORE remove a table's properties, or bring back older ones. A clone gets those of its source. So the
+    table gets back the pin that it had before the block. If it had none and has one now, that pin is another table's,
+    and the table gets its own.
 
     Args:
         spark: the session.
