@@ -1,8 +1,8 @@
-"""The commit guard's Python side: asked by the log store, at every commit, whether the lock is held.
+"""The commit guard, Python side: the log store asks it at each commit whether the lock is held.
 
-The log store (``log_store/``, in the driver's JVM) sends one JSON object for each attempt to write a version, at the
-last moment before its put, and writes only after a yes. A commit belongs to the holds to which its thread is bound:
-that this process holds *some* lock on the table says nothing about whose commit it is.
+Just before it puts a version, the log store (``log_store/``, in the driver's JVM) sends one JSON object, and puts the
+version only after a yes. A commit belongs to the holds to which its thread is bound. That this process holds *some*
+lock on the table does not count.
 
 Knows nothing of Spark: :mod:`writer_jobs.commit.guarded` brings the question here.
 """

@@ -155,7 +155,7 @@ class Hold(Protocol):
         """Return the intents on a table, by its canonical URI."""
 
     def covers(self, other: Mapping[str, TableScope]) -> bool:
-        """Tell whether whoever has this hold need not ask for ``other``."""
+        """Tell whether this hold includes all of ``other``."""
 
     def enter_again(self) -> bool:
         """Count one more acquire by the thread that has it; each is to be followed by a release.

@@ -144,7 +144,7 @@ class MetricsError(SluiceError, RuntimeError):
 class NotStagedError(SluiceError, RuntimeError):
     """A write whose commit cannot be separated from its work: it is done again, with the lock held from its beginning.
 
-    Never seen by whoever writes.
+    The writer handles it; its callers never see it.
     """
 
 

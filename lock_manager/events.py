@@ -1,4 +1,4 @@
-"""What happens to locks and commits of this process, told to whoever observes: nobody, by default.
+"""Events of this process's locks and commits, for observers. By default there are none.
 
 An observer is called in the thread in which it happens, often with a lock of ours held: it must be quick, must not
 block, and must not use a lock manager. What it raises is logged and changes nothing.

@@ -1,11 +1,11 @@
-"""The way on which a JVM asks this process's commit guard: a TCP port on 127.0.0.1, closed to whoever knows no secret.
+"""A JVM asks this process's commit guard here: a TCP port on 127.0.0.1, closed to clients without the secret.
 
 Py4J's own way back into Python is not used. PySpark leaves it without a token, and a second Python process on the same
 JVM takes it away from the first. ``PythonGuard.java`` is the other end. Knows nothing of Spark.
 
-The protocol is lines of UTF-8, one question a connection. The JVM sends the key of questions and the question; the
-answer is the key of answers and the answer. So neither end listens to a stranger: no other local user who connects, and
-nobody who takes the port over when this process is gone, for he never saw the key of answers.
+The protocol is lines of UTF-8, with one question for each connection. The JVM sends the key of questions and the
+question; the answer is the key of answers and the answer. So both ends know each other: another local user who connects
+does not have the first key. A process that takes the port when this one is gone does not have the second.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HOST = "127.0.0.1"
 _KEY_BYTES = 32
 _KEY_LENGTH = 2 * _KEY_BYTES
 _KEY_SECONDS = 10
-"""How long a stranger may keep a thread waiting for his key."""
+"""How long a client may keep a thread waiting for its key, in seconds."""
 _BACKLOG = 128
 
 

@@ -1,4 +1,4 @@
-"""A hold as the commit guard knows it: whose commits to one table it lets pass."""
+"""A hold as the commit guard knows it: it lets the commits of one table pass that belong to the hold."""
 
 from __future__ import annotations
 

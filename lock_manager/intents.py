@@ -1,14 +1,14 @@
 """Intents: what a hold was about to put into a table's log, kept where it outlives the hold.
 
-Just before a version file is put, the request that confirms the hold also writes its intent. The release removes it
-once it is known what became of every put. An intent that a new holder finds is therefore of a writer that was killed,
-paused or cut off at the wrong moment: its put may still be on the way. Before the new holder reads anything it sees to
-it that the version is occupied, by whom ever; then the late put can only fail.
+Just before a version file is put, the request that confirms the hold also writes its intent. The release removes the
+intent once the outcome of every put is known. So an intent that a new holder finds is unfinished: its writer was
+killed, paused or cut off, and its put may still arrive. Before the new holder reads anything it fills that version with
+an empty commit, unless the version is there already. Then the late put can only fail.
 
-An attempt belongs to its hold and table, not to the block of code that made it: it is open until its outcome is known,
-however many blocks begin and end under the hold meanwhile.
+An attempt belongs to its hold and table, not to the block of code that made it: it stays open until its outcome is
+known, however many blocks begin and end under the hold in between.
 
-Pure: where intents are kept is the coordinator's affair.
+Pure: the coordinator keeps the intents.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""What each thread of this process holds, whichever of its lock managers gave it: the rule on nested acquires.
+"""The rule on nested acquires: what each thread of this process holds, through any of its lock managers.
 
-A thread that holds something and waits for more can be a part of a deadlock. The rule that prevents it is about what
-the thread holds in one *ensemble*: what it holds already it gets again, and for more it may wait only in the order of
-the tables. Two managers of one ensemble are one here, however their host lists are spelled. The ensemble is told by the
-UUID at its lock root, so that different lock roots and different ensembles are unrelated. A thread waits in one acquire
-at a time, for something that comes after all that it holds: so there is no circle of waiting in one ensemble.
+A thread that holds a lock and waits for another can be part of a deadlock. One rule prevents this in each *ensemble*: a
+thread gets again what it already holds, and may wait only for tables that come later in the order of tables than all
+that it holds. So no two threads wait for each other. Managers of one ensemble count as one, however their host lists
+are spelled: the UUID at the lock root identifies the ensemble. Different lock roots and ensembles are unrelated.
 
 What this cannot decide:
 

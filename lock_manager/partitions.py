@@ -1,8 +1,8 @@
-"""What a partition is called: the values of a table's first partition columns, as one spelling each.
+"""The name of a partition: the values of a table's first partition columns, each in one spelling.
 
 Two spellings of one partition must be one lock, and the guard compares what a commit touches with what is locked. So
-values are brought into one form by the type of their column: as Delta writes them into ``partitionValues``, where it
-has one way to do so; timestamps, of which it has several, in UTC with microseconds.
+each value is converted by the type of its column to the form that Delta writes into ``partitionValues``. Delta has
+several forms for timestamps; here they are in UTC with microseconds.
 
 Source of the forms: Delta's protocol, "Partition Value Serialization".
 """

@@ -1,11 +1,11 @@
 """The pin of a table: two table properties that say which lock on it counts.
 
-A lock of another ensemble excludes nobody, and neither does a lock on another name. What can be known from a name alone
-is one name already (:mod:`lock_manager.resources`). The rest cannot: an S3 access point and its bucket, an HDFS name
+A lock of another ensemble excludes nobody, and neither does a lock on another name. Some names are known to be one by
+their form alone (:mod:`lock_manager.resources`). Others are not: an S3 access point and its bucket, an HDFS name
 service and its name nodes, two mounts of one file system. So ``sluice adopt`` writes the ensemble and the name into the
-table itself, where every writer reads them, whatever way leads him there.
+table itself, where every writer reads them, by whatever name it reaches the table.
 
-The pinned name is compared letter by letter, because that is how it becomes the name of a znode.
+The pinned name is compared letter by letter, because its hash becomes the name of a znode.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is asked for, or held, of one table: all of it, or partitions; and the queues to stand in for that."""
+"""The scope of a request or a hold on one table: all of it, or some partitions."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TableScope:
         return {"partitions": names, "partition_count": len(self.partitions)}
 
     def covers(self, other: TableScope) -> bool:
-        """Tell whether whoever has this need not ask for ``other``."""
+        """Tell whether this scope includes all of ``other``."""
         if self.table != other.table or (self.shared and not other.shared):
             return False
         return self.partitions is None or (other.partitions is not None and self.contains(other.partitions))

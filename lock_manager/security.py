@@ -1,7 +1,8 @@
-"""Who we are to the ensemble, how the connection is protected, and who may use the znodes that we create.
+"""Credentials, TLS and ACLs: how a client proves who it is, protects its connection, and shares its znodes.
 
-From keywords, from the environment, from a JSON file or from a JSON secret at AWS; never from a URL or a command line,
-which other users of the machine and every log can see. No secret is in a repr, in a message or in what kazoo logs.
+Settings come from keywords, the environment, a JSON file or a JSON secret at AWS. They never come from a URL or a
+command line, which other users of the machine and every log can see. No secret is in a repr, in a message or in kazoo's
+log.
 """
 
 from __future__ import annotations

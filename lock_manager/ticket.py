@@ -1,10 +1,10 @@
-"""A ticket: the hold of a write that does all its work first, and asks for the lock when it comes to its commit.
+"""A ticket: what a write has in place of a hold, if it acquires the lock for its commit alone.
 
-The thread that writes is bound to a ticket instead of a hold. Its commit waits in the log store, in front of a version
-that is free, until whoever has the ticket (another thread of the same process) has the lock, and grants it. The lock
-can be given back as soon as the log store says what became of the put.
+The thread that writes is bound to the ticket. Its commit waits in the log store, in front of a free version. Another
+thread of the same process acquires the lock and grants the ticket; then the commit passes. The lock can be released as
+soon as the log store says what became of the put.
 
-What may be committed in this way is what depends on nothing that the lock protects: see :func:`why_not_staged`. Knows
+A commit may be made in this way if it depends on nothing that the lock protects: see :func:`why_not_staged`. Knows
 nothing of Spark.
 """
 
@@ -134,7 +134,7 @@ class Ticket:
         self._decided = _thread.allocate_lock()
         self._decided.acquire()
 
-    # -- for whoever has the ticket ------------------------------------------------------------------------------
+    # -- for the thread that grants it ---------------------------------------------------------------------------
 
     def grant(self, bound: GuardedHold) -> None:
         """Let the commit pass under this hold, from now on; only once."""

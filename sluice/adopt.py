@@ -59,8 +59,8 @@ def adopt_table(
         table: location or name in the catalog; the table must exist.
         settings: of the lock; name the ensemble.
         move: also if the table is pinned to another ensemble or name. The lock on the name to which it is pinned is
-            held meanwhile, too: that may be another name of this very table. Whoever has the lock of another ensemble
-            at the moment would go on writing until the end of his block.
+            held meanwhile, too: that may be another name of this very table. A writer that holds the
+            lock of the other ensemble at the moment would go on writing until the end of its block.
         old_hosts: connection string of the ensemble that the table is moved from: its lock is held meanwhile, too, so
             that nobody can be at work.
 

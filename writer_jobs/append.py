@@ -1,4 +1,4 @@
-"""The append job: ``spark-submit … writer_jobs/append.py --help`` tells what it does."""
+"""The append job; ``spark-submit … writer_jobs/append.py --help`` describes it."""
 
 from __future__ import annotations
 

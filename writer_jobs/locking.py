@@ -1,4 +1,4 @@
-"""Locks for whatever a block of code does with Spark."""
+"""``locked`` and ``locked_all``: a lock around any block of code that uses Spark."""
 
 from __future__ import annotations
 

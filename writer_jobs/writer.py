@@ -1,4 +1,4 @@
-"""Write to a Delta table under its lock, and know afterwards what happened."""
+"""``LockedDeltaWriter``: writes to a Delta table under its lock, and returns what became of each write."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class LockedDeltaWriter:
             writer.delete("year < 2010", lock="partitions")
             writer.merge(news, "t.day = s.day AND t.id = s.id", alias="t").whenMatchedUpdateAll().execute()
 
-    A write that returns is in the table. The commit guard let it pass while the lock stood. An append holds the lock
-    for its commit alone (docs/gate.md), everything else over the whole write. A writer that does not ask
-    for the lock may still be faster; then the write is done again, up to three times.
+    A write that returns is in the table: the commit guard let it pass while the lock stood. Appends and compactions
+    hold the lock for their commit alone (docs/gate.md), other operations over the whole write. A writer that does not
+    ask for the lock may be faster; then the write is done again, up to three times.
 
-    What all of them take, and raise, :meth:`append` says. With ``lock="partitions"`` the operation finds out which
-    partitions it touches, by one pass more over its rows (and a second one under the lock where these are the table's
-    own), locks those, and is confined to them by literal predicates, so that Delta lets it pass beside writers of other
-    partitions. Partitions are locked in sessions with the commit guard in ``required`` mode only.
+    :meth:`append` describes the arguments and errors that all operations share. With ``lock="partitions"`` an operation
+    reads its rows once more to find out which partitions it touches; rows of the table itself it reads again under the
+    lock. It locks those partitions, and literal predicates confine it to them, so that Delta sees no conflict with
+    writers of other partitions. Locks on partitions need the commit guard in ``required`` mode.
 
     Args:
         spark: a classic session with Delta; :func:`writer_jobs.build_session` makes one.

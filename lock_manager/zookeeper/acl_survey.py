@@ -1,4 +1,4 @@
-"""Who may delete contenders: the ACL of their *parent* decides that, so every table and partition has its own."""
+"""Finds znodes whose ACL lets strangers delete contenders; the ACL of a contender's *parent* decides that."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Asking the ensemble through a session: what no answer means, and what the answer to a transaction says.
+"""Requests through a session: what no answer means, and what the answer to a transaction says.
 
-A request that got no answer may have been done or not. Who asks again must be able to bear both.
+A request without an answer may have been done or not. A caller that asks again must be correct in both cases.
 """
 
 from __future__ import annotations

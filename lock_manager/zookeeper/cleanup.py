@@ -1,4 +1,4 @@
-"""The thread that removes what nobody wants any more: contenders, for as long as it takes, and empty partitions."""
+"""The thread that deletes contenders of failed acquires, for as long as it takes, and empty znodes of partitions."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Kazoo's client, with what is mended that a lock must be able to rely on.
+"""A kazoo client with mended behaviour where a lock must be able to rely on it.
 
-This is the one module that touches what kazoo keeps to itself; pyproject.toml bounds kazoo's version accordingly, and
-tests against a real server hold both.
+This is the one module that uses kazoo's internals. pyproject.toml bounds kazoo's version accordingly, and tests against
+a real server check each mend.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A lock that is held: what it is worth right now, and how it ends."""
+"""A held lock: whether it still stands, and how it ends."""
 
 from __future__ import annotations
 
@@ -153,13 +153,13 @@ class HeldLock:
     def intents_of(self, table: str) -> HoldIntents:
         """Return what is about to be put into a table's log, and what holds before this one left behind.
 
-        Whoever reads or writes the table under this hold has to settle the latter first: see
+        Settle the latter before you read or write the table under this hold: see
         :meth:`lock_manager.guarded_hold.GuardedHold.settle_unfinished`.
         """
         return self._intents[table]
 
     def covers(self, other: Mapping[str, TableScope]) -> bool:
-        """Tell whether whoever has this hold need not ask for ``other``."""
+        """Tell whether this hold includes all of ``other``."""
         return all(table in self.scope and self.scope[table].covers(wanted) for table, wanted in other.items())
 
     @property

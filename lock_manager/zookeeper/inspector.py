@@ -1,4 +1,4 @@
-"""Looks at every lock below a lock root, and breaks one; takes none itself, and makes nothing."""
+"""Reads every lock below a lock root, and breaks one; acquires no lock and creates no znode."""
 
 from __future__ import annotations
 

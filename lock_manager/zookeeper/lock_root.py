@@ -1,4 +1,4 @@
-"""The znode below which tables are locked: which format its queues have, and which ensemble this is."""
+"""The lock root, the znode below which tables are locked: its format, and the ensemble's id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contenders of one hold: how the ensemble is asked about them, what its answer says, and how they end."""
+"""The contenders of one hold: how to ask the ensemble about them, read its answer, and delete them."""
 
 from __future__ import annotations
 

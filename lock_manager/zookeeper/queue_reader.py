@@ -1,4 +1,4 @@
-"""Reads the queues of a table and of its partitions; makes nothing."""
+"""Reads the queues of a table and of its partitions; creates no znode."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class QueueEntry:
     def holds(self) -> bool:
         """Whether it holds the lock: nobody is ahead, and it stands in every queue that it asked for.
 
-        Who waits in one queue has given up his places in the later ones, and takes them again when it is his turn.
+        A request that waits in one queue has deleted its entries in the later ones. It joins them again at its turn.
         """
         whole = not any(node.on_the_way for node in self.targets) and len(self.targets) >= self._count
         return whole and not self.waits_for
@@ -207,7 +207,7 @@ def _with_order(entry: QueueEntry, order: list[str]) -> QueueEntry:
 
 
 def _described(data: bytes) -> dict[str, Any]:
-    """Return what a contender says of itself, whoever made it."""
+    """Return what the data of a contender says, also of one that another program made."""
     try:
         said = json.loads(data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an acquire asks ZooKeeper for, and what it ends with."""
+"""What an acquire asks ZooKeeper for, and what it returns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trying a session for real: a scratch znode below the lock root, which is gone when the session is."""
+"""Tries a session for real: creates a scratch znode below the lock root, which ends with the session."""
 
 from __future__ import annotations
 

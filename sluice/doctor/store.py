@@ -89,8 +89,8 @@ def _tried_at_once(where: str, make: Callable[[], Trial]) -> Finding:
             if winners and trial.read() != winners[0]:
                 return failed(
                     _WHAT,
-                    f"{trial.where} has not the content of the one rival who was told that he had created it (round "
-                    f"{number}): a commit that was refused can replace one that was not. {_ADVICE}",
+                    f"{trial.where} does not have the content of the rival that was told that it had created it "
+                    f"(round {number}): a commit that was refused can replace one that was not. {_ADVICE}",
                 )
             if all(together for _, together in answers.values()):
                 rounds += 1

@@ -1,1 +1,1 @@
-"""One write under one hold: what it does, which lock it needs, when it takes it, and what became of it."""
+"""One write under one hold: its work, the lock that it needs, and its outcome."""

@@ -1,8 +1,8 @@
-"""Which writes go through the gate, and which hold the lock from their beginning: the rules that are known before.
+"""The rules by which a write goes through the gate, or holds the lock from its beginning.
 
-What can be seen only in the commit itself is looked at there, see :func:`lock_manager.ticket.why_not_staged`: such a
-write is done again, with the lock held from its beginning. So these rules save work; they are not what makes it safe.
-docs/gate.md has all of them in one table.
+Other rules can be checked only on the commit itself (:func:`lock_manager.ticket.why_not_staged`). A write that breaks
+one of those is done again, with the lock held from its beginning. So these rules save work; safety does not depend on
+them. docs/gate.md has all of them in one table.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Guarded writes: what a thread commits to a table passes, if and only if the lock to which it is bound stands.
+"""Guarded blocks: a commit of this thread passes if and only if the lock to which the thread is bound still stands.
 
 Three parts meet here: the hold (:mod:`lock_manager`), the decision (:mod:`lock_manager.commit_guard`), and the log
-store in the driver's JVM (``log_store/``), which asks for it. A thread is bound to its holds by a Spark local property.
-Its JVM thread has the property at every commit, and a ``pyspark.InheritableThread`` inherits it.
+store in the driver's JVM (``log_store/``), which asks for the decision. A Spark local property binds a thread to its
+holds. The JVM thread has that property at each commit; a ``pyspark.InheritableThread`` inherits it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A write under a lock that is held, and what is known afterwards of what became of it."""
+"""A write under a held lock, and how its outcome is found out."""
 
 from __future__ import annotations
 

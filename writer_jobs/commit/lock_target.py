@@ -1,4 +1,4 @@
-"""The partitions of a Delta table, as the lock has to know them."""
+"""What a write locks: the whole table, or the partitions that it touches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One operation on a table: find out what to lock, lock it, do the work; again if the table has changed meanwhile."""
+"""One operation on a table: find out what to lock, lock it, do the work; again if the table changed in between."""
 
 from __future__ import annotations
 

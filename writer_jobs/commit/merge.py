@@ -1,4 +1,4 @@
-"""MERGE under a lock: Delta's own builder, and which partitions of the table a merge condition leaves."""
+"""MERGE under a lock: Delta's own builder, and the partitions to which a merge condition confines it."""
 
 from __future__ import annotations
 

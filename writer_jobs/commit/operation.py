@@ -1,4 +1,4 @@
-"""What is done to a table: rows that are written with Delta's DataFrame writer, or an operation of ``DeltaTable``."""
+"""The work of a write: rows for Delta's DataFrame writer, or an operation of ``DeltaTable``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Refused commits as typed Python errors, out of whatever Spark call they come: an append, MERGE, OPTIMIZE, a stream.
+"""Turns the guard's refusals into typed Python errors, in every Spark call: an append, MERGE, OPTIMIZE, a stream.
 
-Delta hands on what its log store throws, in up to six layers. PySpark turns the outermost into a Python exception, in
-one function, for every call into the JVM; in front of that function this looks for a refusal below.
+Delta wraps what its log store throws, in up to six layers. PySpark converts the outermost into a Python exception, in
+one function for all calls into the JVM. This module looks for a refusal below it first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A write of Delta's in a thread of its own: it can be cancelled, waited for, and said what went wrong with."""
+"""Runs a Delta write in a thread of its own, so that it can be cancelled and waited for."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class _WriteThread:
             self._news.get(timeout=seconds)
 
     def wake(self) -> None:
-        """Have whoever waits look."""
+        """Make the waiting thread look again."""
         self._news.put(None)
 
     def _run(self) -> None:
@@ -91,7 +91,7 @@ class RunningWrite:
     """A write that was begun. It is waited for, and never left alone.
 
     An interrupt ends a call into the JVM for Python only. In a thread of its own the write can be cancelled and waited
-    for, so that nothing happens to the table behind the back of whoever gives the lock back.
+    for, so that nothing is committed after the lock is released.
 
     Attributes:
         interrupt: what interrupted the waiting; None if nothing did.
@@ -178,7 +178,7 @@ class DeltaWrite:
         return RunningWrite(self, self._thread)
 
     def wake(self) -> None:
-        """Have whoever waits for the write look; may be called in any thread, before the start too."""
+        """Make the thread that waits for the write look again; may be called in any thread, also before the start."""
         if self._thread is not None:
             self._thread.wake()
 

@@ -1,1 +1,1 @@
-"""Delta's insides, Hadoop's files and the JVM's errors: whatever of this project speaks through py4j."""
+"""Everything of this project that calls the JVM through py4j: Delta's internals, Hadoop's files, the JVM's errors."""

@@ -1,4 +1,4 @@
-"""Checkpoints of the log that commits have made due: written when the lock is given back, by one writer at a time."""
+"""Checkpoints that commits made due: written after the lock is released, by one writer at a time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Files, wherever Spark can read them: Hadoop's ``FileSystem`` through py4j, as far as the jobs need it.
+"""Files on any file system of Spark's: Hadoop's ``FileSystem`` through py4j, as far as the jobs need it.
 
-The driver's Hadoop knows the credentials, the end points and the schemes that the data are read with; a second client
-in Python would need them all again.
+The driver's Hadoop already knows the credentials, endpoints and schemes of the data; a second client in Python would
+need all of them again.
 """
 
 from __future__ import annotations

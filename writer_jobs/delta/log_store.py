@@ -1,4 +1,4 @@
-"""The Java side of the log store, as far as Python calls it."""
+"""Calls from Python into the Java side of the log store."""
 
 from __future__ import annotations
 
