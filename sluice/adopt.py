@@ -1,4 +1,4 @@
-"""Pin a table to the lock that counts from now on, by ensemble and by name: the work behind ``sluice adopt``."""
+"""``sluice adopt``: pins a table to one ensemble and one name, so that only that lock counts."""
 
 from __future__ import annotations
 

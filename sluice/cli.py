@@ -1,4 +1,4 @@
-"""The command ``sluice``: finds its commands, and says so in a sentence where a package is missing."""
+"""The entry point ``sluice``; a missing package is one sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Being asked to stop: once is enough, and what was started is then ended undisturbed."""
+"""Ctrl-C and SIGTERM: the first one stops the work, and the clean-up after it is not interrupted."""
 
 from __future__ import annotations
 

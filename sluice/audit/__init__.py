@@ -1,1 +1,1 @@
-"""What a table's log says, and whether it keeps the promises; read without Spark."""
+"""Reads a table's log without Spark, and checks the promises: ``sluice log`` and ``sluice verify``."""

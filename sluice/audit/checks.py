@@ -1,4 +1,4 @@
-"""What must hold of a table's log and of its writers' records. Pure: no check reads a file or asks a server.
+"""The checks of a table's log and of its writers' records. Pure: they read no file and ask no server.
 
 Each check returns sentences, one per problem found, and none if all is well.
 """

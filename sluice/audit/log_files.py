@@ -1,4 +1,4 @@
-"""What the files of a Delta table's log say, each for itself.
+"""Reads each file of a Delta table's log on its own.
 
 Not through an engine: an engine shows the table that the log adds up to, and refuses a log that does not add up. What
 is wrong with it is just what a check has to tell.

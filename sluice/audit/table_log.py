@@ -1,4 +1,4 @@
-"""Who committed what to a table, when, and under which hold: what ``sluice log`` tells, read without Spark."""
+"""``sluice log``: who committed what to a table, when and under which hold; read without Spark."""
 
 from __future__ import annotations
 

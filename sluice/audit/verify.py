@@ -1,4 +1,4 @@
-"""Check a Delta table, on S3 or on disk, with a reader that is not ours: the ``deltalake`` package, without Spark.
+"""``sluice verify``: checks a Delta table on S3 or on disk with another reader, the ``deltalake`` package; no Spark.
 
 The log is read file by file (:mod:`sluice.audit.log_files`) and judged by pure functions (:mod:`sluice.audit.checks`);
 then ``deltalake`` reads the table, and both must tell the same story.

@@ -1,4 +1,4 @@
-"""What a cluster, or a machine to try things on, needs: ``jars``, ``dist``, ``submit-args`` and ``zookeeper``."""
+"""Commands that prepare a cluster or a first try: ``jars``, ``dist``, ``submit-args``, ``zookeeper``."""
 
 from __future__ import annotations
 

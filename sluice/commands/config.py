@@ -1,4 +1,4 @@
-"""The commands that write configuration: ``config from-stack``."""
+"""Commands that write configuration: ``config from-stack``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands for the ensemble itself: ``ensemble status`` and ``ensemble ready``."""
+"""Commands that look at the ensemble: ``ensemble status``, ``ensemble ready``."""
 
 from __future__ import annotations
 

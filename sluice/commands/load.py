@@ -1,4 +1,4 @@
-"""The commands that let writers load a table: ``demo`` and ``soak``."""
+"""Commands that run many writers: ``demo``, ``soak``."""
 
 from __future__ import annotations
 

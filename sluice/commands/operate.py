@@ -1,4 +1,4 @@
-"""The commands for who has to see and to mend: ``status``, ``break`` and ``doctor``."""
+"""Operator commands: ``status``, ``break``, ``doctor``."""
 
 from __future__ import annotations
 

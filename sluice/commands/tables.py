@@ -1,4 +1,4 @@
-"""The commands about a table: ``verify``, ``log`` and ``adopt``."""
+"""Commands on one table: ``verify``, ``log``, ``adopt``."""
 
 from __future__ import annotations
 

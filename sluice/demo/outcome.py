@@ -1,4 +1,4 @@
-"""Whether a load kept its promises, from recorded data alone: no function here reads a file or asks a server."""
+"""Checks whether a load kept its promises. Pure: from recorded data alone."""
 
 from __future__ import annotations
 

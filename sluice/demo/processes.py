@@ -1,4 +1,4 @@
-"""The writers as processes: each one a ``spark-submit`` of its own, in a process group of its own."""
+"""The demo's writers: each is a ``spark-submit`` in its own process group."""
 
 from __future__ import annotations
 

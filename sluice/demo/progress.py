@@ -1,4 +1,4 @@
-"""What a person sees while a load runs: a live board on a terminal, a line every few seconds elsewhere."""
+"""The progress of a load: a live board on a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the writers say while they run, one JSON object per line, and what it adds up to."""
+"""Reads what the writers print, one JSON object per line, and adds it up."""
 
 from __future__ import annotations
 

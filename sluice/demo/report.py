@@ -1,4 +1,4 @@
-"""What a demo came to: a table for people, ``report.json`` for programs."""
+"""The result of a demo: a table for people, ``report.json`` for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job to compare with: appends as most jobs do, without a lock, and begins anew when Delta says it was too late.
+"""The job to compare with: it appends without a lock, as most jobs do, and retries after a conflict.
 
 It reads, splits and writes as ``writer_jobs/append.py`` does, and prints the same JSON lines less those of the lock:
 ``{"event":"writing",…}``, ``{"event":"retry",…}`` and ``{"event":"commit",…}``. Run by ``spark-submit``.

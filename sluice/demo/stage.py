@@ -1,4 +1,4 @@
-"""What a load needs around it: a folder for what it leaves behind, and the services it talks to."""
+"""The surroundings of a load: its output folder, and the services that it uses."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Whether everything is there that a locked write needs."""
+"""``sluice doctor``: checks everything that a locked write needs."""

@@ -1,4 +1,4 @@
-"""Who may delete contenders, as far as it was looked at."""
+"""Checks who may delete contenders, in the znodes that were read."""
 
 from __future__ import annotations
 

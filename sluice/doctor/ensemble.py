@@ -1,4 +1,4 @@
-"""What the ensemble says: each server for itself, and all of them together through a session like a writer's."""
+"""Checks the ensemble: each server on its own, and all of them through a session like a writer's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is everything there that a locked write needs? What ``sluice doctor`` asks, each question a finding."""
+"""The questions of ``sluice doctor``; each gives one finding."""
 
 from __future__ import annotations
 

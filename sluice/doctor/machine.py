@@ -1,4 +1,4 @@
-"""What this machine brings: Python packages, a Java, the jars as they were pinned, the guarded log store."""
+"""Checks this machine: Python packages, Java, the pinned jars, the guarded log store."""
 
 from __future__ import annotations
 

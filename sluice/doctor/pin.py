@@ -1,4 +1,4 @@
-"""Is this the lock that counts for a table? By the table's own word, see ``sluice adopt``."""
+"""Checks whether this lock counts for a table, by the table's pin (``sluice adopt``)."""
 
 from __future__ import annotations
 

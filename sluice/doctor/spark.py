@@ -1,4 +1,4 @@
-"""Whether the defaults of this machine's ``spark-submit`` lead every commit through the guarded log store.
+"""Checks whether the defaults of this machine's ``spark-submit`` send every commit through the guarded log store.
 
 A driver takes its log stores and the guard's mode from ``spark-defaults.conf``, unless its command line or
 :func:`writer_jobs.build_session` says otherwise. Delta has one setting for all schemes, or one for each, and refuses

@@ -1,4 +1,4 @@
-"""Whether a store refuses to overwrite what is there: tried, with scratch objects that are removed again.
+"""Tries whether a store refuses to overwrite, with scratch objects that are removed afterwards.
 
 Promise 1 rests on it: a version file is created only if there is none. Some gateways to S3 refuse the second of two
 writers in a row, and let two at once pass: so rivals are tried, too.

@@ -1,1 +1,1 @@
-"""The ensemble's servers, each for itself and all together."""
+"""The ensemble's servers, each on its own and all together."""

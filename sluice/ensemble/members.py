@@ -1,4 +1,4 @@
-"""What each server of a connection string says of itself: four-letter words, over TLS if the settings say so."""
+"""Asks each server of a connection string for its state: four-letter words, over TLS if the settings say so."""
 
 from __future__ import annotations
 

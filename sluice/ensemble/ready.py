@@ -1,4 +1,4 @@
-"""Is the ensemble whole? Every server that is meant to be there, in one quorum, in step, and serving sessions.
+"""``sluice ensemble ready``: all expected servers are in one quorum, in step, and serve sessions.
 
 What a server says of itself does not tell which ensemble it is of: two ensembles may be at the same epoch. So a node is
 written through one server and looked for through each of the others, which also shows that each of them serves.

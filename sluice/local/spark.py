@@ -1,4 +1,4 @@
-"""Spark drivers on this machine, for demos, soaks and small commands: what they are all given."""
+"""Settings of Spark drivers on this machine, for demos, soaks and small commands."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Who holds which lock, and how one is taken away."""
+"""Shows who holds which lock, and breaks one."""

@@ -1,4 +1,4 @@
-"""Which holders ``sluice break`` is about, and what became of them."""
+"""``sluice break``: finds the holders to remove, and reports what became of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds which lock and who waits, since when: what ``sluice status`` tells."""
+"""``sluice status``: who holds which lock and who waits, since when."""
 
 from __future__ import annotations
 

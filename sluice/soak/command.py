@@ -1,4 +1,4 @@
-"""What ``sluice soak`` does, between its arguments and its exit code."""
+"""``sluice soak``, from its options to its exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a soak leaves behind, gathered for the verdict: the history, the log, the rows, the store's own record."""
+"""The evidence for the verdict: the history, the log, the rows, the store's own record."""
 
 from __future__ import annotations
 

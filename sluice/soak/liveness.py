@@ -1,4 +1,4 @@
-"""The invariants about the writers rather than about what they wrote: everybody hears, gets in, leaves and ends."""
+"""The invariants about the writers themselves: each hears its outcome, acquires, releases and ends."""
 
 from __future__ import annotations
 

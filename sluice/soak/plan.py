@@ -1,4 +1,4 @@
-"""Which fault strikes which writer at which point: decided by the seed."""
+"""The plan of faults: the seed decides which fault strikes which writer at which point."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of a place in a queue: before the lock is got, and while it is held."""
+"""Faults of a contender: before the lock is acquired, and while it is held."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a soak shows to people, and leaves in its folder."""
+"""The report of a soak, for people and in its folder."""
 
 from __future__ import annotations
 

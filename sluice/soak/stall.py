@@ -1,4 +1,4 @@
-"""A listing that stalls: the moment in which the intent of a hold that lives looks like one that was left behind.
+"""A listing that stalls: at that moment the intent of a live hold looks unfinished.
 
 Whoever asks for a partition lists the queues first and the intents last. A holder of another partition that comes in
 between and notes an intent is missing in the first list, and its intent is in the second. Writers of the soak lock

@@ -1,1 +1,1 @@
-"""What a cluster needs of this project, and of a stack."""
+"""Prepares jobs for a cluster: the zip, the jars, and settings from a stack."""

@@ -1,4 +1,4 @@
-"""What a cluster needs of this project: a zip for ``--py-files``, and the jars.
+"""Builds what a cluster needs: a zip for ``--py-files``, and the list of jars.
 
 The zip holds ``lock_manager``, ``writer_jobs``, kazoo and, where they are installed, what kazoo needs for SASL and
 Delta's own Python module: pure Python, so that it runs from the zip in any interpreter that the cluster's PySpark runs

@@ -1,4 +1,4 @@
-"""What jobs need to know of a stack: ``spark-defaults.conf`` and ``sluice.env``, from the outputs of ``pulumi stack``.
+"""Writes ``spark-defaults.conf`` and ``sluice.env`` from the outputs of ``pulumi stack``.
 
 Names and ARNs only: a job asks AWS for its secret by the ARN, with its own role.
 """
