@@ -347,7 +347,7 @@ def test_a_store_that_overwrites_is_not_sound(
     ("kind", "verdict", "words"),
     [
         (LooksFirst, "failed", "rivals who created s3://"),
-        (Overlooks, "failed", "has not the content of the one rival"),
+        (Overlooks, "failed", "does not have the content of the rival"),
         (LooksFirstOneByOne, "ok", "one winner each time"),
         (Conflicts, "ok", "one winner each time"),
         (AllConflict, "note", "of 8 at once it refused all"),
