@@ -127,8 +127,7 @@ def _object(value: object) -> dict[str, Any]:
 
 def observed_refusal(info: Mapping[str, Any]) -> str | None:
     """Return the name of the error with which the guard would have refused a commit that it only observed."""
-    said = info.get(_STAMP)
-    reason = said.get("observed") if isinstance(said, dict) else None
+    reason = _object(info.get(_STAMP)).get("observed")
     return None if reason is None else str(reason)
 
 

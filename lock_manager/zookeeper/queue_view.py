@@ -14,7 +14,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lock_manager.zookeeper.znodes import Contender, Mode, conflicting_ahead, parse_queue
@@ -201,9 +201,7 @@ def _with_order(entry: QueueEntry, order: list[str]) -> QueueEntry:
     waits_for = tuple(
         sorted(entry.waits_for, key=lambda each: (order.index(each) if each in order else len(order), each))
     )
-    return QueueEntry(
-        hold_id=entry.hold_id, nodes=entry.nodes, waits_for=waits_for, data=entry.data, created_at=entry.created_at
-    )
+    return replace(entry, waits_for=waits_for)
 
 
 def _described(data: bytes) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from lock_manager import ZookeeperLockManager
 from lock_manager import guard_registry as installed
 from sluice.local.jars import resolve_jars
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from tests.support.append_rows import EMPTY, HEADER, ROWS
 from tests.support.lake import S3, lake
 from tests.support.months import SCHEMA
 from tests.support.rivals import RivalManager
@@ -63,7 +64,7 @@ def spark(jars: list[Path], s3: S3, tmp_path_factory: pytest.TempPathFactory) ->
     session.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def without_guard(spark: SparkSession) -> Callable[..., AbstractContextManager[None]]:
     """Commit as a program would that knows of no lock, and is not stopped."""
 
@@ -80,23 +81,23 @@ def without_guard(spark: SparkSession) -> Callable[..., AbstractContextManager[N
 
 
 @pytest.fixture(scope="session")
-def original(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def original(
+    spark: SparkSession,
+    without_guard: Callable[..., AbstractContextManager[None]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., Path]:
     """Make a table once by SQL statements, in which ``{t}`` is the table; without the lock."""
     from writer_jobs import attach
 
     attach(spark)
-    conf = spark.sparkContext._jsc.sc().conf()
     made: dict[tuple[str, ...], Path] = {}
 
     def make(*statements: str) -> Path:
         if statements not in made:
             path = tmp_path_factory.mktemp("original") / "table"
-            conf.set("spark.sluice.guard", "off")
-            try:
+            with without_guard():
                 for statement in statements:
                     spark.sql(statement.replace("{t}", f"delta.`{path}`"))
-            finally:
-                conf.set("spark.sluice.guard", "required")
             made[statements] = path
         return made[statements]
 
@@ -111,6 +112,24 @@ def copy_of(original: Callable[..., Path], tmp_path: Path) -> Callable[..., Path
         return Path(shutil.copytree(original(*statements), tmp_path / to))
 
     return copy
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """Where no table is yet."""
+    return tmp_path / "table"
+
+
+@pytest.fixture
+def existing(copy_of: Callable[..., Path]) -> Path:
+    """An empty table for the rows."""
+    return copy_of(EMPTY)
+
+
+@pytest.fixture
+def source(csv_file: Callable[..., Path]) -> Path:
+    """A file of the rows."""
+    return csv_file("source.csv", HEADER, ROWS)
 
 
 @pytest.fixture

@@ -19,32 +19,12 @@ from pyspark.sql import SparkSession
 
 from lock_manager import LockSettings, TableResource, ZookeeperLockManager, canonical_table_uri
 from lock_manager.zookeeper.znodes import table_node
+from tests.support.append_rows import HEADER, ROWS
 from tests.support.rivals import RivalManager
 from writer_jobs.append import main
 from writer_jobs.job.split import SplitRows
 
 pytestmark = pytest.mark.spark
-
-HEADER = "id,name,amount"
-ROWS = [(number, f"name {number}", number / 4) for number in range(40)]
-EMPTY = "create table {t} (id int, name string, amount double) using delta"
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    """Where no table is yet."""
-    return tmp_path / "table"
-
-
-@pytest.fixture
-def existing(copy_of: Callable[..., Path]) -> Path:
-    """An empty table for the rows."""
-    return copy_of(EMPTY)
-
-
-@pytest.fixture
-def source(csv_file: Callable[..., Path]) -> Path:
-    return csv_file("source.csv", HEADER, ROWS)
 
 
 def test_the_first_append_creates_the_table_with_inferred_types_and_partitions(

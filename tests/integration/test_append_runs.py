@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import LockSettings, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.znodes import table_node
+from tests.support.append_rows import EMPTY, HEADER, ROWS
 from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.append import main
 from writer_jobs.delta.hadoop_files import HadoopFiles
@@ -31,27 +32,7 @@ from writer_jobs.job.output import JobOutput
 
 pytestmark = pytest.mark.spark
 
-HEADER = "id,name,amount"
-ROWS = [(number, f"name {number}", number / 4) for number in range(40)]
 RUN, FOLDER = "a/b c", "a%2Fb%20c"
-EMPTY = "create table {t} (id int, name string, amount double) using delta"
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    """Where no table is yet."""
-    return tmp_path / "table"
-
-
-@pytest.fixture
-def existing(copy_of: Callable[..., Path]) -> Path:
-    """An empty table for the rows."""
-    return copy_of(EMPTY)
-
-
-@pytest.fixture
-def source(csv_file: Callable[..., Path]) -> Path:
-    return csv_file("source.csv", HEADER, ROWS)
 
 
 def run_commits(table: Path, run_id: str) -> list[int]:

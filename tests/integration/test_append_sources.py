@@ -13,16 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.support.append_rows import HEADER, ROWS
+
 pytestmark = pytest.mark.spark
-
-HEADER = "id,name,amount"
-ROWS = [(number, f"name {number}", number / 4) for number in range(40)]
-
-
-@pytest.fixture
-def table(tmp_path: Path) -> Path:
-    """Where no table is yet."""
-    return tmp_path / "table"
 
 
 def test_values_are_read_with_the_types_of_an_existing_table_and_matched_by_name(

@@ -141,71 +141,56 @@ STRICT: dict[str, Way] = {
 }
 
 
-@pytest.fixture(scope="module")
-def make_original(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Make a table with two files in a partition and a deleted row; more by ``then``."""
-    attach(spark)
-    # VACUUM lists folders in so many tasks.
-    spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "1")
-
-    def make(properties: str, *then: str) -> Path:
-        table = tmp_path_factory.mktemp("every-way") / "table"
-        conf = spark.sparkContext._jsc.sc().conf()
-        conf.set("spark.sluice.guard", "off")
-        try:
-            spark.sql(
-                f"CREATE TABLE delta.`{table}` (id LONG, name STRING, part LONG) USING delta PARTITIONED BY (part) "
-                f"TBLPROPERTIES ({properties})"
-            )
-            for first in (1, 3):
-                spark.sql(f"INSERT INTO delta.`{table}` SELECT id, 'n', 1 FROM range({first}, {first + 2}, 1, 1)")
-            for statement in ("DELETE FROM {t} WHERE id = 4", *then):
-                sql(statement)(spark, str(table))
-        finally:
-            conf.set("spark.sluice.guard", "required")
-        return table
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def original(make_original: Callable[..., Path]) -> Path:
-    """A table with something for each way to do."""
-    return make_original(
-        "'note' = 'x', 'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true', "
-        "'delta.enableInCommitTimestamps' = 'true'",
-        "ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 1000)",
+def made_with(properties: str, *then: str) -> tuple[str, ...]:
+    """Return the statements that make a table with two files in a partition and a deleted row; more by ``then``."""
+    return (
+        f"CREATE TABLE {{t}} (id LONG, name STRING, part LONG) USING delta PARTITIONED BY (part) {properties}",
+        *(f"INSERT INTO {{t}} SELECT id, 'n', 1 FROM range({first}, {first + 2}, 1, 1)" for first in (1, 3)),
+        "DELETE FROM {t} WHERE id = 4",
+        *then,
     )
 
 
-@pytest.fixture(scope="module")
-def plain(make_original: Callable[..., Path]) -> Path:
-    """A table with nothing that Delta Kernel cannot write."""
-    return make_original("'note' = 'x'")
+# A table with something for each way to do, and one with nothing that Delta Kernel cannot write.
+FULL = made_with(
+    "TBLPROPERTIES ('note' = 'x', 'delta.columnMapping.mode' = 'name', 'delta.enableDeletionVectors' = 'true', "
+    "'delta.enableInCommitTimestamps' = 'true')",
+    "ALTER TABLE {t} ADD CONSTRAINT small CHECK (id < 1000)",
+)
+PLAIN = made_with("TBLPROPERTIES ('note' = 'x')")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def both_tables(spark: SparkSession, original: Callable[..., Path]) -> None:
+    """Made before a test turns Delta's other connector on, which cannot make them."""
+    # VACUUM lists folders in so many tasks.
+    spark.conf.set("spark.sql.sources.parallelPartitionDiscovery.parallelism", "1")
+    for statements in (FULL, PLAIN):
+        original(*statements)
 
 
 def version_files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.glob("*/_delta_log/*.json"))
 
 
-def try_way(spark: SparkSession, way: Way, original: Path, folder: Path, without_guard: Off) -> None:
-    shutil.copytree(original, folder / "table")
+def try_way(spark: SparkSession, way: Way, table: Path, without_guard: Off) -> None:
+    folder = table.parent
     before = version_files(folder)
     with pytest.raises(LockNotHeldError, match="bound to no lock"):
-        way(spark, str(folder / "table"))
+        way(spark, str(table))
     assert version_files(folder) == before
     # Delta makes the folder of a table's log before it commits.
     shutil.rmtree(folder / "table-new", ignore_errors=True)
     with without_guard():
-        way(spark, str(folder / "table"))
+        way(spark, str(table))
     assert len(version_files(folder)) > len(before), "this way commits nothing: it shows nothing"
 
 
 @pytest.mark.parametrize("name", CLASSIC)
 def test_it_commits_nothing_without_the_lock(
-    name: str, spark: SparkSession, original: Path, tmp_path: Path, without_guard: Off
+    name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: Off
 ) -> None:
-    try_way(spark, CLASSIC[name], original, tmp_path, without_guard)
+    try_way(spark, CLASSIC[name], copy_of(*FULL), without_guard)
 
 
 @pytest.fixture
@@ -219,9 +204,9 @@ def strict(spark: SparkSession) -> Iterator[None]:
 
 @pytest.mark.parametrize("name", STRICT)
 def test_nor_through_delta_s_other_connector(
-    name: str, spark: SparkSession, plain: Path, tmp_path: Path, without_guard: Off, strict: None
+    name: str, spark: SparkSession, copy_of: Callable[..., Path], without_guard: Off, strict: None
 ) -> None:
-    try_way(spark, STRICT[name], plain, tmp_path, without_guard)
+    try_way(spark, STRICT[name], copy_of(*PLAIN), without_guard)
 
 
 @pytest.fixture

@@ -52,8 +52,6 @@ EXAMPLES = int(os.environ.get("SLUICE_MACHINE_EXAMPLES", "20"))
 ENOUGH = 200
 PATIENCE = 20.0
 NOWHERE = "127.0.0.1:1"
-# More than a session that nobody vouches for lives.
-AGAIN_SECONDS = 6
 STUCK = "wait for each other"
 KINDS = (
     "granted", "stood behind another", "taken again", "taken again through another manager", "refused at once",
@@ -235,18 +233,8 @@ class LockMachine(RuleBasedStateMachine):
         if session is None:
             return
         end_session(self.look.hosts_text, session)
-        ended_at = time.monotonic()
-
-        def knows(wish: Wish) -> bool:
-            nonlocal ended_at
-            if time.monotonic() > ended_at + AGAIN_SECONDS:
-                # The client may have taken its session back before the server read that it is to be closed.
-                end_session(self.look.hosts_text, session)
-                ended_at = time.monotonic()
-            return any(hold.lost for hold in wish.holds)
-
         for wish in holding:
-            self.eventually(lambda wish=wish: knows(wish), "the holder knows that it lost")
+            self.eventually(lambda wish=wish: any(hold.lost for hold in wish.holds), "the holder knows that it lost")
             wish.over = True
             self.seen["holders expired"] += 1
 

@@ -42,11 +42,6 @@ pytestmark = [
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Path:
-    return tmp_path / "table"
-
-
-@pytest.fixture
 def writer(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> LockedDeltaWriter:
     """Of a table that is not there yet."""
     return LockedDeltaWriter(spark, manager, str(table))

@@ -197,18 +197,19 @@ def guarded(
     if not _is_attached(spark.sparkContext):
         attach(spark)
     bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
+
+    def look() -> tuple[Snapshot, Pin | None]:
+        seen = table_log.snapshot()
+        pin = None if any_ensemble else _pinned_to(hold, seen, bound, observe=mode == _OBSERVE)
+        refuse_other_partitioning(seen, schema)
+        return seen, pin
+
     # Before anything is read or occupied: under this lock another writer may be at work.
-    snapshot, pinned = table_log.snapshot(), None
-    if not any_ensemble:
-        pinned = _pinned_to(hold, snapshot, bound, observe=mode == _OBSERVE)
-    refuse_other_partitioning(snapshot, schema)
+    snapshot, pinned = look()
     with _bound(spark, bound):
         if bound.refusal is None and _occupy_intended_versions(spark, table_log, bound):
             # What was unfinished is finished now, and may be what moved the table or partitioned it anew.
-            snapshot = table_log.snapshot()
-            if not any_ensemble:
-                pinned = _pinned_to(hold, snapshot, bound, observe=mode == _OBSERVE)
-            refuse_other_partitioning(snapshot, schema)
+            snapshot, pinned = look()
         if bound.refusal is not None:
             yield GuardedTable(None, snapshot)
             return

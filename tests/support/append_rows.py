@@ -1,0 +1,7 @@
+"""Rows for the append job: a table for them, and files of them."""
+
+from __future__ import annotations
+
+HEADER = "id,name,amount"
+ROWS = [(number, f"name {number}", number / 4) for number in range(40)]
+EMPTY = "create table {t} (id int, name string, amount double) using delta"
