@@ -26,7 +26,7 @@ from bench_session import bench_session
 from figures import percentile, print_table
 from pyspark.sql import SparkSession
 
-import writer_jobs.commit.guarded
+import writer_jobs.commit.driver_guard
 from lock_manager import HeldLock, ZookeeperLockManager
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.testing.embedded import EmbeddedZooKeeper
@@ -140,7 +140,7 @@ def main() -> None:
         s3.create_bucket("bench")
         os.environ.update(s3.environment)
         guard = WatchedGuard()
-        writer_jobs.commit.guarded.GUARD = guard
+        writer_jobs.commit.driver_guard.GUARD = guard
         spark = bench_session("one writer", s3.spark_conf)
         stack.callback(spark.stop)
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))

@@ -4,7 +4,7 @@ Just before it puts a version, the log store (``log_store/``, in the driver's JV
 version only after a yes. A commit belongs to the holds to which its thread is bound. That this process holds *some*
 lock on the table does not count.
 
-Knows nothing of Spark: :mod:`writer_jobs.commit.guarded` brings the question here.
+Knows nothing of Spark: :mod:`writer_jobs.commit.driver_guard` brings the question here.
 """
 
 from __future__ import annotations

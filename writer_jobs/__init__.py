@@ -4,7 +4,7 @@
 error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``writer_jobs.errors``.
 """
 
-from writer_jobs.commit.guarded import attach
+from writer_jobs.commit.driver_guard import attach
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.delta.session import build_session
 from writer_jobs.delta.table_log import Commit, DeltaTableLog, Head, TableState, locate_table

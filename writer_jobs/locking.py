@@ -14,7 +14,7 @@ from lock_manager import (
     LockSettings,
     ZookeeperLockManager,
 )
-from writer_jobs.commit.guarded import attach_unless_off
+from writer_jobs.commit.driver_guard import attach_unless_off
 from writer_jobs.commit.lock_target import LockTarget
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.jvm_errors import is_conflict

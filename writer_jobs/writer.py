@@ -11,8 +11,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
 from lock_manager import Hold, LockManager, canonical_table_uri
+from writer_jobs.commit.driver_guard import attach_unless_off
 from writer_jobs.commit.gate_rules import HoldOver
-from writer_jobs.commit.guarded import attach_unless_off
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, Partitions, partitions_of_rows
 from writer_jobs.commit.locked_operation import LockedOperation, WriteOptions, WriterParts

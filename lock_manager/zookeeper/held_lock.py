@@ -1,4 +1,4 @@
-"""A held lock: whether it still stands, and how it ends."""
+"""A held lock, as its user has it: what it covers, what is asked of it, and how it is given back."""
 
 from __future__ import annotations
 
@@ -8,28 +8,22 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from lock_manager.deadline import Deadline
-from lock_manager.errors import EnsembleRefusedError, LockLostError, LockNotHeldError
+from lock_manager.errors import LockError, LockLostError, LockNotHeldError
 from lock_manager.events import Event, tell
 from lock_manager.intents import Intent
 from lock_manager.scope import TableScope
 from lock_manager.settings import check_seconds
-from lock_manager.zookeeper.asking import answer_or_end
 from lock_manager.zookeeper.cleanup import Cleanup
 from lock_manager.zookeeper.hold_intents import HoldIntents
-from lock_manager.zookeeper.keepalive import ANNOUNCE_SECONDS, KeepAlive
-from lock_manager.zookeeper.own_contenders import SESSION_ENDED, Answer, OwnContenders
+from lock_manager.zookeeper.keepalive import KeepAlive
+from lock_manager.zookeeper.own_contenders import OwnContenders
 from lock_manager.zookeeper.request import Acquired, Request
-from lock_manager.zookeeper.session import (
-    KEEPALIVE_FRACTION,
-    NO_ANSWER,
-    VALID_FRACTION,
-    Session,
-    SessionState,
-)
+from lock_manager.zookeeper.session import Session
 from lock_manager.zookeeper.signals import SignalIsolation
+from lock_manager.zookeeper.standing import Standing
 from lock_manager.zookeeper.znodes import intents_node
 
 log = logging.getLogger(__name__)
@@ -103,23 +97,22 @@ class HeldLock:
         self.acquired_at = time.time()
         self.requested_at = self.acquired_at - waited_seconds
         self.waited_seconds = waited_seconds
-        self.released_at: float | None = None
         self.thread = thread
         self._session = session
-        self._request = request
-        self._session_id = acquired.session_id
         self._services = services
         self._lock = threading.Lock()
-        self._loss: str | None = None
         self._callbacks: list[Callable[[HeldLock], None]] = []
         self._commits: dict[str, list[int]] = {}
         self._entries = 1
         self._blocks: list[int] = []
         self._closed_inside = False
+        self._standing = Standing(
+            session, self._contenders, acquired.session_id, request, acquired_at=self.acquired_at, owner=self
+        )
         self._intents = {
             table: HoldIntents(
                 self.hold_id,
-                self.confirmed,
+                self._standing.confirmed,
                 session,
                 services.isolation,
                 intents_node(node),
@@ -127,13 +120,9 @@ class HeldLock:
             )
             for table, node in request.tables.items()
         }
-        self._checked_at = time.monotonic()
-        self._announce_at = self._checked_at + ANNOUNCE_SECONDS
-        most = session.settings.max_hold_seconds
-        self._ends_at = float("inf") if most is None else self._checked_at + most
         for table in self.scope:
             tell(Event.ACQUIRED, table, seconds=waited_seconds)
-        services.keepalive.add(self)
+        services.keepalive.add(self._standing)
 
     @property
     def token(self) -> int:
@@ -165,15 +154,20 @@ class HeldLock:
     @property
     def lost(self) -> str | None:
         """How the hold was lost, None as long as that is not known."""
-        return self._loss
+        return self._standing.lost
+
+    @property
+    def released_at(self) -> float | None:
+        """When the release was asked for, seconds since the epoch; None before."""
+        return self._standing.ended_at
 
     @property
     def over(self) -> bool:
         """Whether it is known to be lost, was released, or ended with the manager that gave it."""
-        return self._loss is not None or self.released_at is not None or self._session.closed
+        return self._standing.over or self._session.closed
 
     def __repr__(self) -> str:
-        state = f"lost: {self._loss}" if self._loss else "released" if self.released_at else "held"
+        state = f"lost: {self.lost}" if self.lost else "released" if self.released_at else "held"
         return f"<HeldLock {self.resource} {'shared' if self.shared else 'exclusive'} token={self.token} {state}>"
 
     # -- what it is worth ----------------------------------------------------------------------------------------
@@ -186,13 +180,7 @@ class HeldLock:
         after the last quorum request that was answered was sent; see ``session.VALID_FRACTION``. Monotonic time: a
         suspended machine's clock may stand still, so where it matters ask :meth:`check`.
         """
-        return (
-            not self._session.belongs_to_parent
-            and self._loss is None
-            and self.released_at is None
-            and self._session.state is SessionState.CONNECTED
-            and time.monotonic() < min(self._ends_at, self._session.valid_until(self._session_id))
-        )
+        return self._standing.is_valid()
 
     def check(self, timeout_seconds: float | None = None) -> None:
         """Ask the ensemble, through its quorum, whether this hold stands. Wakes nobody, changes nothing.
@@ -212,12 +200,11 @@ class HeldLock:
             ClosedError: the manager was closed, or belongs to the parent of a fork.
 
         """
-        self._look_before_asking()
+        self._standing.look_before_asking()
         if timeout_seconds is not None:
             check_seconds("timeout_seconds", timeout_seconds)
-        bound = VALID_FRACTION * self._session.granted_seconds
-        deadline = Deadline(bound if timeout_seconds is None else min(timeout_seconds, bound))
-        self._services.isolation.run(lambda: self.confirmed(deadline, "checking a hold"))
+        deadline = self._standing.deadline(timeout_seconds)
+        self._services.isolation.run(lambda: self._standing.confirmed(deadline, "checking a hold"))
 
     def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
         """Ask as :meth:`check` does and, in the same request, note that ``version`` is about to be put.
@@ -230,44 +217,10 @@ class HeldLock:
                 :meth:`check`. The version must not be put then.
 
         """
-        self._look_before_asking()
+        self._standing.look_before_asking()
         intents = self.intents_of(self._only(table))
         intent = Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token)
         self._services.isolation.run(lambda: intents.note(intent))
-
-    def confirmed(
-        self, deadline: Deadline, doing: str, operation: Callable[[Any], None] | None = None
-    ) -> Exception | None:
-        """Ask, together with one more operation that is done if and only if the hold stands; for :attr:`intents`.
-
-        Args:
-            deadline: for the answer.
-            doing: for the message of EnsembleUnavailableError.
-            operation: given the transaction, to add itself.
-
-        Returns:
-            Why the operation was not done, if that is because a node is there, is not there, or is another version.
-
-        Raises:
-            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: as :meth:`check`.
-
-        """
-        while True:
-            self._raise_if_over()
-            sent_at = self._asked_now()
-            try:
-                outcome = answer_or_end(self._session, self._contenders.ask(operation), deadline)
-            except NO_ANSWER:
-                self._session.wait_again(deadline, doing)
-                continue
-            answer = self._contenders.read(outcome, with_operation=operation is not None)
-            if answer.not_done is not None:
-                return answer.not_done
-            self._take_in(answer, sent_at)
-            self._raise_if_over()
-            if answer.refusal is not None:
-                raise EnsembleRefusedError(self._session.settings.zk_hosts, answer.refusal)
-            return None
 
     def on_loss(self, callback: Callable[[HeldLock], None]) -> None:
         """Have ``callback`` called once with this hold when it turns out to be lost, in a thread of its own.
@@ -275,7 +228,7 @@ class HeldLock:
         Called at once if that is known already. It may block, and may use the manager.
         """
         with self._lock:
-            if self._loss is None:
+            if self.lost is None:
                 self._callbacks.append(callback)
                 return
         self._tell(callback)
@@ -339,19 +292,19 @@ class HeldLock:
             self._entries -= 1
             if self._entries > 0:
                 return
-            stood = self._loss is None and time.monotonic() < self._session.valid_until(self._session_id)
-            self.released_at = time.time()
-        self._services.keepalive.remove(self)
+            stood = self._standing.granted
+            self._standing.end()
+        self._services.keepalive.remove(self._standing)
         self._services.forget(self)
         try:
-            lost = self._loss or self._delete_contenders(stood=stood)
+            lost = self.lost or self._delete_contenders(stood=stood)
         except BaseException:
             self._give_up()
             self._tell_end(Event.RELEASED)
             raise
         self._services.cleanup.left(self._contenders.queues)
         if lost:
-            self._lose(lost, releasing=True)
+            self._standing.lose(lost, ending=True)
             raise self._lost_error()
         self._tell_end(Event.RELEASED)
 
@@ -394,98 +347,38 @@ class HeldLock:
     def _give_up(self) -> None:
         self._services.cleanup.discard(self._contenders.queues, self.hold_id, wait_seconds=0)
 
-    # -- for the keepalive ------------------------------------------------------------------------------------------
-
-    def due_at(self) -> float:
-        """Monotonic time at which the ensemble is to be asked next."""
-        asked_at = self._checked_at + KEEPALIVE_FRACTION * self._session.granted_seconds
-        return min(self._announce_at, asked_at, self._ends_at)
-
-    def ask(self) -> Any:
-        """Send the question whether the contenders are there, as a quorum request; return kazoo's AsyncResult.
-
-        It also has them say since when they hold, if they do not say so yet.
-        """
-        self._asked_now()
-        if self._announce_at == float("inf"):
-            return self._contenders.ask()
-        self._announce_at = self._checked_at + ANNOUNCE_SECONDS
-        return self._contenders.ask(data=lambda node: self._request.data(node, acquired_at=self.acquired_at))
-
-    def _asked_now(self) -> float:
-        self._checked_at = time.monotonic()
-        return self._checked_at
-
-    def learn(self, outcome: object, sent_at: float, *, announced: bool = False) -> None:
-        """Take in an answer to :meth:`ask`: a list of results, or what kazoo raised."""
-        if self._take_in(self._contenders.read(outcome), sent_at) and announced:
-            self._announce_at = float("inf")
-
-    def _take_in(self, answer: Answer, sent_at: float) -> bool:
-        """Do what an answer calls for; tell whether the hold stands."""
-        if answer.lost is not None:
-            self._lose(answer.lost)
-        elif answer.refusal is not None:
-            log.error("ZooKeeper refused to check the lock on %s: %s", self.resource, answer.refusal)
-        else:
-            self._session.prove(sent_at, self._session_id)
-            return True
-        return False
-
-    def look_at_clock(self) -> None:
-        """Count the hold as lost when its session is another by now, or was not vouched for over its whole time-out."""
-        session = self._session
-        self._look_at_bound()
-        if session.session_id != self._session_id or session.state is SessionState.LOST:
-            self._lose(SESSION_ENDED)
-            return
-        silent = time.monotonic() - session.proven_at
-        if silent > session.granted_seconds:
-            self._lose(f"the ensemble did not answer for {silent:.0f} s")
-
-    def _look_before_asking(self) -> None:
-        """Raise what is known without the ensemble.
-
-        Our own clock decides first, as in :class:`KeepAlive`: after a pause this thread may ask before that one looks.
-
-        The ensemble alone would not do: restored from a member that fell behind, it may know a contender again whose
-        session had ended, and whose lock others have had since (docs/runbooks.md).
-        """
-        self._raise_if_over()
-        self._session.check_usable()
-        self.look_at_clock()
-        self._raise_if_over()
-
-    def _look_at_bound(self) -> None:
-        if time.monotonic() >= self._ends_at:
-            most = self._session.settings.max_hold_seconds
-            self._lose(f"it was held for more than max_hold_seconds={most:g}")
-
     def close(self) -> None:
         """Note that the manager was closed, which ends every hold of it: to a block that goes on, a loss."""
         with self._lock:
-            ends, self.released_at = self.released_at is None, self.released_at or time.time()
-            self._closed_inside = ends and self._loss is None and bool(self._blocks)
-        self._services.keepalive.remove(self)
+            ends = self._standing.end() and self.lost is None
+            self._closed_inside = ends and bool(self._blocks)
+        self._services.keepalive.remove(self._standing)
         if self._closed_inside:
-            self._lose("the manager that gave it was closed", releasing=True)
-        elif ends and self._loss is None:
+            self._standing.lose("the manager that gave it was closed", ending=True)
+        elif ends:
             self._tell_end(Event.RELEASED)
 
-    def _lose(self, reason: str, *, releasing: bool = False) -> None:
+    # -- for its standing ------------------------------------------------------------------------------------------
+
+    def was_lost(self) -> None:
+        """Look after it no more, and tell everybody who wants to know."""
         with self._lock:
-            # The keepalive may have asked just before a release, and finds what that has deleted.
-            if self._loss is not None or (self.released_at is not None and not releasing):
-                return
-            self._loss = reason
             callbacks, self._callbacks = self._callbacks, []
-        self._services.keepalive.remove(self)
+        self._services.keepalive.remove(self._standing)
         # The session may live on, and the contender with it: it would block the table for nothing.
         self._give_up()
-        log.error("lock on %s was lost: %s", self.resource, reason)
+        log.error("lock on %s was lost: %s", self.resource, self.lost)
         self._tell_end(Event.LOST)
         for callback in callbacks:
             self._tell(callback)
+
+    def end_error(self) -> LockError:
+        """Return the error that says that it was lost or released."""
+        if self.lost is not None:
+            return self._lost_error()
+        return LockNotHeldError(f"the lock on {self.resource} was released", resource=self.resource)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
 
     def _tell_end(self, event: Event) -> None:
         for table in self.scope:
@@ -500,17 +393,10 @@ class HeldLock:
 
         threading.Thread(target=tell, name="sluice-on-loss", daemon=True).start()
 
-    def _raise_if_over(self) -> None:
-        self._look_at_bound()
-        if self._loss is not None:
-            raise self._lost_error()
-        if self.released_at is not None:
-            raise LockNotHeldError(f"the lock on {self.resource} was released", resource=self.resource)
-
     def _lost_error(self) -> LockLostError:
         return LockLostError(
             resource=self.resource,
             hold_id=self.hold_id,
-            reason=self._loss or "",
+            reason=self.lost or "",
             commits=self.commits,
         )

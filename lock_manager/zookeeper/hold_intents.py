@@ -40,7 +40,7 @@ class _Noted(Enum):
 
 
 class Confirm(Protocol):
-    """Asks whether the hold stands; see ``HeldLock.confirmed``."""
+    """Asks whether the hold stands; see :meth:`Standing.confirmed`."""
 
     def __call__(
         self, deadline: Deadline, doing: str, operation: Callable[[Any], None] | None = None

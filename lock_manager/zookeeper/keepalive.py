@@ -22,7 +22,7 @@ IDLE_SECONDS = 10.0
 
 
 class KeptHold(Protocol):
-    """A hold, as far as it is asked about here."""
+    """A hold, as far as it is asked about here; see :class:`Standing`."""
 
     @property
     def lost(self) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
-import writer_jobs.commit.guarded
+import writer_jobs.commit.driver_guard
 from sluice.errors import JvmGoneError
 from sluice.local.jars import jar_paths
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
@@ -69,7 +69,7 @@ class SparkWorker(Worker):
         jvm.org.apache.hadoop.fs.s3a.impl.AWSClientConfig.setMinimumOperationDuration(
             jvm.java.time.Duration.ofMillis(1)
         )
-        writer_jobs.commit.guarded.GUARD = self.guard
+        writer_jobs.commit.driver_guard.GUARD = self.guard
         if mode == "required":
             writer_jobs.attach(self.spark)
         return int(jvm.java.lang.ProcessHandle.current().pid())

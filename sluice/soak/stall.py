@@ -113,4 +113,5 @@ def _is_noted(hold: Hold, node: str) -> bool:
     def look(transaction: Any) -> None:
         transaction.check(intent_node(node, hold.hold_id), _ANY_VERSION)
 
-    return cast("HeldLock", hold).confirmed(Deadline(_PATIENCE_SECONDS), "looking for an intent", look) is None
+    standing = cast("HeldLock", hold)._standing  # noqa: SLF001 (asked together, in one request)
+    return standing.confirmed(Deadline(_PATIENCE_SECONDS), "looking for an intent", look) is None

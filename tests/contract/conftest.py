@@ -1,9 +1,10 @@
-"""The coordinators that there are, each as the contract needs it."""
+"""The coordinators, each as the contract needs it."""
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any, Protocol
 
 import pytest
@@ -11,6 +12,7 @@ from kazoo.client import KazooClient
 
 from lock_manager import Hold, LockManager, TableResource
 from lock_manager.zookeeper.znodes import parse_queue, table_node
+from tests.support.memory_coordinator import Memory
 from tests.support.rivals import RivalManager
 
 
@@ -51,8 +53,19 @@ class Zookeeper:
         self._client.delete(f"{node}/{name}")
 
 
-@pytest.fixture(params=["zookeeper"])
-def coordinator(zookeeper: Any, ensemble_client: KazooClient) -> Iterator[Coordinator]:
+@pytest.fixture(params=["zookeeper", "memory"])
+def coordinator(request: pytest.FixtureRequest) -> Iterator[Coordinator]:
     """Each coordinator in turn."""
+    if request.param == "memory":
+        with closing(Memory()) as memory:
+            yield memory
+        return
+    hosts, client = request.getfixturevalue("zookeeper").hosts, request.getfixturevalue("ensemble_client")
     with ExitStack() as made:
-        yield Zookeeper(zookeeper.hosts, ensemble_client, made)
+        yield Zookeeper(hosts, client, made)
+
+
+@pytest.fixture
+def table() -> str:
+    """A table that nobody else has."""
+    return f"s3://lake/{uuid.uuid4().hex}"

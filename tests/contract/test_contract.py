@@ -16,11 +16,6 @@ from lock_manager import LockCancelledError, LockLostError, LockNotHeldError, Lo
 from tests.contract.conftest import Coordinator
 
 
-@pytest.fixture
-def table() -> str:
-    return f"s3://lake/{uuid.uuid4().hex}"
-
-
 def test_first_come_is_first_served_and_later_tokens_are_larger(
     coordinator: Coordinator, table: str, eventually: Callable[..., None]
 ) -> None:
@@ -43,7 +38,7 @@ def test_first_come_is_first_served_and_later_tokens_are_larger(
 
 def test_shared_holders_hold_together_and_never_beside_an_exclusive_one(coordinator: Coordinator, table: str) -> None:
     one, two, three = (coordinator.manager() for _ in range(3))
-    with one.acquire(table, shared=True), two.acquire(table, shared=True):
+    with one.acquire(table, shared=True), two.acquire(table, shared=True, timeout_seconds=5):
         with pytest.raises(LockTimeoutError):
             three.acquire(table, timeout_seconds=0)
     with three.acquire(table), pytest.raises(LockTimeoutError):
@@ -88,6 +83,7 @@ def test_whoever_gives_up_leaves_nothing_behind(
     with first.acquire(table):
         with pytest.raises(LockTimeoutError):
             second.acquire(table, timeout_seconds=0.2)
+        eventually(lambda: coordinator.asked_for(table) == 1)
         cancelled: list[Exception] = []
 
         def wait() -> None:

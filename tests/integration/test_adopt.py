@@ -27,7 +27,7 @@ from sluice.commands.app import app
 from tests.support.lake import S3
 from tests.support.rivals import RivalManager
 from writer_jobs import DeltaTableLog, LockedDeltaWriter, TableError, locked
-from writer_jobs.commit.guarded import GUARD
+from writer_jobs.commit.driver_guard import GUARD
 
 pytestmark = pytest.mark.spark
 

@@ -35,8 +35,8 @@ from tests.support.checksums import checksum_file, files_of, read_as
 from tests.support.rivals import RivalManager
 from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter, locked
 from writer_jobs.commit import gate_rules as staging
+from writer_jobs.commit.driver_guard import AUTO_COMPACT
 from writer_jobs.commit.gate import StagedWrite
-from writer_jobs.commit.guarded import AUTO_COMPACT
 from writer_jobs.commit.locked_operation import LockedOperation
 from writer_jobs.commit.operation import Work
 from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE

@@ -25,7 +25,7 @@ from lock_manager.intents import Intent
 from lock_manager.zookeeper.znodes import intents_node, table_node
 from tests.support.lake import S3
 from writer_jobs import GuardMissingError, LockedDeltaWriter, TableError, attach, locked
-from writer_jobs.commit.guarded import GUARD
+from writer_jobs.commit.driver_guard import GUARD
 
 pytestmark = pytest.mark.spark
 
@@ -401,7 +401,7 @@ def test_an_intent_is_there_while_the_version_is_put_and_gone_afterwards(
 def test_attach_names_what_is_missing(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     attach(spark)
     attach(spark)
-    monkeypatch.setattr("writer_jobs.commit.guarded.LOG_STORE", "org.example.Another")
+    monkeypatch.setattr("writer_jobs.commit.driver_guard.LOG_STORE", "org.example.Another")
     with pytest.raises(GuardMissingError, match=r"--conf spark\.delta\.logStore\.class=org\.example\.Another"):
         attach(spark)
 

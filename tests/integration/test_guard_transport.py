@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import LockNotHeldError, ZookeeperLockManager
 from writer_jobs import attach, locked
-from writer_jobs.commit.guarded import GUARD
+from writer_jobs.commit.driver_guard import GUARD
 
 pytestmark = pytest.mark.spark
 

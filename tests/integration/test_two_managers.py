@@ -292,7 +292,7 @@ def test_the_settings_of_the_manager_that_gave_it_count(
 ) -> None:
     short, long = make_manager(max_hold_seconds=1), make_manager(max_hold_seconds=3600)
     with long.acquire(table) as hold, short.acquire(table):
-        assert hold._ends_at > time.monotonic() + 3000
+        assert hold._standing._ends_at > time.monotonic() + 3000
     hold = short.acquire(table)
     assert long.acquire(table) is hold
     eventually(lambda: hold.lost)
@@ -410,7 +410,7 @@ def test_nothing_is_kept_of_what_is_over(
                 pass
             if number % 2:
                 # Lost, and never given back.
-                hold._lose("in a test")
+                hold._standing.lose("in a test")
             elif number % 4:
                 hold.release()
 

@@ -31,7 +31,7 @@ from writer_jobs import (
     build_session,
     locate_table,
 )
-from writer_jobs.commit.guarded import GUARD
+from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
 
 pytestmark = [

@@ -21,7 +21,7 @@ from lock_manager import Hold, LockNotHeldError, TableResource, ZookeeperLockMan
 from lock_manager.partitions import MOST_PARTITIONS
 from sluice.audit.verify import verify_table
 from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError, locked
-from writer_jobs.commit.guarded import GUARD
+from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.commit.lock_target import LockTarget
 
 pytestmark = pytest.mark.spark

@@ -26,7 +26,7 @@ from sluice.local.jars import jar_paths
 from tests.support.at_the_gate import contenders
 from writer_jobs import CommitUnknownError, LockedDeltaWriter, build_session, locked
 from writer_jobs.append import main as append_job
-from writer_jobs.commit.guarded import GUARD
+from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.delta.table_log import DeltaTableLog
 
 OUT = os.fdopen(os.dup(1), "w", buffering=1)

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from lock_manager import ResourceError, canonical_table_uri
 from lock_manager.intents import NO_VERSION
 from lock_manager.nesting import REGISTRY
-from writer_jobs.commit.guarded import AUTO_COMPACT, REQUIRED
+from writer_jobs.commit.driver_guard import AUTO_COMPACT, REQUIRED
 from writer_jobs.commit.operation import Work
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.log_store import log_store

@@ -9,16 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from py4j.clientserver import ClientServer
-from py4j.java_gateway import JavaPackage
-from py4j.protocol import Py4JJavaError
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from lock_manager import (
@@ -28,123 +23,19 @@ from lock_manager import (
     PinMismatchError,
     canonical_table_uri,
 )
-from lock_manager.commit_guard import CommitGuard
 from lock_manager.errors import versions_of
-from lock_manager.guard_registry import declare_installed
-from lock_manager.guard_server import GuardServer
 from lock_manager.guarded_hold import GuardedHold
 from lock_manager.partitions import PartitionSchema
 from lock_manager.ticket import Ticket
-from writer_jobs.commit.refusals import raise_refusals_as_python_errors
+from writer_jobs.commit import driver_guard
 from writer_jobs.delta.log_store import follow_transactions, log_store
 from writer_jobs.delta.pin import pin_again, refuse_other_ensemble
-from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, locate_table
-from writer_jobs.errors import CommitUnknownError, GuardMissingError, StorageError, TableError
+from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
+from writer_jobs.errors import CommitUnknownError, StorageError, TableError
 
 log = logging.getLogger(__name__)
 
 _HOLDS_PROPERTY = "spark.sluice.hold"
-_GUARD_PROPERTY = "spark.sluice.guard.name"
-_GUARD_OFF = "off"
-_OBSERVE = "observe"
-REQUIRED = "required"
-AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
-# An ensemble is asked for 45 s at most; the rest is for a busy interpreter.
-_ANSWER_SECONDS = 60
-
-GUARD = CommitGuard()
-_attaching = threading.Lock()
-
-
-def attach(spark: SparkSession) -> None:
-    """Guard every commit that this driver makes from now on; the second time, do nothing.
-
-    The log store has to be there already, because Delta reads its name once: sessions of :func:`build_session` have it,
-    others need the settings and the jar that the error names.
-
-    Raises:
-        GuardMissingError: the session was not started with the guarded log store.
-        UnsupportedSessionError: a session of Spark Connect, or without Delta.
-
-    """
-    context = classic_session(spark).sparkContext
-    jvm: Any = spark._jvm  # noqa: SLF001
-    if not isinstance(context._gateway, ClientServer):  # noqa: SLF001
-        raise GuardMissingError(
-            "a lock is bound to the thread that has it, and with PYSPARK_PIN_THREAD=false Java does not know Python's "
-            "threads: leave that variable out"
-        )
-    if isinstance(jvm.io.deltasluice.storage.Guard, JavaPackage):
-        raise GuardMissingError(
-            "the guarded log store is not on the driver's class path: give spark-submit the --jars that "
-            "`sluice submit-args` prints, or build_session(jars=…)"
-        )
-    _check_log_store(context)
-    _guard_kernel(context)
-    with _attaching:
-        gateway: Any = context._gateway  # noqa: SLF001
-        if not _is_attached(context):
-            gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
-    # What this thread commits without a lock is for this process to refuse, or to observe.
-    context.setLocalProperty(_GUARD_PROPERTY, gateway._sluice_guard.name)  # noqa: SLF001
-    raise_refusals_as_python_errors(GUARD)
-    required = guard_mode(spark) == REQUIRED
-    declare_installed((lambda location: _schema_of(spark, location)) if required else None)
-    if spark.conf.get(COMMIT_LOCK, None) is None:
-        spark.conf.set(COMMIT_LOCK, "false")
-    auto_compact = spark.conf.get(AUTO_COMPACT, None)
-    if auto_compact is None:
-        # A table's own property would turn it on: it commits again inside the first commit, and hides its errors.
-        spark.conf.set(AUTO_COMPACT, "false")
-    elif auto_compact.strip().lower() != "false":
-        log.warning(
-            "%s=%s: a compaction that the guard refuses is not reported; leave it out, and compact under a lock",
-            AUTO_COMPACT,
-            auto_compact,
-        )
-
-
-def _install_guard(jvm: Any) -> GuardServer:
-    server = GuardServer(GUARD)
-    try:
-        server.install(jvm, answer_seconds=_ANSWER_SECONDS)
-    except Py4JJavaError as error:
-        server.close()
-        raise GuardMissingError(
-            f"the driver's JVM cannot ask this process whether a lock is held, on port {server.port} of 127.0.0.1: run "
-            f"both on one machine, with one loopback interface ({error.java_exception})"
-        ) from error
-    return server
-
-
-def attach_unless_off(spark: SparkSession) -> None:
-    """Guard the driver's commits as :func:`attach` does; in a session with the guard ``off``, note that they are not.
-
-    Raises:
-        GuardMissingError, UnsupportedSessionError: see :func:`attach`.
-
-    """
-    if guard_mode(spark) == _GUARD_OFF:
-        declare_installed(None)
-    else:
-        attach(spark)
-
-
-def _schema_of(spark: SparkSession, location: str) -> PartitionSchema:
-    return DeltaTableLog(spark, locate_table(spark, location)).snapshot().partition_schema()
-
-
-def _is_attached(context: SparkContext) -> bool:
-    # What a gateway does not have it takes for a name in the JVM.
-    return "_sluice_guard" in vars(context._gateway)  # noqa: SLF001
-
-
-def guard_mode(spark: SparkSession) -> str:
-    """Return ``required``, ``observe`` or ``off``."""
-    # PySpark's getConf would copy all settings, by a call each.
-    conf: Any = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001
-    return str(conf.get(GUARD_MODE, REQUIRED)).strip().lower()
 
 
 @dataclass(frozen=True)
@@ -190,17 +81,16 @@ def guarded(
         TableError: it was partitioned anew while the lock was waited for; nothing was written.
 
     """
-    mode = guard_mode(spark)
-    if mode == _GUARD_OFF:
+    mode = driver_guard.guard_mode(spark)
+    if mode == driver_guard.OFF:
         yield GuardedTable(None, None)
         return
-    if not _is_attached(spark.sparkContext):
-        attach(spark)
+    driver_guard.attach_once(spark)
     bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
 
     def look() -> tuple[Snapshot, Pin | None]:
         seen = table_log.snapshot()
-        pin = None if any_ensemble else _pinned_to(hold, seen, bound, observe=mode == _OBSERVE)
+        pin = None if any_ensemble else _pinned_to(hold, seen, bound, observe=mode == driver_guard.OBSERVE)
         refuse_other_partitioning(seen, schema)
         return seen, pin
 
@@ -228,11 +118,11 @@ def guarded(
 @contextmanager
 def waiting_with(ticket: Ticket) -> Iterator[None]:
     """Have commits of this ticket wait, in the block, until it is granted or refused."""
-    GUARD.open(ticket)
+    driver_guard.GUARD.open(ticket)
     try:
         yield
     finally:
-        GUARD.close(ticket)
+        driver_guard.GUARD.close(ticket)
 
 
 @contextmanager
@@ -275,11 +165,11 @@ def guarded_commit(
             _occupy_intended_versions(spark, table_log, bound)
         if schema is not None:
             refuse_other_partitioning(table_log.snapshot(), schema)
-    GUARD.add(bound)
+    driver_guard.GUARD.add(bound)
     try:
         yield bound
     finally:
-        GUARD.remove(bound)
+        driver_guard.GUARD.remove(bound)
         if ticket.committed is None or hold.intents_of(bound.table).open:
             with _only_logged(hold):
                 _settle(spark, bound)
@@ -289,16 +179,15 @@ def guarded_commit(
 def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
     """Bind this thread's commits to a hold, and settle at the end what it attempted."""
     context = spark.sparkContext
-    GUARD.add(bound)
+    driver_guard.GUARD.add(bound)
     before = context.getLocalProperty(_HOLDS_PROPERTY)
     try:
         context.setLocalProperty(_HOLDS_PROPERTY, ",".join(filter(None, [before, bound.name])))
-        # Stays: whatever this thread commits, this process is to be asked.
-        context.setLocalProperty(_GUARD_PROPERTY, context._gateway._sluice_guard.name)  # noqa: SLF001
+        driver_guard.ask_for_this_thread(context)
         follow_transactions(spark)
         yield
     finally:
-        GUARD.remove(bound)
+        driver_guard.GUARD.remove(bound)
         with _only_logged(bound.hold):
             context.setLocalProperty(_HOLDS_PROPERTY, before)
             _settle(spark, bound)
@@ -376,7 +265,7 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
 
     An attempt belongs to the hold and the table, not to this block: one that an earlier block left open stays open.
     """
-    others = GUARD.others_of(bound)
+    others = driver_guard.GUARD.others_of(bound)
     intents = bound.hold.intents_of(bound.table)
     if intents.open and not bound.settle(_attempts_under(spark, bound.hold)):
         if all(other.table != bound.table for other in others):
@@ -397,7 +286,7 @@ def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bou
 
     """
     left_behind = bound.hold.intents_of(bound.table)
-    busy = {attempt for other in GUARD.others_of(bound) for attempt in other.passed}
+    busy = {attempt for other in driver_guard.GUARD.others_of(bound) for attempt in other.passed}
     unanswered = bound.unanswered(_attempts_under(spark, bound.hold), busy) if left_behind.open else []
     if (left_behind.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
         log.warning("what is read of %s may be overtaken: a writer ended uncleanly", bound.hold.resource)
@@ -432,27 +321,3 @@ def refuse_other_partitioning(snapshot: Snapshot, schema: PartitionSchema | None
     """
     if schema is not None and not snapshot.partition_schema().partitions_as(schema):
         raise TableError(f"{snapshot.location} was partitioned anew while its lock was waited for: try again")
-
-
-def _guard_kernel(context: SparkContext) -> None:
-    """Have Delta Kernel commit through the guarded log store, too: it has settings of its own, one for each scheme."""
-    jvm: Any = context._jvm  # noqa: SLF001
-    others = jvm.io.deltasluice.storage.KernelLogStores.guard(context._jsc.hadoopConfiguration())  # noqa: SLF001
-    if others:
-        raise GuardMissingError(
-            f"this session has Delta Kernel commit past the guarded log store (set: {', '.join(others)}): leave these "
-            f"settings out, or set each to {LOG_STORE}"
-        )
-
-
-def _check_log_store(context: SparkContext) -> None:
-    conf = context.getConf()
-    given = {key.removeprefix("spark."): value for key, value in conf.getAll() if "delta.logStore." in key}
-    setting = LOG_STORE_SETTING.removeprefix("spark.")
-    if given.get(setting) == LOG_STORE:
-        return
-    found = ", ".join(f"{key}={value}" for key, value in sorted(given.items())) or "none"
-    raise GuardMissingError(
-        f"this session was started without the guarded log store (set: {found}): start it with "
-        f"--conf {LOG_STORE_SETTING}={LOG_STORE} and no other log store"
-    )

@@ -14,7 +14,8 @@ from lock_manager import Hold, LockCancelledError, LockLostError, SluiceError
 from lock_manager.commit_stamp import note_as_user_metadata
 from lock_manager.guarded_hold import GuardedHold, is_definite
 from lock_manager.intents import NO_VERSION
-from writer_jobs.commit.guarded import REQUIRED, attempts, guard_mode
+from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
+from writer_jobs.commit.guarded import attempts
 from writer_jobs.commit.write_thread import DeltaWrite
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
 from writer_jobs.delta.pin import refuse_other_ensemble

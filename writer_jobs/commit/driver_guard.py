@@ -1,0 +1,160 @@
+"""The commit guard of this driver: put into its JVM once, and asked at every commit from then on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from py4j.clientserver import ClientServer
+from py4j.java_gateway import JavaPackage
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from lock_manager.commit_guard import CommitGuard
+from lock_manager.guard_registry import declare_installed
+from lock_manager.guard_server import GuardServer
+from lock_manager.partitions import PartitionSchema
+from writer_jobs.commit.refusals import raise_refusals_as_python_errors
+from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
+from writer_jobs.delta.table_log import DeltaTableLog, locate_table
+from writer_jobs.errors import GuardMissingError
+
+log = logging.getLogger(__name__)
+
+OFF = "off"
+OBSERVE = "observe"
+REQUIRED = "required"
+AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
+_GUARD_PROPERTY = "spark.sluice.guard.name"
+# An ensemble is asked for 45 s at most; the rest is for a busy interpreter.
+_ANSWER_SECONDS = 60
+
+GUARD = CommitGuard()
+_attaching = threading.Lock()
+
+
+def attach(spark: SparkSession) -> None:
+    """Guard every commit that this driver makes from now on; the second time, do nothing.
+
+    The log store has to be there already, because Delta reads its name once: sessions of :func:`build_session` have it,
+    others need the settings and the jar that the error names.
+
+    Raises:
+        GuardMissingError: the session was not started with the guarded log store.
+        UnsupportedSessionError: a session of Spark Connect, or without Delta.
+
+    """
+    context = classic_session(spark).sparkContext
+    jvm: Any = spark._jvm  # noqa: SLF001
+    if not isinstance(context._gateway, ClientServer):  # noqa: SLF001
+        raise GuardMissingError(
+            "a lock is bound to the thread that has it, and with PYSPARK_PIN_THREAD=false Java does not know Python's "
+            "threads: leave that variable out"
+        )
+    if isinstance(jvm.io.deltasluice.storage.Guard, JavaPackage):
+        raise GuardMissingError(
+            "the guarded log store is not on the driver's class path: give spark-submit the --jars that "
+            "`sluice submit-args` prints, or build_session(jars=…)"
+        )
+    _check_log_store(context)
+    _guard_kernel(context)
+    with _attaching:
+        gateway: Any = context._gateway  # noqa: SLF001
+        if not _is_attached(context):
+            gateway._sluice_guard = _install_guard(jvm)  # noqa: SLF001 (lives as long as the gateway)
+    ask_for_this_thread(context)
+    raise_refusals_as_python_errors(GUARD)
+    required = guard_mode(spark) == REQUIRED
+    declare_installed((lambda location: _schema_of(spark, location)) if required else None)
+    if spark.conf.get(COMMIT_LOCK, None) is None:
+        spark.conf.set(COMMIT_LOCK, "false")
+    auto_compact = spark.conf.get(AUTO_COMPACT, None)
+    if auto_compact is None:
+        # A table's own property would turn it on: it commits again inside the first commit, and hides its errors.
+        spark.conf.set(AUTO_COMPACT, "false")
+    elif auto_compact.strip().lower() != "false":
+        log.warning(
+            "%s=%s: a compaction that the guard refuses is not reported; leave it out, and compact under a lock",
+            AUTO_COMPACT,
+            auto_compact,
+        )
+
+
+def _install_guard(jvm: Any) -> GuardServer:
+    server = GuardServer(GUARD)
+    try:
+        server.install(jvm, answer_seconds=_ANSWER_SECONDS)
+    except Py4JJavaError as error:
+        server.close()
+        raise GuardMissingError(
+            f"the driver's JVM cannot ask this process whether a lock is held, on port {server.port} of 127.0.0.1: run "
+            f"both on one machine, with one loopback interface ({error.java_exception})"
+        ) from error
+    return server
+
+
+def attach_unless_off(spark: SparkSession) -> None:
+    """Guard the driver's commits as :func:`attach` does; in a session with the guard ``off``, note that they are not.
+
+    Raises:
+        GuardMissingError, UnsupportedSessionError: see :func:`attach`.
+
+    """
+    if guard_mode(spark) == OFF:
+        declare_installed(None)
+    else:
+        attach(spark)
+
+
+def _schema_of(spark: SparkSession, location: str) -> PartitionSchema:
+    return DeltaTableLog(spark, locate_table(spark, location)).snapshot().partition_schema()
+
+
+def attach_once(spark: SparkSession) -> None:
+    """Guard the driver's commits as :func:`attach` does, unless they are guarded: costs no call to the JVM then."""
+    if not _is_attached(spark.sparkContext):
+        attach(spark)
+
+
+def ask_for_this_thread(context: SparkContext) -> None:
+    """Have this process asked about whatever this thread commits from now on, with a lock or without one."""
+    gateway: Any = context._gateway  # noqa: SLF001
+    context.setLocalProperty(_GUARD_PROPERTY, gateway._sluice_guard.name)  # noqa: SLF001
+
+
+def _is_attached(context: SparkContext) -> bool:
+    # What a gateway does not have it takes for a name in the JVM.
+    return "_sluice_guard" in vars(context._gateway)  # noqa: SLF001
+
+
+def guard_mode(spark: SparkSession) -> str:
+    """Return ``required``, ``observe`` or ``off``."""
+    # PySpark's getConf would copy all settings, by a call each.
+    conf: Any = spark.sparkContext._jsc.sc().conf()  # noqa: SLF001
+    return str(conf.get(GUARD_MODE, REQUIRED)).strip().lower()
+
+
+def _guard_kernel(context: SparkContext) -> None:
+    """Have Delta Kernel commit through the guarded log store, too: it has settings of its own, one for each scheme."""
+    jvm: Any = context._jvm  # noqa: SLF001
+    others = jvm.io.deltasluice.storage.KernelLogStores.guard(context._jsc.hadoopConfiguration())  # noqa: SLF001
+    if others:
+        raise GuardMissingError(
+            f"this session has Delta Kernel commit past the guarded log store (set: {', '.join(others)}): leave these "
+            f"settings out, or set each to {LOG_STORE}"
+        )
+
+
+def _check_log_store(context: SparkContext) -> None:
+    conf = context.getConf()
+    given = {key.removeprefix("spark."): value for key, value in conf.getAll() if "delta.logStore." in key}
+    setting = LOG_STORE_SETTING.removeprefix("spark.")
+    if given.get(setting) == LOG_STORE:
+        return
+    found = ", ".join(f"{key}={value}" for key, value in sorted(given.items())) or "none"
+    raise GuardMissingError(
+        f"this session was started without the guarded log store (set: {found}): start it with "
+        f"--conf {LOG_STORE_SETTING}={LOG_STORE} and no other log store"
+    )
