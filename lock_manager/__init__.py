@@ -3,6 +3,7 @@
 Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`: the tree is drawn in ``lock_manager.errors``.
 """
 
+from lock_manager.adoption import Pin
 from lock_manager.commit_stamp import commit_metadata
 from lock_manager.coordinator import Hold, Intents, LockManager
 from lock_manager.errors import (
@@ -26,7 +27,6 @@ from lock_manager.errors import (
     UnguardedError,
 )
 from lock_manager.partitions import Partition, PartitionColumn, PartitionSchema
-from lock_manager.pin import Pin
 from lock_manager.resources import TableResource, canonical_table_uri
 from lock_manager.scope import TableScope
 from lock_manager.security import Security

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from lock_manager.adoption import UNPINNING
 from lock_manager.errors import (
     EnsembleRefusedError,
     EnsembleUnavailableError,
@@ -28,7 +29,6 @@ from lock_manager.errors import (
 )
 from lock_manager.events import Event, tell
 from lock_manager.guarded_hold import OF_PARTITIONS, GuardedHold
-from lock_manager.pin import UNPINNING
 from lock_manager.resources import canonical_table_uri
 from lock_manager.ticket import Ticket
 

@@ -6,7 +6,7 @@ is ZooKeeper (:mod:`lock_manager.zookeeper`). ``tests/contract`` is the contract
 **What a coordinator's id means.** Fencing tokens compare within one coordinator only, and a table counts the locks of
 one coordinator only. So each has a UUID that it keeps where the locks are: ZooKeeper at the lock root. It is made once
 and lives as long as what it names. It goes into every commit (:mod:`lock_manager.commit_stamp`) and into the properties
-of adopted tables (:mod:`lock_manager.pin`), in both as ``ensemble``. That word stays for another coordinator, too,
+of adopted tables (:mod:`lock_manager.adoption`), in both as ``ensemble``. That word stays for another coordinator, too,
 because it is in tables: read it as "the coordinator". The same holds for the errors: ``EnsembleUnavailableError`` (no
 answer in time), ``EnsembleRefusedError`` (an answer that is a refusal), ``EnsembleFormatError`` (what is kept there was
 written by another release), ``EnsembleMismatchError`` (the table counts the locks of another one).

@@ -74,7 +74,7 @@ def adopt_table(
     """
     from writer_jobs import DeltaTableLog, TableError, locate_table  # noqa: PLC0415 (needs PySpark)
     from writer_jobs.commit.guarded import guarded  # noqa: PLC0415
-    from writer_jobs.delta.pin import own_pin, pin_table  # noqa: PLC0415
+    from writer_jobs.delta.adoption import own_pin, pin_table  # noqa: PLC0415
 
     if old_hosts is not None and not move:
         raise SettingsError("--from names the ensemble that a table is moved from: give --move, too")

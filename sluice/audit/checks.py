@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lock_manager.pin import UNPINNING
+from lock_manager.adoption import UNPINNING
 from lock_manager.resources import table_key
 from sluice.audit.log_files import CHECKSUM_FILE, Checksum, DataFile, LogCommit, version_files
 

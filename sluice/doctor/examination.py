@@ -28,9 +28,9 @@ def examine(
         LogAccessError, ResourceError: ``store`` is of a kind that cannot be tried, or malformed.
 
     """
+    from sluice.doctor.adoption import pin_finding  # noqa: PLC0415
     from sluice.doctor.ensemble import ensemble_findings  # noqa: PLC0415
     from sluice.doctor.machine import machine_findings  # noqa: PLC0415
-    from sluice.doctor.pin import pin_finding  # noqa: PLC0415
     from sluice.doctor.scratch import scratch_objects  # noqa: PLC0415
     from sluice.doctor.spark import defaults_finding  # noqa: PLC0415
     from sluice.doctor.store import store_findings  # noqa: PLC0415

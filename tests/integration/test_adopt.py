@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
 from lock_manager import EnsembleMismatchError, LockSettings, Pin, SettingsError, TableResource, ZookeeperLockManager
+from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.intents import Intent
-from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.adopt import Adoption, adopt_table, describe

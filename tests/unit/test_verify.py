@@ -16,8 +16,8 @@ from arro3.core import Array, DataType, Table
 from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
+from lock_manager.adoption import ENSEMBLE_PROPERTY
 from lock_manager.commit_stamp import CommitStamp
-from lock_manager.pin import ENSEMBLE_PROPERTY
 from lock_manager.resources import table_key
 from sluice.audit.checks import check_ensembles, check_names, check_tokens, version_ranges
 from sluice.audit.log_files import LogCommit

@@ -28,8 +28,8 @@ from lock_manager.guarded_hold import GuardedHold
 from lock_manager.partitions import PartitionSchema
 from lock_manager.ticket import Ticket
 from writer_jobs.commit import driver_guard
+from writer_jobs.delta.adoption import pin_again, refuse_other_ensemble
 from writer_jobs.delta.log_store import follow_transactions, log_store
-from writer_jobs.delta.pin import pin_again, refuse_other_ensemble
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
 from writer_jobs.errors import CommitUnknownError, StorageError, TableError
 

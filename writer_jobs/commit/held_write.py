@@ -17,8 +17,8 @@ from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.guarded import attempts
 from writer_jobs.commit.write_thread import DeltaWrite
+from writer_jobs.delta.adoption import refuse_other_ensemble
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
-from writer_jobs.delta.pin import refuse_other_ensemble
 from writer_jobs.delta.session import LOG_STORE, LOG_STORE_SETTING
 from writer_jobs.delta.table_log import Commit, DeltaTableLog, Snapshot
 from writer_jobs.errors import (

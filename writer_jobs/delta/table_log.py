@@ -20,9 +20,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import PartitionColumn, PartitionSchema, Pin
+from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.commit_stamp import commit_ids_of, note_of
 from lock_manager.intents import NO_VERSION
-from lock_manager.pin import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
 from writer_jobs.errors import StorageError, TableError
@@ -64,7 +64,7 @@ class TableState:
         partition_columns: in partition order.
         supplied_columns: columns that Delta fills in by itself (generated, identity, with a default).
         forgets_transactions: whether ``txnVersion`` is kept for a limited time only.
-        pin: which lock on the table counts, None if any does; see :mod:`lock_manager.pin`.
+        pin: which lock on the table counts, None if any does; see :mod:`lock_manager.adoption`.
 
     """
 

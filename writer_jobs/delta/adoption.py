@@ -1,4 +1,4 @@
-"""The pin in a table's properties (:mod:`lock_manager.pin`): read before a write, kept through it, set by a commit.
+"""The pin in a table's properties (:mod:`lock_manager.adoption`): read before a write, kept, set by a commit.
 
 A lock of another ensemble, or on another name of the table, excludes nobody. So a table that was adopted (`sluice
 adopt`) is written under its own lock only.
