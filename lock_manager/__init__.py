@@ -3,10 +3,11 @@
 Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`: the tree is drawn in ``lock_manager.errors``.
 """
 
-from lock_manager.adoption import Pin
+from lock_manager.adoption import Adoption
 from lock_manager.commit_stamp import commit_metadata
 from lock_manager.coordinator import Hold, Intents, LockManager
 from lock_manager.errors import (
+    AdoptionMismatchError,
     ClosedError,
     EnsembleFormatError,
     EnsembleMismatchError,
@@ -19,7 +20,6 @@ from lock_manager.errors import (
     LockNotHeldError,
     LockOrderError,
     LockTimeoutError,
-    PinMismatchError,
     ResourceError,
     SettingsError,
     SluiceError,
@@ -37,6 +37,8 @@ from lock_manager.zookeeper.queue_view import QueueEntry
 from lock_manager.zookeeper.session import SessionState
 
 __all__ = [
+    "Adoption",
+    "AdoptionMismatchError",
     "ClosedError",
     "EnsembleFormatError",
     "EnsembleMismatchError",
@@ -57,8 +59,6 @@ __all__ = [
     "Partition",
     "PartitionColumn",
     "PartitionSchema",
-    "Pin",
-    "PinMismatchError",
     "QueueEntry",
     "ResourceError",
     "Security",

@@ -1,11 +1,11 @@
-"""The pin of a table: two table properties that say which lock on it counts.
+"""The adoption of a table: two table properties that say which lock on it counts.
 
 A lock of another ensemble excludes nobody, and neither does a lock on another name. Some names are known to be one by
 their form alone (:mod:`lock_manager.resources`). Others are not: an S3 access point and its bucket, an HDFS name
 service and its name nodes, two mounts of one file system. So ``sluice adopt`` writes the ensemble and the name into the
 table itself, where every writer reads them, by whatever name it reaches the table.
 
-The pinned name is compared letter by letter, because its hash becomes the name of a znode.
+The adopted name is compared letter by letter, because its hash becomes the name of a znode.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ ENSEMBLE_PROPERTY = "sluice.ensemble"
 TABLE_PROPERTY = "sluice.table"
 
 #: Delta's name of the operation that may remove these properties. REPLACE and RESTORE do it as a side effect.
-UNPINNING = "UNSET TBLPROPERTIES"
+UNSET_PROPERTIES = "UNSET TBLPROPERTIES"
 
 
 @dataclass(frozen=True)
-class Pin:
-    """To what a table is pinned.
+class Adoption:
+    """Which ensemble has adopted a table, and under which name.
 
     Attributes:
         ensemble: UUID of the ensemble whose lock counts.
-        table: canonical URI under which the table is locked; None if an earlier release pinned it, which noted none.
+        table: canonical URI under which the table is locked; None if an earlier release adopted it, which noted none.
 
     """
 
@@ -39,8 +39,8 @@ class Pin:
     table: str | None = None
 
     @classmethod
-    def of(cls, properties: Mapping[str, str]) -> Pin | None:
-        """Return the pin that a table's properties contain, None if it is pinned to nothing."""
+    def of(cls, properties: Mapping[str, str]) -> Adoption | None:
+        """Return the adoption that a table's properties contain, None if nobody adopted it."""
         ensemble = properties.get(ENSEMBLE_PROPERTY)
         return cls(ensemble, properties.get(TABLE_PROPERTY) or None) if ensemble else None
 
@@ -63,9 +63,9 @@ class Pin:
         """
         # The name first: what was copied here is moved once, to its own name and to its ensemble.
         if self.table is not None and self.table != table:
-            raise TableNameMismatchError(resource=table, pinned_name=self.table)
+            raise TableNameMismatchError(resource=table, adopted_name=self.table)
         if self.ensemble != ensemble:
-            raise EnsembleMismatchError(resource=table, ensemble=ensemble, pinned_to=self.ensemble)
+            raise EnsembleMismatchError(resource=table, ensemble=ensemble, adopted_by=self.ensemble)
 
     def __str__(self) -> str:
         """Return ``UUID`` or ``UUID as s3://lake/flights``."""

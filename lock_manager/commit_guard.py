@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from lock_manager.adoption import UNPINNING
+from lock_manager.adoption import UNSET_PROPERTIES
 from lock_manager.errors import (
     EnsembleRefusedError,
     EnsembleUnavailableError,
@@ -153,7 +153,7 @@ class CommitGuard:
         except Exception:
             self._withdraw(gates.values(), attempt)
             raise
-        if asked.get("metadata") and asked.get("operation") != UNPINNING:
+        if asked.get("metadata") and asked.get("operation") != UNSET_PROPERTIES:
             guarded.new_metadata = True
         return {"holds": list(gates), "stamp": guarded.stamp()}
 

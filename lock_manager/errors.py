@@ -19,7 +19,7 @@
         ├── LockOrderError (RuntimeError)          a nested acquire that could deadlock
         ├── UnguardedError (RuntimeError)          partitions are asked for, and no guard would keep to them
         ├── LockNotHeldError (RuntimeError)        released or used, but not held
-        ├── PinMismatchError (RuntimeError)        held, but not the lock that counts for the table
+        ├── AdoptionMismatchError (RuntimeError)   held, but not the lock that counts for the table
         │   ├── EnsembleMismatchError              it is of an ensemble that is not the table's
         │   └── TableNameMismatchError             it is of a name that is not the table's
         └── LockLostError (ConnectionError)        held once, and lost: work since then is not covered
@@ -220,48 +220,48 @@ class LockNotHeldError(LockError, RuntimeError):
     """A lock was released or used that is not held."""
 
 
-class PinMismatchError(LockError, RuntimeError):
-    """A lock was acquired that is not the one to which the table is pinned; nothing was written."""
+class AdoptionMismatchError(LockError, RuntimeError):
+    """A lock was acquired that is not the one under which the table is adopted; nothing was written."""
 
 
-class EnsembleMismatchError(PinMismatchError):
-    """The lock was acquired, but the table is pinned to another ensemble, whose lock alone counts; nothing was written.
+class EnsembleMismatchError(AdoptionMismatchError):
+    """The lock was acquired, but the table is adopted by another ensemble, whose lock counts; nothing was written.
 
     Attributes:
         ensemble: UUID of the ensemble that gave the lock.
-        pinned_to: UUID of the table's own.
+        adopted_by: UUID of the ensemble that has adopted the table.
 
     """
 
-    def __init__(self, *, resource: str, ensemble: str, pinned_to: str) -> None:
+    def __init__(self, *, resource: str, ensemble: str, adopted_by: str) -> None:
         super().__init__(
-            f"{resource} is pinned to ensemble {pinned_to}, and the lock that was acquired is of ensemble {ensemble}, "
-            "which excludes nobody there: name the table's own ZooKeeper, or move the table to this one with "
-            "`sluice adopt TABLE --zookeeper HOSTS --move`",
+            f"{resource} is adopted by ensemble {adopted_by}, and the lock that was acquired is of ensemble "
+            f"{ensemble}, which excludes nobody there: name the table's own ZooKeeper, or move the table to this one "
+            "with `sluice adopt TABLE --zookeeper HOSTS --move`",
             resource=resource,
         )
         self.ensemble = ensemble
-        self.pinned_to = pinned_to
+        self.adopted_by = adopted_by
 
 
-class TableNameMismatchError(PinMismatchError):
-    """A lock was acquired, but the table is pinned to another name, whose lock alone counts; nothing was written.
+class TableNameMismatchError(AdoptionMismatchError):
+    """A lock was acquired, but the table is adopted under another name, whose lock alone counts; nothing was written.
 
     Two names lead to one table (an S3 access point and its bucket, two mounts), or the table was copied or moved.
 
     Attributes:
-        pinned_name: canonical URI to which the table is pinned; ``resource`` is that of the lock.
+        adopted_name: canonical URI under which the table is adopted; ``resource`` is that of the lock.
 
     """
 
-    def __init__(self, *, resource: str, pinned_name: str) -> None:
+    def __init__(self, *, resource: str, adopted_name: str) -> None:
         super().__init__(
-            f"{resource} is pinned to the name {pinned_name}, and a lock on another name excludes nobody there: if "
-            f"both are one table, use that name; if this one was copied or moved here, give it its own name with "
+            f"{resource} is adopted under the name {adopted_name}, and a lock on another name excludes nobody there: "
+            f"if both are one table, use that name; if this one was copied or moved here, give it its own name with "
             f"`sluice adopt {resource} --zookeeper HOSTS --move`",
             resource=resource,
         )
-        self.pinned_name = pinned_name
+        self.adopted_name = adopted_name
 
 
 def versions_of(commits: Mapping[str, tuple[int, ...]]) -> str:

@@ -10,7 +10,7 @@
     ├── PartitionNameError (ValueError)            a partition that is not named as its folder is
     ├── TokenError (ValueError)                    a fencing token that is no number
     ├── TrialError (RuntimeError)                  sluice doctor: the store refuses, or does not answer
-    ├── PinError (RuntimeError)                    sluice doctor: the table's properties cannot be read
+    ├── AdoptionError (RuntimeError)               sluice doctor: the table's properties cannot be read
     ├── StackOutputError (ValueError)              sluice config from-stack: not a stack's outputs
     ├── ConfigFileError (OSError)                  a file of settings cannot be written
     ├── ConfigExistsError (ValueError)             there is a file of settings already
@@ -59,7 +59,7 @@ class TrialError(SluiceError, RuntimeError):
     """The store refuses, or does not answer."""
 
 
-class PinError(SluiceError, RuntimeError):
+class AdoptionError(SluiceError, RuntimeError):
     """The table's properties cannot be read."""
 
 

@@ -66,7 +66,8 @@ def locked(
         ResourceError: no such partition column, or a value that does not fit it.
         SettingsError: no ensemble was named.
         LockTimeoutError and so on: see :meth:`ZookeeperLockManager.acquire`.
-        PinMismatchError: the table is pinned to another ensemble, or to another name; the block was not entered.
+        AdoptionMismatchError: the table is adopted by another ensemble, or under another name; the block was
+            not entered.
         LockLostError: at the end of the block: it had been lost, so that not all of the block's reads are covered.
 
     """

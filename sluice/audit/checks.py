@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lock_manager.adoption import UNPINNING
+from lock_manager.adoption import UNSET_PROPERTIES
 from lock_manager.resources import table_key
 from sluice.audit.log_files import CHECKSUM_FILE, Checksum, DataFile, LogCommit, version_files
 
@@ -162,43 +162,44 @@ def check_tokens(commits: Iterable[LogCommit]) -> list[str]:
     return _shown(problems)
 
 
-def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[str]:
-    """Look for commits under a lock that an ensemble granted to which the table was not pinned.
+def check_ensembles(commits: Iterable[LogCommit], *, adopted_by: str = "") -> list[str]:
+    """Look for commits under a lock that an ensemble granted which had not adopted the table.
 
-    That is one to which the table is not pinned (see ``sluice adopt``), or was not until something else than a word to
-    that end dropped the pin (a table that was replaced or restored); or one to which it comes back after commits under
-    another one, unless it was pinned to it again.
+    That is one that has not adopted the table (see ``sluice adopt``), or had not when a commit removed the adoption as
+    a side effect (a table that was replaced or restored); or one to which the table comes back after commits under
+    another one, unless it adopted the table again.
 
     Args:
         commits: in the order of their versions.
-        pinned: to which ensemble the table is pinned before the first of them, if that is known.
+        adopted_by: UUID of the ensemble that has adopted the table before the first of them, if that is known.
 
     """
     problems = []
     current, last_under = "", dict[str, int]()
     dropped: tuple[str, int] | None = None
     for commit in commits:
-        if commit.pin is not None and commit.pin != pinned:
-            silent = commit.pin == "" and commit.operation != UNPINNING
-            dropped = (pinned, commit.version) if silent else None
-            # The commit itself may be under either: a clone begins with its source's pin, RESTORE brings an older one.
-            counts = {pinned, commit.pin}
-            pinned = commit.pin
-            last_under.pop(pinned, None)
+        if commit.adopted_by is not None and commit.adopted_by != adopted_by:
+            silent = commit.adopted_by == "" and commit.operation != UNSET_PROPERTIES
+            dropped = (adopted_by, commit.version) if silent else None
+            # The commit may be under either: a clone begins with its source's adoption, RESTORE brings an older one.
+            counts = {adopted_by, commit.adopted_by}
+            adopted_by = commit.adopted_by
+            last_under.pop(adopted_by, None)
         else:
-            counts = {pinned}
+            counts = {adopted_by}
         if commit.stamp is None:
             continue
         ensemble = commit.stamp.ensemble
-        if pinned and "" not in counts and ensemble not in counts:
+        if adopted_by and "" not in counts and ensemble not in counts:
             problems.append(
-                f"version {commit.version} was made under ensemble {ensemble}, but the table is pinned to {pinned}: "
-                "two ensembles could have granted its lock"
+                f"version {commit.version} was made under ensemble {ensemble}, but the table is adopted by "
+                f"{adopted_by}: two ensembles could have granted its lock"
             )
         elif dropped is not None and ensemble != dropped[0]:
             problems.append(
-                f"version {commit.version} was made under ensemble {ensemble}, though the table was pinned to "
-                f"{dropped[0]} until version {dropped[1]} removed the pin: two ensembles could have granted its lock"
+                f"version {commit.version} was made under ensemble {ensemble}, though the table was adopted by "
+                f"{dropped[0]} until version {dropped[1]} removed the adoption: two ensembles could have granted its "
+                "lock"
             )
         elif ensemble != current and ensemble in last_under:
             problems.append(
@@ -209,34 +210,34 @@ def check_ensembles(commits: Iterable[LogCommit], *, pinned: str = "") -> list[s
         last_under[ensemble] = commit.version
     if dropped is not None:
         problems.append(
-            f"the table was pinned to ensemble {dropped[0]} until version {dropped[1]} removed the pin: any ensemble's "
-            "lock counts now; run `sluice adopt` again"
+            f"the table was adopted by ensemble {dropped[0]} until version {dropped[1]} removed the adoption: any "
+            "ensemble's lock counts now; run `sluice adopt` again"
         )
     return _shown(problems)
 
 
-def check_names(commits: Iterable[LogCommit], *, pinned: str = "") -> list[str]:
-    """Look for commits under a lock on another name than the one to which the table was pinned.
+def check_names(commits: Iterable[LogCommit], *, adopted_name: str = "") -> list[str]:
+    """Look for commits under a lock on another name than the one under which the table was adopted.
 
-    A commit that changes the pin may be under the lock on either name: what moves a table holds both, and a clone
-    begins with the pin of its source.
+    A commit that changes the adoption may be under the lock on either name: what moves a table holds both, and a clone
+    begins with the adoption of its source.
 
     Args:
         commits: in the order of their versions.
-        pinned: to which name the table is pinned before the first of them, if that is known.
+        adopted_name: under which name the table is adopted before the first of them, if that is known.
 
     """
     problems = []
     for commit in commits:
-        before = pinned
-        pinned = pinned if commit.pinned_name is None else commit.pinned_name
+        before = adopted_name
+        adopted_name = adopted_name if commit.adopted_name is None else commit.adopted_name
         if commit.stamp is None or not before:
             continue
         held = {key.partition("/")[0] for key in (*commit.stamp.tokens, *commit.stamp.shared_tokens)}
-        if held.isdisjoint({table_key(before), table_key(pinned)}):
+        if held.isdisjoint({table_key(before), table_key(adopted_name)}):
             problems.append(
-                f"version {commit.version} was made under a lock that is not on {before}, the name to which the table "
-                "is pinned: two names could have been locked"
+                f"version {commit.version} was made under a lock that is not on {before}, the name under which "
+                "the table is adopted: two names could have been locked"
             )
     return _shown(problems)
 

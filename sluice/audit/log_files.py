@@ -64,8 +64,8 @@ class LogCommit:
         rows: how many it inserted, updated or deleted, None if nothing tells.
         observed: with which error the guard would have refused it, had it not only observed.
         stamp: what it says of its hold, None if it names none.
-        pin: the ensemble that it makes the table's own, "" for none; None if it leaves that as it is.
-        pinned_name: the name under which the table is locked from then on, likewise.
+        adopted_by: the ensemble that adopts the table by it, "" for none; None if it leaves that as it is.
+        adopted_name: the name under which the table is locked from then on, likewise.
         adds: data files that it adds.
         removes: data files that it removes.
 
@@ -81,8 +81,8 @@ class LogCommit:
     rows: int | None = None
     observed: str | None = None
     stamp: CommitStamp | None = None
-    pin: str | None = None
-    pinned_name: str | None = None
+    adopted_by: str | None = None
+    adopted_name: str | None = None
     adds: tuple[DataFile, ...] = ()
     removes: tuple[DataFile, ...] = ()
 
@@ -152,8 +152,8 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
         rows=_rows(info, adds),
         observed=observed_refusal(info),
         stamp=parse_stamp(info),
-        pin=None if properties is None else str(properties.get(ENSEMBLE_PROPERTY, "")),
-        pinned_name=None if properties is None else str(properties.get(TABLE_PROPERTY, "")),
+        adopted_by=None if properties is None else str(properties.get(ENSEMBLE_PROPERTY, "")),
+        adopted_name=None if properties is None else str(properties.get(TABLE_PROPERTY, "")),
         adds=adds,
         removes=tuple(_data_file(action["remove"]) for action in actions if "remove" in action),
     )

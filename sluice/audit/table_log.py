@@ -71,8 +71,8 @@ def _entry(commit: LogCommit) -> dict[str, Any]:
         "shared_tokens": dict(stamp.shared_tokens) if stamp else {},
         "acquired_at": stamp.acquired_at if stamp else None,
         "commit_id": stamp.commit_id if stamp else None,
-        "pins": commit.pin or None,
-        "pins_name": commit.pinned_name or None,
+        "adopted_by": commit.adopted_by or None,
+        "adopted_name": commit.adopted_name or None,
     }
 
 

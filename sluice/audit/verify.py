@@ -17,7 +17,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 
-from lock_manager import Pin, ResourceError, canonical_table_uri
+from lock_manager import Adoption, ResourceError, canonical_table_uri
 from sluice.audit.checks import (
     Replay,
     check_commit_ids,
@@ -60,8 +60,8 @@ class Verification:
         unlocked_commits: commits that do not.
         unlocked_writers: the versions of the latter, by engine.
         observed: versions that the guard would have refused, had it not been told to observe only, by error.
-        ensemble: to which the table is pinned; None if it is to none, or cannot be read.
-        pinned_name: under which the table is locked, likewise; None also if an earlier release pinned it.
+        ensemble: that has adopted the table; None if none has, or the table cannot be read.
+        adopted_name: under which the table is locked, likewise; None also if an earlier release adopted it.
         conflicts: commits without the lock that lost at least one race for a version, by their ``readVersion``.
         overlapping_holds: pairs of recorded holds that share time.
         problems: one sentence each; empty if every check passed.
@@ -82,7 +82,7 @@ class Verification:
     unlocked_writers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     observed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     ensemble: str | None = None
-    pinned_name: str | None = None
+    adopted_name: str | None = None
     conflicts: int = 0
     overlapping_holds: int = 0
     problems: tuple[str, ...] = ()
@@ -93,10 +93,10 @@ class Verification:
         return not self.problems
 
     @property
-    def is_pinned_elsewhere(self) -> bool:
-        """Whether it is pinned to another name than that by which it was checked: an alias, or the table was copied."""
+    def is_adopted_elsewhere(self) -> bool:
+        """Whether it is adopted under another name than it was checked by: an alias, or the table was copied."""
         try:
-            return self.pinned_name not in (None, canonical_table_uri(self.table))
+            return self.adopted_name not in (None, canonical_table_uri(self.table))
         except ResourceError:
             return True
 
@@ -148,11 +148,11 @@ def verify_table(
     replayed = replay(commits, checksums) if whole else None
     problems += replayed.problems if replayed else ()
     reading = _read_table(log, versions[-1], replayed, tuple(key))
-    # After a clean-up the commit that pinned the table may be gone, but not the pin.
-    unchanged = all(commit.pin is None for commit in commits)
-    pin = reading.pin
-    problems += check_ensembles(commits, pinned=pin.ensemble if unchanged and pin else "")
-    problems += check_names(commits, pinned=(pin.table or "") if unchanged and pin else "")
+    # After a clean-up the commit that adopted the table may be gone, but not the adoption.
+    unchanged = all(commit.adopted_by is None for commit in commits)
+    adoption = reading.adoption
+    problems += check_ensembles(commits, adopted_by=adoption.ensemble if unchanged and adoption else "")
+    problems += check_names(commits, adopted_name=(adoption.table or "") if unchanged and adoption else "")
     if reading.refusal and not problems:  # a log with a gap cannot be opened: the gap says more
         problems.append(reading.refusal)
     unlocked = unlocked_writers(commits)
@@ -171,8 +171,8 @@ def verify_table(
         unlocked_commits=unlocked_commits,
         unlocked_writers=unlocked,
         observed=observed_commits(commits),
-        ensemble=pin.ensemble if pin else None,
-        pinned_name=pin.table if pin else None,
+        ensemble=adoption.ensemble if adoption else None,
+        adopted_name=adoption.table if adoption else None,
         conflicts=count_conflicts(commits),
         overlapping_holds=len(overlapping),
         problems=(*problems, *reading.problems),
@@ -186,7 +186,7 @@ class _Reading:
     rows_found: int | None = None
     rows_in_log: int | None = None
     duplicate_rows: int | None = None
-    pin: Pin | None = None
+    adoption: Adoption | None = None
     refusal: str | None = None
     problems: list[str] = field(default_factory=list)
 
@@ -199,7 +199,7 @@ def _read_table(log: LogFolder, version: int, replayed: Replay | None, key: tupl
         reading.refusal = f"deltalake cannot open the table: {reason_of(error)}"
         return reading
     _refuse_unknown_columns(table, key)
-    reading.pin = Pin.of(table.metadata().configuration)
+    reading.adoption = Adoption.of(table.metadata().configuration)
     if replayed is None:
         reading.rows_in_log = _rows_by_statistics(table)
     else:

@@ -200,7 +200,7 @@ def doctor(
     machine: Python packages, jars as pinned, the guarded log store. With
     --table or --bucket: whether the store really refuses to overwrite, tried
     by rivals, too, with scratch objects that are removed again. With --table:
-    whether the table is pinned to this ensemble. Creates nothing that stays.
+    whether this ensemble has adopted the table. Creates nothing that stays.
 
     [bold]sluice doctor --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice doctor --table s3a://lake/flights[/]

@@ -105,7 +105,7 @@ def adopt(
         str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
     ] = None,
     move: Annotated[
-        bool, typer.Option("--move", help="Also if the table is pinned to another ensemble or name.")
+        bool, typer.Option("--move", help="Also if the table is adopted by another ensemble or under another name.")
     ] = False,
     from_hosts: Annotated[
         str | None,
@@ -120,13 +120,13 @@ def adopt(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
 ) -> None:
-    """Pin a table to this ZooKeeper ensemble and this name: no other lock counts.
+    """Have this ZooKeeper ensemble adopt a table under this name: no other lock counts.
 
     Commits the ensemble's id and the table's name as the table properties
     sluice.ensemble and sluice.table, under the table's lock, with a small Spark
     of its own. A writer with another --zookeeper, or with an ensemble that was
     wiped and built again, or that reaches the table by another name, is then
-    refused before it writes. A table that is pinned elsewhere is left as it is,
+    refused before it writes. A table that is adopted elsewhere stays as it is,
     unless --move says otherwise: for one that was moved to another ensemble
     (stop its writers first, or give --from), copied, or renamed.
 
@@ -177,9 +177,9 @@ def _print_verification(found: Verification, console: Console) -> None:
         ("rows by the log's statistics", say(found.rows_in_log, "not known")),
     ]
     if found.ensemble is not None:
-        rows.append(("pinned to ensemble", found.ensemble))
-    if found.pinned_name is not None and found.is_pinned_elsewhere:
-        rows.append(("locked by another name than this", found.pinned_name))
+        rows.append(("adopted by ensemble", found.ensemble))
+    if found.adopted_name is not None and found.is_adopted_elsewhere:
+        rows.append(("locked by another name than this", found.adopted_name))
     if found.key:
         rows.append((f"duplicate rows by {', '.join(found.key)}", say(found.duplicate_rows, "not readable")))
     table = Table(box=box.SIMPLE_HEAD, show_header=False, title=found.table, title_justify="left", pad_edge=False)

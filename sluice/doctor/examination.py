@@ -22,13 +22,13 @@ def examine(
         settings: of the lock.
         store: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path, to try its conditional PUT; None to leave that out.
         storage_options: as ``deltalake`` takes them; what is missing comes from the environment (``AWS_*``).
-        table: its location, to ask whether this is the ensemble that it is pinned to; None to leave that out.
+        table: its location, to ask whether this is the ensemble that has adopted it; None to leave that out.
 
     Raises:
         LogAccessError, ResourceError: ``store`` is of a kind that cannot be tried, or malformed.
 
     """
-    from sluice.doctor.adoption import pin_finding  # noqa: PLC0415
+    from sluice.doctor.adoption import adoption_finding  # noqa: PLC0415
     from sluice.doctor.ensemble import ensemble_findings  # noqa: PLC0415
     from sluice.doctor.machine import machine_findings  # noqa: PLC0415
     from sluice.doctor.scratch import scratch_objects  # noqa: PLC0415
@@ -38,7 +38,7 @@ def examine(
     scratch = None if store is None else scratch_objects(store, storage_options)
     found = [*ensemble_findings(settings), *machine_findings(), defaults_finding()]
     found += [] if scratch is None else store_findings(scratch)
-    return found if table is None else [*found, pin_finding(settings, table, storage_options)]
+    return found if table is None else [*found, adoption_finding(settings, table, storage_options)]
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:

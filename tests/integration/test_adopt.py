@@ -1,4 +1,4 @@
-"""One ensemble per table: what is pinned to A is not written under the lock of B, until it is moved."""
+"""One ensemble per table: a table that A has adopted is not written under the lock of B, until it is moved."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ from kazoo.client import KazooClient
 from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
-from lock_manager import EnsembleMismatchError, LockSettings, Pin, SettingsError, TableResource, ZookeeperLockManager
+from lock_manager import (
+    Adoption,
+    EnsembleMismatchError,
+    LockSettings,
+    SettingsError,
+    TableResource,
+    ZookeeperLockManager,
+)
 from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.intents import Intent
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.zookeeper.znodes import intents_node, table_node
-from sluice.adopt import Adoption, adopt_table, describe
+from sluice.adopt import AdoptResult, adopt_table, describe
 from sluice.audit.table_log import read_table_log
 from sluice.audit.verify import verify_table
 from sluice.commands.app import app
@@ -60,7 +67,7 @@ def manager_b(ensemble_b: str) -> Iterator[ZookeeperLockManager]:
 
 @pytest.fixture
 def table(copy_of: Callable[..., Path]) -> str:
-    """A table of three rows, in a folder whose name has to be quoted; version 0, pinned to nothing."""
+    """A table of three rows, in a folder whose name has to be quoted; version 0, which nobody adopted."""
     return str(copy_of("CREATE TABLE {t} USING delta AS SELECT id FROM range(3)", to="a `table`'s folder"))
 
 
@@ -68,7 +75,7 @@ def append(df: DataFrame, table: str) -> None:
     df.write.format("delta").mode("append").save(table)
 
 
-def adopt(spark: SparkSession, table: str, hosts: str, **how: Any) -> Adoption:
+def adopt(spark: SparkSession, table: str, hosts: str, **how: Any) -> AdoptResult:
     return adopt_table(spark, table, LockSettings(zk_hosts=hosts, timeout_seconds=60), **how)
 
 
@@ -76,10 +83,10 @@ def version_files(table: str) -> list[str]:
     return sorted(path.name for path in Path(table).glob("_delta_log/*.json"))
 
 
-def test_a_pinned_table_is_written_under_its_own_ensemble_and_under_no_other(
+def test_an_adopted_table_is_written_under_its_own_ensemble_and_under_no_other(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager, manager_b: ZookeeperLockManager
 ) -> None:
-    # Before: whoever has any lock may write. This is what the pin is for.
+    # Before: whoever has any lock may write. This is what the adoption is for.
     with locked(spark, table, manager=manager_b):
         append(spark.range(3, 4), table)
     done = adopt(spark, table, ensemble_a)
@@ -95,7 +102,7 @@ def test_a_pinned_table_is_written_under_its_own_ensemble_and_under_no_other(
         with locked(spark, table, manager=manager_b):
             entered = True
     assert not entered
-    assert refused.value.pinned_to == done.ensemble
+    assert refused.value.adopted_by == done.ensemble
     with manager_b.acquire(table) as hold:
         assert refused.value.ensemble == hold.ensemble_id
     with pytest.raises(EnsembleMismatchError):
@@ -123,7 +130,7 @@ def test_an_ensemble_that_does_not_count_occupies_nothing(
         client.stop()
         client.close()
 
-    # As long as the table is not pinned, the intent is heeded: a version is occupied for it.
+    # As long as nobody has adopted the table, the intent is heeded: a version is occupied for it.
     leave_an_intent(1)
     with locked(spark, table, manager=manager_b):
         pass
@@ -147,7 +154,7 @@ def test_a_table_moves_only_if_it_is_told_to(
 ) -> None:
     first = adopt(spark, table, ensemble_a)
     again = adopt(spark, table, ensemble_a)
-    assert again == Adoption(
+    assert again == AdoptResult(
         table=first.table, ensemble=first.ensemble, moved_from=None, renamed_from=None, version=None
     )
     assert describe(again).endswith("already; nothing was committed")
@@ -165,7 +172,7 @@ def test_a_table_moves_only_if_it_is_told_to(
         LockedDeltaWriter(spark, manager_a, table).append(spark.range(1))
     LockedDeltaWriter(spark, manager_b, table).append(spark.range(1))
 
-    # And back, with both locks. The other way round it is not where the table is pinned to.
+    # And back, with both locks. The other way round it is not the ensemble that has adopted the table.
     with pytest.raises(EnsembleMismatchError):
         adopt(spark, table, ensemble_b, move=True, old_hosts=ensemble_a)
     back = adopt(spark, table, ensemble_a, move=True, old_hosts=ensemble_b)
@@ -248,13 +255,13 @@ def unfinished_move(
     return table
 
 
-def test_the_pin_is_read_again_when_something_unfinished_was_settled(
+def test_the_adoption_is_read_again_when_something_unfinished_was_settled(
     spark: SparkSession, unfinished_move: str, manager_a: ZookeeperLockManager
 ) -> None:
     with pytest.raises(EnsembleMismatchError) as refused:
         with locked(spark, unfinished_move, manager=manager_a):
             raise AssertionError("the block is not entered")
-    assert refused.value.pinned_to == "another"
+    assert refused.value.adopted_by == "another"
 
 
 def test_an_ensemble_that_was_wiped_and_built_again_is_another_one(
@@ -262,7 +269,7 @@ def test_an_ensemble_that_was_wiped_and_built_again_is_another_one(
 ) -> None:
     data = tmp_path / "zookeeper"
     with EmbeddedZooKeeper(data_dir=data) as kept:
-        pinned = adopt(spark, table, kept.hosts)
+        adopted = adopt(spark, table, kept.hosts)
     with EmbeddedZooKeeper(data_dir=data) as restarted:
         with ZookeeperLockManager(restarted.hosts, 60) as manager:
             LockedDeltaWriter(spark, manager, table).append(spark.range(1))
@@ -270,39 +277,39 @@ def test_an_ensemble_that_was_wiped_and_built_again_is_another_one(
         with ZookeeperLockManager(rebuilt.hosts, 60) as manager:
             with pytest.raises(EnsembleMismatchError) as refused:
                 LockedDeltaWriter(spark, manager, table).append(spark.range(1))
-            assert refused.value.pinned_to == pinned.ensemble
+            assert refused.value.adopted_by == adopted.ensemble
             moved = adopt(spark, table, rebuilt.hosts, move=True)
             assert moved.ensemble == refused.value.ensemble
             LockedDeltaWriter(spark, manager, table).append(spark.range(1))
 
 
-def test_the_pin_survives_what_changes_the_table(
+def test_the_adoption_survives_what_changes_the_table(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
 ) -> None:
     log = DeltaTableLog(spark, f"file:{table}")
     done = adopt(spark, table, ensemble_a)
-    pinned = Pin(done.ensemble, done.table)
+    adoption = Adoption(done.ensemble, done.table)
     name = "delta.`{}`".format(table.replace("`", "``"))
     for statement in (f"ALTER TABLE {name} ADD COLUMNS (more STRING)", f"INSERT OVERWRITE {name} VALUES (7, 'x')"):
         with locked(spark, table, manager=manager_a):
             spark.sql(statement)
         state = log.state()
         assert state is not None
-        assert state.pin == pinned, statement
+        assert state.adoption == adoption, statement
     with locked(spark, table, manager=manager_a):
         other = spark.range(2).selectExpr("id AS another")
         other.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(table)
     state = log.state()
     assert state is not None
-    assert state.pin == pinned
+    assert state.adoption == adoption
 
 
-def test_what_replaces_a_table_or_restores_it_is_followed_by_the_pin(
+def test_what_replaces_a_table_or_restores_it_is_followed_by_the_adoption(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
 ) -> None:
     log = DeltaTableLog(spark, f"file:{table}")
     done = adopt(spark, table, ensemble_a)
-    pinned = Pin(done.ensemble, done.table)
+    adoption = Adoption(done.ensemble, done.table)
     name = "delta.`{}`".format(table.replace("`", "``"))
     replacing = f"CREATE OR REPLACE TABLE {name} USING delta AS SELECT id FROM range(3)"
     for statement in (replacing, f"RESTORE TABLE {name} TO VERSION AS OF 0"):
@@ -310,12 +317,12 @@ def test_what_replaces_a_table_or_restores_it_is_followed_by_the_pin(
             spark.sql(statement)
         state = log.state()
         assert state is not None
-        assert state.pin == pinned, statement
+        assert state.adoption == adoption, statement
         _, (newest, dropping, *_) = read_table_log(table, limit=2)
         assert not isinstance(newest, str)
         assert not isinstance(dropping, str)
-        assert (dropping.pin, newest.pin) == ("", pinned.ensemble)
-        assert (dropping.pinned_name, newest.pinned_name) == ("", pinned.table)
+        assert (dropping.adopted_by, newest.adopted_by) == ("", adoption.ensemble)
+        assert (dropping.adopted_name, newest.adopted_name) == ("", adoption.table)
         assert newest.stamp is not None
         assert newest.stamp.hold == hold.hold_id
     assert verify_table(table).problems == ()
@@ -324,30 +331,30 @@ def test_what_replaces_a_table_or_restores_it_is_followed_by_the_pin(
         spark.sql(f"ALTER TABLE {name} UNSET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}', '{TABLE_PROPERTY}')")
     state = log.state()
     assert state is not None
-    assert state.pin is None
+    assert state.adoption is None
     assert verify_table(table).ensemble is None
 
 
-def replace_and_fail(spark: SparkSession, table: str, manager: ZookeeperLockManager) -> Pin | None:
-    """Have a block replace the table and raise then; return to what it is pinned afterwards."""
+def replace_and_fail(spark: SparkSession, table: str, manager: ZookeeperLockManager) -> Adoption | None:
+    """Have a block replace the table and raise then; return the adoption afterwards."""
     name = "delta.`{}`".format(table.replace("`", "``"))
     with pytest.raises(ZeroDivisionError), locked(spark, table, manager=manager):
         spark.sql(f"CREATE OR REPLACE TABLE {name} USING delta AS SELECT id FROM range(3)")
         raise ZeroDivisionError
     state = DeltaTableLog(spark, f"file:{table}").state()
     assert state is not None
-    return state.pin
+    return state.adoption
 
 
-def test_a_block_that_replaced_the_table_and_raised_is_followed_by_the_pin_too(
+def test_a_block_that_replaced_the_table_and_raised_is_followed_by_the_adoption_too(
     spark: SparkSession, table: str, ensemble_a: str, manager_a: ZookeeperLockManager
 ) -> None:
     done = adopt(spark, table, ensemble_a)
-    assert replace_and_fail(spark, table, manager_a) == Pin(done.ensemble, done.table)
+    assert replace_and_fail(spark, table, manager_a) == Adoption(done.ensemble, done.table)
     assert len(version_files(table)) == 4
 
 
-def test_negative_control_with_nobody_to_restore_it_the_pin_is_gone(
+def test_negative_control_with_nobody_to_restore_it_the_adoption_is_gone(
     spark: SparkSession,
     table: str,
     ensemble_a: str,
@@ -355,7 +362,7 @@ def test_negative_control_with_nobody_to_restore_it_the_pin_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     adopt(spark, table, ensemble_a)
-    monkeypatch.setattr("writer_jobs.commit.guarded._restore_pin", lambda *_: None)
+    monkeypatch.setattr("writer_jobs.commit.guarded._restore_adoption", lambda *_: None)
     assert replace_and_fail(spark, table, manager_a) is None
 
 
@@ -367,14 +374,14 @@ def test_the_append_job_under_another_ensemble_ends_with_code_3(
     append: Callable[..., Any],
     csv_file: Callable[..., Path],
 ) -> None:
-    pinned = adopt(spark, table, ensemble_a).ensemble
+    adopted = adopt(spark, table, ensemble_a).ensemble
     before = version_files(table)
     source = csv_file("s.csv", "id", [(7,)])
     failed = append("--table", table, "--source", source, hosts=ensemble_b)
     assert failed.code == 3, failed.error
     (sentence,) = failed.error.splitlines()
     assert sentence.startswith("append.py: ")
-    assert f"is pinned to ensemble {pinned}" in sentence
+    assert f"is adopted by ensemble {adopted}" in sentence
     assert failed.commits == []
     assert version_files(table) == before
     assert append("--table", table, "--source", source, hosts=ensemble_a).code == 0
@@ -392,7 +399,7 @@ def test_on_s3_a_table_is_adopted_and_its_log_tells_so(
         adopt(spark, f"s3a://{s3.root}/adopted/", ensemble_b)
     answer = run.invoke(app, ["log", f"s3a://{s3.root}/adopted", "--json"])
     newest, oldest = json.loads(answer.stdout)["commits"]
-    assert (newest["version"], newest["operation"], newest["pins"]) == (1, "SET TBLPROPERTIES", done.ensemble)
+    assert (newest["version"], newest["operation"], newest["adopted_by"]) == (1, "SET TBLPROPERTIES", done.ensemble)
     assert (oldest["version"], oldest["rows"], oldest["locked"], oldest["job"]) == (0, 3, True, "writer")
     assert list(oldest["tokens"].values()) == [hold.token]
     verified = json.loads(run.invoke(app, ["verify", f"s3a://{s3.root}/adopted", "--json"]).stdout)
@@ -414,7 +421,7 @@ def test_the_command_starts_its_own_spark_and_ends_in_a_sentence(
     refused = run("--zookeeper", ensemble_b)
     assert refused.returncode == 1
     assert refused.stdout == ""
-    assert refused.stderr.splitlines()[-1].startswith(f"sluice: file:{Path(table).resolve()} is pinned to ensemble")
+    assert refused.stderr.splitlines()[-1].startswith(f"sluice: file:{Path(table).resolve()} is adopted by ensemble")
     assert len(version_files(table)) == 2
 
 

@@ -421,44 +421,44 @@ def test_a_folder_is_tried_with_a_hard_link(
     assert (code, "the folder must be there" in found["put-if-absent"][1]) == (1, True)
 
 
-def test_a_table_that_is_pinned_elsewhere_is_a_fault(
+def test_a_table_that_is_adopted_elsewhere_is_a_fault(
     zookeeper: object, tmp_path: Path, doctor: Callable[..., tuple[int, Found]]
 ) -> None:
     hosts: str = zookeeper.hosts  # type: ignore[attr-defined]
     with ZookeeperLockManager(hosts) as manager, manager.acquire(tmp_path) as hold:
         here = hold.ensemble_id
 
-    def pinned(name: str, pin: str | None, *, to: str = "") -> tuple[int, tuple[str, str]]:
+    def judged(name: str, ensemble: str | None, *, to: str = "") -> tuple[int, tuple[str, str]]:
         folder = tmp_path / name
-        if pin is not None:
-            configuration = {"sluice.ensemble": pin} if pin else {}
+        if ensemble is not None:
+            configuration = {"sluice.ensemble": ensemble} if ensemble else {}
             configuration |= {"sluice.table": to} if to else {}
             schema = Schema([Field("id", "long")])
             DeltaTable.create(folder, schema, configuration=configuration, raise_if_key_not_exists=False)
         folder.mkdir(exist_ok=True)
         code, found = doctor(hosts, "--table", str(folder))
-        return code, found["pin"]
+        return code, found["adoption"]
 
     name = canonical_table_uri(tmp_path / "here")
-    says = f"the table is pinned to this ensemble, {here}, and to this name"
-    assert pinned("here", here, to=name) == (0, ("ok", says))
-    code, (verdict, says) = pinned("copy", here, to=name)
-    assert (code, verdict, f"pinned to the name {name}" in says, "--move`" in says) == (1, "failed", True, True)
-    code, (verdict, says) = pinned("earlier", here)
-    assert (code, verdict, "but not to its name" in says) == (0, "note", True)
-    code, (verdict, says) = pinned("elsewhere", "another")
+    says = f"the table is adopted by this ensemble, {here}, and under this name"
+    assert judged("here", here, to=name) == (0, ("ok", says))
+    code, (verdict, says) = judged("copy", here, to=name)
+    assert (code, verdict, f"adopted under the name {name}" in says, "--move`" in says) == (1, "failed", True, True)
+    code, (verdict, says) = judged("earlier", here)
+    assert (code, verdict, "but not under its name" in says) == (0, "note", True)
+    code, (verdict, says) = judged("elsewhere", "another")
     assert (code, verdict) == (1, "failed")
-    assert f"pinned to ensemble another, but this is ensemble {here}" in says
+    assert f"adopted by ensemble another, but this is ensemble {here}" in says
     assert "--move`" in says
-    code, (verdict, says) = pinned("nowhere", "")
+    code, (verdict, says) = judged("nowhere", "")
     assert (code, verdict, f"`sluice adopt {tmp_path / 'nowhere'}`" in says) == (0, "note", True)
-    code, (verdict, says) = pinned("empty", None)
+    code, (verdict, says) = judged("empty", None)
     assert (code, verdict, "no Delta table" in says) == (0, "note", True)
     (tmp_path / "here/_delta_log/00000000000000000000.json").write_text("{}")
     code, found = doctor(hosts, "--table", str(tmp_path / "here"))
-    assert (code, "could not be compared" in found["pin"][1]) == (1, True)
+    assert (code, "could not be compared" in found["adoption"][1]) == (1, True)
     code, found = doctor(hosts, "--table", str(tmp_path / "elsewhere"), "--lock-root", f"/{tmp_path.name}")
-    assert (code, "nothing was ever locked" in found["pin"][1]) == (1, True)
+    assert (code, "nothing was ever locked" in found["adoption"][1]) == (1, True)
 
 
 # -- this machine ----------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import EnsembleMismatchError, LockLostError, LockSettings, ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.adopt import Adoption, adopt_table
+from sluice.adopt import AdoptResult, adopt_table
 from sluice.audit.table_log import read_table_log
 from sluice.audit.verify import verify_table
 from sluice.soak.tcp_proxy import Link
@@ -26,7 +26,7 @@ def append(df: DataFrame, table: str) -> None:
     df.write.format("delta").mode("append").save(table)
 
 
-def adopt(spark: SparkSession, table: str, hosts: str, *, move: bool = False) -> Adoption:
+def adopt(spark: SparkSession, table: str, hosts: str, *, move: bool = False) -> AdoptResult:
     return adopt_table(spark, table, LockSettings(zk_hosts=hosts, timeout_seconds=WAIT_SECONDS), move=move)
 
 
@@ -34,7 +34,7 @@ def versions(table: str) -> int:
     return len(list(Path(table).glob("_delta_log/*.json")))
 
 
-def test_made_whole_from_one_member_the_ensemble_is_the_one_that_the_table_is_pinned_to(
+def test_made_whole_from_one_member_the_ensemble_is_the_one_that_has_adopted_the_table(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     table = str(tmp_path / "flights")
@@ -78,7 +78,7 @@ def test_made_from_nothing_the_ensemble_gets_its_tables_one_by_one(spark: SparkS
             for table in (flights, weather):
                 with locked(spark, table, manager=manager):
                     append(spark.range(3), table)
-                pinned = adopt(spark, table, old.hosts)
+                adopted = adopt(spark, table, old.hosts)
     with EmbeddedZooKeeper() as new, ZookeeperLockManager(new.hosts, WAIT_SECONDS) as manager:
         for table in (flights, weather):
             with pytest.raises(EnsembleMismatchError, match="--move"), locked(spark, table, manager=manager):
@@ -86,7 +86,7 @@ def test_made_from_nothing_the_ensemble_gets_its_tables_one_by_one(spark: SparkS
         with pytest.raises(EnsembleMismatchError):
             adopt(spark, flights, new.hosts)
         moved = adopt(spark, flights, new.hosts, move=True)
-        assert (moved.moved_from, moved.version) == (pinned.ensemble, 2)
+        assert (moved.moved_from, moved.version) == (adopted.ensemble, 2)
         with locked(spark, flights, manager=manager):
             append(spark.range(3, 4), flights)
         with pytest.raises(EnsembleMismatchError), locked(spark, weather, manager=manager):

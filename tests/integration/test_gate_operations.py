@@ -181,7 +181,7 @@ def test_hot_updates_all_end_and_none_is_lost(table: Table) -> None:
 
 
 def test_a_compaction_that_delta_begins_anew_is_done_again_with_the_lock(table: Table) -> None:
-    """Delta itself would begin a second transaction, and commit what it has: a table that was pinned meanwhile, too."""
+    """Delta itself would begin a second transaction and commit it, also to a table that was adopted meanwhile."""
     before = table.files()
     with table.waiting("optimize") as running:
         staged = table.files() - before

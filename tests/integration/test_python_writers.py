@@ -82,10 +82,10 @@ def test_another_ensemble_or_name_than_the_table_s_own_is_refused_by_the_page(
     table = str(tmp_path / "prices")
     run_page(table)
     DeltaTable(table).alter.set_table_properties({"sluice.ensemble": "another"}, raise_if_not_exists=False)
-    with pytest.raises(EnsembleMismatchError, match="is pinned to ensemble another"):
+    with pytest.raises(EnsembleMismatchError, match="is adopted by ensemble another"):
         run_page(table)
     DeltaTable(table).alter.set_table_properties({"sluice.table": "s3://elsewhere/t"}, raise_if_not_exists=False)
-    with pytest.raises(TableNameMismatchError, match="is pinned to the name s3://elsewhere/t"):
+    with pytest.raises(TableNameMismatchError, match="is adopted under the name s3://elsewhere/t"):
         run_page(table)
 
 

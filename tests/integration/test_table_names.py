@@ -1,4 +1,4 @@
-"""Two names of one table that do not show it, and one pin that was copied: the table's own name settles it."""
+"""Two names of one table that do not show it, and one adoption that was copied: the table's own name settles it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner
 
 from lock_manager import (
+    Adoption,
+    AdoptionMismatchError,
     EnsembleMismatchError,
     LockSettings,
     LockTimeoutError,
-    Pin,
-    PinMismatchError,
     TableNameMismatchError,
     ZookeeperLockManager,
     canonical_table_uri,
 )
 from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.adopt import Adoption, adopt_table, describe
+from sluice.adopt import AdoptResult, adopt_table, describe
 from sluice.audit.verify import verify_table
 from sluice.commands.app import app
 from sluice.local._s3_server import OneAtATimePerKey, WsgiApplication, make_s3_server, moto_application
@@ -117,14 +117,14 @@ def row(spark: SparkSession, number: int) -> DataFrame:
     return spark.range(number, number + 1).coalesce(1)
 
 
-def adopt(spark: SparkSession, table: str, hosts: str, *, seconds: float = 60, **how: Any) -> Adoption:
+def adopt(spark: SparkSession, table: str, hosts: str, *, seconds: float = 60, **how: Any) -> AdoptResult:
     return adopt_table(spark, table, LockSettings(zk_hosts=hosts, timeout_seconds=seconds), **how)
 
 
-def pin_on_s3(spark: SparkSession, table: str) -> Pin | None:
+def adoption_on_s3(spark: SparkSession, table: str) -> Adoption | None:
     state = DeltaTableLog(spark, locate_table(spark, table)).state()
     assert state is not None
-    return state.pin
+    return state.adoption
 
 
 def version_on_s3(spark: SparkSession, table: str) -> int:
@@ -132,8 +132,8 @@ def version_on_s3(spark: SparkSession, table: str) -> int:
     return DeltaTableLog(spark, locate_table(spark, table)).head().version
 
 
-def pin_of(table: str) -> Pin | None:
-    return Pin.of(DeltaTable(table).metadata().configuration)
+def adoption_of(table: str) -> Adoption | None:
+    return Adoption.of(DeltaTable(table).metadata().configuration)
 
 
 def version_of(table: str) -> int:
@@ -141,18 +141,18 @@ def version_of(table: str) -> int:
 
 
 @pytest.fixture(scope="module")
-def pinned(
+def adopted(
     spark: SparkSession, original: Callable[..., Path], ensemble: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A table of three rows, version 0, on the disk; pinned by version 1."""
-    table = tmp_path_factory.mktemp("pinned") / "the 'source'"
+    """A table of three rows, version 0, on the disk; adopted by version 1."""
+    table = tmp_path_factory.mktemp("adopted") / "the 'source'"
     shutil.copytree(original(THREE_ROWS), table)
     assert adopt(spark, str(table), ensemble).version == 1
     return table
 
 
-def pin_by_hand(table: Path, name: str | None) -> None:
-    """Put another name into the pin that version 1 of a table sets, or none, as in an earlier release."""
+def set_adopted_name(table: Path, name: str | None) -> None:
+    """Put another name into the adoption that version 1 of a table sets, or none, as in an earlier release."""
     for kind in ("json", "crc"):
         file = table / f"_delta_log/{1:020d}.{kind}"
         actions = [json.loads(line) for line in file.read_text().splitlines()]
@@ -163,11 +163,11 @@ def pin_by_hand(table: Path, name: str | None) -> None:
 
 
 @pytest.fixture
-def source(pinned: Path, tmp_path: Path) -> str:
-    """Such a table, of the test's own, as if it had been made and pinned where it is."""
-    table = tmp_path / pinned.name
-    shutil.copytree(pinned, table)
-    pin_by_hand(table, canonical_table_uri(str(table)))
+def source(adopted: Path, tmp_path: Path) -> str:
+    """Such a table, of the test's own, as if it had been made and adopted where it is."""
+    table = tmp_path / adopted.name
+    shutil.copytree(adopted, table)
+    set_adopted_name(table, canonical_table_uri(str(table)))
     return str(table)
 
 
@@ -197,7 +197,7 @@ def on_s3(original: Callable[..., Path], upload: Callable[[Path], None], by_name
     return by_name
 
 
-def test_negative_control_without_the_pin_two_names_are_two_locks(
+def test_negative_control_without_the_adoption_two_names_are_two_locks(
     spark: SparkSession, by_name: str, by_alias: str, one: ZookeeperLockManager, other: ZookeeperLockManager
 ) -> None:
     with locked(spark, by_name, manager=one):
@@ -219,7 +219,7 @@ def test_a_table_is_written_under_its_own_name_and_under_no_other(
 ) -> None:
     done = adopt(spark, on_s3, ensemble)
     assert (done.table, done.version, done.renamed_from) == (canonical_table_uri(on_s3), 1, None)
-    assert pin_on_s3(spark, by_alias) == Pin(done.ensemble, done.table)
+    assert adoption_on_s3(spark, by_alias) == Adoption(done.ensemble, done.table)
 
     entered = False
     with locked(spark, on_s3, manager=one):
@@ -228,7 +228,7 @@ def test_a_table_is_written_under_its_own_name_and_under_no_other(
                 entered = True
         append(spark, on_s3, 3)
     assert not entered
-    assert (refused.value.resource, refused.value.pinned_name) == (canonical_table_uri(by_alias), done.table)
+    assert (refused.value.resource, refused.value.adopted_name) == (canonical_table_uri(by_alias), done.table)
     assert refused.value.resource in str(refused.value)
     assert done.table in str(refused.value)
     assert "--move" in str(refused.value)
@@ -236,7 +236,7 @@ def test_a_table_is_written_under_its_own_name_and_under_no_other(
         LockedDeltaWriter(spark, other, by_alias).append(row(spark, 0))
     failed = append_job("--table", by_alias)
     assert failed.code == 3, failed.error
-    assert f"is pinned to the name {done.table}" in failed.error
+    assert f"is adopted under the name {done.table}" in failed.error
     # Nothing was written, and each lock was given back.
     assert other.queue(by_alias) == []
     assert version_on_s3(spark, on_s3) == 2
@@ -253,7 +253,7 @@ def test_a_table_gets_another_name_only_if_it_is_told_to_and_while_nobody_is_at_
     other: ZookeeperLockManager,
 ) -> None:
     old = canonical_table_uri(by_name)
-    pin_by_hand(Path(source), old)
+    set_adopted_name(Path(source), old)
     upload(Path(source))
     with pytest.raises(TableNameMismatchError):
         adopt(spark, by_alias, ensemble)
@@ -264,7 +264,7 @@ def test_a_table_gets_another_name_only_if_it_is_told_to_and_while_nobody_is_at_
     moved = adopt(spark, by_alias, ensemble, move=True)
     assert (moved.version, moved.moved_from, moved.renamed_from) == (2, None, old)
     assert describe(moved) == (
-        f"{canonical_table_uri(by_alias)} was pinned to ensemble {moved.ensemble} under this name, "
+        f"{canonical_table_uri(by_alias)} was adopted by ensemble {moved.ensemble} under this name, "
         f"no longer {old}, by version 2"
     )
     with pytest.raises(TableNameMismatchError):
@@ -273,23 +273,23 @@ def test_a_table_gets_another_name_only_if_it_is_told_to_and_while_nobody_is_at_
     assert version_on_s3(spark, by_name) == 3
 
 
-def test_a_table_that_an_earlier_release_pinned_stays_valid_and_gets_its_name_by_another_adopt(
+def test_a_table_that_an_earlier_release_adopted_stays_valid_and_gets_its_name_by_another_adopt(
     spark: SparkSession, source: str, one: ZookeeperLockManager, ensemble: str
 ) -> None:
-    before = pin_of(source)
+    before = adoption_of(source)
     assert before is not None
-    pin_by_hand(Path(source), None)
-    assert pin_of(source) == Pin(before.ensemble)
+    set_adopted_name(Path(source), None)
+    assert adoption_of(source) == Adoption(before.ensemble)
     LockedDeltaWriter(spark, one, source).append(row(spark, 3))
     done = adopt(spark, source, ensemble)
     assert (done.version, done.moved_from, done.renamed_from) == (3, None, None)
-    assert pin_of(source) == before
+    assert adoption_of(source) == before
     assert version_of(source) == 3
-    assert describe(done).startswith(f"{before.table} was pinned to ensemble")
+    assert describe(done).startswith(f"{before.table} was adopted by ensemble")
     assert adopt(spark, source, ensemble).version is None
 
 
-def test_a_copied_folder_has_the_pin_of_the_original_and_is_refused_until_it_gets_its_own(
+def test_a_copied_folder_has_the_adoption_of_the_original_and_is_refused_until_it_gets_its_own(
     spark: SparkSession,
     source: str,
     one: ZookeeperLockManager,
@@ -301,10 +301,10 @@ def test_a_copied_folder_has_the_pin_of_the_original_and_is_refused_until_it_get
     shutil.copytree(source, copy)
     with pytest.raises(TableNameMismatchError) as refused:
         LockedDeltaWriter(spark, one, copy).append(row(spark, 0))
-    assert refused.value.pinned_name == canonical_table_uri(source)
+    assert refused.value.adopted_name == canonical_table_uri(source)
     assert version_of(copy) == 1
     found = verify_table(copy)
-    assert (found.problems, found.pinned_name) == ((), canonical_table_uri(source))
+    assert (found.problems, found.adopted_name) == ((), canonical_table_uri(source))
     told = CliRunner().invoke(app, ["verify", copy], env={"COLUMNS": "300"})
     assert told.exit_code == 0
     assert f"locked by another name than this {canonical_table_uri(source)}" in " ".join(told.stdout.split())
@@ -322,7 +322,7 @@ def test_a_copy_for_another_ensemble_is_moved_once(
 ) -> None:
     copy = str(tmp_path / "copy")
     shutil.copytree(source, copy)
-    before = pin_of(source)
+    before = adoption_of(source)
     assert before is not None
     with pytest.raises(TableNameMismatchError):
         adopt(spark, copy, another_ensemble)
@@ -331,7 +331,7 @@ def test_a_copy_for_another_ensemble_is_moved_once(
     done = adopt(spark, copy, another_ensemble, move=True, old_hosts=ensemble)
     assert (done.version, done.moved_from, done.renamed_from) == (2, before.ensemble, before.table)
     assert " was moved from ensemble " in describe(done)
-    assert pin_of(source) == before
+    assert adoption_of(source) == before
     assert verify_table(copy).problems == ()
 
 
@@ -340,13 +340,13 @@ def test_a_renamed_folder_gets_its_new_name(
 ) -> None:
     renamed = str(tmp_path / "renamed")
     Path(source).rename(renamed)
-    with pytest.raises(PinMismatchError):
+    with pytest.raises(AdoptionMismatchError):
         LockedDeltaWriter(spark, one, renamed).append(row(spark, 0))
     adopt(spark, renamed, ensemble, move=True)
     assert LockedDeltaWriter(spark, one, renamed).append(row(spark, 3)).version == 3
 
 
-def test_a_clone_that_is_made_under_its_own_lock_gets_its_own_pin(
+def test_a_clone_that_is_made_under_its_own_lock_gets_its_own_adoption(
     spark: SparkSession,
     source: str,
     one: ZookeeperLockManager,
@@ -355,22 +355,22 @@ def test_a_clone_that_is_made_under_its_own_lock_gets_its_own_pin(
     rows_of: Callable[..., list[tuple[int]]],
 ) -> None:
     clone, of_killed = str(tmp_path / "clone"), str(tmp_path / "of a driver that is killed here")
-    of_source = pin_of(source)
+    of_source = adoption_of(source)
     assert of_source is not None
     with locked(spark, clone, manager=one):
         spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
         # This is what Delta makes of it.
-        assert pin_of(clone) == of_source
+        assert adoption_of(clone) == of_source
         shutil.copytree(clone, of_killed)
-    own = Pin(of_source.ensemble, canonical_table_uri(clone))
-    assert pin_of(clone) == own
+    own = Adoption(of_source.ensemble, canonical_table_uri(clone))
+    assert adoption_of(clone) == own
     assert version_of(clone) == 1
     assert LockedDeltaWriter(spark, one, clone).append(row(spark, 3)).version == 2
     assert (rows_of(clone), rows_of(source)) == ([(0,), (1,), (2,), (3,)], [(0,), (1,), (2,)])
-    assert pin_of(source) == of_source
+    assert adoption_of(source) == of_source
     # The clone's first files are the source's: the versions say so, and nothing is wrong with them.
     assert [each for each in verify_table(clone).problems if "gates" in each] == []
-    # One whose driver was killed before it was pinned is refused.
+    # One whose driver was killed before it was adopted is refused.
     with pytest.raises(TableNameMismatchError):
         LockedDeltaWriter(spark, one, of_killed).append(row(spark, 0))
     assert adopt(spark, of_killed, ensemble, move=True).version == 1
@@ -378,21 +378,21 @@ def test_a_clone_that_is_made_under_its_own_lock_gets_its_own_pin(
 
 
 @pytest.mark.soak
-def test_what_replaces_a_table_by_a_clone_does_not_take_over_the_pin_of_its_source(
+def test_what_replaces_a_table_by_a_clone_does_not_take_over_the_adoption_of_its_source(
     spark: SparkSession, source: str, one: ZookeeperLockManager, ensemble: str, copy_of: Callable[..., Path]
 ) -> None:
     clone = str(copy_of(THREE_ROWS))
     adopt(spark, clone, ensemble)
-    own = pin_of(clone)
+    own = adoption_of(clone)
     with locked(spark, clone, manager=one):
         # Delta replaces none that has rows.
         spark.sql(f"DELETE FROM delta.`{clone}`")
         spark.sql(f"CREATE OR REPLACE TABLE delta.`{clone}` SHALLOW CLONE delta.`{source}`")
-        assert pin_of(clone) == pin_of(source)
-    assert pin_of(clone) == own != pin_of(source)
+        assert adoption_of(clone) == adoption_of(source)
+    assert adoption_of(clone) == own != adoption_of(source)
 
 
-def test_a_table_like_another_has_its_properties_and_not_its_pin(
+def test_a_table_like_another_has_its_properties_and_not_its_adoption(
     spark: SparkSession, source: str, one: ZookeeperLockManager, tmp_path: Path
 ) -> None:
     alike = str(tmp_path / "alike")
@@ -401,8 +401,8 @@ def test_a_table_like_another_has_its_properties_and_not_its_pin(
         with locked(spark, alike, manager=one):
             spark.sql(f"CREATE TABLE alike LIKE the_source USING delta LOCATION '{alike}'")
         try:
-            pin = pin_of(alike)
-            assert pin is None or pin.table == canonical_table_uri(alike)
+            adoption = adoption_of(alike)
+            assert adoption is None or adoption.table == canonical_table_uri(alike)
             assert LockedDeltaWriter(spark, one, alike).append(row(spark, 3)).version is not None
         finally:
             spark.sql("DROP TABLE alike")
@@ -411,7 +411,7 @@ def test_a_table_like_another_has_its_properties_and_not_its_pin(
 
 
 @pytest.mark.parametrize("by_restore", [False, pytest.param(True, marks=pytest.mark.soak)])
-def test_what_brings_back_an_older_pin_is_followed_by_the_one_that_counts(
+def test_what_brings_back_an_older_adoption_is_followed_by_the_one_that_counts(
     spark: SparkSession,
     source: str,
     one: ZookeeperLockManager,
@@ -419,7 +419,7 @@ def test_what_brings_back_an_older_pin_is_followed_by_the_one_that_counts(
     *,
     by_restore: bool,
 ) -> None:
-    older = pin_of(source)
+    older = adoption_of(source)
     assert older is not None
     moved = adopt(spark, source, another_ensemble, move=True)
     with ZookeeperLockManager(another_ensemble, timeout_seconds=60) as there:
@@ -429,8 +429,8 @@ def test_what_brings_back_an_older_pin_is_followed_by_the_one_that_counts(
             else:
                 properties = ", ".join(f'"{name}" = "{value}"' for name, value in older.properties.items())
                 spark.sql(f"ALTER TABLE delta.`{source}` SET TBLPROPERTIES ({properties})")
-            assert pin_of(source) == older
-        assert pin_of(source) == Pin(moved.ensemble, moved.table)
+            assert adoption_of(source) == older
+        assert adoption_of(source) == Adoption(moved.ensemble, moved.table)
         LockedDeltaWriter(spark, there, source).append(row(spark, 3))
     assert DeltaTable(source).metadata().configuration == {
         ENSEMBLE_PROPERTY: moved.ensemble,

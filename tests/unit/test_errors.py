@@ -27,8 +27,8 @@ EXAMPLES = [
     LockTimeoutError(resource="s3://l/t", timeout_seconds=5, ahead=0, holder=None),
     LockCancelledError(resource="s3://l/t"),
     LockOrderError("order", resource="s3://l/t"),
-    EnsembleMismatchError(resource="s3://l/t", ensemble="b", pinned_to="a"),
-    TableNameMismatchError(resource="s3://alias/t", pinned_name="s3://l/t"),
+    EnsembleMismatchError(resource="s3://l/t", ensemble="b", adopted_by="a"),
+    TableNameMismatchError(resource="s3://alias/t", adopted_name="s3://l/t"),
     LockLostError(resource="s3://l/t", hold_id="x", reason="gone", commits={"s3://l/t": (3,)}),
 ]
 
@@ -53,11 +53,12 @@ def test_every_public_error_is_in_the_tree_and_a_builtin_that_one_would_catch():
 
 def test_public_surface_is_what_it_was():
     assert lock_manager.__all__ == [
-        "ClosedError", "EnsembleFormatError", "EnsembleMismatchError", "EnsembleRefusedError",
+        "Adoption", "AdoptionMismatchError", "ClosedError", "EnsembleFormatError", "EnsembleMismatchError",
+        "EnsembleRefusedError",
         "EnsembleUnavailableError", "HeldLock", "Hold", "Intents", "LocalServerError",
         "LockCancelledError", "LockError", "LockLostError", "LockManager", "LockNotHeldError", "LockOrderError",
         "LockSettings",
-        "LockTimeoutError", "Partition", "PartitionColumn", "PartitionSchema", "Pin", "PinMismatchError", "QueueEntry",
+        "LockTimeoutError", "Partition", "PartitionColumn", "PartitionSchema", "QueueEntry",
         "ResourceError", "Security", "SessionState", "SettingsError", "SluiceError", "TableNameMismatchError",
         "TableResource", "TableScope", "UnguardedError", "ZookeeperLockManager", "canonical_table_uri",
         "commit_metadata",

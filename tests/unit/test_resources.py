@@ -68,7 +68,7 @@ def test_azures_two_endpoints_of_an_account_are_one_store(account, cloud):
         ("wasb://a@account.blob.core.windows.net/t", "wasb://b@account.blob.core.windows.net/t"),
         ("wasb://a@blob.dfs.core.windows.net/t", "wasb://a@account.dfs.core.windows.net/t"),
         ("abfs://a@account.blob.core.windows.net/blob", "abfs://a@account.blob.core.windows.net/dfs"),
-        # These say nothing of where they lead: the table's pin tells (docs/concepts.md).
+        # These say nothing of where they lead: the table's adoption tells (docs/concepts.md).
         ("adl://account.azuredatalakestore.net/t", "abfs://gen1@account.dfs.core.windows.net/t"),
         ("wasb://a@lake.example.com/t", "wasb://a@account.blob.core.windows.net/t"),
     ],

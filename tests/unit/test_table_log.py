@@ -89,8 +89,13 @@ def test_programs_read_all_of_it(table: Path) -> None:
     assert answer.exit_code == 0
     found = json.loads(answer.stdout)
     assert found["table"] == str(table)
-    pinned, newest, observed = found["commits"]
-    assert (pinned["version"], pinned["pins"], pinned["rows"], pinned["locked"]) == (4, "another", None, False)
+    adopted, newest, observed = found["commits"]
+    assert (adopted["version"], adopted["adopted_by"], adopted["rows"], adopted["locked"]) == (
+        4,
+        "another",
+        None,
+        False,
+    )
     assert newest == {
         "version": 3,
         "timestamp": 1_795_261_763.0,
@@ -107,8 +112,8 @@ def test_programs_read_all_of_it(table: Path) -> None:
         "shared_tokens": {"t": 0x300000001},
         "acquired_at": 1_795_261_700.0,
         "commit_id": "attempt-3",
-        "pins": None,
-        "pins_name": None,
+        "adopted_by": None,
+        "adopted_name": None,
     }
     assert (observed["locked"], observed["observed"]) == (False, "LockNotHeldError")
 

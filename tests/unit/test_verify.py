@@ -87,8 +87,8 @@ def append(table: Path, ids: Sequence[int], noted: Stamp | None = None, month: i
     return version
 
 
-def pin(table: Path, ensemble: str, noted: Stamp) -> int:
-    """Pin a table, as `sluice adopt` does."""
+def adopt(table: Path, ensemble: str, noted: Stamp) -> int:
+    """Adopt a table, as `sluice adopt` does."""
     # delta-rs sets known properties only: change one, and add ours to what it wrote.
     DeltaTable(table).alter.set_table_properties({"delta.appendOnly": "false"})
     version = DeltaTable(table).version()
@@ -330,9 +330,11 @@ def test_tokens_of_different_ensembles_do_not_compare(table: Path) -> None:
 TABLE_NODE, MONTH_1, MONTH_2 = "s3://lake/t", "s3://lake/t?month=1", "s3://lake/t?month=2"
 
 
-def locked_commit(version: int, hold: str, *, ensemble: str = "e", pin: str | None = None, **tokens: Any) -> LogCommit:
+def locked_commit(
+    version: int, hold: str, *, ensemble: str = "e", adopted_by: str | None = None, **tokens: Any
+) -> LogCommit:
     held = CommitStamp(f"c{version}", hold, ensemble, tokens.get("tokens", {}), tokens.get("shared", {}), 0.0)
-    return LogCommit(version, stamp=held, pin=pin)
+    return LogCommit(version, stamp=held, adopted_by=adopted_by)
 
 
 def test_holds_of_two_partitions_may_commit_in_any_order() -> None:
@@ -382,43 +384,73 @@ def test_a_token_below_that_of_version_0_is_of_a_table_that_was_dropped(late: di
 NAME, ALIAS = "s3://lake/t", "s3://lake-alias/t"
 
 
-def named_commit(version: int, *names: str, pins: str | None = None, partition: str = "") -> LogCommit:
+def named_commit(version: int, *names: str, adopted_name: str | None = None, partition: str = "") -> LogCommit:
     tokens = {table_key(name) + partition: 10 + version for name in names}
-    return replace(locked_commit(version, f"h{version}", tokens=tokens), pinned_name=pins)
+    return replace(locked_commit(version, f"h{version}", tokens=tokens), adopted_name=adopted_name)
 
 
 @pytest.mark.parametrize(
     ("commits", "problems"),
     [
         ([named_commit(0, NAME), named_commit(1, ALIAS)], 0),
-        ([named_commit(0, NAME), named_commit(1, NAME, pins=NAME), named_commit(2, NAME, partition="/month=1")], 0),
-        ([named_commit(0, NAME, pins=NAME), named_commit(1, ALIAS)], 1),
-        ([named_commit(0, NAME, pins=NAME), named_commit(1, ALIAS, partition="/month=1")], 1),
+        (
+            [
+                named_commit(0, NAME),
+                named_commit(1, NAME, adopted_name=NAME),
+                named_commit(2, NAME, partition="/month=1"),
+            ],
+            0,
+        ),
+        ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, ALIAS)], 1),
+        ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, ALIAS, partition="/month=1")], 1),
         # Moved under both locks.
-        ([named_commit(0, NAME, pins=NAME), named_commit(1, NAME, ALIAS, pins=ALIAS), named_commit(2, ALIAS)], 0),
-        ([named_commit(0, NAME, pins=NAME), named_commit(1, NAME, ALIAS, pins=ALIAS), named_commit(2, NAME)], 1),
+        (
+            [
+                named_commit(0, NAME, adopted_name=NAME),
+                named_commit(1, NAME, ALIAS, adopted_name=ALIAS),
+                named_commit(2, ALIAS),
+            ],
+            0,
+        ),
+        (
+            [
+                named_commit(0, NAME, adopted_name=NAME),
+                named_commit(1, NAME, ALIAS, adopted_name=ALIAS),
+                named_commit(2, NAME),
+            ],
+            1,
+        ),
         # A clone has its source's name until it has its own.
-        ([named_commit(0, ALIAS, pins=NAME), named_commit(1, ALIAS, pins=ALIAS), named_commit(2, ALIAS)], 0),
-        ([named_commit(0, ALIAS, pins=NAME), named_commit(1, ALIAS)], 1),
+        (
+            [
+                named_commit(0, ALIAS, adopted_name=NAME),
+                named_commit(1, ALIAS, adopted_name=ALIAS),
+                named_commit(2, ALIAS),
+            ],
+            0,
+        ),
+        ([named_commit(0, ALIAS, adopted_name=NAME), named_commit(1, ALIAS)], 1),
         # Taken off.
-        ([named_commit(0, NAME, pins=NAME), named_commit(1, NAME, pins=""), named_commit(2, ALIAS)], 0),
+        ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, NAME, adopted_name=""), named_commit(2, ALIAS)], 0),
     ],
 )
 def test_a_commit_under_a_lock_on_another_name_is_found(commits: list[LogCommit], problems: int) -> None:
     found = check_names(commits)
     assert len(found) == problems
-    assert all(problem.endswith("to which the table is pinned: two names could have been locked") for problem in found)
+    assert all(
+        problem.endswith("under which the table is adopted: two names could have been locked") for problem in found
+    )
 
 
-def test_a_pinned_name_whose_commit_was_cleaned_up_still_counts() -> None:
-    assert check_names([named_commit(7, NAME)], pinned=NAME) == []
-    assert len(check_names([named_commit(7, ALIAS)], pinned=NAME)) == 1
+def test_an_adopted_name_whose_commit_was_cleaned_up_still_counts() -> None:
+    assert check_names([named_commit(7, NAME)], adopted_name=NAME) == []
+    assert len(check_names([named_commit(7, ALIAS)], adopted_name=NAME)) == 1
 
 
 def test_the_ensemble_of_a_clone_s_source_is_no_second_gate() -> None:
     clone = [
-        locked_commit(0, "a", ensemble="B", pin="A"),
-        locked_commit(1, "a", ensemble="B", pin="B"),
+        locked_commit(0, "a", ensemble="B", adopted_by="A"),
+        locked_commit(1, "a", ensemble="B", adopted_by="B"),
         locked_commit(2, "b", ensemble="B"),
     ]
     assert check_ensembles(clone) == []
@@ -455,18 +487,18 @@ def test_a_switch_of_ensembles_that_comes_back_is_found(switches: str, problems:
 
 def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
     moved = [
-        locked_commit(0, "a", ensemble="A", pin="A"),
+        locked_commit(0, "a", ensemble="A", adopted_by="A"),
         locked_commit(1, "b", ensemble="A"),
-        locked_commit(2, "c", ensemble="B", pin="B"),
+        locked_commit(2, "c", ensemble="B", adopted_by="B"),
         locked_commit(3, "d", ensemble="B"),
-        locked_commit(4, "e", ensemble="A", pin="A"),
+        locked_commit(4, "e", ensemble="A", adopted_by="A"),
         locked_commit(5, "f", ensemble="A"),
     ]
     assert check_ensembles(moved) == []
-    # A change of other metadata repeats the pin.
-    assert check_ensembles([*moved, locked_commit(6, "g", ensemble="A", pin="A")]) == []
+    # A change of other metadata repeats the adoption.
+    assert check_ensembles([*moved, locked_commit(6, "g", ensemble="A", adopted_by="A")]) == []
     assert check_ensembles([*moved, locked_commit(6, "g", ensemble="B")]) == [
-        "version 6 was made under ensemble B, but the table is pinned to A: two ensembles could have granted its lock"
+        "version 6 was made under ensemble B, but the table is adopted by A: two ensembles could have granted its lock"
     ]
 
 
@@ -478,23 +510,23 @@ def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
         ("UNSET TBLPROPERTIES", "B", 0),
     ],
 )
-def test_another_ensemble_after_a_pin_that_was_dropped_by_the_way_is_found(
+def test_another_ensemble_after_an_adoption_that_was_dropped_by_the_way_is_found(
     operation: str, after: str, problems: int
 ) -> None:
     log = [
-        locked_commit(0, "a", ensemble="A", pin="A"),
-        replace(locked_commit(1, "b", ensemble="A", pin=""), operation=operation),
+        locked_commit(0, "a", ensemble="A", adopted_by="A"),
+        replace(locked_commit(1, "b", ensemble="A", adopted_by=""), operation=operation),
         locked_commit(2, "c", ensemble=after),
     ]
     found = check_ensembles(log)
     assert len(found) == problems
-    assert all("until version 1 removed the pin" in problem for problem in found)
-    # Once it is pinned again, that is over.
-    assert check_ensembles([*log[:2], locked_commit(2, "c", ensemble="A", pin="A")]) == []
+    assert all("until version 1 removed the adoption" in problem for problem in found)
+    # Once it is adopted again, that is over.
+    assert check_ensembles([*log[:2], locked_commit(2, "c", ensemble="A", adopted_by="A")]) == []
 
 
-def test_a_pin_whose_commit_was_cleaned_up_still_counts(table: Path) -> None:
-    pin(table, "an-ensemble", stamp(5))
+def test_an_adoption_whose_commit_was_cleaned_up_still_counts(table: Path) -> None:
+    adopt(table, "an-ensemble", stamp(5))
     append(table, [10], stamp(6))
     note(table, 6, timestamp=1_065_000)
     DeltaTable(table).create_checkpoint()
@@ -503,13 +535,13 @@ def test_a_pin_whose_commit_was_cleaned_up_still_counts(table: Path) -> None:
     assert verify_table(table).problems == ()
     append(table, [11], stamp(7, ensemble="another"))
     assert problem(verify_table(table)) == (
-        "version 7 was made under ensemble another, but the table is pinned to an-ensemble: two ensembles could have "
+        "version 7 was made under ensemble another, but the table is adopted by an-ensemble: two ensembles could have "
         "granted its lock"
     )
 
 
 def test_a_commit_under_another_ensemble_than_the_table_s_own_is_found(table: Path) -> None:
-    pin(table, "an-ensemble", stamp(5))
+    adopt(table, "an-ensemble", stamp(5))
     append(table, [10], stamp(6))
     for version in (5, 6):
         note(table, version, timestamp=1_005_000 + 10_000 * version)
@@ -518,7 +550,7 @@ def test_a_commit_under_another_ensemble_than_the_table_s_own_is_found(table: Pa
     assert found.ensemble == "an-ensemble"
     append(table, [11], stamp(7, ensemble="another"))
     assert problem(verify_table(table)) == (
-        "version 7 was made under ensemble another, but the table is pinned to an-ensemble: two ensembles could have "
+        "version 7 was made under ensemble another, but the table is adopted by an-ensemble: two ensembles could have "
         "granted its lock"
     )
 

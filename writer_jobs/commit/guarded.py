@@ -17,10 +17,10 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lock_manager import (
+    Adoption,
+    AdoptionMismatchError,
     Hold,
     LockLostError,
-    Pin,
-    PinMismatchError,
     canonical_table_uri,
 )
 from lock_manager.errors import versions_of
@@ -28,7 +28,7 @@ from lock_manager.guarded_hold import GuardedHold
 from lock_manager.partitions import PartitionSchema
 from lock_manager.ticket import Ticket
 from writer_jobs.commit import driver_guard
-from writer_jobs.delta.adoption import pin_again, refuse_other_ensemble
+from writer_jobs.delta.adoption import refuse_other_ensemble, restore_adoption
 from writer_jobs.delta.log_store import follow_transactions, log_store
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
 from writer_jobs.errors import CommitUnknownError, StorageError, TableError
@@ -71,13 +71,14 @@ def guarded(
         table_log: of the table.
         metadata: what every commit notes beside the hold (JSON values).
         schema: of the table's partitions, where the hold is of some of them.
-        any_ensemble: do not ask whether the hold is what the table is pinned to: to move it.
+        any_ensemble: do not check the table's adoption against the hold: to move the table.
 
     Yields:
         The hold as the guard knows it, and the table as it is now.
 
     Raises:
-        PinMismatchError: the table is pinned to another ensemble or name than the hold's; nothing was written.
+        AdoptionMismatchError: the table is adopted by another ensemble or under another name than the hold's;
+            nothing was written.
         TableError: it was partitioned anew while the lock was waited for; nothing was written.
 
     """
@@ -88,18 +89,18 @@ def guarded(
     driver_guard.attach_once(spark)
     bound = GuardedHold(hold, metadata, table=canonical_table_uri(table_log.location), schema=schema)
 
-    def look() -> tuple[Snapshot, Pin | None]:
+    def look() -> tuple[Snapshot, Adoption | None]:
         seen = table_log.snapshot()
-        pin = None if any_ensemble else _pinned_to(hold, seen, bound, observe=mode == driver_guard.OBSERVE)
+        adoption = None if any_ensemble else _adoption_of(hold, seen, bound, observe=mode == driver_guard.OBSERVE)
         refuse_other_partitioning(seen, schema)
-        return seen, pin
+        return seen, adoption
 
     # Before anything is read or occupied: under this lock another writer may be at work.
-    snapshot, pinned = look()
+    snapshot, adoption = look()
     with _bound(spark, bound):
         if bound.refusal is None and _occupy_intended_versions(spark, table_log, bound):
             # What was unfinished is finished now, and may be what moved the table or partitioned it anew.
-            snapshot, pinned = look()
+            snapshot, adoption = look()
         if bound.refusal is not None:
             yield GuardedTable(None, snapshot)
             return
@@ -108,11 +109,13 @@ def guarded(
                 yield GuardedTable(bound, snapshot)
         except BaseException as error:
             try:
-                _restore_pin(spark, table_log, bound, pinned)
+                _restore_adoption(spark, table_log, bound, adoption)
             except Exception as problem:  # noqa: BLE001 (whatever it is, it is second to the body's)
-                error.add_note(f"the block changed the table's pin ({pinned}), run `sluice adopt` again: {problem}")
+                error.add_note(
+                    f"the block changed the table's adoption ({adoption}), run `sluice adopt` again: {problem}"
+                )
             raise
-        _restore_pin(spark, table_log, bound, pinned)
+        _restore_adoption(spark, table_log, bound, adoption)
 
 
 @contextmanager
@@ -137,7 +140,7 @@ def guarded_commit(
 ) -> Iterator[GuardedHold]:
     """Let the commit that waits with a ticket pass under a hold, as :func:`guarded` does for a whole block.
 
-    What the transaction has read of the pin counts. If that has changed since, the metadata of the table has, which
+    The adoption that the transaction has read counts. If it has changed since, the metadata of the table has, which
     Delta takes for a conflict of every transaction; and a second transaction has no turn with the same ticket.
 
     Args:
@@ -152,14 +155,14 @@ def guarded_commit(
         The hold as the guard knows it.
 
     Raises:
-        PinMismatchError, TableError: as :func:`guarded`.
+        AdoptionMismatchError, TableError: as :func:`guarded`.
 
     """
     bound = GuardedHold(hold, metadata, table=ticket.table, schema=schema)
     staged = ticket.staged
-    pin = Pin.of(staged.properties) if staged is not None else None
-    if pin is not None:
-        pin.check(ensemble=hold.ensemble_id, table=ticket.table)
+    adoption = Adoption.of(staged.properties) if staged is not None else None
+    if adoption is not None:
+        adoption.check(ensemble=hold.ensemble_id, table=ticket.table)
     if hold.intents_of(bound.table).unfinished:
         with _bound(spark, bound):
             _occupy_intended_versions(spark, table_log, bound)
@@ -193,20 +196,22 @@ def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
             _settle(spark, bound)
 
 
-def _pinned_to(hold: Hold, snapshot: Snapshot, bound: GuardedHold, *, observe: bool) -> Pin | None:
-    """Return the table's pin, if the hold is of it; a driver that only observes has it noted."""
+def _adoption_of(hold: Hold, snapshot: Snapshot, bound: GuardedHold, *, observe: bool) -> Adoption | None:
+    """Return the table's adoption, if the hold is of it; a driver that only observes has it noted."""
     try:
         return refuse_other_ensemble(hold, snapshot)
-    except PinMismatchError as error:
+    except AdoptionMismatchError as error:
         if not observe:
             raise
         bound.refusal = error
         return None
 
 
-def _restore_pin(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, pinned: Pin | None) -> None:
+def _restore_adoption(
+    spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, adoption: Adoption | None
+) -> None:
     if bound.new_metadata:
-        pin_again(spark, table_log, bound.hold, pinned)
+        restore_adoption(spark, table_log, bound.hold, adoption)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from lock_manager import PartitionColumn, PartitionSchema, Pin
+from lock_manager import Adoption, PartitionColumn, PartitionSchema
 from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.commit_stamp import commit_ids_of, note_of
 from lock_manager.intents import NO_VERSION
@@ -64,7 +64,7 @@ class TableState:
         partition_columns: in partition order.
         supplied_columns: columns that Delta fills in by itself (generated, identity, with a default).
         forgets_transactions: whether ``txnVersion`` is kept for a limited time only.
-        pin: which lock on the table counts, None if any does; see :mod:`lock_manager.adoption`.
+        adoption: which lock on the table counts, None if any does; see :mod:`lock_manager.adoption`.
 
     """
 
@@ -73,7 +73,7 @@ class TableState:
     partition_columns: tuple[str, ...]
     supplied_columns: frozenset[str]
     forgets_transactions: bool
-    pin: Pin | None = None
+    adoption: Adoption | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Snapshot:
 
     @functools.cached_property
     def state(self) -> TableState | None:
-        """Schema, partitioning and pin; None if there is no table."""
+        """Schema, partitioning and adoption; None if there is no table."""
         if self.version < 0:
             return None
         metadata = self._loaded.metadata()
@@ -146,7 +146,7 @@ class Snapshot:
             partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
             supplied_columns=frozenset(field.name for field in schema if _supplied(field.metadata)),
             forgets_transactions=bool(properties.contains(_RETENTION)),
-            pin=Pin.of({name: str(value.get()) for name, value in found.items() if value.isDefined()}),
+            adoption=Adoption.of({name: str(value.get()) for name, value in found.items() if value.isDefined()}),
         )
 
     def partition_schema(self) -> PartitionSchema:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lock_manager import (
+    AdoptionMismatchError,
     ClosedError,
     EnsembleFormatError,
     EnsembleRefusedError,
@@ -11,7 +12,6 @@ from lock_manager import (
     LockLostError,
     LockNotHeldError,
     LockTimeoutError,
-    PinMismatchError,
     SluiceError,
 )
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
@@ -49,7 +49,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (EnsembleUnavailableError, NO_LOCK),
     (EnsembleRefusedError, NO_LOCK),
     (EnsembleFormatError, NO_LOCK),
-    (PinMismatchError, NO_LOCK),
+    (AdoptionMismatchError, NO_LOCK),
     (ClosedError, NO_LOCK),
     (LockLostError, LOCK_LOST),
     (LockNotHeldError, LOCK_LOST),
