@@ -151,6 +151,7 @@ class GuardedHold:
         if head == NO_VERSION and free is not None:
             return False
         if free is not None:
+            # A persisted key: tables have it in commitInfo.sluice, so it keeps its name.
             self.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version > head]
             try:
                 head = fill(free)

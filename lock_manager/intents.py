@@ -69,7 +69,7 @@ class Intent:
 
 
 def version_to_fill(intents: Iterable[Intent], newest: int) -> int | None:
-    """Return the version that a new holder has to see occupied before it reads, None if there is none.
+    """Return the version that a new holder has to see filled before it reads, None if there is none.
 
     Any intent of a version that is not there yet asks for the next one: also if another does not fit, because it cannot
     be read, or because the table was dropped and made again under that hold. An empty commit costs little.

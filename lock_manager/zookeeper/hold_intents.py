@@ -161,7 +161,7 @@ class HoldIntents:
         return self._isolation.run(self._read_all)
 
     def clear(self) -> None:
-        """Forget what the holds before this one were about to put, as it was read: their versions are occupied now.
+        """Forget the unfinished intents, as they were read: their versions are filled now.
 
         An intent that has changed since it was read is of a hold that lives. It stays.
 

@@ -58,7 +58,7 @@ class Acquired:
         hold_id: with which the names of all contenders begin.
         entries: one for each node, in the order of the request.
         session_id: of the session that they live with.
-        unfinished: by table, names of the intents that were found at the end: of holds that ended uncleanly.
+        unfinished: by table, names of the unfinished intents that were found at the end.
 
     """
 

@@ -1,6 +1,6 @@
 """What a writer does under one lock: the life of a Delta transaction, against the real log store.
 
-Acquire; settle what an unclean end before left behind; list and read the log; write data files; put the next version,
+Acquire; settle unfinished intents; list and read the log; write data files; put the next version,
 and the one after it if that is another's by then; look at what became of each attempt; release.
 """
 
@@ -166,8 +166,8 @@ class Cycle:
         def fill(free: int) -> int:
             own, self._txn = self._txn, uuid.uuid4().hex
             try:
-                version = self._put(bound, free, [_commit_info(self._txn, "OCCUPY", free - 1)], ids=[])
-                self._say("occupied", version=version, token=hold.token, txn=self._txn)
+                version = self._put(bound, free, [_commit_info(self._txn, "FILL", free - 1)], ids=[])
+                self._say("filled", version=version, token=hold.token, txn=self._txn)
             except WriteError as error:
                 self._failed(bound, error)
                 raise StoreError(error.reason, str(error)) from error

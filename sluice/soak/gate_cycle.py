@@ -34,7 +34,7 @@ class GateCycle(SparkCycle):
         worker.held = {"table": self._table}
         self._had: list[str] = []
         self._told_stored = False
-        self._log = SettlingLog(worker, self._table, self._occupy)
+        self._log = SettlingLog(worker, self._table, self._fill)
         self._ids = worker.take_ids()
         manager = cast("LockManager", _Telling(worker.manager, self._asking, self._acquired))
         writer = LockedDeltaWriter(worker.spark, manager, self._table)
@@ -68,9 +68,9 @@ class GateCycle(SparkCycle):
         done: CommitResult = merge.execute(hold="commit", before_write=self._read)
         return done
 
-    def _occupy(self, commit: Callable[[], int]) -> int:
+    def _fill(self, commit: Callable[[], int]) -> int:
         try:
-            return super()._occupy(commit)
+            return super()._fill(commit)
         finally:
             # What became of it is said; it is no attempt of this transaction's.
             self._attempts.clear()

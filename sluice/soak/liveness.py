@@ -10,7 +10,7 @@ from sluice.soak.violation import Violation, piece_of, who
 
 _SCHEDULING_SECONDS = 2.0
 _STRIKES = frozenset({"holder-gone", "killed", "fault"})
-_OUTCOMES = frozenset({"stored", "occupied", "refused", "unknown"})
+_OUTCOMES = frozenset({"stored", "filled", "refused", "unknown"})
 
 
 def nobody_skips_in_silence(evidence: Evidence) -> Iterator[Violation]:

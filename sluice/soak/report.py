@@ -44,7 +44,7 @@ def summary(
         "acknowledged": counts["acknowledged"],
         "refused": counts["refused"],
         "unknown": counts["unknown"],
-        "occupied": counts["occupied"],
+        "filled": counts["filled"],
         "lost_holds": counts["lost"],
         "versions": sum(len(state.versions) for state in evidence.tables.values()),
         "tables": len(evidence.tables),
@@ -80,7 +80,7 @@ def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], con
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     table.add_column("what")
     table.add_column("how many", justify="right")
-    for name in ("acknowledged", "refused", "unknown", "occupied", "lost_holds", "versions", "rows"):
+    for name in ("acknowledged", "refused", "unknown", "filled", "lost_holds", "versions", "rows"):
         table.add_row(name.replace("_", " "), f"{found[name]:,}")
     for kind in ("fault", "step"):
         for name, share in found[f"{kind}_shares"].items():

@@ -1,8 +1,8 @@
 """What a writer that is a whole Spark driver does under one lock: Delta's own transactions, behind the product's guard.
 
 Words and points are those of :mod:`sluice.soak.cycle`. What differs: Delta names the transaction, so that it is known
-when the guard is asked; the point ``data`` is just before the guard decides; and what an unclean end before left behind
-is settled by :func:`writer_jobs.commit.guarded.guarded` itself. Appends and MERGEs take turns.
+when the guard is asked; the point ``data`` is just before the guard decides; and unfinished
+intents are settled by :func:`writer_jobs.commit.guarded.guarded` itself. Appends and MERGEs take turns.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class SparkCycle:
         self._log: DeltaTableLog
         self._ids: list[int] = []
         self._attempts: list[_Attempt] = []
-        self._occupying = False
+        self._filling = False
         self._unknown = False
         self._written: _Attempt | None = None
 
@@ -89,7 +89,7 @@ class SparkCycle:
         try:
             self._point("acquired")
             self._take_steps(ACQUIRED, hold)
-            self._log = SettlingLog(worker, self._table, self._occupy)
+            self._log = SettlingLog(worker, self._table, self._fill)
             with guarded(worker.spark, hold, self._log, {"job": worker.options.name}):
                 self._transact()
                 if self._second:
@@ -109,11 +109,11 @@ class SparkCycle:
     def asked(self, request: Mapping[str, Any]) -> None:
         """Hear of an attempt, in the thread that decides on it."""
         attempt = _Attempt(str(request["attempt"]), int(request["version"]), str(request["txn"]))
-        if not self._occupying:
+        if not self._filling:
             self._point("data")
         self._say_taken(attempt.txn)
         self._attempts.append(attempt)
-        ids = [] if self._occupying else self._ids
+        ids = [] if self._filling else self._ids
         self._say("attempting", version=attempt.version, txn=attempt.txn, ids=ids)
 
     def told(self, outcome: Mapping[str, Any]) -> None:
@@ -202,15 +202,15 @@ class SparkCycle:
 
     # -- before and after ----------------------------------------------------------------------------------------
 
-    def _occupy(self, commit: Callable[[], int]) -> int:
+    def _fill(self, commit: Callable[[], int]) -> int:
         self._attempts.clear()
-        self._occupying = True
+        self._filling = True
         versions: list[int] = []
         try:
             failure = self._tried(lambda: versions.append(commit()))
         finally:
-            self._occupying = False
-        self._ended(failure, "occupied")
+            self._filling = False
+        self._ended(failure, "filled")
         if failure is not None:
             raise failure
         return versions[0]
@@ -268,12 +268,12 @@ class SparkCycle:
 
 
 class SettlingLog(DeltaTableLog):
-    """A table's log that has the cycle look at the empty commit by which a version is occupied."""
+    """A table's log that has the cycle look at the empty commit by which a version is filled."""
 
-    def __init__(self, worker: SparkWorker, table: str, occupy: Callable[[Callable[[], int]], int]) -> None:
+    def __init__(self, worker: SparkWorker, table: str, fill: Callable[[Callable[[], int]], int]) -> None:
         super().__init__(worker.spark, table)
-        self._occupied_by = occupy
+        self._filled_by = fill
 
     def commit_nothing(self) -> int:
         """Make an empty commit, and return its version."""
-        return self._occupied_by(super().commit_nothing)
+        return self._filled_by(super().commit_nothing)

@@ -139,7 +139,7 @@ def _open_second_block(steps: Steps, turn: Turn) -> dict[str, Any]:
 
 
 def _stall_a_listing(steps: Steps, turn: Turn) -> dict[str, Any]:
-    """Have a living hold of a partition be taken for one that ended uncleanly, on a table beside the writers' own."""
+    """Have the intent of a living hold of a partition be taken for unfinished, on a table beside the writers' own."""
     beside = f"{turn.hold.resource}-partitions/{steps.name}"
     return stall_a_listing(steps.other, beside, lambda hold: clear_intents(steps.without, hold))
 

@@ -135,11 +135,11 @@ def test_an_unfinished_intent_is_handed_to_the_next_holder_and_a_settled_one_is_
         clean.intents.settle(["first"])
     with two.acquire(table) as after:
         assert after.intents.unfinished == ()
-    with one.acquire(table) as unclean:
-        unclean.intend(4, txn="b", attempt="second")
+    with one.acquire(table) as earlier:
+        earlier.intend(4, txn="b", attempt="second")
     with two.acquire(table) as after:
         assert [(intent.hold_id, intent.version, intent.txn) for intent in after.intents.read()] == [
-            (unclean.hold_id, 4, "b")
+            (earlier.hold_id, 4, "b")
         ]
         after.intents.clear()
     with one.acquire(table) as last:

@@ -36,7 +36,7 @@ def test_without_a_protection_a_promise_is_broken(
     make_soak: Callable[..., Soak], without: str, name: str, point: str, broken: str
 ) -> None:
     soak = make_soak(without=without)
-    # Version 0 is another matter: there is nothing yet that could be occupied.
+    # Version 0 is another matter: there is nothing yet that could be filled.
     while soak.progress.counts["acknowledged"] < 2:
         soak.next_event()
     soak.play(CLASSES[name].strike(soak.stage, "writer-1", point))

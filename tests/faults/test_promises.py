@@ -76,13 +76,13 @@ def test_a_writer_that_was_paused_past_its_session_before_the_put_is_refused(soa
     assert said["error"] in ("LockLostError", "LockNotHeldError")
 
 
-def test_a_put_that_arrives_after_a_takeover_is_refused_because_its_version_is_occupied(soak: Soak) -> None:
+def test_a_put_that_arrives_after_a_takeover_is_refused_because_its_version_is_filled(soak: Soak) -> None:
     history = strike(soak, "pause-both", "put")
     assert outcome(history)["event"] == "refused"
     taken = [event["version"] for event in history if event["event"] == "taken" and event["worker"] == WRITER]
-    (occupied,) = [event for event in history if event["event"] == "occupied"]
-    assert occupied["version"] == taken[0]
-    assert occupied["worker"] != WRITER
+    (filled,) = [event for event in history if event["event"] == "filled"]
+    assert filled["version"] == taken[0]
+    assert filled["worker"] != WRITER
 
 
 def test_what_was_stored_before_the_pause_is_acknowledged_because_it_is_there(soak: Soak) -> None:
@@ -186,23 +186,23 @@ def test_a_put_that_takes_longer_than_the_session_is_put_again_while_python_keep
     assert said["monotonic"] - fault["monotonic"] > soak.stage.session_seconds
 
 
-def test_a_commit_of_which_nothing_is_known_is_reported_so_and_its_version_is_occupied(soak: Soak) -> None:
+def test_a_commit_of_which_nothing_is_known_is_reported_so_and_its_version_is_filled(soak: Soak) -> None:
     said = outcome(strike(soak, "s3-unavailable", "data"))
     assert (said["event"], said["error"]) == ("unknown", "CommitUnknownException")
 
-    until(soak, lambda: any(event["event"] == "occupied" and event["token"] >= said["token"] for event in soak.history))
+    until(soak, lambda: any(event["event"] == "filled" and event["token"] >= said["token"] for event in soak.history))
 
 
-def test_a_later_block_of_the_hold_occupies_what_an_earlier_one_left_open_before_its_put_arrives(soak: Soak) -> None:
+def test_a_later_block_of_the_hold_fills_what_an_earlier_one_left_open_before_its_put_arrives(soak: Soak) -> None:
     history = strike(soak, "s3-late", "data")
     said = outcome(history)
     assert (said["event"], said["error"]) == ("unknown", "CommitUnknownException")
     own = [event for event in history if event.get("token") == said["token"]]
     # Other steps may be taken under the same hold.
-    own = [event for event in own if event["event"] == "occupied" or event.get("kind") == "second-block"]
-    assert [event["event"] for event in own] == ["occupied", "step"]
+    own = [event for event in own if event["event"] == "filled" or event.get("kind") == "second-block"]
+    assert [event["event"] for event in own] == ["filled", "step"]
     assert (own[1]["open"], own[1]["left"], own[1]["version"]) == (1, 0, own[0]["version"])
-    # The gate's record: the occupying commit was stored, and the late one was not.
+    # The gate's record: the empty commit was stored, and the late one was not.
     assert soak.stage.gate is not None
     puts = [put.status for put in soak.stage.gate.puts if put.txn in (said["txn"], own[0]["txn"])]
     assert puts == [200, 412]

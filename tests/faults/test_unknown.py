@@ -96,7 +96,7 @@ def answers(s3: FaultyS3, table: str, version: int) -> list[int]:
     [
         ({"status": 500}, "never", False),
         ({"held": True}, "before", True),
-        # By then its version is occupied.
+        # By then its version is filled.
         ({"held": True}, "after", False),
     ],
     ids=["500 each time", "stored before it is repeated", "put late"],
@@ -151,7 +151,7 @@ def look_twice_around_the_late_put(
     """Look in a second block of the hold under which nobody answered, then as the next holder, twice.
 
     Returns:
-        What was found each time, and whether the second block has occupied the version before it looked.
+        What was found each time, and whether the second block has filled the version before it looked.
 
     """
     spoiled = fault(held=True)
@@ -160,20 +160,20 @@ def look_twice_around_the_late_put(
     s3.gate.disarm(NAME)
     driver.tell("go")
     in_the_second_block = driver.answer()["done"]
-    occupied = stored(s3, table).get(1) == 1
+    filled = stored(s3, table).get(1) == 1
     driver.begin("read_twice", table=table)
     read = driver.answer()["done"]
     spoiled.release.set()
     eventually(spoiled.ended.is_set, what="the end of the late PUT")
     driver.tell("go")
-    return [in_the_second_block, read, driver.answer()["done"]], occupied
+    return [in_the_second_block, read, driver.answer()["done"]], filled
 
 
 def test_a_put_of_one_block_is_not_forgotten_by_a_later_block_of_the_same_hold(
     driver: Driver, s3: FaultyS3, table: str, fault: Callable[..., S3Fault], eventually: Callable[..., None]
 ) -> None:
-    looks, occupied = look_twice_around_the_late_put(driver, s3, table, fault, eventually)
-    assert (looks, occupied) == ([[0, 1, 2]] * 3, True)
+    looks, filled = look_twice_around_the_late_put(driver, s3, table, fault, eventually)
+    assert (looks, filled) == ([[0, 1, 2]] * 3, True)
     assert rows(table) == [0, 1, 2]
     assert set(stored(s3, table).values()) == {1}
 
@@ -183,10 +183,10 @@ def test_negative_control_if_a_block_settles_what_another_left_open_it_lands_bet
 ) -> None:
     driver.do("settle_by_block")
     try:
-        looks, occupied = look_twice_around_the_late_put(driver, s3, table, fault, eventually)
+        looks, filled = look_twice_around_the_late_put(driver, s3, table, fault, eventually)
     finally:
         driver.do("protect_again")
-    assert (looks, occupied) == ([[0, 1, 2], [0, 1, 2], [0, 1, 2, 10, 11]], False)
+    assert (looks, filled) == ([[0, 1, 2], [0, 1, 2], [0, 1, 2, 10, 11]], False)
 
 
 @pytest.fixture

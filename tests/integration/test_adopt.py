@@ -117,7 +117,7 @@ def test_an_adopted_table_is_written_under_its_own_ensemble_and_under_no_other(
     assert spark.read.format("delta").load(table).count() == 5
 
 
-def test_an_ensemble_that_does_not_count_occupies_nothing(
+def test_an_ensemble_that_does_not_count_fills_nothing(
     spark: SparkSession, table: str, ensemble_a: str, ensemble_b: str, manager_b: ZookeeperLockManager
 ) -> None:
     def leave_an_intent(version: int) -> None:
@@ -130,7 +130,7 @@ def test_an_ensemble_that_does_not_count_occupies_nothing(
         client.stop()
         client.close()
 
-    # As long as nobody has adopted the table, the intent is heeded: a version is occupied for it.
+    # As long as nobody has adopted the table, the intent is heeded: a version is filled for it.
     leave_an_intent(1)
     with locked(spark, table, manager=manager_b):
         pass
@@ -235,7 +235,7 @@ def unfinished_move(
 ) -> str:
     """A table whose last writer was cut off with its put on the way: that of a move to another ensemble.
 
-    It lands when the next holder is about to occupy its version.
+    It lands when the next holder is about to fill its version.
     """
     client = KazooClient(ensemble_a)
     client.start()

@@ -163,7 +163,7 @@ def test_an_intent_of_a_dropped_table_takes_the_next_version_and_not_its_own(
         client.create(f"{folder}/{left.hold_id}", left.data())
         with locked(spark, table, manager=manager):
             pass
-        # It is not version 5 that is occupied, which would be a gap; and the intent is gone.
+        # It is not version 5 that is filled, which would be a gap; and the intent is gone.
         assert sorted(path.name for path in Path(table).glob("_delta_log/*.json")) == [
             f"{version:020}.json" for version in (0, 1)
         ]

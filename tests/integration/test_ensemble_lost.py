@@ -63,10 +63,10 @@ def test_made_whole_from_one_member_the_ensemble_is_the_one_that_has_adopted_the
         with ZookeeperLockManager(hosts, WAIT_SECONDS) as manager, locked(spark, table, manager=manager) as after:
             append(spark.range(4, 5), table)
         assert after.token > hold.token
-    _, (newest, occupying, *_) = read_table_log(table, limit=2)
+    _, (newest, filling, *_) = read_table_log(table, limit=2)
     assert not isinstance(newest, str)
-    assert not isinstance(occupying, str)
-    assert (newest.version, occupying.version) == (3, 2)
+    assert not isinstance(filling, str)
+    assert (newest.version, filling.version) == (3, 2)
     assert verify_table(table).problems == ()
     assert sorted(row.id for row in spark.read.format("delta").load(table).collect()) == [0, 1, 2, 4]
 

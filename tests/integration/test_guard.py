@@ -296,7 +296,7 @@ def unfinished(manager: ZookeeperLockManager, ensemble_client: KazooClient, disk
     return leave
 
 
-def test_a_version_that_was_about_to_be_put_is_occupied_before_anything_is_read(
+def test_a_version_that_was_about_to_be_put_is_filled_before_anything_is_read(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
@@ -315,7 +315,7 @@ def test_a_version_that_was_about_to_be_put_is_occupied_before_anything_is_read(
     assert newest(made_table) == 2
 
 
-def test_a_version_that_exists_is_not_occupied(
+def test_a_version_that_exists_is_not_filled(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
@@ -329,7 +329,7 @@ def test_a_version_that_exists_is_not_occupied(
     assert intents(ensemble_client, made_table) == []
 
 
-def test_an_intent_that_does_not_fit_has_the_next_version_occupied(
+def test_an_intent_that_does_not_fit_has_the_next_version_filled(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
@@ -350,7 +350,7 @@ def test_an_intent_that_does_not_fit_has_the_next_version_occupied(
     assert intents(ensemble_client, made_table) == []
 
 
-def test_a_shared_hold_behind_an_unclean_end_reads_and_says_that_it_is_not_fenced(
+def test_a_shared_hold_behind_an_unfinished_intent_reads_and_says_that_it_is_not_fenced(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     ensemble_client: KazooClient,
@@ -526,7 +526,7 @@ def test_a_write_that_a_writer_without_the_lock_was_faster_than_is_done_again(
     assert ids(made_table) == [0, 1, 2, 3]
 
 
-def test_the_writer_occupies_too(
+def test_the_writer_fills_too(
     spark: SparkSession,
     manager: ZookeeperLockManager,
     made_table: str,

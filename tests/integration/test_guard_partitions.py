@@ -260,7 +260,7 @@ def test_partitions_are_looked_at_again_when_something_unfinished_was_settled(
     commit_nothing = DeltaTableLog.commit_nothing
 
     def too_late(log: DeltaTableLog) -> int:
-        # The late put lands, when its version is about to be occupied.
+        # The late put lands, when its version is about to be filled.
         sql_elsewhere(PARTITIONED_ANEW.format(sql(name)))
         return commit_nothing(log)
 

@@ -145,7 +145,7 @@ def test_i6_finds_a_writer_that_was_never_told() -> None:
     killed = event("killed", 3.1, worker="writer-3", incarnation=3)
     assert found(with_history(attempting, killed), "I6") == []
     assert found(with_history(attempting, {**killed, "late": True}), "I6")
-    for outcome in ("refused", "unknown", "stored", "occupied"):
+    for outcome in ("refused", "unknown", "stored", "filled"):
         told = event(outcome, 3.1, worker="writer-3", incarnation=3, token=11, txn="t3", version=3, error="E")
         assert found(with_history(attempting, told), "I6") == [], outcome
     gave_up = event("gave-up", 3.1, worker="writer-3", incarnation=3, token=11)
@@ -161,7 +161,7 @@ def test_i6_does_not_take_the_success_of_another_for_an_answer() -> None:
     again = event("attempting", 3.2, **who, txn="t4", version=4)
     (violation,) = found(with_history(*outrun, again), "I6")
     assert "attempted version 4" in violation.sentence
-    for outcome in ("refused", "unknown", "stored", "occupied", "gave-up"):
+    for outcome in ("refused", "unknown", "stored", "filled", "gave-up"):
         told = event(outcome, 3.2, **who, txn="t3", version=4, error="E")
         assert found(with_history(*outrun, told), "I6") == [], outcome
         other = {**told, "token": 13, "txn": "t5"}

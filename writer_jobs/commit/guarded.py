@@ -63,7 +63,7 @@ def guarded(
     any_ensemble: bool = False,
     schema: PartitionSchema | None = None,
 ) -> Iterator[GuardedTable]:
-    """Bind this thread's commits to a hold, and settle first what an unclean end before it may have left behind.
+    """Bind this thread's commits to a hold, and settle first the unfinished intents of holds before it.
 
     Args:
         spark: the session.
@@ -95,10 +95,10 @@ def guarded(
         refuse_other_partitioning(seen, schema)
         return seen, adoption
 
-    # Before anything is read or occupied: under this lock another writer may be at work.
+    # Before anything is read or filled: under this lock another writer may be at work.
     snapshot, adoption = look()
     with _bound(spark, bound):
-        if bound.refusal is None and _occupy_intended_versions(spark, table_log, bound):
+        if bound.refusal is None and _fill_intended_versions(spark, table_log, bound):
             # What was unfinished is finished now, and may be what moved the table or partitioned it anew.
             snapshot, adoption = look()
         if bound.refusal is not None:
@@ -165,7 +165,7 @@ def guarded_commit(
         adoption.check(ensemble=hold.ensemble_id, table=ticket.table)
     if hold.intents_of(bound.table).unfinished:
         with _bound(spark, bound):
-            _occupy_intended_versions(spark, table_log, bound)
+            _fill_intended_versions(spark, table_log, bound)
         if schema is not None:
             refuse_other_partitioning(table_log.snapshot(), schema)
     driver_guard.GUARD.add(bound)
@@ -281,10 +281,10 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
         log_store(spark, "Attempts").forget(bound.hold.hold_id)
 
 
-def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:
+def _fill_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold) -> bool:
     """Make sure that no put of a block before this one can still succeed.
 
-    That is a put of a hold before this one that ended uncleanly, or one under this very hold that had no answer.
+    That is a put of an earlier hold that left its intent unfinished, or one under this very hold without an answer.
 
     Returns:
         Whether there was anything unfinished.
@@ -294,7 +294,7 @@ def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bou
     busy = {attempt for other in driver_guard.GUARD.others_of(bound) for attempt in other.passed}
     unanswered = bound.unanswered(_attempts_under(spark, bound.hold), busy) if left_behind.open else []
     if (left_behind.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
-        log.warning("what is read of %s may be overtaken: a writer ended uncleanly", bound.hold.resource)
+        log.warning("what is read of %s may be overtaken: a writer left an unfinished intent", bound.hold.resource)
         return False
 
     def fill(free: int) -> int:
@@ -305,11 +305,11 @@ def _occupy_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bou
             if version < free:
                 raise StorageError(
                     f"nothing was written: version {free}, which the writer before had not finished, could not be "
-                    f"occupied: {error}"
+                    f"filled with an empty commit: {error}"
                 ) from error
             # The late commit was faster, and changed what an empty one conflicts with.
         log.warning(
-            "the writer before had not finished version %d of %s: it is occupied now (%d)",
+            "the writer before had not finished version %d of %s: it is filled now (%d)",
             free, bound.hold.resource, version,
         )  # fmt: skip
         return version
