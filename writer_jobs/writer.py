@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
 from lock_manager import Hold, LockManager, canonical_table_uri
+from writer_jobs.commit.background_write import CANCEL_AGAIN_SECONDS, BackgroundWrite
 from writer_jobs.commit.driver_guard import attach_unless_off
 from writer_jobs.commit.gate_rules import HoldOver
 from writer_jobs.commit.held_write import CommitResult
@@ -18,7 +19,6 @@ from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, Partitions,
 from writer_jobs.commit.locked_operation import LockedOperation, WriteOptions, WriterParts
 from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
 from writer_jobs.commit.operation import Work, delta_table, write_rows
-from writer_jobs.commit.write_thread import CANCEL_AGAIN_SECONDS, DeltaWrite
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.session import classic_session
 from writer_jobs.delta.table_log import DeltaTableLog, TableState, locate_table
@@ -71,7 +71,7 @@ class LockedDeltaWriter:
         self.table = canonical_table_uri(self.log.location)
         self._cancelled = threading.Event()
         self._changed = threading.Condition()
-        self._writes: list[DeltaWrite] = []
+        self._writes: list[BackgroundWrite] = []
 
     @property
     def location(self) -> str:
@@ -429,7 +429,7 @@ class LockedDeltaWriter:
             return
 
     @contextmanager
-    def _running(self, write: DeltaWrite) -> Iterator[None]:
+    def _running(self, write: BackgroundWrite) -> Iterator[None]:
         """Have :meth:`cancel` know of a write; behind it, without its lock, write the checkpoint that it made due."""
         with self._changed:
             self._writes.append(write)

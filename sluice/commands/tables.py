@@ -87,10 +87,10 @@ def log(
     [bold]sluice log s3a://lake/flights[/]
     [bold]sluice log ./flights --limit 0 --json[/]
     """
-    from sluice.audit.table_log import log_to_json, print_log, read_table_log  # noqa: PLC0415
+    from sluice.audit.commit_list import log_to_json, print_log, read_commit_list  # noqa: PLC0415
 
     options = dict(key_and_value(option) for option in storage_option or ())
-    location, commits = read_table_log(table, limit=limit or None, storage_options=options)
+    location, commits = read_commit_list(table, limit=limit or None, storage_options=options)
     if as_json:
         print(json.dumps(log_to_json(location, commits), indent=2))
     else:

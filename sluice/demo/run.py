@@ -35,7 +35,7 @@ from sluice.demo.report import (
     print_problems,
     write_report,
 )
-from sluice.demo.stage import Store, clear_output, keep_tables, open_services
+from sluice.demo.services import Store, clear_output, keep_tables, open_services
 from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.local.chosen_s3 import ChosenS3, is_endpoint
 from sluice.local.jars import jar_paths
@@ -131,12 +131,12 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     console.print(f"{source.rows:,} flights dealt to {options.writers} writers: {options.commits} commits in all")
     chosen = ChosenS3(options.s3_endpoint, options.bucket) if options.s3_endpoint or options.bucket else None
     with open_services(options.storage, folder, console, chosen) as (store, hosts):
-        stage = _Stage(options, console, folder, files, source, store)
-        locked = stage.load("flights", hosts)
-        _leave(stage, locked)
+        demo = _Demo(options, console, folder, files, source, store)
+        locked = demo.load("flights", hosts)
+        _leave(demo, locked)
         if options.compare:
-            rival = stage.load("flights-without-lock", None)
-            _leave_comparison(stage, locked, rival)
+            rival = demo.load("flights-without-lock", None)
+            _leave_comparison(demo, locked, rival)
         if options.keep:
             keep_tables(store, folder / "tables")
     if not options.keep:
@@ -147,7 +147,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
 
 
 @dataclass(frozen=True)
-class _Stage:
+class _Demo:
     options: DemoOptions
     console: Console
     folder: Path
@@ -239,27 +239,27 @@ def _follow(writers: Sequence[Writer], events: Events, refresh: Callable[[], Non
             writers[number - 1].apply(event, time.time())
 
 
-def _leave(stage: _Stage, load: Load) -> None:
+def _leave(demo: _Demo, load: Load) -> None:
     """Print and write what came of the load under the lock."""
-    outcome, options = load.outcome, stage.options
-    print_outcome(outcome, stage.console)
+    outcome, options = load.outcome, demo.options
+    print_outcome(outcome, demo.console)
     where = "on S3" if options.storage == "s3" else "on disk"
     told = "one at a time" if outcome.ok else f"{len(outcome.problems)} problems"
     title = f"{outcome.writers} Spark writers, one Delta table {where}: {outcome.commits_in_log} commits, {told}"
-    draw_timeline(stage.folder / "timeline.png", [Lanes(title, load.writers, locked=True, lost=outcome.lost)])
-    write_report(stage.folder / "report.json", _facts(stage, load), outcome, load.writers)
+    draw_timeline(demo.folder / "timeline.png", [Lanes(title, load.writers, locked=True, lost=outcome.lost)])
+    write_report(demo.folder / "report.json", _facts(demo, load), outcome, load.writers)
 
 
-def _leave_comparison(stage: _Stage, locked: Load, rival: Load) -> None:
-    print_comparison(locked.outcome, rival.outcome, stage.console)
-    print_problems(rival.outcome.problems, stage.console, word="without the lock")
+def _leave_comparison(demo: _Demo, locked: Load, rival: Load) -> None:
+    print_comparison(locked.outcome, rival.outcome, demo.console)
+    print_problems(rival.outcome.problems, demo.console, word="without the lock")
     lanes = [
         Lanes(f"{how}: {_in_short(load.outcome)}", load.writers, locked=load.outcome.locked, lost=load.outcome.lost)
         for how, load in (("With the lock", locked), ("Without, on Delta's stock log store", rival))
     ]
-    draw_timeline(stage.folder / "comparison.png", lanes)
-    facts = {**_facts(stage, locked), "without_lock": rival.outcome.to_json()}
-    write_report(stage.folder / "report.json", facts, locked.outcome, locked.writers)
+    draw_timeline(demo.folder / "comparison.png", lanes)
+    facts = {**_facts(demo, locked), "without_lock": rival.outcome.to_json()}
+    write_report(demo.folder / "report.json", facts, locked.outcome, locked.writers)
 
 
 def _in_short(outcome: Outcome) -> str:
@@ -268,12 +268,12 @@ def _in_short(outcome: Outcome) -> str:
     return f"{commits} acknowledged, {outcome.lost_commits} of them lost{conflicts}"
 
 
-def _facts(stage: _Stage, load: Load) -> dict[str, Any]:
+def _facts(demo: _Demo, load: Load) -> dict[str, Any]:
     packages = ("delta-sluice", "pyspark", "delta-spark", "deltalake", "kazoo")
     return {
-        "storage": stage.options.storage,
+        "storage": demo.options.storage,
         "table": load.table,
-        "commits_planned": stage.options.commits,
+        "commits_planned": demo.options.commits,
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "cpus": os.cpu_count(),

@@ -10,11 +10,11 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sluice.soak.fault_context import PUT, FaultContext, Incident
 from sluice.soak.process_faults import cut_s3, cut_zookeeper, lost_reply, process_fault
 from sluice.soak.queue_faults import break_lock, cancel_queued, expire_queued, second_hold
 from sluice.soak.s3_faults import FaultGate
 from sluice.soak.service_faults import rolling_restart, s3_fault, s3_late, zookeeper_fault
-from sluice.soak.stage import PUT, Incident, Stage
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class FaultClass:
     name: str
     what: str
     points: tuple[str, ...]
-    strike: Callable[[Stage, str, str], Incident]
+    strike: Callable[[FaultContext, str, str], Incident]
     needs: str | None = None
 
     def points_with(self, gate: FaultGate | None) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from sluice.soak.controls import Protection
 from sluice.soak.engines import SPARK
+from sluice.soak.fault_context import PUT
 from sluice.soak.faults import CLASSES, FaultClass
 from sluice.soak.options import SoakOptions
 from sluice.soak.s3_faults import FaultGate
-from sluice.soak.stage import PUT
 
 
 def plan_of(options: SoakOptions, gate: FaultGate | None) -> Iterator[tuple[FaultClass, str, str]]:

@@ -21,13 +21,13 @@ from sluice.soak.containers import ContainerZooKeeper
 from sluice.soak.controls import Protection
 from sluice.soak.engines import ENGINES, SPARK
 from sluice.soak.evidence import Evidence, read_table
+from sluice.soak.fault_context import FaultContext, Incident, advance
 from sluice.soak.faults import CLASSES
 from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.options import SoakOptions
 from sluice.soak.plan import plan_of
 from sluice.soak.processes import Events, WriterProcess
 from sluice.soak.s3_faults import FaultyS3
-from sluice.soak.stage import Incident, Stage, advance
 from sluice.soak.tcp_proxy import Link
 from sluice.soak.worker import WorkerOptions
 
@@ -70,7 +70,7 @@ class Soak:
     Attributes:
         history: every event so far.
         writers: running, by name.
-        stage: where faults act.
+        context: where faults act.
         progress: for people.
         hosts: of ZooKeeper.
         tables: that were written to so far, by URI.
@@ -120,10 +120,10 @@ class Soak:
     def run(self, show: Callable[[Progress], None] = lambda _: None) -> None:
         """Commit, with faults, until enough is acknowledged or the time is over; then have the writers finish."""
         end = time.monotonic() + 60 * (self.options.minutes or 0)
-        plan = plan_of(self.options, self.stage.gate)
+        plan = plan_of(self.options, self.context.gate)
         incident: Incident | None = None
         acknowledged_then = 0
-        stall_seconds = self._engine.stall_seconds + _STALL_SESSIONS * self.stage.session_seconds
+        stall_seconds = self._engine.stall_seconds + _STALL_SESSIONS * self.context.session_seconds
         moved_at = time.monotonic()
         while True:
             event = self.next_event()
@@ -147,7 +147,7 @@ class Soak:
                 fault, writer, point = next(plan)
                 self.progress.now = f"{fault.name} at {point} of {writer}"
                 self._say("chance", kind=fault.name, writer=writer, point=point)
-                incident = advance(fault.strike(self.stage, writer, point), None)
+                incident = advance(fault.strike(self.context, writer, point), None)
         self.finish()
 
     def play(self, incident: Incident, seconds: float = 120.0) -> None:
@@ -198,8 +198,8 @@ class Soak:
             history=self.history,
             tables=states,
             puts=tuple(self._s3.gate.puts) if self._s3 else (),
-            session_seconds=self.stage.session_seconds,
-            tick_seconds=_TICK_SECONDS if self.stage.zookeeper else _USUAL_TICK_SECONDS,
+            session_seconds=self.context.session_seconds,
+            tick_seconds=_TICK_SECONDS if self.context.zookeeper else _USUAL_TICK_SECONDS,
             # Spark's own name of a transaction is known when the guard is asked; without it, when all is over.
             engine="" if unasked and self._engine is SPARK else self._engine.signs,
         )
@@ -228,7 +228,7 @@ class Soak:
             )
         self._queues = self._stack.enter_context(LockQueues(self.hosts))
         self._next_table()
-        self.stage = Stage(
+        self.context = FaultContext(
             writers=self.writers,
             session_seconds=options.session_seconds,
             gate=self._s3.gate if self._s3 else None,
@@ -305,7 +305,7 @@ class Soak:
 
     def _look_at_queues(self) -> None:
         """Note what is left in the queues, when those whose writers were killed have had the time to go."""
-        deadline = time.monotonic() + self.stage.session_seconds + _EXPIRY_SECONDS
+        deadline = time.monotonic() + self.context.session_seconds + _EXPIRY_SECONDS
         for table in self.tables:
             while (left := self._queues.contenders(table)) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
@@ -327,7 +327,7 @@ class Soak:
         if kind == "idle":
             self._idle.add(event["worker"])
         if kind == "ready":
-            self.stage.session_seconds = event["session_seconds"]
+            self.context.session_seconds = event["session_seconds"]
         if kind == "fault":
             self.progress.faults[event["kind"]] += 1
         if kind == "chance":

@@ -73,7 +73,7 @@ def make_soak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
             output: Path = tmp_path_factory.mktemp("soak")
             given = {"writers": 2, "commits": 1, "seed": 1, "session_seconds": 2.0, "table": table, **options}
             soak = stack.enter_context(Soak(SoakOptions(output=output, **given)))
-            soak.stage.random = First(1)
+            soak.context.random = First(1)
             soak.start_writers()
             return soak
 

@@ -39,7 +39,7 @@ def test_without_a_protection_a_promise_is_broken(
     # Version 0 is another matter: there is nothing yet that could be filled.
     while soak.progress.counts["acknowledged"] < 2:
         soak.next_event()
-    soak.play(CLASSES[name].strike(soak.stage, "writer-1", point))
+    soak.play(CLASSES[name].strike(soak.context, "writer-1", point))
     assert soak.progress.faults == {name: 1}
     soak.finish()
     violations = judge(soak.evidence())

@@ -28,7 +28,7 @@ def test_writers_go_on_and_every_promise_holds(make_soak: Callable[..., Soak], n
     soak = make_soak(faults=names, session_seconds=3.0)
     for name in names:
         before = soak.progress.counts["acknowledged"]
-        soak.play(CLASSES[name].strike(soak.stage, "writer-1", "data"))
+        soak.play(CLASSES[name].strike(soak.context, "writer-1", "data"))
         assert soak.progress.counts["acknowledged"] > before, name
     assert soak.progress.faults == dict.fromkeys(names, 1)
     soak.finish()
@@ -37,9 +37,9 @@ def test_writers_go_on_and_every_promise_holds(make_soak: Callable[..., Soak], n
 
 def test_the_session_time_out_that_the_server_grants_is_the_one_that_counts(make_soak: Callable[..., Soak]) -> None:
     soak = make_soak(session_seconds=60.0)
-    granted = soak.stage.session_seconds
+    granted = soak.context.session_seconds
     assert granted < 20
-    soak.play(CLASSES["pause-both"].strike(soak.stage, "writer-1", "data"))
+    soak.play(CLASSES["pause-both"].strike(soak.context, "writer-1", "data"))
     soak.finish()
     evidence = soak.evidence()
     ((_, taken),) = takeovers(evidence)

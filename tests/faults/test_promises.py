@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from sluice.soak.fault_context import PUT
 from sluice.soak.faults import CLASSES
 from sluice.soak.run import Soak
-from sluice.soak.stage import PUT
 from sluice.soak.verdict import judge
 from tests.support.lake import need_the_gate
 
@@ -38,7 +38,7 @@ def strike(soak: Soak, name: str, point: str) -> list[dict[str, Any]]:
     if CLASSES[name].needs == "gate" or point == PUT:
         need_the_gate(f"{name} at {point}")
     before = len(soak.history)
-    soak.play(CLASSES[name].strike(soak.stage, WRITER, point))
+    soak.play(CLASSES[name].strike(soak.context, WRITER, point))
     since = soak.history[before:]
     assert [event["kind"] for event in since if event["event"] == "fault"] == [name]
     return since
@@ -183,7 +183,7 @@ def test_a_put_that_takes_longer_than_the_session_is_put_again_while_python_keep
     said = outcome(history)
     (fault,) = [event for event in history if event["event"] == "fault"]
     assert said["event"] == "acknowledged", said
-    assert said["monotonic"] - fault["monotonic"] > soak.stage.session_seconds
+    assert said["monotonic"] - fault["monotonic"] > soak.context.session_seconds
 
 
 def test_a_commit_of_which_nothing_is_known_is_reported_so_and_its_version_is_filled(soak: Soak) -> None:
@@ -203,8 +203,8 @@ def test_a_later_block_of_the_hold_fills_what_an_earlier_one_left_open_before_it
     assert [event["event"] for event in own] == ["filled", "step"]
     assert (own[1]["open"], own[1]["left"], own[1]["version"]) == (1, 0, own[0]["version"])
     # The gate's record: the empty commit was stored, and the late one was not.
-    assert soak.stage.gate is not None
-    puts = [put.status for put in soak.stage.gate.puts if put.txn in (said["txn"], own[0]["txn"])]
+    assert soak.context.gate is not None
+    puts = [put.status for put in soak.context.gate.puts if put.txn in (said["txn"], own[0]["txn"])]
     assert puts == [200, 412]
 
 
@@ -215,4 +215,4 @@ def test_every_promise_holds_in_the_end(soak: Soak) -> None:
     counts = soak.progress.counts
     assert counts["acknowledged"] > 10
     assert counts["fault"] == soak.progress.faults.total() > 15
-    assert bool(evidence.puts) == (soak.stage.gate is not None)
+    assert bool(evidence.puts) == (soak.context.gate is not None)

@@ -61,7 +61,7 @@ def test_every_process_fault_at_every_point_breaks_no_promise(make_soak: Callabl
     soak = make_soak()
     for name in PROCESS_FAULTS:
         for point in CLASSES[name].points:
-            soak.play(CLASSES[name].strike(soak.stage, "writer-1", point), MOST_SECONDS)
+            soak.play(CLASSES[name].strike(soak.context, "writer-1", point), MOST_SECONDS)
     assert soak.progress.faults == {name: len(CLASSES[name].points) for name in PROCESS_FAULTS}
     soak.finish()
     assert [f"{each.invariant}: {each.sentence}" for each in judge(soak.evidence())] == []

@@ -129,7 +129,7 @@ def test_writers_go_on_when_the_leaders_network_is_cut(image: str, make_soak: Ca
     name = "zookeeper-leader-cut"
     soak = make_soak(faults=(name,), session_seconds=3.0, zookeeper_image=image)
     before = soak.progress.counts["acknowledged"]
-    soak.play(CLASSES[name].strike(soak.stage, "writer-1", "data"))
+    soak.play(CLASSES[name].strike(soak.context, "writer-1", "data"))
     assert soak.progress.counts["acknowledged"] > before
     assert soak.progress.faults == {name: 1}
     soak.finish()

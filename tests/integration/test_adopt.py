@@ -28,7 +28,7 @@ from lock_manager.intents import Intent
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.adopt import AdoptResult, adopt_table, describe
-from sluice.audit.table_log import read_table_log
+from sluice.audit.commit_list import read_commit_list
 from sluice.audit.verify import verify_table
 from sluice.commands.app import app
 from tests.support.lake import S3
@@ -318,7 +318,7 @@ def test_what_replaces_a_table_or_restores_it_is_followed_by_the_adoption(
         state = log.state()
         assert state is not None
         assert state.adoption == adoption, statement
-        _, (newest, dropping, *_) = read_table_log(table, limit=2)
+        _, (newest, dropping, *_) = read_commit_list(table, limit=2)
         assert not isinstance(newest, str)
         assert not isinstance(dropping, str)
         assert (dropping.adopted_by, newest.adopted_by) == ("", adoption.ensemble)
@@ -450,6 +450,6 @@ def test_a_driver_that_only_observes_goes_on_under_the_wrong_ensemble_and_says_s
     found = verify_table(table)
     assert found.observed == {"EnsembleMismatchError": (2,)}
     assert found.problems == ()
-    _, (newest, *_) = read_table_log(table, limit=1)
+    _, (newest, *_) = read_commit_list(table, limit=1)
     assert not isinstance(newest, str)
     assert (newest.stamp, newest.observed) == (None, "EnsembleMismatchError")

@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from sluice.audit.log_folder import s3_client
-from sluice.demo.stage import keep_tables, open_store
+from sluice.demo.services import keep_tables, open_store
 from sluice.errors import ChosenS3Error
 from sluice.local.chosen_s3 import ChosenS3, s3a_settings
 from sluice.local.s3 import LocalS3

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from lock_manager import EnsembleMismatchError, LockLostError, LockSettings, ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.adopt import AdoptResult, adopt_table
-from sluice.audit.table_log import read_table_log
+from sluice.audit.commit_list import read_commit_list
 from sluice.audit.verify import verify_table
 from sluice.soak.tcp_proxy import Link
 from tests.support.ensemble_members import Members, recover
@@ -63,7 +63,7 @@ def test_made_whole_from_one_member_the_ensemble_is_the_one_that_has_adopted_the
         with ZookeeperLockManager(hosts, WAIT_SECONDS) as manager, locked(spark, table, manager=manager) as after:
             append(spark.range(4, 5), table)
         assert after.token > hold.token
-    _, (newest, filling, *_) = read_table_log(table, limit=2)
+    _, (newest, filling, *_) = read_commit_list(table, limit=2)
     assert not isinstance(newest, str)
     assert not isinstance(filling, str)
     assert (newest.version, filling.version) == (3, 2)

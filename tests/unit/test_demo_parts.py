@@ -21,8 +21,8 @@ from sluice.demo.outcome import Outcome, judge
 from sluice.demo.progress import Board, shown
 from sluice.demo.records import Acknowledged, Writer
 from sluice.demo.report import print_comparison, print_last_words, print_outcome, write_report
-from sluice.demo.run import DemoOptions, _leave, _leave_comparison, _Stage
-from sluice.demo.stage import Store, clear_output, open_store
+from sluice.demo.run import DemoOptions, _Demo, _leave, _leave_comparison
+from sluice.demo.services import Store, clear_output, open_store
 from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.errors import FlightsError, OutputFolderError
 from sluice.local.s3 import LocalS3
@@ -254,16 +254,16 @@ def test_a_table_that_cannot_be_read_back_is_a_problem_and_is_reported(
     write_deltalake(tmp_path / "tables" / "flights", rows)
     store = Store(f"file:{tmp_path / 'tables'}", "")
     out = io.StringIO()
-    stage = _Stage(DemoOptions(writers=2, commits=6), Console(file=out), tmp_path, [], Contents(), store)
+    demo = _Demo(DemoOptions(writers=2, commits=6), Console(file=out), tmp_path, [], Contents(), store)
     writers, _ = finished(locked=locked)
-    load = stage._judge(store.table("flights"), writers, locked=locked)
+    load = demo._judge(store.table("flights"), writers, locked=locked)
     told = [problem for problem in load.outcome.problems if problem.startswith("the table cannot be read back: ")]
     assert len(told) == 1
     assert said in told[0]
     if locked:
-        _leave(stage, load)
+        _leave(demo, load)
     else:
-        _leave_comparison(stage, load, load)
+        _leave_comparison(demo, load, load)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["ok"] is False
     assert told[0] in report["problems"]

@@ -16,11 +16,11 @@ from lock_manager import SettingsError
 from sluice.commands.app import app
 from sluice.soak.command import choose_faults
 from sluice.soak.controls import stamped
+from sluice.soak.fault_context import PUT, advance, of, of_hold, takeover, until
 from sluice.soak.faults import CLASSES
 from sluice.soak.options import SoakOptions
 from sluice.soak.plan import plan_of
 from sluice.soak.s3_faults import FaultGate
-from sluice.soak.stage import PUT, advance, of, of_hold, takeover, until
 from sluice.soak.tcp_proxy import Link
 
 

@@ -21,10 +21,10 @@ from lock_manager.coordinator import Cancellation
 from lock_manager.errors import NotStagedError
 from lock_manager.intents import NO_VERSION
 from lock_manager.ticket import Ticket
+from writer_jobs.commit.background_write import BackgroundWrite, RunningWrite
 from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
 from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_write, user_metadata
 from writer_jobs.commit.lock_target import LockTarget
-from writer_jobs.commit.write_thread import DeltaWrite, RunningWrite
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.table_log import Commit
@@ -49,7 +49,7 @@ class StagedWrite:
     """
 
     def __init__(
-        self, spark: SparkSession, manager: LockManager, table: str, part: LockTarget, write: DeltaWrite
+        self, spark: SparkSession, manager: LockManager, table: str, part: LockTarget, write: BackgroundWrite
     ) -> None:
         self._spark = spark
         self._manager = manager

@@ -14,9 +14,9 @@ from lock_manager import Hold, LockCancelledError, LockLostError, SluiceError
 from lock_manager.commit_stamp import note_as_user_metadata
 from lock_manager.guarded_hold import GuardedHold, is_definite
 from lock_manager.intents import NO_VERSION
+from writer_jobs.commit.background_write import BackgroundWrite
 from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.guarded import attempts
-from writer_jobs.commit.write_thread import DeltaWrite
 from writer_jobs.delta.adoption import refuse_other_ensemble
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
 from writer_jobs.delta.session import LOG_STORE, LOG_STORE_SETTING
@@ -36,12 +36,14 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 3
 
 
-def user_metadata(write: DeltaWrite) -> str:
+def user_metadata(write: BackgroundWrite) -> str:
     """Return what the commit of a write notes of it, as Delta's ``userMetadata``."""
     return note_as_user_metadata({**write.metadata, "commit_id": write.commit_id}, write.work.user_metadata)
 
 
-def failed_write(table: str, table_log: DeltaTableLog, write: DeltaWrite, failure: BaseException) -> WriteFailedError:
+def failed_write(
+    table: str, table_log: DeltaTableLog, write: BackgroundWrite, failure: BaseException
+) -> WriteFailedError:
     """Return the error of a write that failed before anything of it was put."""
     with suppress(TableError, StorageError):
         misfit = write.misfit(failure, table_log.state())
@@ -93,7 +95,7 @@ class CommitResult:
         return self.released_at - self.acquired_at
 
     @classmethod
-    def of(cls, table: str, write: DeltaWrite, hold: Hold | None, commit: Commit | None) -> CommitResult:
+    def of(cls, table: str, write: BackgroundWrite, hold: Hold | None, commit: Commit | None) -> CommitResult:
         """Make it of what is known at the end.
 
         Args:
@@ -137,7 +139,7 @@ class LockedWrite:
         spark: SparkSession,
         table: str,
         table_log: DeltaTableLog,
-        write: DeltaWrite,
+        write: BackgroundWrite,
         hold: Hold,
         bound: GuardedHold | None,
     ) -> None:

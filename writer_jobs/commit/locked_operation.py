@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
 from lock_manager.errors import NotStagedError
 from lock_manager.intents import NO_VERSION
+from writer_jobs.commit.background_write import BackgroundWrite
 from writer_jobs.commit.gate import StagedWrite
 from writer_jobs.commit.gate_rules import NO_TABLE, HoldOver, check_hold, why_whole
 from writer_jobs.commit.held_write import CommitResult, LockedWrite
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, lock_target_of
 from writer_jobs.commit.operation import Work
-from writer_jobs.commit.write_thread import DeltaWrite
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState
 from writer_jobs.errors import TableError
 
@@ -66,7 +66,7 @@ class WriterParts:
     log: DeltaTableLog
     table: str
     is_cancelled: Callable[[], bool]
-    running: Callable[[DeltaWrite], AbstractContextManager[None]]
+    running: Callable[[BackgroundWrite], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class LockedOperation:
         hold, timeout = options.hold, options.lock_timeout_seconds
         seconds = parts.manager.settings.timeout_seconds if timeout is None else timeout
         again = self.find if self.of_table and lock == "partitions" else None
-        write = DeltaWrite(options.metadata or {}, parts.spark)
+        write = BackgroundWrite(options.metadata or {}, parts.spark)
         with parts.running(write):
             for look in range(_LOOKS):
                 # The last time the table, which holds everything.
@@ -127,7 +127,7 @@ class LockedOperation:
                     seconds = max(0.0, seconds - error.waited_seconds)
             raise AssertionError("the lock on the table holds everything")
 
-    def _part(self, write: DeltaWrite, lock: Lock) -> LockTarget:
+    def _part(self, write: BackgroundWrite, lock: Lock) -> LockTarget:
         # Only to find partitions out takes Spark jobs.
         if lock != "partitions":
             return lock_target_of(self.parts.log, lock, self.find)
@@ -140,7 +140,7 @@ class LockedOperation:
         return reason
 
     def _write_to(
-        self, part: LockTarget, write: DeltaWrite, find: Finder | None, seconds: float, *, unless_there: bool
+        self, part: LockTarget, write: BackgroundWrite, find: Finder | None, seconds: float, *, unless_there: bool
     ) -> CommitResult:
         """Lock, and do the work.
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from writer_jobs.commit.write_thread import _WriteThread
+from writer_jobs.commit.background_write import _WriteThread
 
 
 def run(thread: _WriteThread) -> None:

@@ -98,7 +98,7 @@ class RunningWrite:
 
     """
 
-    def __init__(self, write: DeltaWrite, thread: _WriteThread) -> None:
+    def __init__(self, write: BackgroundWrite, thread: _WriteThread) -> None:
         self._write = write
         self._thread = thread
         self.interrupt = thread.begin()
@@ -132,7 +132,7 @@ class RunningWrite:
                 self.interrupt = self.interrupt or error
 
 
-class DeltaWrite:
+class BackgroundWrite:
     """One operation on a table, and the Spark jobs that do it.
 
     Args:

@@ -22,7 +22,7 @@ _WIDE = 110
 _TIME, _SHORT_TIME = "%Y-%m-%d %H:%M:%S", "%m-%d %H:%M:%S"
 
 
-def read_table_log(
+def read_commit_list(
     table: str | os.PathLike[str], *, limit: int | None = None, storage_options: Mapping[str, str] | None = None
 ) -> tuple[str, list[LogCommit | str]]:
     """Return where a table lies, and its commits, the newest first.

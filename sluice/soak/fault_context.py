@@ -25,7 +25,7 @@ PUT = "put"
 
 
 @dataclass(kw_only=True)
-class Stage:
+class FaultContext:
     """Where faults act.
 
     Attributes:
@@ -83,9 +83,9 @@ def of(writer: str, *kinds: str) -> Callable[[Event], bool]:
     return lambda event: event.get("worker") == writer and event["event"] in kinds
 
 
-def heard(stage: Stage, writer: str) -> Waiting:
+def heard(context: FaultContext, writer: str) -> Waiting:
     """Wait until a writer that was left alone again says what became of its transaction."""
-    return until(2 * stage.session_seconds + 10 + stage.slack_seconds, of(writer, *OUTCOMES))
+    return until(2 * context.session_seconds + 10 + context.slack_seconds, of(writer, *OUTCOMES))
 
 
 def of_hold(held: Event, *kinds: str) -> Callable[[Event], bool]:
@@ -104,16 +104,16 @@ def takeover(held: Event, kind: str) -> Callable[[Event], bool]:
     )
 
 
-def stopped(stage: Stage, writer: str, point: str) -> Finding:
+def stopped(context: FaultContext, writer: str, point: str) -> Finding:
     """Have a writer stop at a point; return where it is, and the held PUT if that is the point."""
-    process = stage.writers[writer]
-    wait = 20 * stage.session_seconds + 30 + stage.slack_seconds
+    process = context.writers[writer]
+    wait = 20 * context.session_seconds + 30 + context.slack_seconds
     if point != PUT:
         process.tell(f"stop-at {point}")
         event = yield from until(wait, of(writer, "stopped", "ended"))
         return (event, None) if event is not None and event["event"] == "stopped" else None
-    assert stage.gate is not None  # noqa: S101 (the class needs it)
-    fault = stage.gate.arm(writer, S3Fault(held=True))
+    assert context.gate is not None  # noqa: S101 (the class needs it)
+    fault = context.gate.arm(writer, S3Fault(held=True))
     deadline = time.monotonic() + wait
     arrived: Event | None = None
     while time.monotonic() < deadline:
@@ -123,19 +123,19 @@ def stopped(stage: Stage, writer: str, point: str) -> Finding:
                 break
             arrived = event if event["event"] == "put-arrived" else arrived
         # The gate may be quicker to say so than the writer was.
-        attempt = arrived and stage.attempt(writer, arrived["version"])
+        attempt = arrived and context.attempt(writer, arrived["version"])
         if attempt is not None:
             return attempt, fault
-    stage.gate.disarm(writer)
+    context.gate.disarm(writer)
     fault.release.set()
     return None
 
 
-def struck(stage: Stage, name: str, writer: str, point: str) -> Finding:
+def struck(context: FaultContext, name: str, writer: str, point: str) -> Finding:
     """Have a writer stop at a point, and say that a fault strikes there; return what ``stopped`` returns."""
-    found = yield from stopped(stage, writer, point)
+    found = yield from stopped(context, writer, point)
     if found is not None:
-        stage.say("fault", kind=name, worker=writer, point=point, **place_of(found[0]))
+        context.say("fault", kind=name, worker=writer, point=point, **place_of(found[0]))
     return found
 
 
