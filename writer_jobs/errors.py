@@ -13,6 +13,7 @@
     ├── RunError (ValueError)                      a run id that was used for other sources, or by somebody else
     ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
+    │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
     │   └── CommitUnknownError                     it could not be found out whether the write was committed
     └── LockLostError                              (lock_manager.errors)
         └── UnprovenCommitError                    committed, but whether the lock still stood is not known
@@ -73,6 +74,10 @@ class WriteFailedError(SluiceError, RuntimeError):
 
 class SchemaMismatchError(WriteFailedError, ValueError):
     """The rows do not fit the table's schema."""
+
+
+class ChangesError(WriteFailedError, ValueError):
+    """Changes cannot be applied: they lack a column, or it is not known which of two is newer."""
 
 
 class CommitUnknownError(WriteFailedError):

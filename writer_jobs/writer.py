@@ -18,7 +18,7 @@ from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, Partitions, partitions_of_rows
 from writer_jobs.commit.locked_operation import LockedOperation, WriteOptions, WriterParts
 from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
-from writer_jobs.commit.operation import Work, delta_table, write_rows
+from writer_jobs.commit.operation import Work, delta_table, session_with_transaction, write_rows
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.session import classic_session
 from writer_jobs.delta.table_log import DeltaTableLog, TableState, locate_table
@@ -72,6 +72,11 @@ class LockedDeltaWriter:
         self._cancelled = threading.Event()
         self._changed = threading.Condition()
         self._writes: list[BackgroundWrite] = []
+
+    @property
+    def manager(self) -> LockManager:
+        """Who gives the lock."""
+        return self._manager
 
     @property
     def location(self) -> str:
@@ -336,12 +341,14 @@ class LockedDeltaWriter:
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[Hold], None] | None = None,
+        txn: tuple[str, int] | None = None,
     ) -> CommitResult:
         if lock != "table":
             plan.refuse_clauses_on_all_rows()
+        session = self._spark if txn is None else session_with_transaction(self._spark, *txn)
 
         def work(part: LockTarget) -> Work:
-            return Work(lambda location, _: plan.run(self._spark, location, part.predicate(plan.alias)))
+            return Work(lambda location, _: plan.run(session, location, part.predicate(plan.alias)), txn=txn)
 
         return self._run(
             work,

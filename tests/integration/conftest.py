@@ -9,6 +9,8 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -200,17 +202,22 @@ class Outcome:
 
 
 @pytest.fixture
-def append(spark: SparkSession, zookeeper: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Run the append job in this process: ``append("--table", …, zookeeper=…)``."""
-    from writer_jobs.append import main
+def run_job(spark: SparkSession, zookeeper: Any, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Run a job in this process: ``run_job("append", "--table", …, hosts=…)``."""
 
-    def run(*arguments: str | os.PathLike[str], hosts: str = zookeeper.hosts) -> Outcome:
+    def run(job: str, *arguments: str | os.PathLike[str], hosts: str = zookeeper.hosts) -> Outcome:
         capsys.readouterr()
-        code = main(["--zookeeper", hosts, *map(os.fspath, arguments)])
+        code = import_module(f"writer_jobs.{job}").main(["--zookeeper", hosts, *map(os.fspath, arguments)])
         said = capsys.readouterr()
         return Outcome(code, [json.loads(line) for line in said.out.splitlines()], said.err)
 
     return run
+
+
+@pytest.fixture
+def append(run_job: Callable[..., Outcome]) -> Callable[..., Outcome]:
+    """Run the append job in this process: ``append("--table", …, hosts=…)``."""
+    return partial(run_job, "append")
 
 
 @pytest.fixture

@@ -139,7 +139,7 @@ class LockedMerge:
         """Take the lock, merge, make sure of it, give the lock back.
 
         Args:
-            how: ``lock``, ``hold``, ``lock_timeout_seconds``, ``metadata`` and ``before_write``, as for
+            how: ``lock``, ``hold``, ``lock_timeout_seconds``, ``metadata``, ``before_write`` and ``txn``, as for
                 :meth:`LockedDeltaWriter.append`; and it returns and raises the same.
 
         """

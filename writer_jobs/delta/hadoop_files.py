@@ -179,6 +179,20 @@ class HadoopFiles:
             if found != text:
                 raise StorageError(f"{path} exists already with another text, and is not replaced") from None
 
+    def remove(self, path: str) -> None:
+        """Remove a file; one that is not there is as good.
+
+        Raises:
+            StorageError: it cannot be removed.
+
+        """
+
+        def remove() -> None:
+            system, location = self._at(path)
+            system.delete(location, False)  # noqa: FBT003 (Java's recursive)
+
+        self._asked(path, remove, absent=None)
+
     def _at(self, path: str) -> tuple[Any, Any]:
         location = self._jvm.org.apache.hadoop.fs.Path(path)
         return location.getFileSystem(self._configuration), location

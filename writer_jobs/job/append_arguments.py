@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import JobArguments, JobParser, names, pair, text
+from writer_jobs.job.arguments import JobParser
 from writer_jobs.job.exit_codes import HELP
-from writer_jobs.job.runs import FILE_SYSTEM_OPTIONS, check_run_id
-from writer_jobs.job.sources import FORMATS
+from writer_jobs.job.file_arguments import (
+    FileJobArguments,
+    add_partition_by,
+    add_reader_options,
+    add_source,
+    shared_by_file_jobs,
+)
 
 PROGRAM = "append.py"
 _MOST_COMMITS = 10_000
@@ -62,46 +66,17 @@ The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUI
 
 
 @dataclass(frozen=True, kw_only=True)
-class AppendArguments(JobArguments):
+class AppendArguments(FileJobArguments):
     """What ``append.py`` was asked to do; see its ``--help``."""
 
-    sources: tuple[str, ...]
-    format: str | None
-    # Not shown: whoever passes a secret as an option has it nowhere but where Spark needs it.
-    options: Mapping[str, str] = field(repr=False)
-    partition_by: tuple[str, ...]
     divide_into: int
     lock: Literal["table", "partitions"]
     hold: Literal["commit", "write"]
-    run_id: str | None
 
     @property
     def commits(self) -> int:
         """How many commits the rows are divided into."""
         return self.divide_into
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What the report says of the load from the start."""
-        return {"run_id": self.run_id, "commits_asked_for": self.commits, "sources": list(self.sources)}
-
-    def check(self) -> None:
-        """Check what can be checked without asking anybody.
-
-        Raises:
-            SluiceError: something does not make sense; the message is one sentence.
-
-        """
-        super().check()
-        if self.run_id is not None:
-            check_run_id(self.run_id)
-        for name in self.options:
-            if name.lower().startswith(FILE_SYSTEM_OPTIONS):
-                raise ArgumentsError(
-                    f"--option {name}: settings of a file system, credentials above all, are no reader options: give "
-                    f"them to the session, by an instance role, in spark-defaults.conf, or with --conf "
-                    f"spark.hadoop.{name}=…"
-                )
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
@@ -114,16 +89,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
     """
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + HELP)
     parser.add_place()
+    add_source(parser)
+    add_partition_by(parser)
     add = parser.add_argument
-    add(
-        "--source", required=True, nargs="+", action="extend", type=text, metavar="FILES",
-        help="files, folders, globs; paths or URIs that Spark can read. A file that is named twice is read once",
-    )  # fmt: skip
-    add("--format", choices=FORMATS, help="of the files; by default what their names tell")
-    add(
-        "--partition-by", default=(), type=names, metavar="COLS",
-        help="partition columns of a new table, separated by commas; an existing table's own, or nothing",
-    )  # fmt: skip
     add("--commits", default=1, type=_count, metavar="N", help="number of commits to divide the rows into (1)")
     add(
         "--lock", choices=("table", "partitions"), default="table",
@@ -138,33 +106,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
     parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table; makes it safe to start again")
     parser.add_report()
-    add(
-        "--option", action="append", default=[], type=pair, metavar="KEY=VALUE",
-        help="option of Spark's reader, such as sep=; or timestampFormat=yyyyMMdd; may be repeated. No credentials: "
-        "fs.* is refused, and belongs to the session (--conf spark.hadoop.fs…)",
-    )  # fmt: skip
-    add("--null-value", metavar="TEXT", help="what stands for null in CSV files: --option nullValue=TEXT")
+    add_reader_options(parser)
     parser.add_verbose()
     found = parser.parse(argv)
-    options = dict(found.option)
-    if found.null_value is not None:
-        options["nullValue"] = found.null_value
-    return AppendArguments(
-        zookeeper=found.zookeeper,
-        table=found.table,
-        sources=tuple(found.source),
-        format=found.format,
-        options=options,
-        partition_by=found.partition_by,
-        divide_into=found.commits,
-        lock=found.lock,
-        hold=found.hold,
-        lock_timeout=found.lock_timeout,
-        run_id=found.run_id,
-        report=found.report,
-        metrics=found.metrics,
-        verbose=found.verbose,
-    )
+    return AppendArguments(divide_into=found.commits, lock=found.lock, hold=found.hold, **shared_by_file_jobs(found))
 
 
 def _count(value: str) -> int:

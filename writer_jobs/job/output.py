@@ -72,8 +72,15 @@ class JobOutput:
         """Say that the lock is held."""
         self._line(event="holding", commit=commit, commits=self._number, token=token, acquired_at=acquired_at)
 
-    def commit(self, commit: int, result: CommitResult | None) -> None:
-        """Say that a commit was made; None: that it was found in the table, without asking for the lock."""
+    def commit(self, commit: int, result: CommitResult | None, **more: Any) -> None:
+        """Say that a commit was made; None: that it was found in the table, without asking for the lock.
+
+        Args:
+            commit: its number, from 1.
+            result: of the write.
+            more: what else the job counts; JSON values.
+
+        """
         line = {
             "event": "commit",
             "commit": commit,
@@ -89,6 +96,7 @@ class JobOutput:
             "requested_at": result.requested_at if result else None,
             "acquired_at": result.acquired_at if result else None,
             "released_at": result.released_at if result else None,
+            **more,
         }
         self.commits.append(line)
         self._line(**line)

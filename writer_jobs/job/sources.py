@@ -132,14 +132,7 @@ class SourceReader:
             WriteFailedError: a malformed record.
 
         """
-        infer = self._format == "csv" and target is None and "inferschema" not in self._effective
-        try:
-            schema: StructType = self._load(self._reader().options(**({"inferSchema": "true"} if infer else {}))).schema
-        except (*JVM_ERRORS, PySparkException) as error:
-            reason = one_sentence(error)
-            if has_condition(error, "MALFORMED_RECORD"):
-                raise WriteFailedError(table=self._table, reason=reason) from error
-            raise SourceError(f"the source cannot be read as {self._format}: {reason}") from error
+        schema = self._inferred(types=self._format == "csv" and target is None)
         if target is None:
             if not schema.fields:
                 raise SourceError("the source files have no columns to create a table with")
@@ -153,6 +146,36 @@ class SourceReader:
             return schema
         types = {self._fold(field.name): field.dataType for field in target.schema}
         return StructType([StructField(field.name, types[self._fold(field.name)]) for field in schema])
+
+    def schema_of_changes(self, target: TableState | None) -> StructType:
+        """Find out with which names and types files of changes are to be read, which have columns of their own.
+
+        Columns of the table have its types, others what Spark infers.
+
+        Raises:
+            SourceError: they cannot be read as this format, or have no columns.
+            WriteFailedError: a malformed record.
+
+        """
+        schema = self._inferred(types=self._format == "csv")
+        if not schema.fields:
+            raise SourceError("the source files have no columns")
+        if target is None or self._format == "parquet":
+            return schema
+        types = {self._fold(field.name): field.dataType for field in target.schema}
+        return StructType(
+            [StructField(field.name, types.get(self._fold(field.name), field.dataType)) for field in schema]
+        )
+
+    def _inferred(self, *, types: bool) -> StructType:
+        infer = types and "inferschema" not in self._effective
+        try:
+            return self._load(self._reader().options(**({"inferSchema": "true"} if infer else {}))).schema
+        except (*JVM_ERRORS, PySparkException) as error:
+            reason = one_sentence(error)
+            if has_condition(error, "MALFORMED_RECORD"):
+                raise WriteFailedError(table=self._table, reason=reason) from error
+            raise SourceError(f"the source cannot be read as {self._format}: {reason}") from error
 
     def read(self, schema: StructType) -> DataFrame:
         """Return the rows; a record that does not fit the schema fails the job that reads it."""

@@ -1,0 +1,181 @@
+"""``apply_changes``: the table equals a plain model of the other store, whatever is late, repeated or mixed up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+from lock_manager import ZookeeperLockManager
+from writer_jobs import LockedDeltaWriter
+from writer_jobs.changes.apply import ChangesResult, _Application, apply_changes
+from writer_jobs.errors import ChangesError
+
+pytestmark = pytest.mark.spark
+
+Change = tuple[str, int, str | None]
+"""Key, sequence, and value; None: a delete."""
+
+SCHEMA = "key string, at long, value string"
+
+
+def rows_of(table: Path) -> dict[str, tuple[int, str]]:
+    found = DeltaTable(table).to_pyarrow_table(columns=["key", "at", "value"]).to_pylist()
+    assert len({row["key"] for row in found}) == len(found), "a key has two rows"
+    return {row["key"]: (row["at"], row["value"]) for row in found}
+
+
+def newest_of(changes: Iterable[Change]) -> Collection[Change]:
+    newest: dict[str, Change] = {}
+    for change in changes:
+        if change[0] not in newest or change[1] > newest[change[0]][1]:
+            newest[change[0]] = change
+    return newest.values()
+
+
+def model(changes: Iterable[Change]) -> dict[str, tuple[int, str]]:
+    """Return what the table has to have: of each key the newest change, unless it is a delete."""
+    return {key: (at, value) for key, at, value in newest_of(changes) if value is not None}
+
+
+class Feed:
+    """Applies changes to one table."""
+
+    def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> None:
+        self.spark, self.table = spark, table
+        self.writer = LockedDeltaWriter(spark, manager, str(table))
+
+    def apply(self, changes: Iterable[Change], **how: Any) -> ChangesResult:
+        rows = self.spark.createDataFrame(list(changes), SCHEMA)
+        return apply_changes(
+            self.writer, rows, **{"keys": ["key"], "sequence_by": "at", "apply_as_deletes": "value IS NULL", **how}
+        )
+
+
+@pytest.fixture
+def feed(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Feed:
+    return Feed(spark, manager, table)
+
+
+def test_the_newest_change_of_a_key_wins_and_a_delete_stays(feed: Feed, table: Path) -> None:
+    done = feed.apply([("a", 1, "one"), ("a", 3, "three"), ("a", 2, None), ("b", 5, "five"), ("c", 1, "one")])
+    assert rows_of(table) == {"a": (3, "three"), "b": (5, "five"), "c": (1, "one")}
+    assert (done.changes, done.keys, done.inserted, done.newest_sequence) == (5, 3, 3, 5)
+    done = feed.apply([("a", 4, None), ("b", 4, "four"), ("c", 2, "two")])
+    assert rows_of(table) == {"b": (5, "five"), "c": (2, "two")}
+    assert (done.inserted, done.updated, done.deleted, done.unchanged) == (0, 1, 1, 1)
+    done = feed.apply([("a", 3, "three"), ("b", 5, "five")])
+    assert rows_of(table) == {"b": (5, "five"), "c": (2, "two")}
+    assert done.unchanged == 2
+    feed.apply([("a", 5, "back")])
+    assert rows_of(table)["a"] == (5, "back")
+    assert not list((table / "_sluice" / "changes").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([("a", 7, "x"), ("a", 7, "y")], "key=a"),
+        ([("a", 7, "x"), ("a", 7, None)], "key=a"),
+        ([(None, 7, "x")], "key=None"),
+        ([("b", None, "x")], "key=b"),
+        ([("c", 5, "another")], "key=c"),
+        ([("c", 5, None)], "key=c"),
+        ([("d", 5, "after its delete")], "key=d"),
+    ],
+)
+def test_what_cannot_be_ordered_is_refused_with_its_key(feed: Feed, table: Path, changes: list[Any], says: str) -> None:
+    feed.apply([("c", 5, "five"), ("d", 5, None)])
+    before = rows_of(table)
+    with pytest.raises(ChangesError, match=says):
+        feed.apply(changes)
+    assert rows_of(table) == before
+
+
+def histories(seed: int, number: int) -> list[Change]:
+    """Return the changes of many short histories, each of keys of its own, each change with a sequence of its own."""
+    chance = random.Random(seed)
+    changes: list[Change] = []
+    for history in range(number):
+        for key in range(chance.randint(1, 2)):
+            moments = chance.sample(range(100), chance.randint(1, 6))
+            changes += [
+                (f"{history}/{key}", at, None if chance.random() < DELETES else f"{history}/{key}@{at}")
+                for at in moments
+            ]
+    return changes
+
+
+def delivered(seed: int, changes: list[Change], batches: int) -> list[list[Change]]:
+    """Return the changes in any order, cut anywhere, each at least once, many again."""
+    chance = random.Random(seed)
+    cut: list[list[Change]] = [[] for _ in range(batches)]
+    for change in changes:
+        for _ in range(1 if chance.random() < ONCE else 3):
+            cut[chance.randrange(batches)].append(change)
+    for batch in cut:
+        chance.shuffle(batch)
+    return cut
+
+
+DELETES, ONCE = 0.35, 0.7
+SEED = 20
+
+
+class Killed(BaseException):
+    """Stands for the end of the process, between two commits."""
+
+
+def killed_between_the_commits(feed: Feed, changes: list[Change], monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_Application, "_merge", end)
+        with pytest.raises(Killed):
+            feed.apply(changes)
+
+
+def test_500_histories_in_any_order_equal_the_model(feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = histories(SEED, 500)
+    first, second, third, fourth = delivered(SEED, changes, 4)
+    feed.apply(first)
+    # Its deletes are noted, and none of it is in the table; another feed's batch comes next.
+    killed_between_the_commits(feed, second, monkeypatch)
+    assert list((table / "_sluice" / "changes").glob("*"))
+    assert rows_of(table) == model(first)
+    feed.apply(third)
+    # Of the one that was killed the deletes count, as far as nothing newer was in it.
+    deleted = [change for change in newest_of(second) if change[2] is None]
+    assert rows_of(table) == model([*first, *third, *deleted])
+    assert not list((table / "_sluice" / "changes").glob("*"))
+    killed_between_the_commits(feed, fourth, monkeypatch)
+    feed.apply(fourth)
+    feed.apply(second)
+    assert rows_of(table) == model(changes)
+
+
+def test_negative_control_without_tombstones_late_changes_bring_rows_back(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Application, "_without_stale", lambda _, rows, __: rows)
+    changes = histories(SEED, 500)
+    for batch in delivered(SEED, changes, 2):
+        feed.apply(batch)
+    back = rows_of(table).items() - model(changes).items()
+    assert len(back) > 20
+
+
+def test_negative_control_without_the_order_in_a_batch_older_rows_win(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("writer_jobs.changes.batch.F.max_by", F.min_by)
+    changes = histories(SEED, 500)
+    feed.apply(changes)
+    assert len(rows_of(table).items() - model(changes).items()) > 100

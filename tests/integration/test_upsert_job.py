@@ -1,0 +1,112 @@
+"""``upsert.py`` in this process: files of changes, counts, exit codes, and what bad input leaves behind: nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+HEADER = "country,id,name,updated_at,op"
+FIRST = [("no", 1, "Ada", 1, "c"), ("no", 2, "Bo", 1, "c"), ("se", 1, "Cy", 1, "c")]
+SECOND = [("no", 1, "Ada!", 3, "u"), ("no", 1, "Ada?", 2, "u"), ("no", 2, None, 2, "d"), ("se", 2, "Di", 2, "c")]
+HOW = (
+    "--keys",
+    "country,id",
+    "--sequence-by",
+    "updated_at",
+    "--apply-as-deletes",
+    "op = 'd'",
+    "--except-columns",
+    "op",
+)
+
+
+def sentence(done: Any) -> str:
+    """Return the one sentence that the job says of its failure; in this process PySpark logs beside it."""
+    (said,) = [line for line in done.error.splitlines() if line.startswith("upsert.py: ")]
+    return str(said)
+
+
+@pytest.fixture
+def upsert(run_job: Callable[..., Any], table: Path) -> Callable[..., Any]:
+    """Run the job on the table: ``upsert(file, …)``."""
+
+    def run(*arguments: Any, how: tuple[str, ...] = HOW) -> Any:
+        return run_job("upsert", "--table", table, *how, "--source", *arguments)
+
+    return run
+
+
+def test_files_of_changes_make_the_table_and_keep_it_up_to_date(
+    upsert: Callable[..., Any], csv_file: Callable[..., Path], table: Path, rows_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    done = upsert(csv_file("1.csv", HEADER, FIRST), "--partition-by", "country", "--report", report)
+    assert (done.code, done.error) == (0, "")
+    assert [line["event"] for line in done.lines] == ["waiting", "holding", "commit"]
+    told = json.loads(report.read_text())
+    assert (told["exit_code"], told["commits"][0]["inserted"], told["commits"][0]["newest_sequence"]) == (0, 3, 1)
+    done = upsert(csv_file("2.csv", HEADER, SECOND))
+    assert (done.code, done.error) == (0, "")
+    counts = {name: done.lines[-1][name] for name in ("changes", "keys", "inserted", "updated", "deleted", "unchanged")}
+    assert counts == {"changes": 4, "keys": 3, "inserted": 1, "updated": 1, "deleted": 1, "unchanged": 0}
+    after = [("no", 1, "Ada!", 3), ("se", 1, "Cy", 1), ("se", 2, "Di", 2)]
+    assert rows_of(table, "country", "id", "name", "updated_at") == after
+    # All of it again, the late ones last.
+    done = upsert(csv_file("3.csv", HEADER, [*SECOND, *FIRST]))
+    assert (done.code, done.lines[-1]["unchanged"]) == (0, 4)
+    assert rows_of(table, "country", "id", "name", "updated_at") == after
+
+
+def test_a_run_is_applied_once(upsert: Callable[..., Any], csv_file: Callable[..., Path]) -> None:
+    upsert(csv_file("1.csv", HEADER, FIRST), "--run-id", "monday")
+    done = upsert(csv_file("1.csv", HEADER, FIRST), "--run-id", "monday")
+    assert (done.code, done.lines[-1]["already_committed"]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("how", "rows", "code", "says"),
+    [
+        (("--keys", "nobody", "--sequence-by", "updated_at"), FIRST, 5, "no column nobody"),
+        (("--keys", "id", "--sequence-by", "updated_by"), FIRST, 5, "updated_by"),
+        (("--keys", "id", "--sequence-by", "updated_at", "--apply-as-deletes", "name"), FIRST, 5, "no condition"),
+        (("--keys", "id", "--sequence-by", "updated_at", "--columns", "a", "--except-columns", "b"), FIRST, 2, "both"),
+        (("--keys", "id", "--sequence-by", "updated_at"), FIRST, 5, "id=1"),
+        (HOW, [("no", 1, "Ada", None, "c")], 5, "no sequence"),
+        (HOW, [(None, 1, "Ada", 1, "c")], 5, "country=None"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    upsert: Callable[..., Any],
+    csv_file: Callable[..., Path],
+    table: Path,
+    how: tuple[str, ...],
+    rows: list[Any],
+    code: int,
+    says: str,
+) -> None:
+    done = upsert(csv_file("bad.csv", HEADER, rows), how=how)
+    assert done.code == code, done.error
+    assert says in sentence(done), done.error
+    assert not table.exists()
+
+
+def test_wrong_types_and_missing_files_are_too(
+    upsert: Callable[..., Any], csv_file: Callable[..., Path], table: Path, versions: Callable[[Path], list[str]]
+) -> None:
+    upsert(csv_file("1.csv", HEADER, FIRST))
+    before = versions(table)
+    wrong = csv_file("wrong.csv", HEADER, [("no", "one", "Ada", 2, "u")])
+    empty = csv_file("empty.csv", HEADER, [])
+    more = csv_file("more.csv", HEADER + ",age", [("no", 1, "Ada", 2, "u", 7)])
+    assert [(done.code, bool(sentence(done))) for done in map(upsert, (wrong, "/nowhere", more))] == [
+        (5, True), (2, True), (5, True),
+    ]  # fmt: skip
+    done = upsert(empty)
+    assert (done.code, done.lines[-1]["changes"]) == (0, 0)
+    assert versions(table) == before

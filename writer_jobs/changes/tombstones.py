@@ -1,0 +1,116 @@
+"""Tombstones: which keys were deleted, and by which sequence, so that an older change does not bring a row back.
+
+They are in a Delta table beside the changed one, ``<location>_tombstones``, so that its readers see rows only. It is
+written under one hold together with the table, and before it: see :mod:`writer_jobs.changes.unfinished`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
+
+from lock_manager import LockManager
+from writer_jobs.changes.spec import SEQ, SEQUENCE, quoted
+from writer_jobs.commit.lock_target import Lock
+from writer_jobs.delta.table_log import TableState
+from writer_jobs.writer import LockedDeltaWriter
+
+SUFFIX = "_tombstones"
+BATCH, APPLIED_AT = "__BATCH", "__APPLIED_AT"
+TOMB = "__sluice_tombstone"
+_MOST_FILES = 32
+"""More files than that are rewritten as one, without what has expired."""
+
+
+class Tombstones:
+    """The tombstones of one table.
+
+    Args:
+        spark: the session.
+        manager: gives the lock.
+        location: of the table whose rows are deleted.
+        keys: its key columns.
+
+    """
+
+    def __init__(self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str]) -> None:
+        self._spark = spark
+        self._keys = list(keys)
+        self.writer = LockedDeltaWriter(spark, manager, location.rstrip("/") + SUFFIX)
+
+    @property
+    def location(self) -> str:
+        """Where they are."""
+        return self.writer.location
+
+    def state(self) -> TableState | None:
+        """Return what is known of their table, None if there is none yet."""
+        return self.writer.log.state()
+
+    def create(self, table: TableState, sequence: DataType) -> None:
+        """Make their table, partitioned as the other one where its partition columns are keys. Under the lock."""
+        kinds = {field.name.lower(): field.dataType for field in table.schema}
+        schema = StructType(
+            [
+                *(StructField(name, kinds[name.lower()]) for name in self._keys),
+                StructField(SEQUENCE, sequence),
+                StructField(BATCH, StringType()),
+                StructField(APPLIED_AT, TimestampType()),
+            ]
+        )
+        empty = self._spark.createDataFrame([], schema)
+        self.writer.append(empty, partition_by=partition_keys(table, self._keys), hold="write")
+
+    def is_of_keys(self, state: TableState) -> bool:
+        """Tell whether they are of these keys."""
+        names = {field.name.lower() for field in state.schema}
+        return names == {name.lower() for name in (*self._keys, SEQUENCE, BATCH, APPLIED_AT)}
+
+    def add(self, deleted: DataFrame, batch: str, lock: Lock) -> None:
+        """Append those of a batch; ``deleted`` has the keys and ``SEQ``. Under the lock, of which ``lock`` is what."""
+        rows = deleted.select(
+            *(F.col(quoted(name)) for name in self._keys),
+            F.col(SEQ).alias(SEQUENCE),
+            F.lit(batch).alias(BATCH),
+            F.timestamp_seconds(F.lit(time.time())).alias(APPLIED_AT),
+        )
+        self.writer.append(rows, lock=lock, hold="write", metadata={"changes": batch})
+
+    def newest(self, predicate: str | None) -> DataFrame:
+        """Return the largest sequence of each key, as ``TOMB``, within the rows of a predicate."""
+        rows = self._rows(predicate)
+        return rows.groupBy(*(F.col(quoted(name)) for name in self._keys)).agg(F.max(SEQUENCE).alias(TOMB))
+
+    def of_batches(self, batches: Sequence[str], predicate: str | None) -> DataFrame:
+        """Return the keys and ``SEQ`` of what some batches deleted."""
+        rows = self._rows(predicate).where(F.col(BATCH).isin(*batches))
+        return rows.select(*(F.col(quoted(name)) for name in self._keys), F.col(SEQUENCE).alias(SEQ))
+
+    def compact(self, retention_seconds: float) -> None:
+        """Rewrite them, one a key and without what has expired, if they are in many files. Under the table's lock."""
+        rows = self._rows(None)
+        if len(rows.inputFiles()) <= _MOST_FILES:
+            return
+        oldest = F.timestamp_seconds(F.lit(time.time() - retention_seconds))
+        kept = (
+            rows.where(F.col(APPLIED_AT) >= oldest)
+            .groupBy(*(F.col(quoted(name)) for name in self._keys))
+            .agg(F.max_by(F.struct(SEQUENCE, BATCH, APPLIED_AT), SEQUENCE).alias("kept"))
+            .select(*(F.col(quoted(name)) for name in self._keys), "kept.*")
+        )
+        self.writer.overwrite(kept)
+
+    def _rows(self, predicate: str | None) -> DataFrame:
+        rows = self._spark.read.format("delta").load(self.location)
+        return rows if predicate is None else rows.where(predicate)
+
+
+def partition_keys(table: TableState, keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the table's partition columns if all are keys, or none: by others a key does not tell where its row is."""
+    known = {name.lower() for name in keys}
+    columns = table.partition_columns
+    return columns if all(name.lower() in known for name in columns) else ()

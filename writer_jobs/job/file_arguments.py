@@ -1,0 +1,106 @@
+"""What the command lines of jobs share that bring files into a table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from writer_jobs.errors import ArgumentsError
+from writer_jobs.job.arguments import JobArguments, JobParser, names, pair, text
+from writer_jobs.job.runs import FILE_SYSTEM_OPTIONS, check_run_id
+from writer_jobs.job.sources import FORMATS
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileJobArguments(JobArguments):
+    """What a job is told that reads files.
+
+    Attributes:
+        sources: files, folders, globs.
+        format: of the files; None: by their names.
+        options: of Spark's reader.
+        partition_by: partition columns of a new table.
+        run_id: name of the load; None: it has none.
+
+    """
+
+    sources: tuple[str, ...]
+    format: str | None
+    # Not shown: whoever passes a secret as an option has it nowhere but where Spark needs it.
+    options: Mapping[str, str] = field(repr=False)
+    partition_by: tuple[str, ...]
+    run_id: str | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the report says of the load from the start."""
+        return {"run_id": self.run_id, "commits_asked_for": self.commits, "sources": list(self.sources)}
+
+    def check(self) -> None:
+        """Check what can be checked without asking anybody.
+
+        Raises:
+            SluiceError: something does not make sense; the message is one sentence.
+
+        """
+        super().check()
+        if self.run_id is not None:
+            check_run_id(self.run_id)
+        for name in self.options:
+            if name.lower().startswith(FILE_SYSTEM_OPTIONS):
+                raise ArgumentsError(
+                    f"--option {name}: settings of a file system, credentials above all, are no reader options: give "
+                    f"them to the session, by an instance role, in spark-defaults.conf, or with --conf "
+                    f"spark.hadoop.{name}=…"
+                )
+
+
+def add_source(parser: JobParser) -> None:
+    """Add which files are read."""
+    add = parser.add_argument
+    add(
+        "--source", required=True, nargs="+", action="extend", type=text, metavar="FILES",
+        help="files, folders, globs; paths or URIs that Spark can read. A file that is named twice is read once",
+    )  # fmt: skip
+    add("--format", choices=FORMATS, help="of the files; by default what their names tell")
+
+
+def add_partition_by(parser: JobParser) -> None:
+    """Add how a new table is partitioned."""
+    parser.add_argument(
+        "--partition-by", default=(), type=names, metavar="COLS",
+        help="partition columns of a new table, separated by commas; an existing table's own, or nothing",
+    )  # fmt: skip
+
+
+def add_reader_options(parser: JobParser) -> None:
+    """Add how the files are read."""
+    add = parser.add_argument
+    add(
+        "--option", action="append", default=[], type=pair, metavar="KEY=VALUE",
+        help="option of Spark's reader, such as sep=; or timestampFormat=yyyyMMdd; may be repeated. No credentials: "
+        "fs.* is refused, and belongs to the session (--conf spark.hadoop.fs…)",
+    )  # fmt: skip
+    add("--null-value", metavar="TEXT", help="what stands for null in CSV files: --option nullValue=TEXT")
+
+
+def shared_by_file_jobs(found: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of :class:`FileJobArguments` that a command line has."""
+    options = dict(found.option)
+    if found.null_value is not None:
+        options["nullValue"] = found.null_value
+    return {
+        "zookeeper": found.zookeeper,
+        "table": found.table,
+        "sources": tuple(found.source),
+        "format": found.format,
+        "options": options,
+        "partition_by": found.partition_by,
+        "lock_timeout": found.lock_timeout,
+        "run_id": found.run_id,
+        "report": found.report,
+        "metrics": found.metrics,
+        "verbose": found.verbose,
+    }

@@ -1,0 +1,146 @@
+"""The command line of ``upsert.py``."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from writer_jobs.errors import ArgumentsError
+from writer_jobs.job.arguments import JobParser, names, text
+from writer_jobs.job.exit_codes import HELP
+from writer_jobs.job.file_arguments import (
+    FileJobArguments,
+    add_partition_by,
+    add_reader_options,
+    add_source,
+    shared_by_file_jobs,
+)
+
+PROGRAM = "upsert.py"
+_RETENTION_DAYS = 7.0
+_MOST_DAYS = 36_500
+
+_DESCRIPTION = """\
+Apply changes of another store to a Delta table under the table's ZooKeeper lock, so that the table has the newest row
+of each key: whatever is late, repeated or mixed up, and however many jobs write.
+"""
+
+_EPILOG = """\
+examples:
+  # updates and inserts; the newest row of each id wins, by its updated_at
+  spark-submit $(sluice submit-args) writer_jobs/upsert.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
+      --table s3a://lake/customers --source s3a://landing/2026-11-21/ --format json \\
+      --keys id --sequence-by updated_at
+
+  # with deletes, which stay deleted although an older change comes later; op and position are not for the table
+  spark-submit $(sluice submit-args) writer_jobs/upsert.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
+      --table s3a://lake/customers --source /data/changes.parquet --keys country,id --partition-by country \\
+      --sequence-by "struct(committed_at, position)" --apply-as-deletes "op = 'd'" \\
+      --except-columns op,committed_at,position
+
+rules:
+  Of several changes to one key the one with the largest sequence counts, within the files and against the table. A
+  delete counts in that order, and is remembered in TABLE_tombstones for --tombstone-days. Of the table's rows the
+  sequence is the column that --sequence-by names, if the table gets it, or else its column __SEQUENCE.
+  Two changes of one key with one sequence are a repetition if they say the same. If not, nothing is written, and the
+  sentence on standard error names the keys; likewise for a key or a sequence that is null.
+  Columns that the changes do not have stay as they are; rows that are new have null there.
+
+how files are read:
+  As append.py does: a value that does not parse fails the job. Columns of the table are read with its types, others
+  with types that Spark infers, which reads csv and json files twice. All files are one batch, in any order.
+
+locks:
+  If all partition columns of the table are among the keys, the partitions that the changes touch are locked, so that
+  feeds of different partitions run side by side; else the whole table: by other columns a key does not tell where its
+  row is. The lock is held while Delta merges; files are read before it is asked for.
+
+runs:
+  A job that was killed can be started again: what is applied twice is there once. With --run-id ID a run that is in the
+  table is skipped.
+
+standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has changes,
+keys, inserted, updated, deleted, unchanged and newest_sequence.
+standard error has one sentence if the job fails; the stack trace with --verbose.
+The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
+
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpsertArguments(FileJobArguments):
+    """What ``upsert.py`` was asked to do; see its ``--help``."""
+
+    keys: tuple[str, ...]
+    sequence_by: str
+    apply_as_deletes: str | None
+    column_list: tuple[str, ...] | None
+    except_column_list: tuple[str, ...] | None
+    tombstone_days: float
+
+    @property
+    def tombstone_retention(self) -> timedelta:
+        """How long a delete is remembered."""
+        return timedelta(days=self.tombstone_days)
+
+    def check(self) -> None:
+        """Check what can be checked without asking anybody.
+
+        Raises:
+            SluiceError: something does not make sense; the message is one sentence.
+
+        """
+        super().check()
+        if self.column_list is not None and self.except_column_list is not None:
+            raise ArgumentsError("give --columns or --except-columns, not both")
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
+    """Parse the command line; :meth:`UpsertArguments.check` looks at the values.
+
+    Raises:
+        ArgumentsError: it cannot be parsed.
+        HelpShown: it asked for help.
+
+    """
+    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + HELP)
+    parser.add_place()
+    add_source(parser)
+    add = parser.add_argument
+    add("--keys", required=True, type=names, metavar="COLS", help="columns that together name a row")
+    add("--sequence-by", required=True, type=text, metavar="SQL", help="order of the changes of one key")
+    add("--apply-as-deletes", type=text, metavar="SQL", help="which changes delete their row; by default none")
+    add("--columns", type=names, metavar="COLS", help="columns that the table gets; by default all")
+    add("--except-columns", type=names, metavar="COLS", help="columns that it does not get")
+    add_partition_by(parser)
+    add(
+        "--tombstone-days", default=_RETENTION_DAYS, type=_days, metavar="DAYS",
+        help=f"how long a delete is remembered ({_RETENTION_DAYS:g}): no change may come later than that",
+    )  # fmt: skip
+    parser.add_lock_timeout()
+    add("--run-id", metavar="ID", help="name of this load, unique in the table: it is applied once")
+    parser.add_report()
+    add_reader_options(parser)
+    parser.add_verbose()
+    found = parser.parse(argv)
+    return UpsertArguments(
+        keys=found.keys,
+        sequence_by=found.sequence_by,
+        apply_as_deletes=found.apply_as_deletes,
+        column_list=found.columns,
+        except_column_list=found.except_columns,
+        tombstone_days=found.tombstone_days,
+        **shared_by_file_jobs(found),
+    )
+
+
+def _days(value: str) -> float:
+    try:
+        days = float(value)
+    except ValueError:
+        days = -1.0
+    if not 0 <= days <= _MOST_DAYS:
+        raise argparse.ArgumentTypeError(f"{value!r} is no number of days from 0 to {_MOST_DAYS}")
+    return days

@@ -1,0 +1,67 @@
+"""The upsert job; ``spark-submit … writer_jobs/upsert.py --help`` describes it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):
+    # Run as a script: import the packages from beside this folder, and nothing from within it.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+try:
+    from lock_manager import Hold
+    from writer_jobs.changes.apply import apply_changes
+    from writer_jobs.delta.hadoop_files import HadoopFiles
+    from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
+    from writer_jobs.job.sources import SourceReader, find_sources
+    from writer_jobs.job.upsert_arguments import PROGRAM, UpsertArguments, parse_arguments
+    from writer_jobs.writer import LockedDeltaWriter
+except ModuleNotFoundError as missing:
+    if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
+        raise
+    print(f"upsert.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints", file=sys.stderr)
+    sys.exit(2)
+
+
+def _upsert(context: JobContext[UpsertArguments]) -> None:
+    arguments, output = context.arguments, context.output
+    writer = LockedDeltaWriter(context.spark, context.manager, arguments.table)
+    context.report(table=writer.table)
+    sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
+    reader = SourceReader(context.spark, sources, arguments.format or sources.format, arguments.options, writer.table)
+    changes = reader.read(reader.schema_of_changes(writer.log.state()))
+
+    def holding(hold: Hold) -> None:
+        output.holding(1, hold.token, hold.acquired_at)
+
+    with failing_store_is_a_failed_write(writer.table), context.stop.deferred(writer.cancel):
+        output.waiting(1, time.time())
+        result = apply_changes(
+            writer,
+            changes,
+            keys=arguments.keys,
+            sequence_by=arguments.sequence_by,
+            apply_as_deletes=arguments.apply_as_deletes,
+            column_list=arguments.column_list,
+            except_column_list=arguments.except_column_list,
+            partition_by=arguments.partition_by,
+            tombstone_retention=arguments.tombstone_retention,
+            txn=None if arguments.run_id is None else (arguments.run_id, 1),
+            before_write=holding,
+        )
+        output.commit(1, result.commit, **result.counts)
+
+
+JOB = Job(PROGRAM, parse_arguments, _upsert)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job and return its exit code; see :meth:`Job.run`."""
+    return JOB.run(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(JOB.run_as_program())
