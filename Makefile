@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo test quick lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-lock dist lock clean
 
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(LOG_STORE) $(ARCHIVES) ## Make .venv, install the pinned set, bring the jars (once; needs Python 3.11 and a JDK 17)
 

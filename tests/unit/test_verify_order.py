@@ -1,0 +1,210 @@
+"""What `sluice verify` finds in the order of commits: tokens at each node, names of the lock, ensembles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lock_manager.commit_stamp import CommitStamp
+from lock_manager.resources import table_key
+from sluice.audit.checks import check_ensembles, check_names, check_tokens
+from sluice.audit.log_files import LogCommit
+
+TABLE_NODE, MONTH_1, MONTH_2 = "s3://lake/t", "s3://lake/t?month=1", "s3://lake/t?month=2"
+
+
+def locked_commit(
+    version: int, hold: str, *, ensemble: str = "e", adopted_by: str | None = None, **tokens: Any
+) -> LogCommit:
+    held = CommitStamp(f"c{version}", hold, ensemble, tokens.get("tokens", {}), tokens.get("shared", {}), 0.0)
+    return LogCommit(version, stamp=held, adopted_by=adopted_by)
+
+
+def test_holds_of_two_partitions_may_commit_in_any_order() -> None:
+    commits = [
+        locked_commit(0, "a", shared={TABLE_NODE: 10}, tokens={MONTH_1: 11}),
+        locked_commit(1, "b", shared={TABLE_NODE: 12}, tokens={MONTH_2: 13}),
+        locked_commit(2, "a", shared={TABLE_NODE: 10}, tokens={MONTH_1: 11}),
+        locked_commit(3, "c", tokens={TABLE_NODE: 20}),
+        locked_commit(4, "d", shared={TABLE_NODE: 22}, tokens={MONTH_1: 23}),
+    ]
+    assert check_tokens(commits) == []
+
+
+@pytest.mark.parametrize(
+    ("hold", "late", "said"),
+    [
+        # The table's holder came after both, so neither may write any more.
+        ("a", {"shared": {TABLE_NODE: 10}, "tokens": {MONTH_1: 11}}, "token 0xa, not above 0x14 of version 2"),
+        # An exclusive one is above the shared ones before it, too.
+        ("d", {"tokens": {TABLE_NODE: 12}}, "token 0xc, not above 0x14 of version 2"),
+        ("d", {"tokens": {TABLE_NODE: 20}}, "token 0x14, not above 0x14 of version 2"),
+    ],
+)
+def test_a_commit_of_an_earlier_hold_at_a_node_is_found(hold: str, late: dict[str, Any], said: str) -> None:
+    commits = [
+        locked_commit(0, "a", shared={TABLE_NODE: 10}, tokens={MONTH_1: 11}),
+        locked_commit(1, "b", shared={TABLE_NODE: 12}, tokens={MONTH_2: 13}),
+        locked_commit(2, "c", tokens={TABLE_NODE: 20}),
+    ]
+    assert check_tokens(commits) == []
+    (problem,) = check_tokens([*commits, locked_commit(3, hold, **late)])
+    assert problem.startswith(f"version 3 carries fencing {said}")
+
+
+@pytest.mark.parametrize("late", [{"tokens": {TABLE_NODE: 9}}, {"shared": {TABLE_NODE: 8}, "tokens": {MONTH_1: 9}}])
+def test_a_token_below_that_of_version_0_is_of_a_table_that_was_dropped(late: dict[str, Any]) -> None:
+    commits = [locked_commit(0, "a", tokens={TABLE_NODE: 10}), locked_commit(1, "a", tokens={TABLE_NODE: 10})]
+    assert check_tokens([*commits, locked_commit(2, "b", tokens={TABLE_NODE: 12})]) == []
+    (problem,) = check_tokens([*commits, locked_commit(2, "z", **late)])
+    assert problem.startswith("version 2 carries fencing token 0x")
+    assert "below 0xa of version 0: either it is a late commit to a table that was dropped here" in problem
+    # One without version 0 cannot tell, and says what it can.
+    (problem,) = check_tokens([commits[1], locked_commit(2, "z", **late)])
+    assert "an earlier holder wrote after a later one" in problem
+
+
+NAME, ALIAS = "s3://lake/t", "s3://lake-alias/t"
+
+
+def named_commit(version: int, *names: str, adopted_name: str | None = None, partition: str = "") -> LogCommit:
+    tokens = {table_key(name) + partition: 10 + version for name in names}
+    return replace(locked_commit(version, f"h{version}", tokens=tokens), adopted_name=adopted_name)
+
+
+@pytest.mark.parametrize(
+    ("commits", "problems"),
+    [
+        ([named_commit(0, NAME), named_commit(1, ALIAS)], 0),
+        (
+            [
+                named_commit(0, NAME),
+                named_commit(1, NAME, adopted_name=NAME),
+                named_commit(2, NAME, partition="/month=1"),
+            ],
+            0,
+        ),
+        ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, ALIAS)], 1),
+        ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, ALIAS, partition="/month=1")], 1),
+        # Moved under both locks.
+        (
+            [
+                named_commit(0, NAME, adopted_name=NAME),
+                named_commit(1, NAME, ALIAS, adopted_name=ALIAS),
+                named_commit(2, ALIAS),
+            ],
+            0,
+        ),
+        (
+            [
+                named_commit(0, NAME, adopted_name=NAME),
+                named_commit(1, NAME, ALIAS, adopted_name=ALIAS),
+                named_commit(2, NAME),
+            ],
+            1,
+        ),
+        # A clone has its source's name until it has its own.
+        (
+            [
+                named_commit(0, ALIAS, adopted_name=NAME),
+                named_commit(1, ALIAS, adopted_name=ALIAS),
+                named_commit(2, ALIAS),
+            ],
+            0,
+        ),
+        ([named_commit(0, ALIAS, adopted_name=NAME), named_commit(1, ALIAS)], 1),
+        # Taken off.
+        ([named_commit(0, NAME, adopted_name=NAME), named_commit(1, NAME, adopted_name=""), named_commit(2, ALIAS)], 0),
+    ],
+)
+def test_a_commit_under_a_lock_on_another_name_is_found(commits: list[LogCommit], problems: int) -> None:
+    found = check_names(commits)
+    assert len(found) == problems
+    assert all(
+        problem.endswith("under which the table is adopted: two names could have been locked") for problem in found
+    )
+
+
+def test_an_adopted_name_whose_commit_was_cleaned_up_still_counts() -> None:
+    assert check_names([named_commit(7, NAME)], adopted_name=NAME) == []
+    assert len(check_names([named_commit(7, ALIAS)], adopted_name=NAME)) == 1
+
+
+def test_the_ensemble_of_a_clone_s_source_is_no_second_gate() -> None:
+    clone = [
+        locked_commit(0, "a", ensemble="B", adopted_by="A"),
+        locked_commit(1, "a", ensemble="B", adopted_by="B"),
+        locked_commit(2, "b", ensemble="B"),
+    ]
+    assert check_ensembles(clone) == []
+    restored = [replace(commit, version=commit.version + 3) for commit in clone]
+    assert check_ensembles([*clone, *restored]) == []
+    assert len(check_ensembles([clone[0], clone[2]])) == 1
+
+
+def test_an_exclusive_token_is_above_the_shared_ones_before_it() -> None:
+    commits = [
+        locked_commit(0, "a", shared={TABLE_NODE: 30}, tokens={MONTH_1: 31}),
+        locked_commit(1, "b", tokens={TABLE_NODE: 29}),
+    ]
+    assert len(check_tokens(commits)) == 1
+
+
+def test_one_hold_with_two_tokens_at_a_node_is_found() -> None:
+    commits = [locked_commit(0, "a", tokens={TABLE_NODE: 30}), locked_commit(1, "a", tokens={TABLE_NODE: 29})]
+    assert len(check_tokens(commits)) == 1
+
+
+def ensembles(*names: str) -> list[LogCommit]:
+    return [locked_commit(number, f"h{number}", ensemble=name) for number, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    ("switches", "problems"), [("A", 0), ("AAB", 0), ("ABC", 0), ("ABA", 1), ("ABAB", 2), ("AABBA", 1)]
+)
+def test_a_switch_of_ensembles_that_comes_back_is_found(switches: str, problems: int) -> None:
+    found = check_ensembles(ensembles(*switches))
+    assert len(found) == problems
+    assert all("two ensembles could have granted its lock" in problem for problem in found)
+
+
+def test_a_table_that_was_moved_back_on_purpose_is_fine() -> None:
+    moved = [
+        locked_commit(0, "a", ensemble="A", adopted_by="A"),
+        locked_commit(1, "b", ensemble="A"),
+        locked_commit(2, "c", ensemble="B", adopted_by="B"),
+        locked_commit(3, "d", ensemble="B"),
+        locked_commit(4, "e", ensemble="A", adopted_by="A"),
+        locked_commit(5, "f", ensemble="A"),
+    ]
+    assert check_ensembles(moved) == []
+    # A change of other metadata repeats the adoption.
+    assert check_ensembles([*moved, locked_commit(6, "g", ensemble="A", adopted_by="A")]) == []
+    assert check_ensembles([*moved, locked_commit(6, "g", ensemble="B")]) == [
+        "version 6 was made under ensemble B, but the table is adopted by A: two ensembles could have granted its lock"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("operation", "after", "problems"),
+    [
+        ("CREATE OR REPLACE TABLE AS SELECT", "B", 2),
+        ("CREATE OR REPLACE TABLE AS SELECT", "A", 1),
+        ("UNSET TBLPROPERTIES", "B", 0),
+    ],
+)
+def test_another_ensemble_after_an_adoption_that_was_dropped_by_the_way_is_found(
+    operation: str, after: str, problems: int
+) -> None:
+    log = [
+        locked_commit(0, "a", ensemble="A", adopted_by="A"),
+        replace(locked_commit(1, "b", ensemble="A", adopted_by=""), operation=operation),
+        locked_commit(2, "c", ensemble=after),
+    ]
+    found = check_ensembles(log)
+    assert len(found) == problems
+    assert all("until version 1 removed the adoption" in problem for problem in found)
+    # Once it is adopted again, that is over.
+    assert check_ensembles([*log[:2], locked_commit(2, "c", ensemble="A", adopted_by="A")]) == []
