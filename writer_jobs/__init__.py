@@ -1,14 +1,17 @@
-"""Spark jobs that append to Delta tables under a ZooKeeper lock, and what they are made of.
+"""Spark jobs that write Delta tables under a ZooKeeper lock, and what they are made of.
 
-``append.py`` is a job for ``spark-submit``; :class:`LockedDeltaWriter` is the same for programs of your own. Every
-error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``writer_jobs.errors``.
+``append.py`` and ``upsert.py`` are jobs for ``spark-submit``; :class:`LockedDeltaWriter` and :func:`apply_changes` are
+the same for programs of your own. Every error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in
+``writer_jobs.errors``.
 """
 
+from writer_jobs.changes.apply import ChangesResult, apply_changes
 from writer_jobs.commit.driver_guard import attach
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.delta.session import build_session
 from writer_jobs.delta.table_log import Commit, DeltaTableLog, Head, TableState, locate_table
 from writer_jobs.errors import (
+    ChangesError,
     CommitUnknownError,
     GuardMissingError,
     RunError,
@@ -24,6 +27,8 @@ from writer_jobs.locking import locked, locked_all
 from writer_jobs.writer import LockedDeltaWriter
 
 __all__ = [
+    "ChangesError",
+    "ChangesResult",
     "Commit",
     "CommitResult",
     "CommitUnknownError",
@@ -40,6 +45,7 @@ __all__ = [
     "UnprovenCommitError",
     "UnsupportedSessionError",
     "WriteFailedError",
+    "apply_changes",
     "attach",
     "build_session",
     "locate_table",

@@ -20,6 +20,7 @@ from lock_manager.commit_stamp import commit_ids_of, note_of
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
 from writer_jobs.delta.jvm_errors import _gist
 from writer_jobs.errors import (
+    ChangesError,
     CommitUnknownError,
     RunError,
     SchemaMismatchError,
@@ -45,11 +46,14 @@ ERRORS: list[SluiceError] = [
     SchemaMismatchError(table="s3://b/t", reason="no"),
     CommitUnknownError(table="s3://b/t", reason="no", commit_id="c"),
     UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="no", version=7, commit_id="c"),
+    ChangesError(table="s3://b/t", reason="no"),
 ]
 
 
 def test_the_public_surface_is_what_is_listed() -> None:
     assert writer_jobs.__all__ == [
+        "ChangesError",
+        "ChangesResult",
         "Commit",
         "CommitResult",
         "CommitUnknownError",
@@ -66,6 +70,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "UnprovenCommitError",
         "UnsupportedSessionError",
         "WriteFailedError",
+        "apply_changes",
         "attach",
         "build_session",
         "locate_table",

@@ -1,0 +1,69 @@
+"""The commands of docs/how-to run as they stand, but for the addresses in them, and leave what the page says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lock_manager import ZookeeperLockManager
+from writer_jobs import LockedDeltaWriter
+
+pytestmark = pytest.mark.spark
+
+PAGES = Path(__file__).parents[2] / "docs" / "how-to"
+HOSTS = "zk1:2181,zk2:2181,zk3:2181"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (PAGES / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def job_of(command: str, places: dict[str, str]) -> tuple[str, list[str]]:
+    """Return the job that a ``spark-submit`` line names, and its arguments, with other places."""
+    for written, here in places.items():
+        command = command.replace(written, here)
+    words = shlex.split(command.replace("$(sluice submit-args)", "").replace("\\\n", " "))
+    assert words[0] == "spark-submit"
+    arguments = words[2:]
+    at = arguments.index("--zookeeper")
+    assert arguments[at + 1] == HOSTS
+    return Path(words[1]).stem, [*arguments[:at], *arguments[at + 2 :]]
+
+
+def test_upsert(
+    run_job: Callable[..., Any],
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    table: Path,
+    tmp_path: Path,
+    rows_of: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, _, second = blocks("upsert.md", "json")
+    (command,) = blocks("upsert.md", "sh")
+    for number, text in enumerate((first, second), start=1):
+        (tmp_path / f"{number}.json").write_text(text, encoding="utf-8")
+        places = {
+            "s3a://landing/customers/1.json": str(tmp_path / f"{number}.json"),
+            "s3a://lake/customers": str(table),
+        }
+        job, arguments = job_of(command, places)
+        done = run_job(job, *arguments)
+        assert (done.code, done.error) == (0, "")
+        if number == 1:
+            assert rows_of(table, "id", "name", "city", "position") == [(1, "Ada", "Tromsø", 107)]
+            said = {name: done.lines[-1][name] for name in ("changes", "keys", "inserted", "deleted", "unchanged")}
+            assert said == {"changes": 4, "keys": 2, "inserted": 1, "deleted": 0, "unchanged": 1}
+    after = [(1, "Ada", "Tromsø", 107), (3, "Cy", "Oslo", 110)]
+    assert rows_of(table, "id", "name", "city", "position") == after
+    (code,) = blocks("upsert.md", "python")
+    names = {"writer": LockedDeltaWriter(spark, manager, str(table)), "changes": spark.read.json(str(tmp_path))}
+    exec(compile(code, "upsert.md", "exec"), names)  # noqa: S102 (our own page)
+    assert "'changes': 6" in capsys.readouterr().out
+    assert rows_of(table, "id", "name", "city", "position") == after
