@@ -107,7 +107,13 @@ class HeldLock:
         self._blocks: list[int] = []
         self._closed_inside = False
         self._standing = Standing(
-            session, self._contenders, acquired.session_id, request, acquired_at=self.acquired_at, owner=self
+            session,
+            self._contenders,
+            acquired.session_id,
+            request,
+            acquired_at=self.acquired_at,
+            on_lost=self._was_lost,
+            end_error=self._end_error,
         )
         self._intents = {
             table: HoldIntents(
@@ -358,9 +364,9 @@ class HeldLock:
         elif ends:
             self._tell_end(Event.RELEASED)
 
-    # -- for its standing ------------------------------------------------------------------------------------------
+    # -- inside ----------------------------------------------------------------------------------------------------
 
-    def was_lost(self) -> None:
+    def _was_lost(self) -> None:
         """Look after it no more, and tell everybody who wants to know."""
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
@@ -372,13 +378,11 @@ class HeldLock:
         for callback in callbacks:
             self._tell(callback)
 
-    def end_error(self) -> LockError:
+    def _end_error(self) -> LockError:
         """Return the error that says that it was lost or released."""
         if self.lost is not None:
             return self._lost_error()
         return LockNotHeldError(f"the lock on {self.resource} was released", resource=self.resource)
-
-    # -- inside ----------------------------------------------------------------------------------------------------
 
     def _tell_end(self, event: Event) -> None:
         for table in self.scope:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError
@@ -25,18 +25,8 @@ from lock_manager.zookeeper.session import (
 log = logging.getLogger(__name__)
 
 
-class Owner(Protocol):
-    """The hold that stands or does not."""
-
-    def end_error(self) -> Exception:
-        """Return the error that says that it was lost or released."""
-
-    def was_lost(self) -> None:
-        """Do what a loss calls for; called once, in the thread that found it out."""
-
-
 class Standing:
-    """Whether one hold stands. It stands until it ends: it is lost, or its owner ends it.
+    """Whether one hold stands: it does until it is lost, or ended.
 
     Args:
         session: to ask through.
@@ -44,11 +34,12 @@ class Standing:
         session_id: of the session that made the contenders: they end with it.
         request: what the hold was asked for with.
         acquired_at: acquisition time, seconds since the epoch.
-        owner: the hold.
+        on_lost: does what a loss calls for; called once, in the thread that found it out.
+        end_error: returns the error that says that the hold was lost or released.
 
     Attributes:
         lost: how the hold was lost; None as long as that is not known.
-        ended_at: when the owner ended it, seconds since the epoch; None before.
+        ended_at: when the hold was given back, or its manager closed, seconds since the epoch; None before.
 
     """
 
@@ -60,7 +51,8 @@ class Standing:
         request: Request,
         *,
         acquired_at: float,
-        owner: Owner,
+        on_lost: Callable[[], None],
+        end_error: Callable[[], Exception],
     ) -> None:
         self.lost: str | None = None
         self.ended_at: float | None = None
@@ -69,7 +61,8 @@ class Standing:
         self._session_id = session_id
         self._request = request
         self._acquired_at = acquired_at
-        self._owner = owner
+        self._on_lost = on_lost
+        self._end_error = end_error
         self._ending = threading.Lock()
         self._asked_at = time.monotonic()
         self._announce_at = self._asked_at + ANNOUNCE_SECONDS
@@ -130,7 +123,7 @@ class Standing:
     def _raise_if_over(self) -> None:
         self._look_at_bound()
         if self.over:
-            raise self._owner.end_error()
+            raise self._end_error()
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -212,17 +205,17 @@ class Standing:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def end(self) -> bool:
-        """Note that the owner ends the hold now; False if it had done so before."""
+        """Note that the hold is ended now; False if it had been before."""
         with self._ending:
             first, self.ended_at = self.ended_at is None, self.ended_at or time.time()
         return first
 
     def lose(self, reason: str, *, ending: bool = False) -> None:
-        """Note that the hold was lost, and tell its owner; what comes second, or after the end, counts for nothing.
+        """Note that the hold was lost; what comes second, or after the end, counts for nothing.
 
         Args:
             reason: how.
-            ending: it is the owner, who finds it out while it ends the hold.
+            ending: it is found out while the hold is ended.
 
         """
         with self._ending:
@@ -230,4 +223,4 @@ class Standing:
             if self.lost is not None or (self.ended_at is not None and not ending):
                 return
             self.lost = reason
-        self._owner.was_lost()
+        self._on_lost()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lock_manager import LockCancelledError, LockLostError, LockNotHeldError, LockTimeoutError
+from lock_manager import LockCancelledError, LockLostError, LockManager, LockNotHeldError, LockTimeoutError
 from tests.contract.conftest import Coordinator
 
 
@@ -43,6 +43,26 @@ def test_shared_holders_hold_together_and_never_beside_an_exclusive_one(coordina
             three.acquire(table, timeout_seconds=0)
     with three.acquire(table), pytest.raises(LockTimeoutError):
         one.acquire(table, shared=True, timeout_seconds=0)
+
+
+def test_shared_requests_do_not_overtake_an_exclusive_one_that_waits(
+    coordinator: Coordinator, table: str, eventually: Callable[..., None]
+) -> None:
+    one, two, three = (coordinator.manager() for _ in range(3))
+    reading = one.acquire(table, shared=True)
+    served: list[str] = []
+
+    def take(manager: LockManager, name: str, *, shared: bool) -> None:
+        with manager.acquire(table, shared=shared):
+            served.append(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        pool.submit(take, two, "exclusive", shared=False)
+        eventually(lambda: coordinator.asked_for(table) == 2)
+        pool.submit(take, three, "shared", shared=True)
+        eventually(lambda: coordinator.asked_for(table) == 3 or served)
+        reading.release()
+    assert served == ["exclusive", "shared"]
 
 
 def test_one_deadline_counts_over_all_that_is_ahead(
@@ -142,6 +162,14 @@ def test_an_unfinished_intent_is_handed_to_the_next_holder_and_a_settled_one_is_
             (earlier.hold_id, 4, "b")
         ]
         after.intents.clear()
+    lost = one.acquire(table)
+    lost.intend(5, txn="c", attempt="third")
+    coordinator.take_away(lost)
+    with two.acquire(table) as after:
+        assert [(intent.hold_id, intent.version) for intent in after.intents.read()] == [(lost.hold_id, 5)]
+        after.intents.clear()
+    with pytest.raises(LockLostError):
+        lost.release()
     with one.acquire(table) as last:
         assert last.intents.unfinished == ()
 

@@ -13,7 +13,7 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Self
 
-from lock_manager import LockCancelledError, LockLostError, LockNotHeldError, LockTimeoutError, TableResource
+from lock_manager import Hold, LockCancelledError, LockLostError, LockNotHeldError, LockTimeoutError, TableResource
 from lock_manager.coordinator import Cancellation
 from lock_manager.deadline import Deadline
 from lock_manager.intents import Intent
@@ -25,6 +25,7 @@ class Break(Enum):
     """A rule that the coordinator does not keep."""
 
     ORDER = "the last to come is served first"
+    OVERTAKING = "a shared request goes before an exclusive one that waits"
     TOKENS = "each hold has the same token"
     SHARING = "shared holders exclude one another"
     EXCLUSION = "a shared holder is let in beside an exclusive one"
@@ -34,6 +35,7 @@ class Break(Enum):
     TELLING = "nobody is told of a loss"
     INTENDING = "a lost hold may note an intent"
     HANDING_ON = "an unfinished intent is forgotten with its hold"
+    HANDING_ON_LOST = "an unfinished intent is forgotten when its hold is lost"
     SETTLING = "a settled intent is handed on"
     RELEASE = "the release of a lost hold says nothing"
     TWICE = "a hold may be released twice"
@@ -77,9 +79,13 @@ class Memory:
         """Return how many hold the table or wait for it."""
         return len(self.queues[TableResource.of(table).uri])
 
-    def take_away(self, hold: MemoryHold) -> None:
+    def take_away(self, hold: Hold) -> None:
         """Give up a hold; it is not told."""
-        self.leave(hold.entries)
+        if self.broken is Break.HANDING_ON_LOST:
+            for kept in self.intents.values():
+                kept.pop(hold.hold_id, None)
+        with self.changed:
+            self.leave([each for queue in self.queues.values() for each in queue if each.hold_id == hold.hold_id])
 
     def leave(self, entries: Iterable[_Entry]) -> None:
         """Take entries out of their queues."""
@@ -116,6 +122,8 @@ class Memory:
         waiting = [each for each in queue if not each.granted]
         if self.broken is Break.ORDER:
             waiting.reverse()
+        if self.broken is Break.OVERTAKING and entry.shared:
+            waiting = [each for each in waiting if each.shared]
         line = [each for each in queue if each.granted] + waiting
         for ahead in itertools.takewhile(lambda each: each is not entry, line):
             together = ahead.shared and entry.shared and self.broken is not Break.SHARING
