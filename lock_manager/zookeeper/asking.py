@@ -44,10 +44,10 @@ def failure_in(results: Iterable[object]) -> Failure | None:
         results: of its operations, in order; what kazoo returns for a transaction.
 
     """
-    for index, result in enumerate(results):
-        if isinstance(result, Exception) and not isinstance(result, _ROLLED_BACK):
-            return Failure(index, result)
-    return None
+    failures = [Failure(index, result) for index, result in enumerate(results) if isinstance(result, Exception)]
+    reasons = (failure for failure in failures if not isinstance(failure.error, _ROLLED_BACK))
+    # No server leaves the reason out; if one did, nothing was done all the same.
+    return next(reasons, failures[0] if failures else None)
 
 
 def insist(session: Session, deadline: Deadline, ask: Callable[[], _T], doing: str) -> _T:

@@ -100,16 +100,15 @@ class OwnContenders:
         """Return what the outcome of :meth:`ask` says: a list of results, or what kazoo raised."""
         if isinstance(outcome, SESSION_GONE):
             return Answer(lost=SESSION_ENDED)
-        results = outcome if isinstance(outcome, list) else [outcome]
-        own = results[: len(self._entries)]
-        if with_operation and len(results) > len(own):
-            problem = results[len(own)]
-            if isinstance(problem, NodeExistsError | NoNodeError | BadVersionError):
-                return Answer(not_done=problem)
-        if any(isinstance(result, NoNodeError) for result in own):
+        failure = failure_in(outcome if isinstance(outcome, list) else [outcome])
+        if failure is None:
+            return Answer()
+        if failure.index < len(self._entries) and isinstance(failure.error, NoNodeError):
             return Answer(lost=_CONTENDER_GONE)
-        refusals = [result for result in results if isinstance(result, Exception)]
-        return Answer(refusal=type(refusals[0]).__name__) if refusals else Answer()
+        is_operation = with_operation and failure.index == len(self._entries)
+        if is_operation and isinstance(failure.error, NodeExistsError | NoNodeError | BadVersionError):
+            return Answer(not_done=failure.error)
+        return Answer(refusal=type(failure.error).__name__)
 
     def delete(self, intents: Mapping[str, HoldIntents], deadline: Deadline, *, stood: bool) -> Deletion:
         """Delete them, and the intents with them that are settled.
