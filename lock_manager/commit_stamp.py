@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from lock_manager.coordinator import Hold
 
 _STAMP = "sluice"
+# Keys of the stamp, of the note, or of both. Tables have them, so they keep their names.
+_COMMIT_ID, _ATTEMPT, _FILLS = "commit_id", "attempt", "occupies"
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
 
 
@@ -49,16 +51,18 @@ class CommitStamp:
     fenced: bool = True
 
 
-def stamp_of(hold: Hold, metadata: Mapping[str, Any]) -> dict[str, Any]:
+def stamp_of(hold: Hold, metadata: Mapping[str, Any], *, fills: Collection[str] | None = None) -> dict[str, Any]:
     """Return what a commit under this hold records; :func:`parse_stamp` reads it.
 
     Args:
         hold: under which the commit is made.
         metadata: what it records beside the hold itself, such as ``job``; JSON values.
+        fills: of an empty commit that fills a version: ids of the holds that left the intents for it unfinished.
 
     """
     return {
         **metadata,
+        **({} if fills is None else {_FILLS: list(fills)}),
         "hold": hold.hold_id,
         "ensemble": hold.ensemble_id,
         "nodes": [
@@ -78,7 +82,7 @@ def parse_stamp(info: Mapping[str, Any]) -> CommitStamp | None:
         said = said if fenced else json.loads(said)
         nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in said["nodes"]]
         return CommitStamp(
-            commit_id=next(iter(commit_ids_of(info)), None) or str(said.get("commit_id") or said["attempt"]),
+            commit_id=next(iter(commit_ids_of(info)), None) or str(said.get(_COMMIT_ID) or said[_ATTEMPT]),
             hold=str(said["hold"]),
             ensemble=str(said["ensemble"]),
             tokens={key: token for key, mode, token in nodes if mode == _EXCLUSIVE},
@@ -89,6 +93,29 @@ def parse_stamp(info: Mapping[str, Any]) -> CommitStamp | None:
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def stamped_info(info: Mapping[str, Any], stamp: Mapping[str, Any], attempt: str) -> dict[str, Any]:
+    """Return a ``commitInfo`` with a stamp, as the guarded log store writes it (``CommitBody.java``).
+
+    Args:
+        info: as Delta writes it.
+        stamp: see :func:`stamp_of`.
+        attempt: id of the attempt to commit.
+
+    """
+    return {_STAMP: {**stamp, _ATTEMPT: attempt}, **info}
+
+
+def note_of_write(metadata: Mapping[str, Any], commit_id: str) -> dict[str, Any]:
+    """Return the note of a write.
+
+    Args:
+        metadata: what the caller has noted; JSON values.
+        commit_id: unique name of the write, by which its commit is found.
+
+    """
+    return {**metadata, _COMMIT_ID: commit_id}
 
 
 def note_as_user_metadata(note: Mapping[str, Any], user: str | None = None) -> str:
@@ -117,7 +144,7 @@ def commit_ids_of(info: Mapping[str, Any]) -> list[str]:
 
     They differ if a session gives all its commits the ``userMetadata`` of another one.
     """
-    found = (note_of(info).get("commit_id"), _object(info.get(_STAMP)).get("commit_id"))
+    found = (note_of(info).get(_COMMIT_ID), _object(info.get(_STAMP)).get(_COMMIT_ID))
     return [str(each) for each in found if each is not None]
 
 
@@ -146,5 +173,5 @@ def commit_metadata(hold: Hold, *, job: str | None = None) -> dict[str, str]:
         One key, ``sluice``, with a JSON object as text.
 
     """
-    said = stamp_of(hold, {"attempt": uuid.uuid4().hex, **({} if job is None else {"job": job})})
+    said = stamp_of(hold, {_ATTEMPT: uuid.uuid4().hex, **({} if job is None else {"job": job})})
     return {_STAMP: json.dumps(said, separators=(",", ":"))}

@@ -54,6 +54,8 @@ class GuardedHold:
         self.passed: dict[str, int] = {}
         self.refusal: SluiceError | None = None
         self.new_metadata = False
+        # Holds whose intents a commit fills that is being made now.
+        self._fills: list[str] | None = None
 
     @property
     def name(self) -> str:
@@ -151,16 +153,15 @@ class GuardedHold:
         if head == NO_VERSION and free is not None:
             return False
         if free is not None:
-            # A persisted key: tables have it in commitInfo.sluice, so it keeps its name.
-            self.metadata["occupies"] = [intent.hold_id for intent in intents if intent.version > head]
+            self._fills = [intent.hold_id for intent in intents if intent.version > head]
             try:
                 head = fill(free)
             finally:
-                del self.metadata["occupies"]
+                self._fills = None
         left_behind.settle(intent.attempt for intent in unanswered if intent.version <= head)
         left_behind.clear()
         return True
 
     def stamp(self) -> dict[str, Any]:
         """Return what a commit under this hold notes of it (``commitInfo.sluice``)."""
-        return stamp_of(self.hold, self.metadata)
+        return stamp_of(self.hold, self.metadata, fills=self._fills)

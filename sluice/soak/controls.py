@@ -22,6 +22,7 @@ from lock_manager import (
     canonical_table_uri,
 )
 from lock_manager.commit_guard import CommitGuard
+from lock_manager.commit_stamp import stamped_info
 from lock_manager.guarded_hold import GuardedHold
 
 log = logging.getLogger(__name__)
@@ -154,5 +155,5 @@ def stamped(line: str, answer: str, attempt: str) -> str:
     For the control that puts through Delta's own store, which asks no guard.
     """
     action = json.loads(line)
-    stamp = {**json.loads(answer)["stamp"], "attempt": attempt}
-    return json.dumps({"commitInfo": {"sluice": stamp, **action["commitInfo"]}}, separators=(",", ":"))
+    info = stamped_info(action["commitInfo"], json.loads(answer)["stamp"], attempt)
+    return json.dumps({"commitInfo": info}, separators=(",", ":"))

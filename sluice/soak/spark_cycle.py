@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager import Hold, LockLostError, SluiceError
-from lock_manager.commit_stamp import note_as_user_metadata
+from lock_manager.commit_stamp import note_as_user_metadata, note_of_write
 from lock_manager.intents import NO_VERSION
 from sluice.errors import JvmGoneError
 from sluice.soak.controls import Protection
@@ -173,7 +173,7 @@ class SparkCycle:
         """Append without a guard, which would have said the transaction's name before: find it out afterwards."""
         self._point("data")
         name = uuid.uuid4().hex
-        failure = self._tried(lambda: self._append(userMetadata=note_as_user_metadata({"commit_id": name})))
+        failure = self._tried(lambda: self._append(userMetadata=note_as_user_metadata(note_of_write({}, name))))
         commit, _ = self._log.find_commit(name, after=newest)
         if commit is None:
             self._say("gave-up", error=type(failure).__name__, message=str(failure))

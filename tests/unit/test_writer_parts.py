@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 import writer_jobs
 from lock_manager import LockLostError, SluiceError
-from lock_manager.commit_stamp import commit_ids_of, note_of
+from lock_manager.commit_stamp import commit_ids_of, note_as_user_metadata, note_of, note_of_write
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
 from writer_jobs.delta.jvm_errors import _gist
 from writer_jobs.errors import (
@@ -138,6 +138,12 @@ def test_a_commit_is_known_by_its_note_and_by_its_stamp() -> None:
     note = {"userMetadata": json.dumps({"sluice": {"commit_id": "of the session"}})}
     assert commit_ids_of({**note, "sluice": {"commit_id": "c"}}) == ["of the session", "c"]
     assert commit_ids_of({"sluice": "text of delta-rs"}) == []
+
+
+def test_the_commit_id_of_a_write_is_its_own_whatever_its_caller_notes() -> None:
+    note = note_of_write({"commit_id": "the caller's", "team": "a"}, "c")
+    assert commit_ids_of({"userMetadata": note_as_user_metadata(note)}) == ["c"]
+    assert note["team"] == "a"
 
 
 def files(*names: str) -> SourceFiles:

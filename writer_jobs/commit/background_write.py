@@ -13,6 +13,7 @@ from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from lock_manager.commit_stamp import note_of_write
 from writer_jobs.commit.operation import Work
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.log_store import follow_transactions
@@ -154,6 +155,11 @@ class BackgroundWrite:
         self._context = spark.sparkContext
         self._tag = f"sluice-{self.commit_id}"
         self._thread: _WriteThread | None = None
+
+    @property
+    def note(self) -> dict[str, Any]:
+        """What the commit notes of the write: what the caller has given, and the commit id."""
+        return note_of_write(self.metadata, self.commit_id)
 
     def start(
         self, location: str, user_metadata: str, *, ticket: str | None = None, on_end: Callable[[], None] = lambda: None

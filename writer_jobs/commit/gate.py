@@ -167,7 +167,7 @@ class StagedWrite:
     def _about(self) -> Mapping[str, Any]:
         job = {"job": self._manager.settings.job}
         # Delta has no place for it in the commit of an operation that is no df.write.
-        own = {} if self._write.work.takes_metadata else {**self._write.metadata, "commit_id": self._write.commit_id}
+        own = {} if self._write.work.takes_metadata else self._write.note
         return job | own
 
     def _conclude(self, running: RunningWrite, problem: BaseException | None) -> CommitResult:

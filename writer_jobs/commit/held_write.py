@@ -38,7 +38,7 @@ _ATTEMPTS = 3
 
 def user_metadata(write: BackgroundWrite) -> str:
     """Return what the commit of a write notes of it, as Delta's ``userMetadata``."""
-    return note_as_user_metadata({**write.metadata, "commit_id": write.commit_id}, write.work.user_metadata)
+    return note_as_user_metadata(write.note, write.work.user_metadata)
 
 
 def failed_write(
@@ -197,7 +197,7 @@ class LockedWrite:
                 f"nothing was done to {self._table}: the commit of this operation is found by what the commit guard "
                 "notes in it, and the guard is off here or only observes; use append or overwrite, or required mode"
             )
-        self._bound.metadata |= {**self._write.metadata, "commit_id": self._write.commit_id}
+        self._bound.metadata |= self._write.note
 
     def _save(self) -> tuple[BaseException | None, BaseException | None]:
         """Write, again after a conflict with another writer, as long as this hold stands."""
