@@ -14,7 +14,7 @@ from kazoo.exceptions import NoNodeError
 from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError
 from lock_manager.zookeeper.session import Session
-from lock_manager.zookeeper.znodes import intents_node, is_table_name, partitions_node
+from lock_manager.zookeeper.znodes import intents_node, is_table_name, partition_in, partitions_node, table_node_of
 
 _MOST_TABLES = 20
 _MOST_PARTITIONS = 100
@@ -50,7 +50,7 @@ def survey_acls(session: Session, deadline: Deadline) -> AclSurvey:
     """
     root = session.settings.lock_root
     keys = [name for name in _children(session, [root], deadline).get(root, []) if is_table_name(name)]
-    tables = [f"{root}/{key}" for key in _some(keys, _MOST_TABLES)]
+    tables = [table_node_of(root, key) for key in _some(keys, _MOST_TABLES)]
     partitions = _partitions(session, tables, deadline)
     intents = [intents_node(table) for table in tables]
     looked = _answers(
@@ -80,7 +80,7 @@ def _partitions(session: Session, tables: Iterable[str], deadline: Deadline) -> 
     level = [partitions_node(table) for table in tables]
     while level and len(found) < _MOST_PARTITIONS:
         children = _children(session, level, deadline)
-        nodes = [f"{folder}/{name}" for folder, names in children.items() for name in names]
+        nodes = [partition_in(folder, name) for folder, names in children.items() for name in names]
         nodes = _some(nodes, _MOST_PARTITIONS - len(found))
         found += nodes
         level = [partitions_node(node) for node in nodes]

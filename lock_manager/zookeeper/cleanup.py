@@ -14,6 +14,7 @@ from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnava
 from lock_manager.zookeeper.asking import UNANSWERED
 from lock_manager.zookeeper.empty_znodes import EmptyZnodes
 from lock_manager.zookeeper.session import Session
+from lock_manager.zookeeper.znodes import contender_node, is_of_hold
 
 log = logging.getLogger(__name__)
 
@@ -40,13 +41,13 @@ class Cleanup:
         self._fresh = False
         self._thread: threading.Thread | None = None
 
-    def discard(self, nodes: Sequence[str], prefix: str, wait_seconds: float) -> bool:
-        """Remove every child of these nodes whose name starts with ``prefix``; tell whether it was done in time."""
+    def discard(self, nodes: Sequence[str], hold_id: str, wait_seconds: float) -> bool:
+        """Remove every contender of a hold from these nodes; tell whether it was done in time."""
         if self._session.closed:
             return True
         done = threading.Event()
         with self._changed:
-            self._wanted[prefix] = (nodes, done)
+            self._wanted[hold_id] = (nodes, done)
             self._fresh = True
             self._rouse()
         return done.wait(wait_seconds)
@@ -78,17 +79,17 @@ class Cleanup:
         while not self._session.closed:
             with self._changed:
                 wanted, self._fresh = dict(self._wanted), False
-            for prefix, (nodes, done) in wanted.items():
+            for hold_id, (nodes, done) in wanted.items():
                 try:
                     # In the order of the request, a table before its partitions: whoever gets a partition then finds
                     # its last holder gone from the table's queue, and takes that one's intent for left behind.
-                    gone = all(self._remove(node, prefix) for node in nodes)
+                    gone = all(self._remove(node, hold_id) for node in nodes)
                 except Exception:  # whatever it was, the others' contenders must still go
-                    log.exception("could not remove the contender %s of %s", prefix, ", ".join(nodes))
+                    log.exception("could not remove the contender %s of %s", hold_id, ", ".join(nodes))
                     gone = False
                 if gone:
                     with self._changed:
-                        self._wanted.pop(prefix, None)
+                        self._wanted.pop(hold_id, None)
                         self._empty_znodes.used(nodes)
                     done.set()
             try:
@@ -103,7 +104,7 @@ class Cleanup:
             for _, done in self._wanted.values():
                 done.set()
 
-    def _remove(self, node: str, prefix: str) -> bool:
+    def _remove(self, node: str, hold_id: str) -> bool:
         deadline = Deadline(ABANDON_SECONDS)
         try:
             self._session.ready(deadline)
@@ -111,9 +112,9 @@ class Cleanup:
             # A create of ours may be known to a server that the one we talk to lags behind.
             self._session.wait(client.sync_async(node), deadline)
             for name in self._session.wait(client.get_children_async(node), deadline):
-                if name.startswith(prefix):
+                if is_of_hold(name, hold_id):
                     with suppress(NoNodeError):
-                        self._session.wait(client.delete_async(f"{node}/{name}"), deadline)
+                        self._session.wait(client.delete_async(contender_node(node, name)), deadline)
         except (NoNodeError, ClosedError):
             return True
         except (*UNANSWERED, EnsembleUnavailableError):

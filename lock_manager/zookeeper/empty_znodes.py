@@ -25,7 +25,16 @@ from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError
 from lock_manager.zookeeper.asking import UNANSWERED
 from lock_manager.zookeeper.session import Session, SessionState
-from lock_manager.zookeeper.znodes import PARTITIONS, below_table, partition_queues, partitions_node, table_of
+from lock_manager.zookeeper.znodes import (
+    PARTITIONS,
+    below_table,
+    is_partition_name,
+    is_partitions_node,
+    partition_in,
+    partition_queues,
+    partitions_node,
+    table_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -189,8 +198,8 @@ class EmptyZnodes:
                     continue
                 if not children:
                     self._note_if_new(path, None)
-                elif path.endswith(f"/{PARTITIONS}"):
-                    level += [f"{path}/{name}" for name in children if "=" in name]
+                elif is_partitions_node(path):
+                    level += [partition_in(path, name) for name in children if is_partition_name(name)]
                 elif PARTITIONS in children:
                     level.append(partitions_node(path))
             random.shuffle(level)

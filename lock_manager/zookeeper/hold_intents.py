@@ -21,7 +21,7 @@ from lock_manager.intents import UNREADABLE, Intent
 from lock_manager.zookeeper.asking import UNANSWERED, insist
 from lock_manager.zookeeper.session import VALID_FRACTION, Session
 from lock_manager.zookeeper.signals import SignalIsolation
-from lock_manager.zookeeper.znodes import intent_node
+from lock_manager.zookeeper.znodes import intent_at, intent_node
 
 log = logging.getLogger(__name__)
 
@@ -193,7 +193,7 @@ class HoldIntents:
         deadline = self._deadline()
         for name, version in self._read_at.items():
 
-            def delete(transaction: Any, *, path: str = f"{self._node}/{name}", version: int = version) -> None:
+            def delete(transaction: Any, *, path: str = intent_at(self._node, name), version: int = version) -> None:
                 transaction.delete(path, version)
 
             problem = self._confirm(deadline, "clearing an intent", delete)
@@ -209,9 +209,8 @@ class HoldIntents:
     def _read(self, name: str, deadline: Deadline) -> Intent | None:
         def ask() -> tuple[bytes, Any]:
             self._confirm(deadline, "reading an intent")
-            found: tuple[bytes, Any] = self._session.wait(
-                self._session.client.get_async(f"{self._node}/{name}"), deadline
-            )
+            asked = self._session.client.get_async(intent_at(self._node, name))
+            found: tuple[bytes, Any] = self._session.wait(asked, deadline)
             return found
 
         try:

@@ -18,7 +18,7 @@ from lock_manager.zookeeper.asking import failure_in, insist
 from lock_manager.zookeeper.queue_reader import QueueReader, TableLocks
 from lock_manager.zookeeper.queue_view import QueueEntry
 from lock_manager.zookeeper.session import Session
-from lock_manager.zookeeper.znodes import PARTITIONS, is_table_name, parse_queue
+from lock_manager.zookeeper.znodes import PARTITIONS, is_table_name, parse_queue, table_node_of
 
 _R = TypeVar("_R")
 
@@ -123,17 +123,17 @@ class LockInspector:
         below = self._reader.children([root], deadline).get(root, [])
         keys = [name for name in below if is_table_name(name)]
         uris = self._uris(keys, deadline)
-        children = self._reader.children([f"{root}/{key}" for key in uris], deadline)
+        children = self._reader.children([table_node_of(root, key) for key in uris], deadline)
         tables = []
         for key, uri in uris.items():
-            names = children.get(f"{root}/{key}", [])
+            names = children.get(table_node_of(root, key), [])
             # Most tables are idle: one look at all of them together is enough for those.
             is_busy = PARTITIONS in names or parse_queue(names)
             tables.append(self._reader.table(key, deadline, uri=uri) if is_busy else TableLocks(uri=uri, key=key))
         return sorted(tables, key=lambda table: (table.uri is None, table.uri or table.key))
 
     def _uris(self, keys: Iterable[str], deadline: Deadline) -> dict[str, str | None]:
-        nodes = {f"{self.settings.lock_root}/{key}": key for key in keys}
+        nodes = {table_node_of(self.settings.lock_root, key): key for key in keys}
         found: dict[str, str | None] = {}
         for node, (data, _) in self._reader.got(nodes, deadline).items():
             try:

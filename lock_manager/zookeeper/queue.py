@@ -53,9 +53,12 @@ from lock_manager.zookeeper.znodes import (
     Contender,
     conflicting_ahead,
     contender_at,
+    contender_node,
     hold_of_intent,
     intents_node,
+    is_of_hold,
     new_contender,
+    parent_of,
     parse_queue,
 )
 
@@ -344,9 +347,9 @@ class Acquisition:
                 # Swept: nobody was in it.
                 continue
             for contender in queue:
-                if not contender.name.startswith(self._hold_id):
+                if not is_of_hold(contender.name, self._hold_id):
                     continue
-                path = f"{node.path}/{contender.name}"
+                path = contender_node(node.path, contender.name)
                 stat = self._answer(client.exists_async(path))
                 if stat is None or stat.ephemeralOwner != self._session_id:
                     continue
@@ -377,7 +380,7 @@ class Acquisition:
             asked += [(path, json.dumps({"uri": table}).encode()), (intents_node(path), b"")]
         for node in self._request.nodes:
             if node.path not in self._request.tables.values():
-                asked += [(node.path.rpartition("/")[0], b""), (node.path, json.dumps(dict(node.about)).encode())]
+                asked += [(parent_of(node.path), b""), (node.path, json.dumps(dict(node.about)).encode())]
         made = [(path, client.create_async(path, data)) for path, data in asked]
         for path, result in made:
             try:
@@ -392,7 +395,7 @@ class Acquisition:
 
     def _wait_behind(self, predecessor: Contender, entry: OwnEntry) -> bool:
         """Wait until there is a reason to look again; False when the deadline came first."""
-        path = f"{entry.node.path}/{predecessor.name}"
+        path = contender_node(entry.node.path, predecessor.name)
         self._wake.clear()
         try:
             self._answer(self._session.watch(path, self.wake))
@@ -447,7 +450,7 @@ class Acquisition:
             node, client = entry.node.path, self._session.client
             queue = parse_queue(self._session.wait(client.get_children_async(node), deadline))
             ahead = conflicting_ahead(queue, entry.contender)
-            data, _ = self._session.wait(client.get_async(f"{node}/{ahead[0].name}"), deadline)
+            data, _ = self._session.wait(client.get_async(contender_node(node, ahead[0].name)), deadline)
             described = json.loads(data)
             holder = described if isinstance(described, dict) else None
         return None if ahead is None else len(ahead), holder

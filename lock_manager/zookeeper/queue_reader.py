@@ -11,7 +11,14 @@ from kazoo.exceptions import NoNodeError
 from lock_manager.deadline import Deadline
 from lock_manager.zookeeper.queue_view import WHOLE_TABLE, Found, QueueEntry, entries_of
 from lock_manager.zookeeper.session import Session
-from lock_manager.zookeeper.znodes import PARTITIONS, parse_queue, partitions_node
+from lock_manager.zookeeper.znodes import (
+    PARTITIONS,
+    contender_node,
+    parse_queue,
+    partition_in,
+    partitions_node,
+    table_node_of,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +72,10 @@ class QueueReader:
             uri: of the table, if it is known.
 
         """
-        node = f"{self._session.settings.lock_root}/{key}"
+        node = table_node_of(self._session.settings.lock_root, key)
         seen = self._newest_change(node, deadline)
         node_of, queues = self._queues(node, deadline)
-        paths = [f"{node_of[partition]}/{name}" for partition, names in queues.items() for name in names]
+        paths = [contender_node(node_of[partition], name) for partition, names in queues.items() for name in names]
         # The queues are listed one after the other. Who came meanwhile may be missing from the first ones, and who left
         # from the last ones: neither is told.
         found = {
@@ -103,7 +110,7 @@ class QueueReader:
                 if PARTITIONS in children.get(path, ())
             }
             level = {
-                f"{deeper[folder]}/{name}".lstrip("/"): f"{folder}/{name}"
+                f"{deeper[folder]}/{name}".lstrip("/"): partition_in(folder, name)
                 for folder, names in self.children(deeper, deadline).items()
                 for name in names
             }

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lock_manager.zookeeper.znodes import Contender, Mode, conflicting_ahead, parse_queue
+from lock_manager.zookeeper.znodes import Contender, Mode, conflicting_ahead, contender_node, parse_queue
 
 #: The whole table, among the names of partitions.
 WHOLE_TABLE = ""
@@ -171,11 +171,13 @@ def entries_of(
     names: dict[str, list[tuple[str, Contender, str]]] = defaultdict(list)
     for partition, children in queues.items():
         for contender in parse_queue(children):
-            names[contender.hold_id].append((partition, contender, f"{node_of[partition]}/{contender.name}"))
+            path = contender_node(node_of[partition], contender.name)
+            names[contender.hold_id].append((partition, contender, path))
     standing = {entry for entry, places in names.items() if all(path in found for _, _, path in places)}
     ahead: dict[str, set[str]] = defaultdict(set)
     for partition, children in queues.items():
-        queue = [contender for contender in parse_queue(children) if f"{node_of[partition]}/{contender.name}" in found]
+        queue_node = node_of[partition]
+        queue = [each for each in parse_queue(children) if contender_node(queue_node, each.name) in found]
         for contender in queue:
             ahead[contender.hold_id].update(each.hold_id for each in conflicting_ahead(queue, contender))
     entries = []

@@ -14,6 +14,7 @@ from lock_manager.deadline import Deadline
 from lock_manager.errors import NoChrootError
 from lock_manager.zookeeper.asking import insist
 from lock_manager.zookeeper.session import Session
+from lock_manager.zookeeper.znodes import parent_of, scratch_node_in
 
 _T = TypeVar("_T")
 
@@ -44,7 +45,7 @@ def nearest_node(session: Session, deadline: Deadline) -> str:
         with suppress(NoNodeError):
             if session.wait(session.client.exists_async(path), deadline) is not None:
                 return path
-        path = path.rpartition("/")[0]
+        path = parent_of(path)
     with suppress(KazooException):
         session.wait(session.client.get_async("/"), deadline)
         return "/"
@@ -72,7 +73,7 @@ def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[Sc
         KazooException: the ensemble does not answer.
 
     """
-    path = f"{base.rstrip('/')}/scratch-{uuid.uuid4().hex}"
+    path = scratch_node_in(base, uuid.uuid4().hex)
     created: tuple[Any, Any] = session.wait(
         session.client.create_async(path, b"", ephemeral=True, include_data=True), deadline
     )

@@ -14,6 +14,7 @@
           year=2013                       the queue of a partition
             partitions
               month=1                     and so on
+      scratch-<unique>                    there for a moment, to try the ensemble
 
 Names of contenders are kazoo's, so that programs with kazoo's ``WriteLock`` and ``ReadLock`` on the same path take part
 in the same queue.
@@ -46,12 +47,27 @@ _TABLE = re.compile(r"[0-9a-f]{64}")
 _PARTITION = re.compile(rf"/{PARTITIONS}/[^/]*=[^/]*$")
 
 
+def parent_of(node: str) -> str:
+    """Return the znode above this one; the empty string if that is the root of the ensemble."""
+    return node.rpartition("/")[0]
+
+
+def scratch_node_in(parent: str, unique: str) -> str:
+    """Return the path of a znode with which an ensemble is tried, below ``parent``."""
+    return f"{parent.rstrip('/')}/scratch-{unique}"
+
+
 # -- queues
 
 
 def table_node(lock_root: str, table: TableResource) -> str:
     """Return the znode of a table: its queue."""
-    return f"{lock_root}/{table.key}"
+    return table_node_of(lock_root, table.key)
+
+
+def table_node_of(lock_root: str, key: str) -> str:
+    """Return the znode of the table with this key, which is the znode's name."""
+    return f"{lock_root}/{key}"
 
 
 def is_table_name(name: str) -> bool:
@@ -61,12 +77,27 @@ def is_table_name(name: str) -> bool:
 
 def partition_node(table: str, partition: Partition) -> str:
     """Return the znode of a partition, its queue, below the znode of its table."""
-    return table + "".join(f"/{PARTITIONS}/{component}" for component in partition.components)
+    return functools.reduce(lambda queue, name: partition_in(partitions_node(queue), name), partition.components, table)
 
 
 def partitions_node(queue: str) -> str:
     """Return the znode below which the queues of a table's, or a partition's, partitions are."""
     return f"{queue}/{PARTITIONS}"
+
+
+def is_partitions_node(node: str) -> bool:
+    """Tell whether a znode is, by its name, one below which queues of partitions are."""
+    return node.endswith(f"/{PARTITIONS}")
+
+
+def partition_in(partitions: str, name: str) -> str:
+    """Return the znode of the partition with this name, from the znode of :func:`partitions_node`."""
+    return f"{partitions}/{name}"
+
+
+def is_partition_name(name: str) -> bool:
+    """Tell whether a child of :func:`partitions_node` is, by its name, the queue of a partition."""
+    return "=" in name
 
 
 def partition_queues(nodes: Iterable[str]) -> Iterator[str]:
@@ -83,10 +114,10 @@ def table_of(queue: str) -> str:
 
 def below_table(node: str) -> Iterator[str]:
     """Yield the znode of a partition, or of a folder of partitions, and all above it that are below its table."""
-    table = table_of(node.removesuffix(f"/{PARTITIONS}"))
+    table = table_of(parent_of(node) if is_partitions_node(node) else node)
     while node != table:
         yield node
-        node = node.rpartition("/")[0]
+        node = parent_of(node)
 
 
 # -- contenders
@@ -141,6 +172,16 @@ def new_contender(queue: str, hold_id: str, mode: Mode) -> str:
     return f"{queue}/{hold_id}{mode.value}"
 
 
+def contender_node(queue: str, name: str) -> str:
+    """Return the znode of the contender with this name."""
+    return f"{queue}/{name}"
+
+
+def is_of_hold(name: str, hold_id: str) -> bool:
+    """Tell whether a child of a queue is, by its name, a contender of this hold."""
+    return name.startswith(hold_id)
+
+
 def contender_at(path: str) -> Contender:
     """Return the contender whose znode is at this path."""
     (contender,) = parse_queue([path.rpartition("/")[2]])
@@ -184,7 +225,12 @@ def intent_node(intents: str, hold_id: str, renewed: int = 0) -> str:
         renewed: how often somebody else has cleared an intent of the hold away.
 
     """
-    return f"{intents}/{hold_id}-{renewed}" if renewed else f"{intents}/{hold_id}"
+    return intent_at(intents, f"{hold_id}-{renewed}" if renewed else hold_id)
+
+
+def intent_at(intents: str, name: str) -> str:
+    """Return the znode of the intent with this name, from the znode of :func:`intents_node`."""
+    return f"{intents}/{name}"
 
 
 def hold_of_intent(name: str) -> str:

@@ -413,16 +413,6 @@ def test_chroot_is_made_and_respected(zookeeper, ensemble_client, table):
         assert ensemble_client.exists(table_node(chroot + ROOT, TableResource.of(table)))
 
 
-def test_queue_order_goes_on_where_the_counter_wraps_around():
-    """The counter is a signed 32-bit number: names are compared as numbers, not as text, and by distance."""
-    from lock_manager.zookeeper.znodes import parse_queue
-
-    names = ["d__lock__-2147483647", "a__lock__2147483646", "c__rlock__-2147483648", "b__lock__2147483647", "about"]
-    assert [contender.name[0] for contender in parse_queue(names)] == ["a", "b", "c", "d"]
-    names = ["c__rlock__0000000010", "b__lock__0000000009", "a__lock__-000000001"]
-    assert [contender.name[0] for contender in parse_queue(names)] == ["a", "b", "c"]
-
-
 def test_queue_node_made_by_kazoo_is_shared(make_manager, table, node, ensemble_client):
     root = f"/{uuid.uuid4().hex}"
     theirs = ensemble_client.WriteLock(table_node(root, TableResource.of(table)))
