@@ -377,7 +377,6 @@ def test_a_clone_that_is_made_under_its_own_lock_gets_its_own_adoption(
     assert LockedDeltaWriter(spark, one, of_killed).append(row(spark, 0)).version == 2
 
 
-@pytest.mark.soak
 def test_what_replaces_a_table_by_a_clone_does_not_take_over_the_adoption_of_its_source(
     spark: SparkSession, source: str, one: ZookeeperLockManager, ensemble: str, copy_of: Callable[..., Path]
 ) -> None:

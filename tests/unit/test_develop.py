@@ -66,30 +66,44 @@ def test_a_test_that_is_gone_is_missed(test: str) -> None:
     assert not exists(test)
 
 
-def test_the_map_names_what_is_there() -> None:
+def named_in_the_map() -> set[str]:
+    """Return the paths that the map names: a line's folder is the last one above it that is less indented."""
     tree = PAGE.read_text(encoding="utf-8").partition("## The map of the house\n\n```\n")[2].partition("```")[0]
-    missing, folder, within = [], ROOT, ""
+    found: set[str] = set()
+    above: dict[int, str] = {}
     for line in tree.splitlines():
         depth = len(line) - len(line.lstrip())
-        name = line.split()[0]
-        if depth == 0:
-            folder = ROOT / name.rstrip("/")
-            within = ""
-            missing += [] if folder.exists() else [name]
-            continue
-        if depth == 2:
-            within = ""
-        for each in re.findall(r"(?:^|[\s,])([\w]+(?:\.py|/))(?=[\s,]|$)", line):
-            path = folder / within / each.rstrip("/")
-            missing += [] if path.exists() else [str(path.relative_to(ROOT))]
-        if depth == 2 and name.endswith("/"):
-            within = name.rstrip("/")
-    assert missing == []
+        folder = "".join(name for level, name in sorted(above.items()) if level < depth)
+        names = re.findall(r"(?:^|[\s,])([\w]+(?:\.py|/))(?=[\s,]|$)", line)
+        first = line.split()[0]
+        # Beside a folder are others, or what is in it.
+        found |= {
+            inner if first.endswith("/") and (ROOT / (inner := folder + first + name)).exists() else folder + name
+            for name in names
+        }
+        above = {level: name for level, name in above.items() if level < depth}
+        if first.endswith("/"):
+            above[depth] = first
+    return found
+
+
+def test_the_map_names_what_is_there() -> None:
+    assert [name for name in named_in_the_map() if not (ROOT / name).exists()] == []
+
+
+def test_every_module_of_the_lock_and_of_the_jobs_is_in_the_map() -> None:
+    modules = {
+        str(path.relative_to(ROOT))
+        for package in ("lock_manager", "writer_jobs")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py" and "testing" not in path.parts
+    }
+    assert modules - named_in_the_map() == set()
 
 
 def test_links_between_pages_lead_somewhere() -> None:
     broken = []
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
         broken += [f"{page.name}: {target}" for target in targets if not (page.parent / target).exists()]
