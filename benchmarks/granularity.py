@@ -28,8 +28,9 @@ from lock_manager import guard_registry as installed
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.guarded_hold import GuardedHold
 from lock_manager.testing.embedded import EmbeddedZooKeeper
+from sluice.errors import VersionTakenError
 from sluice.local.s3 import LocalS3
-from sluice.soak.jvm import StoreJvm, VersionTakenError
+from sluice.soak.jvm import StoreJvm
 
 GOAL = 0.8
 KINDS = ("one table lock", "partitions", "tables")

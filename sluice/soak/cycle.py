@@ -16,9 +16,8 @@ from typing import Any
 from lock_manager import Hold, LockLostError
 from lock_manager.guarded_hold import GuardedHold, is_definite
 from lock_manager.intents import NO_VERSION
-from sluice.errors import JvmGoneError
+from sluice.errors import JvmGoneError, StoreError, VersionTakenError, WriteError
 from sluice.soak.controls import Protection, stamped
-from sluice.soak.jvm import StoreError, VersionTakenError, WriteError
 from sluice.soak.steps import ACQUIRED, UNKNOWN
 from sluice.soak.worker import StoreWorker
 

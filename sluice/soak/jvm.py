@@ -17,41 +17,11 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 
 from lock_manager.guard_server import Guarding, GuardServer
-from sluice.errors import JvmError, JvmGoneError
+from sluice.errors import JvmError, JvmGoneError, StoreError, VersionTakenError, WriteError
 from sluice.soak.gateway import connect, start_jvm
 
 _ANSWER_SECONDS = 60
 _SCHEMA = "message spark_schema { required int64 id; }"
-
-
-class VersionTakenError(Exception):
-    """The version is another transaction's: java.nio's FileAlreadyExistsException."""
-
-
-class StoreError(Exception):
-    """What the log store, or S3 behind it, raised.
-
-    Attributes:
-        reason: name of the error.
-
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class WriteError(StoreError):
-    """What else than success, or another's success, a write can end with.
-
-    Attributes:
-        kind: ``refused`` by the guard, ``unknown`` to the store, or ``failed``.
-
-    """
-
-    def __init__(self, kind: str, reason: str, message: str) -> None:
-        super().__init__(reason, message)
-        self.kind = kind
 
 
 class StoreJvm:

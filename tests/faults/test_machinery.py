@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from sluice.errors import JvmError
+from sluice.errors import JvmError, StoreError, VersionTakenError, WriteError
 from sluice.soak.hadoop import hadoop_settings
-from sluice.soak.jvm import StoreError, StoreJvm, VersionTakenError, WriteError
+from sluice.soak.jvm import StoreJvm
 from sluice.soak.s3_faults import FaultyS3, S3Fault
 
 TABLE = "s3a://lake/machinery"
