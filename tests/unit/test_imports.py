@@ -21,9 +21,12 @@ def imports_of(sources: Mapping[str, str]) -> Imports:
 
 
 def _imported(tree: ast.AST, known: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is imported; a relative import as it is written, with its dots."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            yield "." * node.level + (node.module or "")
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 whole = f"{node.module}.{alias.name}"
@@ -32,6 +35,21 @@ def _imported(tree: ast.AST, known: Mapping[str, str]) -> Iterator[str]:
 
 def is_in(name: str, package: str) -> bool:
     return name == package or name.startswith(f"{package}.")
+
+
+def relative(imports: Imports) -> list[tuple[str, str]]:
+    """Return what is imported by dots: the other rules do not see it."""
+    return [(name, each) for name, found in imports.items() for each in sorted(found) if each.startswith(".")]
+
+
+def knows_zookeeper(imports: Imports) -> list[str]:
+    """Return the modules of the rest of ``lock_manager`` that import the packages which may import kazoo."""
+    return [
+        name
+        for name, found in imports.items()
+        if is_in(name, PACKAGES[0]) and not any(is_in(name, each) for each in KAZOO)
+        if any(is_in(each, place) for each in found for place in KAZOO)
+    ]
 
 
 def kazoo_outside(imports: Imports) -> list[str]:
@@ -96,6 +114,10 @@ def imports() -> Imports:
     return imports_of(sources)
 
 
+def test_every_import_says_the_whole_name(imports: Imports) -> None:
+    assert relative(imports) == []
+
+
 def test_kazoo_is_zookeeper_s_alone(imports: Imports) -> None:
     assert kazoo_outside(imports) == []
 
@@ -106,13 +128,7 @@ def test_imports_point_one_way(imports: Imports) -> None:
 
 def test_the_rest_of_the_lock_manager_does_not_know_zookeeper(imports: Imports) -> None:
     """But for the package's own face, which names what programs use."""
-    knows = {
-        name
-        for name, found in imports.items()
-        if is_in(name, PACKAGES[0]) and not any(is_in(name, each) for each in KAZOO)
-        if any(is_in(each, place) for each in found for place in KAZOO)
-    }
-    assert knows == {"lock_manager"}
+    assert knows_zookeeper(imports) == ["lock_manager"]
 
 
 def test_there_is_no_circle(imports: Imports) -> None:
@@ -124,12 +140,17 @@ def test_each_rule_finds_what_breaks_it() -> None:
     broken = imports_of(
         {
             "lock_manager.a": "from kazoo.client import KazooClient\nfrom writer_jobs import b",
-            "lock_manager.zookeeper.c": "import kazoo",
+            "lock_manager.zookeeper.c": "import kazoo\nfrom lock_manager.testing import f",
+            "lock_manager.f": "def g():\n    from lock_manager.zookeeper import c",
+            "lock_manager.h": "import lock_manager.testing.embedded",
+            "lock_manager.i": "from . import a\nfrom .zookeeper.c import C\nfrom .. import sluice",
             "writer_jobs.b": "if TYPE_CHECKING:\n    from sluice.d import D",
             "sluice.d": "def f():\n    from sluice import e",
             "sluice.e": "if TYPE_CHECKING:\n    from sluice.d import D",
         }
     )
+    assert knows_zookeeper(broken) == ["lock_manager.f", "lock_manager.h"]
+    assert relative(broken) == [("lock_manager.i", each) for each in (".", "..", ".zookeeper.c")]
     assert kazoo_outside(broken) == ["lock_manager.a"]
     assert sorted(backwards(broken)) == [("lock_manager.a", "writer_jobs.b"), ("writer_jobs.b", "sluice.d")]
     assert circles(broken) == [["sluice.d", "sluice.e"]]
