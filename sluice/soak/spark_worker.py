@@ -16,10 +16,11 @@ from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 import writer_jobs.commit.driver_guard
+from lock_manager.testing.unprotected import is_on_a_put
 from sluice.errors import JvmGoneError
 from sluice.local.jars import jar_paths
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
-from sluice.soak.controls import Protection, is_on_a_put
+from sluice.soak.controls import Protection
 from sluice.soak.worker import Worker
 from writer_jobs import DeltaTableLog, build_session
 

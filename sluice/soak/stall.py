@@ -7,16 +7,13 @@ whole tables, where nobody can come in between, so this is played on a table of 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from typing import Any, cast
+from contextlib import suppress
+from typing import Any
 
-from lock_manager import HeldLock, Hold, LockManager, PartitionColumn, PartitionSchema, SluiceError, TableResource
-from lock_manager.deadline import Deadline
-from lock_manager.zookeeper.queue import Acquisition
-from lock_manager.zookeeper.znodes import intent_node, intents_node, table_node
+from lock_manager import Hold, LockManager, PartitionColumn, PartitionSchema, SluiceError
+from lock_manager.testing.stalls import first_intent_is_there, stalled_listing
 
 SCHEMA = PartitionSchema((PartitionColumn("part", "integer"),))
 """How such a table is partitioned."""
@@ -25,7 +22,6 @@ SCHEMA = PartitionSchema((PartitionColumn("part", "integer"),))
 _PATIENCE_SECONDS = 5.0
 _LIVING, _LATE = 1, 2
 _VERSION = 7
-_ANY_VERSION = -1
 
 
 def stall_a_listing(manager: LockManager, resource: str, clear: Callable[[Hold], None]) -> dict[str, Any]:
@@ -56,7 +52,7 @@ def stall_a_listing(manager: LockManager, resource: str, clear: Callable[[Hold],
             living.intend(_VERSION, txn=None, attempt="first")
 
         def come_late() -> Hold:
-            with _stalled_listing(come_in_between):
+            with stalled_listing(come_in_between):
                 return acquire(_LATE, 2 * _PATIENCE_SECONDS)
 
         try:
@@ -66,8 +62,7 @@ def stall_a_listing(manager: LockManager, resource: str, clear: Callable[[Hold],
             late.intents.read()
             living.intend(_VERSION + 1, txn=None, attempt="second")
             clear(late)
-            node = intents_node(table_node(manager.settings.lock_root, TableResource.of(resource)))
-            said["stays"] = threads.submit(_is_noted, living, node).result()
+            said["stays"] = threads.submit(first_intent_is_there, living, _PATIENCE_SECONDS).result()
         except SluiceError as error:
             said["error"] = type(error).__name__
         said["lost"] = any(hold.lost is not None for hold in holds.values())
@@ -76,42 +71,3 @@ def stall_a_listing(manager: LockManager, resource: str, clear: Callable[[Hold],
             with suppress(SluiceError):
                 hold.release()
     return said
-
-
-@contextmanager
-def _stalled_listing(meanwhile: Callable[[], None]) -> Iterator[None]:
-    """Have the next acquire of this thread stall once, between the queues' answer and the question for intents."""
-    listing, thread = Acquisition._list, threading.current_thread()  # noqa: SLF001 (there is no other way in between)
-    stalled = False
-
-    def stall(self: Acquisition, indices: Iterable[int]) -> Any:
-        nonlocal stalled
-        queues, intents = listing(self, indices)
-        if stalled or threading.current_thread() is not thread:
-            return queues, intents
-        for asked in queues.values():
-            self._answer(asked)
-        stalled = True
-        meanwhile()
-        return queues, listing(self, indices)[1]
-
-    Acquisition._list = stall  # type: ignore[method-assign]  # noqa: SLF001
-    try:
-        yield
-    finally:
-        Acquisition._list = listing  # type: ignore[method-assign]  # noqa: SLF001
-
-
-def _is_noted(hold: Hold, node: str) -> bool:
-    """Ask in one request whether a hold stands and its intent is there.
-
-    Raises:
-        LockLostError: it does not stand.
-
-    """
-
-    def look(transaction: Any) -> None:
-        transaction.check(intent_node(node, hold.hold_id), _ANY_VERSION)
-
-    standing = cast("HeldLock", hold)._standing  # noqa: SLF001 (asked together, in one request)
-    return standing.confirmed(Deadline(_PATIENCE_SECONDS), "looking for an intent", look) is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from kazoo.client import KazooClient
@@ -14,7 +14,7 @@ from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResourc
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.guarded_hold import GuardedHold
 from lock_manager.intents import Intent
-from lock_manager.zookeeper.queue import Acquisition
+from lock_manager.testing.stalls import stalled_listing
 from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.soak.tcp_proxy import Link
 
@@ -118,28 +118,23 @@ def found_behind_a_stall(
     make_manager: Callable[..., ZookeeperLockManager],
     table: str,
     guard_said_to_be_there: None,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[HeldLock, HeldLock]]:
     """Two holds of two partitions; the second one has the intent of the first for left behind.
 
     It listed the queue before the first one came, stalled, and listed the intents after the first one had noted one.
     """
-    listing, alive = Acquisition._list, []
+    alive: list[HeldLock] = []
 
-    def stalled(self: Acquisition, indices: Iterable[int]) -> Any:
-        queues, _ = listing(self, indices)
-        for asked in queues.values():
-            self._answer(asked)
-        if not alive:
-            alive.append(None)
-            alive[0] = make_manager().acquire(table, partitions=[{"year": 2012}])
-            alive[0].intend(7, txn="t", attempt="a")
-        return queues, listing(self, indices)[1]
+    def come_in_between() -> None:
+        alive.append(make_manager().acquire(table, partitions=[{"year": 2012}]))
+        alive[0].intend(7, txn="t", attempt="a")
 
-    manager = make_manager()
-    monkeypatch.setattr(Acquisition, "_list", stalled)
-    late = manager.acquire(table, partitions=[{"year": 2013}])
-    monkeypatch.setattr(Acquisition, "_list", listing)
+    def come_late() -> HeldLock:
+        with stalled_listing(come_in_between):
+            return make_manager().acquire(table, partitions=[{"year": 2013}])
+
+    with ThreadPoolExecutor(1) as thread:
+        late = thread.submit(come_late).result()
     yield alive[0], late
     late.release()
 
