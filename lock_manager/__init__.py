@@ -27,13 +27,13 @@ from lock_manager.errors import (
     UnguardedError,
 )
 from lock_manager.partitions import Partition, PartitionColumn, PartitionSchema
+from lock_manager.queue_entry import QueueEntry
 from lock_manager.resources import TableResource, canonical_table_uri
 from lock_manager.scope import TableScope
 from lock_manager.security import Security
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.held_lock import HeldLock
 from lock_manager.zookeeper.manager import ZookeeperLockManager
-from lock_manager.zookeeper.queue_view import QueueEntry
 from lock_manager.zookeeper.session import SessionState
 
 __all__ = [

@@ -1,7 +1,13 @@
 """The protocols of a coordinator: what grants locks, and what the rest of this project needs of it.
 
-The commit guard, the writer, the jobs and the commands use these protocols and nothing else. The only coordinator today
-is ZooKeeper (:mod:`lock_manager.zookeeper`). ``tests/contract`` is the contract that each coordinator keeps.
+The only coordinator today is ZooKeeper (:mod:`lock_manager.zookeeper`). The commit guard, the writer, the jobs and the
+commands ``adopt``, ``status`` and ``break`` use these protocols. They name ZooKeeper's classes only where they make a
+manager or an inspector. The commands ``doctor`` and ``ensemble`` are about ZooKeeper and ask it directly.
+``tests/unit/test_imports.py`` lists every module of ``sluice`` and ``writer_jobs`` that may import
+:mod:`lock_manager.zookeeper`.
+
+``tests/contract`` is the contract that each coordinator keeps: its LockManager, its Hold and its Intents. It does not
+cover the Inspector.
 
 **What a coordinator's id means.** Fencing tokens compare within one coordinator only, and a table counts the locks of
 one coordinator only. So each has a UUID that it keeps where the locks are: ZooKeeper at the lock root. It is made once
@@ -22,6 +28,7 @@ from typing import Protocol, Self
 
 from lock_manager.intents import Intent
 from lock_manager.partitions import Partition
+from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.resources import TableResource
 from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings
@@ -265,3 +272,41 @@ class LockManager(Protocol):
 
     def close(self) -> None:
         """Cancel who waits, and end every lock of this manager; bounded, also in an outage."""
+
+
+class Inspector(Protocol):
+    """Looks at the locks of all tables, and takes one away; acquires none. Also a context manager.
+
+    Every method raises EnsembleUnavailableError if the coordinator does not answer in time, EnsembleRefusedError if it
+    refuses, and EnsembleFormatError if what is kept there was written by an unknown release.
+    """
+
+    def ensemble_id(self) -> str | None:
+        """Return the UUID of the coordinator; None if nothing was ever locked there."""
+
+    def tables(self) -> list[TableLocks]:
+        """Return every table that was ever locked, by URI."""
+
+    def table(self, resource: TableResource) -> TableLocks:
+        """Return one table; one without entries if nobody ever asked for it."""
+
+    def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
+        """Take the lock away from a holder, so that it is fenced and the next one gets the lock.
+
+        Args:
+            table: as it was looked at.
+            holder: one of its entries. It is removed only if it is still the one that was looked at, by its id and its
+                token.
+
+        Returns:
+            False if it does not hold any more; then nothing was removed.
+
+        """
+
+    def __enter__(self) -> Self:
+        """Begin a block that ends with the close."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End what the looking needed."""

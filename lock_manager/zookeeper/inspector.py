@@ -11,12 +11,12 @@ from kazoo.exceptions import NoNodeError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError
+from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.resources import TableResource
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper import lock_root
 from lock_manager.zookeeper.asking import failure_in, insist
-from lock_manager.zookeeper.queue_reader import QueueReader, TableLocks
-from lock_manager.zookeeper.queue_view import QueueEntry
+from lock_manager.zookeeper.queue_reader import QueueReader
 from lock_manager.zookeeper.session import Session
 from lock_manager.zookeeper.znodes import PARTITIONS, is_table_name, parse_queue, table_node_of
 
@@ -27,7 +27,7 @@ ANSWER_SECONDS = 15.0
 
 
 class LockInspector:
-    """A session of its own for looking at locks; also a context manager.
+    """A session of its own for looking at locks; keeps :class:`lock_manager.coordinator.Inspector`.
 
     Args:
         settings: which ensemble and which lock root.

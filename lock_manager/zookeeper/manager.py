@@ -22,6 +22,7 @@ from lock_manager.events import Event, tell
 from lock_manager.guard_registry import guard_is_installed
 from lock_manager.nesting import REGISTRY, covering
 from lock_manager.partitions import Partition
+from lock_manager.queue_entry import QueueEntry
 from lock_manager.resources import TableResource
 from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings, check_seconds
@@ -31,7 +32,6 @@ from lock_manager.zookeeper.held_lock import HeldLock, HoldServices
 from lock_manager.zookeeper.keepalive import KeepAlive
 from lock_manager.zookeeper.queue import Acquisition
 from lock_manager.zookeeper.queue_reader import QueueReader
-from lock_manager.zookeeper.queue_view import QueueEntry
 from lock_manager.zookeeper.request import Request, queues_of
 from lock_manager.zookeeper.session import Session, SessionState
 from lock_manager.zookeeper.signals import SignalIsolation

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
 from lock_manager.deadline import Deadline
-from lock_manager.zookeeper.queue_view import WHOLE_TABLE, Found, QueueEntry, entries_of
+from lock_manager.queue_entry import WHOLE_TABLE, TableLocks
+from lock_manager.zookeeper.queue_view import Found, entries_of
 from lock_manager.zookeeper.session import Session
 from lock_manager.zookeeper.znodes import (
     PARTITIONS,
@@ -19,37 +19,6 @@ from lock_manager.zookeeper.znodes import (
     partitions_node,
     table_node_of,
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableLocks:
-    """Who holds a table or its partitions, and who waits.
-
-    Attributes:
-        uri: canonical URI; None if its znode does not say, because another program made it.
-        key: name of its znode.
-        entries: in the order in which they queued up.
-
-    """
-
-    uri: str | None
-    key: str
-    entries: tuple[QueueEntry, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """URI, or what there is instead."""
-        return self.uri or f"znode {self.key}"
-
-    @property
-    def holders(self) -> tuple[QueueEntry, ...]:
-        """Those that hold, first come first."""
-        return tuple(entry for entry in self.entries if entry.holds)
-
-    @property
-    def waiters(self) -> tuple[QueueEntry, ...]:
-        """Those that wait, first come first."""
-        return tuple(entry for entry in self.entries if not entry.holds)
 
 
 class QueueReader:

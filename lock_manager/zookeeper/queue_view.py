@@ -11,16 +11,13 @@ Pure: reads no server. :mod:`lock_manager.zookeeper.queue_reader` does.
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from lock_manager.queue_entry import QueuedNode, QueueEntry
 from lock_manager.zookeeper.znodes import Contender, Mode, conflicting_ahead, contender_node, parse_queue
-
-#: The whole table, among the names of partitions.
-WHOLE_TABLE = ""
 
 
 @dataclass(frozen=True)
@@ -37,123 +34,6 @@ class Found:
     data: bytes
     token: int
     created_at: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueuedNode:
-    """One contender of an entry.
-
-    Attributes:
-        partition: whose queue it is in, as ``year=2013/month=1``, escaped as Hive does; empty for the whole table.
-        path: of its znode.
-        mode: how it asks.
-        token: its czxid.
-
-    """
-
-    partition: str
-    path: str
-    mode: Mode
-    token: int
-
-    @property
-    def shared(self) -> bool:
-        """Whether what it is for is shared, be it this or something below."""
-        return self.mode in (Mode.SHARED, Mode.PARTIAL_SHARED)
-
-    @property
-    def on_the_way(self) -> bool:
-        """Whether it is there only for something below."""
-        return self.mode in (Mode.PARTIAL, Mode.PARTIAL_SHARED)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueEntry:
-    """What one ``acquire`` holds or waits for in one table.
-
-    Attributes:
-        hold_id: with which the names of its contenders begin; a UUID.
-        nodes: its contenders, the table's first.
-        waits_for: entries that have to leave before; empty if it holds.
-        data: what it says of itself: host, pid, job, app_id, requested_at and (once it holds) acquired_at, as far as
-            it does.
-        created_at: when it queued up, seconds since the epoch, by the ensemble's clock.
-
-    """
-
-    hold_id: str
-    nodes: tuple[QueuedNode, ...]
-    waits_for: tuple[str, ...] = ()
-    data: Mapping[str, Any] = field(default_factory=dict)
-    created_at: float = 0.0
-
-    @property
-    def holds(self) -> bool:
-        """Whether it holds the lock: nobody is ahead, and it stands in every queue that it asked for.
-
-        A request that waits in one queue has deleted its entries in the later ones. It joins them again at its turn.
-        """
-        whole = not any(node.on_the_way for node in self.targets) and len(self.targets) >= self._count
-        return whole and not self.waits_for
-
-    @property
-    def token(self) -> int:
-        """Fencing token: the czxid of its first contender, which is that of all if they were made together."""
-        return self.nodes[0].token
-
-    @property
-    def targets(self) -> tuple[QueuedNode, ...]:
-        """What it is for: its contenders but for those that it has only on the way to another of its own."""
-        return tuple(node for node in self.nodes if not any(_is_below(other, node) for other in self.nodes))
-
-    @property
-    def partitions(self) -> tuple[str, ...]:
-        """Partitions that it is for, as far as they are known; see :attr:`more_partitions`, and :attr:`within`."""
-        standing = [node.partition for node in self.targets if not node.on_the_way and node.partition != WHOLE_TABLE]
-        return tuple(dict.fromkeys([*standing, *self._told]))
-
-    @property
-    def more_partitions(self) -> int:
-        """How many it asks for beside those that are known by name, as far as it says."""
-        return max(0, self._count - len(self.partitions))
-
-    @property
-    def within(self) -> tuple[str, ...]:
-        """Where it asks for partitions, if it is not known for which: the innermost queues that it stands in."""
-        on_the_way = tuple(node.partition for node in self.targets if node.on_the_way)
-        return () if self.partitions else on_the_way
-
-    @property
-    def _told(self) -> list[str]:
-        told = self.data.get("partitions")
-        return [each for each in told if isinstance(each, str)] if isinstance(told, list) else []
-
-    @property
-    def _count(self) -> int:
-        said = self.data.get("partition_count")
-        return said if isinstance(said, int) else 0
-
-    @property
-    def shared(self) -> bool:
-        """Whether it shares what it is for."""
-        return all(node.shared for node in self.targets)
-
-    @property
-    def since(self) -> float:
-        """Since when it holds or waits, seconds since the epoch.
-
-        By its own word, on its own clock, where it gives one; else when it queued up, by the ensemble's clock. A hold
-        says since when it holds after its first second.
-        """
-        said = self.data.get("acquired_at" if self.holds else "requested_at")
-        sane = isinstance(said, int | float) and not isinstance(said, bool) and math.isfinite(said) and said > 0
-        return float(said) if sane else self.created_at  # type: ignore[arg-type]
-
-
-def _is_below(one: QueuedNode, other: QueuedNode) -> bool:
-    if one.partition == other.partition:
-        return False
-    return other.partition == WHOLE_TABLE or one.partition.startswith(other.partition + "/")
 
 
 def entries_of(
@@ -184,7 +64,13 @@ def entries_of(
     for hold_id in standing:
         places = sorted(names[hold_id], key=lambda place: (place[0].count("/"), place[0]))
         nodes = tuple(
-            QueuedNode(partition=partition, path=path, mode=contender.mode, token=found[path].token)
+            QueuedNode(
+                partition=partition,
+                path=path,
+                shared=contender.mode in (Mode.SHARED, Mode.PARTIAL_SHARED),
+                on_the_way=contender.mode in (Mode.PARTIAL, Mode.PARTIAL_SHARED),
+                token=found[path].token,
+            )
             for partition, contender, path in places
         )
         data: dict[str, Any] = {}

@@ -27,6 +27,8 @@ from sluice.interrupts import Interrupted, interruptible
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lock_manager.coordinator import Inspector
+
 _WAITING_TOO_LONG = 3
 
 
@@ -69,7 +71,6 @@ def status(
     3 somebody waits for longer than --fail-if-waiting, 130 Ctrl-C.
     """
     from lock_manager.resources import TableResource  # noqa: PLC0415
-    from lock_manager.zookeeper.inspector import LockInspector  # noqa: PLC0415
     from sluice.locks import status as telling  # noqa: PLC0415
 
     resource = None if table is None else TableResource.of(table)
@@ -80,7 +81,7 @@ def status(
 
     with ExitStack() as stack:
         stack.enter_context(interruptible())
-        inspector = stack.enter_context(LockInspector(lock_settings(zookeeper, lock_root)))
+        inspector = stack.enter_context(_make_inspector(zookeeper, lock_root))
         if as_json:
             show: Callable[[telling.Status], None] = show_json
         elif watch:
@@ -141,14 +142,13 @@ def break_lock(
     somebody else holds it, or ZooKeeper refuses; 2 bad arguments; 130 Ctrl-C.
     """
     from lock_manager.resources import TableResource  # noqa: PLC0415
-    from lock_manager.zookeeper.inspector import LockInspector  # noqa: PLC0415
     from sluice.locks.breaking import check_partition, holders_of, parse_token  # noqa: PLC0415
     from sluice.locks.status import describe, duration, look  # noqa: PLC0415
 
     resource = TableResource.of(table)
     within = None if partition is None else check_partition(partition)
     wanted = None if token is None else parse_token(token)
-    with interruptible(), LockInspector(lock_settings(zookeeper, lock_root)) as inspector:
+    with interruptible(), _make_inspector(zookeeper, lock_root) as inspector:
         seen = look(inspector, resource)
         (locks,) = seen.tables
         holders = holders_of(locks, within, wanted)
@@ -163,6 +163,13 @@ def break_lock(
         for holder in holders:
             removed = inspector.remove(locks, holder)
             print(f"removed: {describe(holder)}" if removed else f"it had gone by itself: {describe(holder)}")
+
+
+def _make_inspector(zookeeper: str | None, lock_root: str | None) -> Inspector:
+    """Make an inspector: the only place where ``status`` and ``break`` name ZooKeeper's."""
+    from lock_manager.zookeeper.inspector import LockInspector  # noqa: PLC0415
+
+    return LockInspector(lock_settings(zookeeper, lock_root))
 
 
 def _confirmed(question: str) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lock_manager.zookeeper.queue_reader import TableLocks
-from lock_manager.zookeeper.queue_view import QueueEntry
+from lock_manager.queue_entry import QueueEntry, TableLocks
 from sluice.errors import BreakError, PartitionNameError, TokenError
 from sluice.locks.status import describe
 

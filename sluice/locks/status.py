@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from lock_manager.coordinator import Inspector
+from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.resources import TableResource
-from lock_manager.zookeeper.inspector import LockInspector
-from lock_manager.zookeeper.queue_reader import TableLocks
-from lock_manager.zookeeper.queue_view import QueueEntry
 from sluice.commands.parts import for_tables
 
 if TYPE_CHECKING:
@@ -76,11 +75,11 @@ class Status:
         }
 
 
-def look(inspector: LockInspector, resource: TableResource | None) -> Status:
+def look(inspector: Inspector, resource: TableResource | None) -> Status:
     """Look at one table, or at every one below the lock root.
 
     Raises:
-        EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: see :class:`LockInspector`.
+        EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: see :class:`Inspector`.
 
     """
     ensemble = inspector.ensemble_id()

@@ -34,8 +34,8 @@ from lock_manager import (
 from lock_manager import guard_registry as installed
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.guarded_hold import GuardedHold
+from lock_manager.queue_entry import QueueEntry
 from lock_manager.zookeeper.inspector import LockInspector
-from lock_manager.zookeeper.queue_view import QueueEntry
 from lock_manager.zookeeper.znodes import table_node
 from sluice.commands.app import app
 from tests.support.rivals import RivalManager

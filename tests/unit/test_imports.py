@@ -12,6 +12,15 @@ ROOT = Path(__file__).parents[2]
 #: In this order: each imports itself and what stands before it.
 PACKAGES = ("lock_manager", "writer_jobs", "sluice")
 KAZOO = ("lock_manager.zookeeper", "lock_manager.testing")
+#: Of the commands and the jobs, the only modules that import ZooKeeper's part of the lock, and why each does.
+ASKS_ZOOKEEPER = {
+    "sluice.commands.operate": "makes the inspector of status and break",
+    "sluice.doctor.acl": "ACLs are ZooKeeper's",
+    "sluice.doctor.adoption": "asks an ensemble for its id without a lock manager",
+    "sluice.doctor.ensemble": "examines the servers of an ensemble",
+    "sluice.ensemble.members": "asks each server of an ensemble",
+    "sluice.ensemble.ready": "asks each server of an ensemble whether it follows",
+}
 Imports = Mapping[str, set[str]]
 
 
@@ -50,6 +59,15 @@ def knows_zookeeper(imports: Imports) -> list[str]:
         if is_in(name, PACKAGES[0]) and not any(is_in(name, each) for each in KAZOO)
         if any(is_in(each, place) for each in found for place in KAZOO)
     ]
+
+
+def asks_zookeeper(imports: Imports) -> set[str]:
+    """Return the modules outside ``lock_manager`` that import a module below ``lock_manager.zookeeper``, or it."""
+    return {
+        name
+        for name, found in imports.items()
+        if not is_in(name, PACKAGES[0]) and any(is_in(each, KAZOO[0]) for each in found)
+    }
 
 
 def kazoo_outside(imports: Imports) -> list[str]:
@@ -129,6 +147,21 @@ def test_imports_point_one_way(imports: Imports) -> None:
 def test_the_rest_of_the_lock_manager_does_not_know_zookeeper(imports: Imports) -> None:
     """But for the package's own face, which names what programs use."""
     assert knows_zookeeper(imports) == ["lock_manager"]
+
+
+def test_only_what_is_about_zookeeper_asks_zookeeper(imports: Imports) -> None:
+    assert asks_zookeeper(imports) == set(ASKS_ZOOKEEPER)
+    assert not any(is_in(name, "writer_jobs") for name in ASKS_ZOOKEEPER)
+    control = {
+        "lock_manager.a": "import lock_manager.zookeeper.queue",
+        "lock_manager.zookeeper.queue": "",
+        "sluice.a": "from lock_manager import zookeeper",
+        "sluice.b": "def f():\n    from lock_manager.zookeeper import queue",
+        "sluice.c": "from lock_manager import ZookeeperLockManager",
+        "writer_jobs.a": "if TYPE_CHECKING:\n    from lock_manager.zookeeper.queue import Acquisition",
+        "lock_manager.zookeeper": "",
+    }
+    assert asks_zookeeper(imports_of(control)) == {"sluice.a", "sluice.b", "writer_jobs.a"}
 
 
 def test_there_is_no_circle(imports: Imports) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from types import TracebackType
+from typing import Self
 
 import pytest
 
-from lock_manager.zookeeper.queue_reader import TableLocks
-from lock_manager.zookeeper.queue_view import Found, QueueEntry, entries_of
+from lock_manager import TableResource
+from lock_manager.coordinator import Inspector
+from lock_manager.queue_entry import QueueEntry, TableLocks
+from lock_manager.zookeeper.queue_view import Found, entries_of
 from sluice.errors import BreakError, PartitionNameError, TokenError
 from sluice.locks.breaking import check_partition, holders_of, parse_token
-from sluice.locks.status import Status, describe, duration, what_of
+from sluice.locks.status import Status, describe, duration, look, what_of
 
 A, B, C, D = ("a" * 32, "b" * 32, "c" * 32, "d" * 32)
 MONTH, DAY = "month=1", "month=1/day=2"
@@ -156,6 +160,42 @@ def test_who_waits_is_counted_from_its_request_even_after_it_lost_its_place(queu
     status = Status("e", [TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))], at=140.0)
     assert [entry.hold_id for _, entry in status.waiting_longer_than(99.0)] == [B]
     assert status.waiting_longer_than(100.0) == []
+
+
+class AnotherInspector:
+    """An inspector of a coordinator that is not ZooKeeper."""
+
+    def __init__(self, tables: list[TableLocks]) -> None:
+        self._tables = tables
+
+    def ensemble_id(self) -> str | None:
+        return "an id"
+
+    def tables(self) -> list[TableLocks]:
+        return self._tables
+
+    def table(self, resource: TableResource) -> TableLocks:
+        return next((each for each in self._tables if each.uri == resource.uri), TableLocks(uri=resource.uri, key=""))
+
+    def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
+        return holder in self.table(TableResource.of(str(table.uri))).holders
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def test_status_looks_through_the_protocol_alone(queues: Queues) -> None:
+    queues.add(A, ":w")
+    locks = TableLocks(uri="s3://lake/t", key="k", entries=tuple(queues.entries()))
+    inspector: Inspector = AnotherInspector([locks])
+    assert (look(inspector, None).ensemble, look(inspector, None).tables) == ("an id", [locks])
+    assert look(inspector, TableResource.of("s3://lake/t")).tables == [locks]
+    assert look(inspector, TableResource.of("s3://lake/u")).tables == [TableLocks(uri="s3://lake/u", key="")]
 
 
 def test_what_another_program_wrote_does_not_steer_the_terminal(queues: Queues) -> None:
