@@ -11,8 +11,9 @@ from contextlib import contextmanager
 
 from lock_manager.errors import SettingsError
 
-CONNECT_SECONDS = 5
+_CONNECT_SECONDS = 5
 _READ_SECONDS = 10
+#: ARN of a secret; the group ``region`` is the AWS region that has it.
 ARN = re.compile(r"arn:aws[a-z-]*:secretsmanager:(?P<region>[a-z0-9-]+):\d{12}:secret:\S+")
 
 
@@ -37,7 +38,7 @@ def fetch(arn: str) -> str:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 (likewise)
     except ImportError:
         raise SettingsError("SLUICE_ZK_SECRET needs the package boto3: pip install 'delta-sluice[aws]'") from None
-    config = Config(connect_timeout=CONNECT_SECONDS, read_timeout=_READ_SECONDS, retries={"total_max_attempts": 3})
+    config = Config(connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS, retries={"total_max_attempts": 3})
     try:
         client = boto3.client("secretsmanager", region_name=match["region"], config=config)
         with _unlogged():

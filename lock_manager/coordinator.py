@@ -33,6 +33,12 @@ from lock_manager.resources import TableResource
 from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings
 
+WAITING_LOGGER = "lock_manager.zookeeper.queue"
+"""Name of the logger on which a coordinator says now and then, at level INFO, whom a waiter waits for.
+
+It has the name of the first coordinator's module, and keeps it: programs set its level.
+"""
+
 
 class Cancellation:
     """Makes one acquire give up, which waits in another thread or has not begun yet."""

@@ -64,6 +64,7 @@ class Registry:
         return tuple(each for each in self._holds.get(hold.thread, ()) if each() not in (None, hold))
 
 
+#: Of this process: the holds of its threads, whichever manager gave them.
 REGISTRY = Registry()
 os.register_at_fork(after_in_child=REGISTRY.reset)
 

@@ -21,7 +21,9 @@ from typing import Any
 
 from lock_manager.errors import SettingsError
 
+#: Prefix of the environment variables for credentials, TLS and ACLs.
 ENVIRONMENT_PREFIX = "SLUICE_ZK_"
+#: Variable with the ARN of a secret in AWS Secrets Manager, which has all of them as JSON.
 SECRET = "SLUICE_ZK_SECRET"  # noqa: S105 (the variable's name)
 _SECRET_FILE = "SLUICE_ZK_SECRET_FILE"  # noqa: S105 (likewise)
 _HOW = "docs/security.md explains"

@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from lock_manager.errors import SettingsError
 from lock_manager.security import Security
 
+#: Prefix of the environment variables for all settings.
 ENVIRONMENT_PREFIX = "SLUICE_"
 _URL_SCHEME = "zk"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?)(:(?P<port>\d{1,5}))?")

@@ -30,6 +30,7 @@ def _append(context: JobContext[AppendArguments]) -> None:
         load.run()
 
 
+#: The job that ``spark-submit`` runs.
 JOB = Job(PROGRAM, parse_arguments, _append)
 
 

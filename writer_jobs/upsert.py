@@ -55,6 +55,7 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
         output.commit(1, result.commit, **result.counts)
 
 
+#: The job that ``spark-submit`` runs.
 JOB = Job(PROGRAM, parse_arguments, _upsert)
 
 

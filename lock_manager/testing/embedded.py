@@ -28,6 +28,7 @@ from lock_manager.testing.class_archives import ZOOKEEPER, archive_options
 from lock_manager.testing.server_security import ServerSecurity
 from lock_manager.zookeeper.connection import ask_word
 
+#: Script that runs a command for as long as its parent lives.
 SUPERVISOR = Path(__file__).with_name("_supervise.py")
 # What a server needs of PySpark's 300 jars; with all of them on its path it starts slower.
 _SERVER_JARS = (

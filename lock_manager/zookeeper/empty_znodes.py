@@ -51,8 +51,13 @@ _MOST_AT_ONCE = 100
 """Requests in a row, after which whatever is more urgent has its turn."""
 
 _MOST_WALKED = 200
-ANSWER_SECONDS = 2.0
+"""Znodes of one table that are listed in one walk."""
+
+_ANSWER_SECONDS = 2.0
+"""How long the requests of one round may take together."""
+
 CLOSE_SECONDS = 1.0
+"""How long they may take when a manager is closed."""
 
 
 class EmptyZnodes:
@@ -101,7 +106,7 @@ class EmptyZnodes:
             return
         due = self._due()
         try:
-            deadline = Deadline(ANSWER_SECONDS)
+            deadline = Deadline(_ANSWER_SECONDS)
             self._sweep(due, deadline)
             for table in self._walks_due():
                 self._walk(table, deadline)

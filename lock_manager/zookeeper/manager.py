@@ -37,7 +37,8 @@ from lock_manager.zookeeper.session import Session, SessionState
 from lock_manager.zookeeper.signals import SignalIsolation
 from lock_manager.zookeeper.znodes import table_node
 
-CONNECT_SECONDS = 15.0
+_CONNECT_SECONDS = 15.0
+"""How long connecting, or looking at a queue, may take unless the caller says otherwise."""
 
 
 class ZookeeperLockManager:
@@ -112,7 +113,7 @@ class ZookeeperLockManager:
         """Session time-out in force: what the server granted, which may be less than was asked for, or more."""
         return self._session.granted_seconds
 
-    def connect(self, timeout_seconds: float = CONNECT_SECONDS) -> None:
+    def connect(self, timeout_seconds: float = _CONNECT_SECONDS) -> None:
         """Connect now, to find out early whether the ensemble is there; ``acquire`` does it by itself.
 
         Raises:
@@ -349,7 +350,7 @@ class ZookeeperLockManager:
         return len(waiting)
 
     def queue(
-        self, resource: str | os.PathLike[str] | TableResource, *, timeout_seconds: float = CONNECT_SECONDS
+        self, resource: str | os.PathLike[str] | TableResource, *, timeout_seconds: float = _CONNECT_SECONDS
     ) -> list[QueueEntry]:
         """Return who holds ``resource``, or partitions of it, and who waits for them, first come first.
 

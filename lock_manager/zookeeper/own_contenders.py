@@ -15,6 +15,7 @@ from lock_manager.zookeeper.request import Acquired, Node
 from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
 from lock_manager.zookeeper.znodes import Mode
 
+#: Value of :attr:`Answer.lost` when the ensemble has ended the session.
 SESSION_ENDED = "its session had ended"
 _CONTENDER_GONE = "its contender was gone"
 _ANY_VERSION = -1

@@ -30,6 +30,7 @@ from typing import Any
 from kazoo.exceptions import NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
+from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.deadline import Deadline
 from lock_manager.errors import (
     EnsembleRefusedError,
@@ -62,7 +63,7 @@ from lock_manager.zookeeper.znodes import (
     parse_queue,
 )
 
-log = logging.getLogger(__name__)
+log = logging.getLogger(WAITING_LOGGER)
 
 _TRY_SECONDS = 15.0
 """How long a try-lock (time-out 0) may take to connect and to ask; it never waits in the queue."""

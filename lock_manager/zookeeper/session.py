@@ -57,7 +57,9 @@ session may be as short as two ticks: 1 - 1/3 - 1/4 = 0.417 is left."""
 KEEPALIVE_FRACTION = 1 / 6
 """How often the ensemble is asked about what is held."""
 
-CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
+"""How long :meth:`Session.close` waits for kazoo."""
+
 LOOK_SECONDS = 0.2
 """How often a wait for the ensemble looks whether it is still wanted, and whether kazoo still lives."""
 
@@ -70,6 +72,7 @@ SESSION_GONE = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
 Refused credentials are among it: kazoo gives up then. Who waits for the next connection is told why."""
 
 EXPECTED = (*NO_ANSWER, *SESSION_GONE, NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
+"""What kazoo raises that a recipe expects; anything else is a refusal."""
 
 
 class SessionState(enum.Enum):
@@ -419,7 +422,7 @@ class Session:
         self._notices.put(None)
         if client is not None:
             stopper = _stop_in_background(client)
-            stopper.join(CLOSE_SECONDS)
+            stopper.join(_CLOSE_SECONDS)
             if stopper.is_alive():
                 log.warning("ZooKeeper does not answer; the session ends by itself in %.0f s", self.granted_seconds)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _INTERRUPT_SECONDS = 3.0
 """How long an interrupted call waits for its clearing up, before it leaves that to the other thread."""
@@ -26,8 +26,8 @@ _LOOK_SECONDS = 0.1
 """How often the main thread looks for signals: one that comes just before a wait begins does not end the wait."""
 
 
-class _Job(Generic[T]):
-    def __init__(self, work: Callable[[], T], undo: Callable[[T], object] | None) -> None:
+class _Job(Generic[_T]):
+    def __init__(self, work: Callable[[], _T], undo: Callable[[_T], object] | None) -> None:
         self.work = work
         self.undo = undo
         self.done = _thread.allocate_lock()
@@ -50,10 +50,10 @@ class _Job(Generic[T]):
             self.take_back()
         self.done.release()
 
-    def value(self) -> T:
+    def value(self) -> _T:
         if self.error is not None:
             raise self.error
-        result: T = self.result
+        result: _T = self.result
         return result
 
     def abandon(self) -> None:
@@ -80,11 +80,11 @@ class SignalIsolation:
 
     def run(
         self,
-        work: Callable[[], T],
+        work: Callable[[], _T],
         *,
         interrupted: Callable[[], object] | None = None,
-        undo: Callable[[T], object] | None = None,
-    ) -> T:
+        undo: Callable[[_T], object] | None = None,
+    ) -> _T:
         """Return what ``work`` returns, or raise what it raises.
 
         Args:

@@ -18,6 +18,7 @@ from lock_manager.commit_stamp import CommitStamp, observed_refusal, parse_stamp
 from sluice.audit.log_folder import PARALLEL_READS, LogFolder
 
 _VERSION_FILE = re.compile(r"(\d{20})\.json")
+#: Name of a version's checksum file.
 CHECKSUM_FILE = re.compile(r"(\d{20})\.crc")
 # What Spark and delta-rs call the rows that an operation changed. The first line of which any is there counts: MERGE
 # also has numOutputRows, which includes the rows that it only copied.

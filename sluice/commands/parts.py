@@ -21,19 +21,25 @@ if TYPE_CHECKING:
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-FAILED, BAD_ARGUMENTS = 1, 2
+#: Exit code of a command that failed, or that found something wrong.
+FAILED = 1
+_BAD_ARGUMENTS = 2
 _PIPE_WIDTH = 200
 #: What a command without an ensemble tells its user to do.
 ZOOKEEPER_HINT = "give --zookeeper host:port,…"
 
+#: The option that all commands have.
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the stack trace of an error.")]
+#: The option of commands that read a table.
 StorageOption = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE", help="As deltalake takes it; may be repeated.  [dim]default: AWS_* variables[/]"),
 ]
+#: The options of commands that ask an ensemble.
 ZooKeeperOption = Annotated[
     str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
 ]
+#: Likewise.
 LockRootOption = Annotated[
     str | None,
     typer.Option(
@@ -63,7 +69,7 @@ def in_a_sentence(command: Callable[_P, _R]) -> Callable[_P, _R]:
                 traceback.print_exc()
             sys.stderr.write(f"sluice: {error}\n")
             bad = isinstance(error, ValueError | LogAccessError)
-            raise typer.Exit(BAD_ARGUMENTS if bad else FAILED) from None
+            raise typer.Exit(_BAD_ARGUMENTS if bad else FAILED) from None
 
     return run
 

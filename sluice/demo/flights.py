@@ -21,8 +21,11 @@ from deltalake import DeltaTable, QueryBuilder
 
 from sluice.errors import FlightsError
 
+#: Columns that together name a flight.
 KEY = ("time_hour", "carrier", "flight")
+#: Column by which the table is partitioned.
 PARTITION = "month"
+#: Columns with numbers; their counts and sums tell whether a table has what its source has.
 NUMBERS = (
     "year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay",
     "flight", "air_time", "distance", "hour", "minute",
@@ -30,6 +33,7 @@ NUMBERS = (
 _MISSING = "NA"
 
 Key = tuple[str, str, str]
+"""Values of :data:`KEY` in one flight."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from sluice.doctor.acl import acl_finding
 from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers, dotted
 
+#: How long the doctor waits for a session.
 CONNECT_SECONDS = 10.0
 _SKEW_SECONDS = 1.0
 """How far clocks may differ: as much as `sluice verify` forgives by default."""

@@ -19,6 +19,7 @@ _SRVR = re.compile(
     re.DOTALL,
 )
 _COUNTER_BITS = 32
+#: Says of a server why nothing is known of it, though it answers.
 SAYS_NOTHING = "answers, but not to srvr: it allows no four-letter words (4lw.commands.whitelist=srvr,mntr)"
 
 

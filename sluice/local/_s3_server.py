@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _HOST = "127.0.0.1"
+#: A web application as WSGI has it (PEP 3333): environment and ``start_response`` in, body out.
 WsgiApplication = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 

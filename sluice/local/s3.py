@@ -23,6 +23,7 @@ from sluice.errors import LocalS3Error
 _SERVER = Path(__file__).with_name("_s3_server.py")
 _REGION = "us-east-1"
 _GRACE_SECONDS = 5.0
+#: Names of this machine, which is reached without a proxy.
 THIS_MACHINE = ("127.0.0.1", "localhost")
 _NO_PROXY = ("no_proxy", "NO_PROXY")
 

@@ -24,12 +24,14 @@ from sluice.errors import ContainerError
 if TYPE_CHECKING:
     from testcontainers.core.docker_client import DockerClient
 
+#: Release of ZooKeeper in both images.
 VERSION = "3.9.5"
+#: The image on Docker Hub.
 PUBLIC_IMAGE = f"zookeeper:{VERSION}"
+#: The image that ``make zookeeper-image`` builds.
 OWN_IMAGE = f"sluice-zookeeper:{VERSION}"
-"""What ``make zookeeper-image`` builds."""
+#: On containers and networks; its value names the run that they belong to.
 LABEL = "io.deltasluice.run"
-"""On containers and networks; its value names the run that they belong to."""
 _REAPER = Path(__file__).with_name("_container_reaper.py")
 _CLIENT_PORT = 2181
 _ENSEMBLE = 3

@@ -30,6 +30,7 @@ class Engine:
     slack_seconds: float
 
 
+#: Transactions written against the log store alone, in a JVM without Spark.
 STORE = Engine(
     name="store",
     program="sluice.soak.store_writer",
@@ -39,6 +40,7 @@ STORE = Engine(
     stall_seconds=60,
     slack_seconds=0,
 )
+#: Whole Spark drivers, with the gate.
 SPARK = Engine(
     name="spark",
     program="sluice.soak.spark_writer",

@@ -16,9 +16,18 @@ from sluice.soak.processes import WriterProcess
 from sluice.soak.s3_faults import FaultGate, S3Fault
 
 Event = Mapping[str, Any]
+"""One line of the history."""
+
 Incident = Generator[None, Event | None, None]
+"""A fault while it goes on: it is sent each event, and None while there is none; see :func:`advance`."""
+
 Waiting = Generator[None, Event | None, Event | None]
-Finding = Generator[None, Event | None, tuple[Event, S3Fault | None] | None]
+"""A part of a fault; returns the event that it waited for, None if that did not come in time."""
+
+_Stopped = Generator[None, Event | None, tuple[Event, S3Fault | None] | None]
+# Likewise; returns what :func:`stopped` does.
+
+#: Names of the events that end a transaction, or its writer.
 OUTCOMES = frozenset({"acknowledged", "refused", "unknown", "gave-up", "ended"})
 PUT = "put"
 """A point of the gate's, beside the writers' own: the PUT was sent, and the store has not seen it."""
@@ -104,7 +113,7 @@ def takeover(held: Event, kind: str) -> Callable[[Event], bool]:
     )
 
 
-def stopped(context: FaultContext, writer: str, point: str) -> Finding:
+def stopped(context: FaultContext, writer: str, point: str) -> _Stopped:
     """Have a writer stop at a point; return where it is, and the held PUT if that is the point."""
     process = context.writers[writer]
     wait = 20 * context.session_seconds + 30 + context.slack_seconds
@@ -131,7 +140,7 @@ def stopped(context: FaultContext, writer: str, point: str) -> Finding:
     return None
 
 
-def struck(context: FaultContext, name: str, writer: str, point: str) -> Finding:
+def struck(context: FaultContext, name: str, writer: str, point: str) -> _Stopped:
     """Have a writer stop at a point, and say that a fault strikes there; return what ``stopped`` returns."""
     found = yield from stopped(context, writer, point)
     if found is not None:

@@ -21,7 +21,7 @@ from sluice.soak.fault_context import (
 _PATIENCE_SECONDS = 10.0
 _OUTCOME_SECONDS = 60.0
 
-Queued = Generator[None, Event | None, tuple[str, str] | None]
+_Queued = Generator[None, Event | None, tuple[str, str] | None]
 
 
 def expire_queued(context: FaultContext, writer: str, point: str) -> Incident:
@@ -61,7 +61,7 @@ def cancel_queued(context: FaultContext, writer: str, point: str) -> Incident:
     yield from until(_OUTCOME_SECONDS, of(writer, *(OUTCOMES - {"gave-up"})))
 
 
-def _queued(context: FaultContext, writer: str, point: str) -> Queued:
+def _queued(context: FaultContext, writer: str, point: str) -> _Queued:
     """Have a writer wait in the queue behind another that is stopped; return table and the other, None if it fails."""
     found = yield from stopped(context, writer, point)
     if found is None:

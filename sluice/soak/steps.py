@@ -21,6 +21,7 @@ ACQUIRED = "holding"
 UNKNOWN = "unknown"
 """The moment after a transaction of which nobody knows whether it is there; likewise."""
 
+#: How asking again for a table that is held has to end: with the same hold.
 SAME = "same"
 _ANOTHER = "another"
 _SHARE = 0.25

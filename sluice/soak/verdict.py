@@ -128,6 +128,7 @@ def _nothing_after_a_later_read(evidence: Evidence) -> Iterator[Violation]:
                 yield Violation("I5", sentence, piece)
 
 
+#: What finds a violation of each invariant, by its number in docs/reliability.md.
 INVARIANTS: Mapping[str, Callable[[Evidence], Iterator[Violation]]] = {
     "I1": _acknowledged_exactly_once,
     "I2": _unacknowledged_at_most_once,

@@ -33,6 +33,7 @@ from lock_manager import (
 )
 from lock_manager import guard_registry as installed
 from lock_manager.commit_guard import CommitGuard
+from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.guarded_hold import GuardedHold
 from lock_manager.queue_entry import QueueEntry
 from lock_manager.zookeeper.inspector import LockInspector
@@ -342,7 +343,7 @@ def test_who_waits_logs_now_and_then_for_whom(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    caplog.set_level(logging.INFO, "lock_manager.zookeeper.queue")
+    caplog.set_level(logging.INFO, WAITING_LOGGER)
     outcome: list[Any] = []
     with manager.acquire(TABLE):
         # The control: who waits for less than the interval says nothing.

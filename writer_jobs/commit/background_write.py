@@ -20,8 +20,9 @@ from writer_jobs.delta.log_store import follow_transactions
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import WriteFailedError
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
+#: How often a write is cancelled again until it ends.
 CANCEL_AGAIN_SECONDS = 0.2
 #: Local property of Spark's threads, see ``Guard.java``.
 _TICKET_PROPERTY = "spark.sluice.ticket"
@@ -188,7 +189,7 @@ class BackgroundWrite:
         if self._thread is not None:
             self._thread.wake()
 
-    def read(self, look: Callable[[], T], *, table: str) -> T:
+    def read(self, look: Callable[[], _T], *, table: str) -> _T:
         """Run Spark jobs that look what there is to do, in this thread; :meth:`cancel_jobs` ends them, too.
 
         Raises:

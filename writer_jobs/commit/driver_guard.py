@@ -23,14 +23,15 @@ from writer_jobs.errors import GuardMissingError
 
 log = logging.getLogger(__name__)
 
-OFF = "off"
-OBSERVE = "observe"
-REQUIRED = "required"
+#: Values of the setting :data:`~writer_jobs.delta.session.GUARD_MODE`, which describes them.
+OFF, OBSERVE, REQUIRED = "off", "observe", "required"
+#: Delta's setting that lets a write compact the table in a commit of its own.
 AUTO_COMPACT = "spark.databricks.delta.autoCompact.enabled"
 _GUARD_PROPERTY = "spark.sluice.guard.name"
 # An ensemble is asked for 45 s at most; the rest is for a busy interpreter.
 _ANSWER_SECONDS = 60
 
+#: The commit guard of this driver.
 GUARD = CommitGuard()
 _attaching = threading.Lock()
 

@@ -30,6 +30,7 @@ HoldOver = Literal["commit", "write"]
 """What of a write the lock is held for: its commit, or all of it."""
 
 _HOLDS: tuple[HoldOver, ...] = ("commit", "write")
+#: The answer of :func:`why_whole` that does not hold any more once somebody has made the table.
 NO_TABLE = "there is no table yet"
 _SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)
 _NOTHING_KNOWN = {"guard": REQUIRED, "settings": [], "version": NO_VERSION, "identity": False, "reads": []}

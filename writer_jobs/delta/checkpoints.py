@@ -18,6 +18,7 @@ from writer_jobs.delta.log_store import log_store
 
 log = logging.getLogger(__name__)
 
+#: Delta's pointer to a table's newest checkpoint; who writes one holds the lock on this name.
 LAST_CHECKPOINT = "_delta_log/_last_checkpoint"
 
 

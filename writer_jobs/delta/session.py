@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from writer_jobs.errors import UnsupportedSessionError
 
+#: What Delta needs in ``spark.sql.extensions``.
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _NO_CONNECT = (
@@ -29,6 +30,7 @@ _PROGRESS = "spark.ui.showConsoleProgress"
 
 #: How commits are written: see ``log_store/``.
 LOG_STORE = "io.deltasluice.storage.GuardedLogStore"
+#: Delta's setting that names the log store.
 LOG_STORE_SETTING = "spark.delta.logStore.class"
 #: Delta Kernel reads a setting for each scheme at each commit; in its mode ``STRICT`` Delta commits through Kernel.
 #: :func:`writer_jobs.attach` sets them for the schemes of other file systems, too.

@@ -27,6 +27,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
 from writer_jobs.errors import StorageError, TableError
 
+#: Name of the log's folder below a table's location.
 LOG_FOLDER = "_delta_log"
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"

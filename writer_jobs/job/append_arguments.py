@@ -17,6 +17,7 @@ from writer_jobs.job.file_arguments import (
     shared_by_file_jobs,
 )
 
+#: Name of the job in its help and its messages.
 PROGRAM = "append.py"
 _MOST_COMMITS = 10_000
 

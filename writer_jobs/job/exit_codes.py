@@ -18,14 +18,16 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.errors import CommitUnknownError, WriteFailedError
 from writer_jobs.job.stopping import Stopped
 
+#: Exit code of a job that is done.
 DONE = 0
-UNEXPECTED = 1
+#: Exit code of a job with bad arguments; :data:`HELP` describes every code.
 BAD_ARGUMENTS = 2
-NO_LOCK = 3
-LOCK_LOST = 4
-WRITE_FAILED = 5
-UNKNOWN = 6
-INTERRUPTED = 130
+_UNEXPECTED = 1
+_NO_LOCK = 3
+_LOCK_LOST = 4
+_WRITE_FAILED = 5
+_UNKNOWN = 6
+_INTERRUPTED = 130
 
 #: For the end of ``--help``.
 HELP = """\
@@ -44,19 +46,19 @@ exit codes:
 
 # The first that fits.
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
-    (LockTimeoutError, NO_LOCK),
-    (LockCancelledError, NO_LOCK),
-    (EnsembleUnavailableError, NO_LOCK),
-    (EnsembleRefusedError, NO_LOCK),
-    (EnsembleFormatError, NO_LOCK),
-    (AdoptionMismatchError, NO_LOCK),
-    (ClosedError, NO_LOCK),
-    (LockLostError, LOCK_LOST),
-    (LockNotHeldError, LOCK_LOST),
-    (CommitUnknownError, UNKNOWN),
-    (WriteFailedError, WRITE_FAILED),
+    (LockTimeoutError, _NO_LOCK),
+    (LockCancelledError, _NO_LOCK),
+    (EnsembleUnavailableError, _NO_LOCK),
+    (EnsembleRefusedError, _NO_LOCK),
+    (EnsembleFormatError, _NO_LOCK),
+    (AdoptionMismatchError, _NO_LOCK),
+    (ClosedError, _NO_LOCK),
+    (LockLostError, _LOCK_LOST),
+    (LockNotHeldError, _LOCK_LOST),
+    (CommitUnknownError, _UNKNOWN),
+    (WriteFailedError, _WRITE_FAILED),
     (SluiceError, BAD_ARGUMENTS),
-    (KeyboardInterrupt, INTERRUPTED),
+    (KeyboardInterrupt, _INTERRUPTED),
 )
 
 
@@ -64,7 +66,7 @@ def exit_code_of(error: BaseException) -> int:
     """Return the exit code of a job that ended with this error."""
     if isinstance(error, Stopped):
         return error.exit_code
-    return next((code for kind, code in _CODES if isinstance(error, kind)), UNEXPECTED)
+    return next((code for kind, code in _CODES if isinstance(error, kind)), _UNEXPECTED)
 
 
 def sentence_of(error: BaseException) -> str:

@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from pyspark.sql import SparkSession
 
 from lock_manager import LockManager, SluiceError, ZookeeperLockManager
+from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.metrics import MetricsExporter
 from writer_jobs.delta.session import build_session, running_session
 from writer_jobs.errors import StorageError, WriteFailedError
@@ -121,7 +122,7 @@ class Job(Generic[_A]):
             # What a driver that only observes would refuse is worth a line whatever is asked for, and whom a job waits
             # for that seems to hang.
             logging.getLogger("lock_manager.commit_guard").setLevel(logging.WARNING)
-            logging.getLogger("lock_manager.zookeeper.queue").setLevel(logging.INFO)
+            logging.getLogger(WAITING_LOGGER).setLevel(logging.INFO)
         return self.run()
 
     def _work(self, arguments: _A, output: JobOutput, stop: StopSignals, report: Report | None) -> None:

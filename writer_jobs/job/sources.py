@@ -19,6 +19,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import SchemaMismatchError, SourceError, StorageError, WriteFailedError
 
+#: Formats of source files, as Spark names them.
 FORMATS = ("csv", "json", "parquet")
 _SUFFIXES = {"csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json", "parquet": "parquet"}
 _COMPRESSED = ("gz", "bz2", "zst", "zstd", "snappy", "lz4", "deflate")

@@ -18,6 +18,7 @@ from writer_jobs.job.file_arguments import (
     shared_by_file_jobs,
 )
 
+#: Name of the job in its help and its messages.
 PROGRAM = "upsert.py"
 _RETENTION_DAYS = 7.0
 _MOST_DAYS = 36_500
