@@ -36,7 +36,7 @@ from lock_manager.settings import LockSettings
 WAITING_LOGGER = "lock_manager.zookeeper.queue"
 """Name of the logger on which a coordinator says now and then, at level INFO, whom a waiter waits for.
 
-It has the name of the first coordinator's module, and keeps it: programs set its level.
+It is the name of ZooKeeper's module for queues. It stays, because programs set the level of this logger.
 """
 
 
