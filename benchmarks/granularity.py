@@ -23,8 +23,14 @@ from typing import Any
 
 from figures import print_table
 
-from lock_manager import PartitionColumn, PartitionSchema, TableResource, TableScope, ZookeeperLockManager
-from lock_manager import guard_registry as installed
+from lock_manager import (
+    PartitionColumn,
+    PartitionSchema,
+    TableResource,
+    TableScope,
+    ZookeeperLockManager,
+    guard_registry,
+)
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.guarded_hold import GuardedHold
 from lock_manager.testing.embedded import EmbeddedZooKeeper
@@ -101,7 +107,7 @@ def main() -> None:
     options = parser.parse_args()
     numbers = [int(each) for each in options.writers.split(",")]
     # Each JVM's log store asks the guard here.
-    installed.declare_installed(lambda _: SCHEMA)
+    guard_registry.declare_installed(lambda _: SCHEMA)
     rows = []
     with ExitStack() as stack:
         zookeeper = stack.enter_context(EmbeddedZooKeeper())

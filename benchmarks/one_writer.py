@@ -39,7 +39,7 @@ RESAMPLES = 2000
 TABLE = "s3a://bench/alone"
 PHASES = {
     "work": "rows, data file, Delta's checks, up to the gate",
-    "queue": "the lock is asked for and had",
+    "queue": "from the request for the lock until it is acquired",
     "look": "the version that was read is looked at, and that the next one is free",
     "guard": "the hold is confirmed, the intent noted",
     "put": "the version is put",

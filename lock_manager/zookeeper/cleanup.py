@@ -53,14 +53,14 @@ class Cleanup:
         return done.wait(wait_seconds)
 
     def left(self, nodes: Sequence[str]) -> None:
-        """Take note that queues were left, so that those of partitions are swept when nobody uses them any more."""
+        """Take note that queues were left, so that those of partitions are removed when nobody uses them any more."""
         with self._changed:
             if self._empty_znodes.used(nodes):
                 self._rouse()
 
     def close(self) -> None:
-        """Sweep what was used; to be called while the session still stands. Takes a second at most."""
-        self._empty_znodes.sweep_all()
+        """Remove empty queues that were used; to be called while the session still stands. Takes a second at most."""
+        self._empty_znodes.remove_all()
 
     def _rouse(self) -> None:
         if self._thread is None:
@@ -93,9 +93,9 @@ class Cleanup:
                         self._empty_znodes.used(nodes)
                     done.set()
             try:
-                self._empty_znodes.sweep()
+                self._empty_znodes.remove_due()
             except Exception:  # likewise
-                log.exception("could not sweep partitions")
+                log.exception("could not remove empty partitions")
             with self._changed:
                 if not self._fresh and not self._session.closed:
                     # What did not answer is asked again when the state changes, or soon.

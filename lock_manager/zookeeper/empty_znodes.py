@@ -61,7 +61,7 @@ CLOSE_SECONDS = 1.0
 
 
 class EmptyZnodes:
-    """Knows which znodes are due for removal; the owner's thread calls :meth:`sweep`.
+    """Knows which znodes are due for removal; the owner's thread calls :meth:`remove_due`.
 
     Args:
         session: to ask through.
@@ -99,24 +99,24 @@ class EmptyZnodes:
             due_at, _ = next(iter(self._idle.values()))
             return max(0.0, min([due_at, *self._walks.values()]) - time.monotonic())
 
-    def sweep(self) -> None:
-        """Do some of what is due."""
+    def remove_due(self) -> None:
+        """Remove some of what is due."""
         if self._session.state is not SessionState.CONNECTED:
             self._put_off()
             return
         due = self._due()
         try:
             deadline = Deadline(_ANSWER_SECONDS)
-            self._sweep(due, deadline)
+            self._remove_idle(due, deadline)
             for table in self._walks_due():
                 self._walk(table, deadline)
         except (*UNANSWERED, ClosedError, EnsembleRefusedError) as error:
             # It costs nobody anything if they stay for longer.
-            log.debug("partitions are not swept: %r", error)
+            log.debug("empty partitions are not removed yet: %r", error)
             for node in due:
                 self._note_if_new(node, None)
 
-    def sweep_all(self) -> None:
+    def remove_all(self) -> None:
         """Remove at once what this manager used and nobody uses now; bounded."""
         with self._lock:
             nodes, self._idle = list(self._idle)[-_MOST_AT_ONCE * 10 :], {}
@@ -125,7 +125,7 @@ class EmptyZnodes:
         try:
             self._remove(nodes, Deadline(CLOSE_SECONDS))
         except (*UNANSWERED, ClosedError, EnsembleRefusedError) as error:
-            log.debug("partitions are not swept: %r", error)
+            log.debug("empty partitions are not removed: %r", error)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -165,13 +165,13 @@ class EmptyZnodes:
             self._walks |= dict.fromkeys(due, now + _WALK_SECONDS)
         return due
 
-    def _sweep(self, due: dict[str, int | None], deadline: Deadline) -> None:
+    def _remove_idle(self, due: dict[str, int | None], deadline: Deadline) -> None:
         looks = {node: self._session.client.exists_async(node) for node in due}
         idle = []
         for node, look in looks.items():
             stat = self._session.wait(look, deadline)
             if stat is None or stat.numChildren:
-                # Who is there now sweeps it, or whoever sweeps what is below it.
+                # Who is there now removes it, or whoever removes what is below it.
                 continue
             if stat.pzxid == due[node]:
                 idle.append(node)

@@ -345,7 +345,7 @@ class Acquisition:
             try:
                 queue = parse_queue(self._answer(client.get_children_async(node.path)))
             except NoNodeError:
-                # Swept: nobody was in it.
+                # It was removed: nobody was in it.
                 continue
             for contender in queue:
                 if not is_of_hold(contender.name, self._hold_id):
@@ -373,7 +373,7 @@ class Acquisition:
     def _make_queues(self) -> None:
         """Make the znodes of all queues, and the place for the intents of each table.
 
-        A sweep may take one away again before it is entered, or while these are made: then this is done again.
+        An empty one may be removed again before it is joined, or while these are made: then this is done again.
         """
         client = self._session.client
         asked = []

@@ -20,7 +20,7 @@ from sluice.soak.engines import ENGINES
 from sluice.soak.tcp_proxy import Link
 from sluice.soak.worker import WorkerOptions
 
-_KEEPER = Path(__file__).with_name("_keeper.py")
+_SUPERVISOR = Path(__file__).with_name("_supervise_group.py")
 _GRACE_SECONDS = 5.0
 
 Events = SimpleQueue[dict[str, Any]]
@@ -61,7 +61,7 @@ class WriterProcess:
         path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
         with Path(options.log).open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_KEEPER), sys.executable, "-m", ENGINES[options.engine].program,
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), sys.executable, "-m", ENGINES[options.engine].program,
                  options.argument()],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
                 env={**os.environ, "PYTHONPATH": path, **environment},

@@ -130,7 +130,7 @@ def test_a_writer_ends_with_its_parent_even_if_it_is_stopped(tmp_path: Path, eve
     child = f"import os,time; open({str(note)!r},'w').write(str(os.getpid())+chr(10)); time.sleep(600)"
     parent = (
         "import subprocess,sys,time; from sluice.soak import processes\n"
-        "process = subprocess.Popen([sys.executable, str(processes._KEEPER), sys.executable, '-c', sys.argv[1]],"
+        "process = subprocess.Popen([sys.executable, str(processes._SUPERVISOR), sys.executable, '-c', sys.argv[1]],"
         " stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)\ntime.sleep(600)"
     )
     running = subprocess.Popen([sys.executable, "-c", parent, child])

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lock_manager import ZookeeperLockManager
-from lock_manager import guard_registry as installed
+from lock_manager import ZookeeperLockManager, guard_registry
 from sluice.local.jars import resolve_jars
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 from tests.support.append_rows import EMPTY, HEADER, ROWS
@@ -183,9 +182,9 @@ def make_rival(zookeeper: Any) -> Iterator[Callable[..., RivalManager]]:
 @pytest.fixture
 def guard_said_to_be_there() -> Iterator[None]:
     """Let partitions be locked where nothing is committed."""
-    installed.declare_installed(lambda _: SCHEMA)
+    guard_registry.declare_installed(lambda _: SCHEMA)
     yield
-    installed.declare_installed(None)
+    guard_registry.declare_installed(None)
 
 
 @dataclass(frozen=True)

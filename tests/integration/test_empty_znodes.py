@@ -1,4 +1,4 @@
-"""Empty partitions are swept, and no newcomer is harmed: against a real server."""
+"""Empty partitions are removed, and no newcomer is harmed: against a real server."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def node(table: str) -> str:
 
 @pytest.fixture
 def make_manager(make_manager: Callable[..., ZookeeperLockManager]) -> Callable[..., ZookeeperLockManager]:
-    """With more patience: partitions are swept all the time."""
+    """With more patience: partitions are removed all the time."""
     return lambda **settings: make_manager(**{"timeout_seconds": 60, **settings})
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweep without any patience."""
+    """Remove without any patience."""
     monkeypatch.setattr("lock_manager.zookeeper.empty_znodes.IDLE_SECONDS", 0.0)
 
 
@@ -92,7 +92,7 @@ class Work:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_partitions_that_are_swept_all_the_time_exclude_as_ever_and_none_is_left(
+def test_partitions_that_are_removed_all_the_time_exclude_as_ever_and_none_is_left(
     make_manager: Callable[..., ZookeeperLockManager],
     table: str,
     node: str,
@@ -112,7 +112,7 @@ def test_partitions_that_are_swept_all_the_time_exclude_as_ever_and_none_is_left
     work.run()
     assert work.counted == work.expected, f"seed {work.seed}"
     assert sum(work.expected.values()) >= THREADS * ROUNDS
-    assert max(made_again.values()) > 2, "nothing was swept meanwhile"
+    assert max(made_again.values()) > 2, "nothing was removed meanwhile"
     eventually(lambda: not has_partitions(ensemble_client, node))
     assert sorted(ensemble_client.get_children(node)) == ["intents"]
 
@@ -145,28 +145,28 @@ def test_what_is_used_stays_and_what_is_idle_goes(
     monkeypatch.setattr("lock_manager.zookeeper.empty_znodes.IDLE_SECONDS", 0.1)
     manager, other = make_manager(), make_manager()
     idle, used = f"{node}/partitions/year=2012", f"{node}/partitions/year=2013/partitions/month=1"
-    sweep, lives = EmptyZnodes.sweep, list[int]()
+    remove_due, lives = EmptyZnodes.remove_due, list[int]()
 
-    def sweep_after_use(empty_znodes: EmptyZnodes) -> None:
+    def remove_after_use(empty_znodes: EmptyZnodes) -> None:
         if empty_znodes is not manager._cleanup._empty_znodes:
             return empty_znodes._put_off()
         # Another manager's use counts, too.
         other.acquire(table, partitions=[part(2013, 1)]).release()
         lives.append(ensemble_client.exists(used).czxid)
-        return sweep(empty_znodes)
+        return remove_due(empty_znodes)
 
     with monkeypatch.context() as patch:
-        patch.setattr(EmptyZnodes, "sweep", sweep_after_use)
+        patch.setattr(EmptyZnodes, "remove_due", remove_after_use)
         manager.acquire(table, partitions=[part(2012, 1), part(2013, 1)]).release()
         life = ensemble_client.exists(used).czxid
-        # The two are due at almost the same moment: a sweep looks at either, or at both.
+        # The two are due at almost the same moment: a round looks at either, or at both.
         eventually(lambda: ensemble_client.exists(idle) is None and len(lives) > 6)
         assert ensemble_client.exists(used).czxid == life
     assert set(lives) == {life}
     eventually(lambda: not has_partitions(ensemble_client, node))
 
 
-def test_closing_sweeps_what_was_used_but_not_what_is_held(
+def test_closing_removes_what_was_used_but_not_what_is_held(
     make_manager: Callable[..., ZookeeperLockManager],
     make_rival: Callable[..., RivalManager],
     table: str,
@@ -206,7 +206,7 @@ def test_what_the_dead_left_is_found_by_who_uses_the_table(
     eventually(lambda: not has_partitions(ensemble_client, node))
 
 
-def test_a_path_that_is_half_swept_is_made_whole_by_who_waits_in_it(
+def test_a_path_that_is_half_removed_is_made_whole_by_who_waits_in_it(
     make_manager: Callable[..., ZookeeperLockManager],
     table: str,
     node: str,
@@ -217,14 +217,14 @@ def test_a_path_that_is_half_swept_is_made_whole_by_who_waits_in_it(
     """Who waits for the table has given up his places behind it: their queues may be gone when he goes on."""
     first, second = make_manager(), make_manager()
     caplog.set_level(logging.WARNING)
-    for swept in (1, 2, 3, 4):
+    for removed in (1, 2, 3, 4):
         held = first.acquire(table)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(second.acquire, table, partitions=[part(2013, 1)])
             eventually(lambda: len(first.queue(table)) == 2)
             gone = f"{node}/partitions/year=2013/partitions/month=1"
             eventually(lambda gone=gone: ensemble_client.exists(gone) and not ensemble_client.get_children(gone))
-            for _ in range(swept):
+            for _ in range(removed):
                 ensemble_client.delete(gone)
                 gone = gone.rpartition("/")[0]
             held.release()

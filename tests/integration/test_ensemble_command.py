@@ -63,8 +63,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture(scope="module")
 def secured(authority: Authority) -> Iterator[EmbeddedZooKeeper]:
     """An ensemble that speaks TLS only, with clients that have a certificate."""
-    demands = ServerSecurity(key_store=authority.store("server", "127.0.0.1"), trust_store=authority.file)
-    with EmbeddedZooKeeper(3, security=demands) as running:
+    security = ServerSecurity(key_store=authority.store("server", "127.0.0.1"), trust_store=authority.file)
+    with EmbeddedZooKeeper(3, security=security) as running:
         yield running
 
 
@@ -425,8 +425,8 @@ def test_tls_to_a_plain_port_never_falls_back_to_plain_words(alone: EmbeddedZooK
 
 
 def test_a_client_that_is_refused_by_another_scheme_is_told_so_by_ready() -> None:
-    demands = ServerSecurity(sasl_users={"etl": "right"}, schemes=("sasl",))
-    with EmbeddedZooKeeper(security=demands) as server:
+    security = ServerSecurity(sasl_users={"etl": "right"}, schemes=("sasl",))
+    with EmbeddedZooKeeper(security=security) as server:
         code, found, _ = ask("ready", server.hosts, "--expect", "1")
         assert (code, found["servers"][0]["mode"]) == (1, "standalone"), "the words need no user"
         assert "SessionClosedRequireSaslError" in found["wrong"][0]

@@ -162,7 +162,7 @@ def test_a_plan_that_reads_the_table_is_held_from_its_beginning(table: Table, mo
     with monkeypatch.context() as patched:
         patched.setattr(StagedWrite, "run", None)
         table.writer.append(doubled, hold="commit", before_write=count)
-    assert seen == [1], "rows were written before the lock was had"
+    assert seen == [1], "rows were written before the lock was acquired"
     # The plan hides it from the rule, and Delta's own word counts.
     monkeypatch.setattr(staging, "_of_reads", lambda *_: None)
     table.writer.append(doubled, hold="commit", before_write=count)

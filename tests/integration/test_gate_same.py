@@ -87,7 +87,7 @@ class Pair:
         return every.withColumn("day", F.to_date("day")).selectExpr(*self.kind.select).coalesce(1)
 
     def append_to_both(self, rows: DataFrame) -> bool:
-        """Append, and tell whether files were written before the lock was had."""
+        """Append, and tell whether files were written before the lock was acquired."""
         with locked(self.spark, str(self.plain), manager=self.manager):
             rows.write.format("delta").mode("append").options(**self.kind.options).save(str(self.plain))
         before = len(list(self.gated.rglob("*.parquet")))

@@ -15,8 +15,14 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.recipe.lock import Lock
 
-from lock_manager import LockTimeoutError, PartitionColumn, PartitionSchema, TableResource, ZookeeperLockManager
-from lock_manager import guard_registry as installed
+from lock_manager import (
+    LockTimeoutError,
+    PartitionColumn,
+    PartitionSchema,
+    TableResource,
+    ZookeeperLockManager,
+    guard_registry,
+)
 from lock_manager.testing.embedded import find_java, find_spark_jars
 from lock_manager.zookeeper.znodes import table_node
 
@@ -48,9 +54,9 @@ def rival(zookeeper: Any) -> Iterator[KazooClient]:
 
 @pytest.fixture
 def in_partition(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, object]]]:
-    installed.declare_installed(lambda _: PartitionSchema((PartitionColumn("year", "integer"),)))
+    guard_registry.declare_installed(lambda _: PartitionSchema((PartitionColumn("year", "integer"),)))
     yield [{"year": 2013}]
-    installed.declare_installed(None)
+    guard_registry.declare_installed(None)
 
 
 def is_free(manager: ZookeeperLockManager, table: str, **asked: Any) -> bool:

@@ -39,8 +39,8 @@ from lock_manager import (
     TableResource,
     TableScope,
     ZookeeperLockManager,
+    guard_registry,
 )
-from lock_manager import guard_registry as installed
 from lock_manager.zookeeper.queue import Acquisition
 from lock_manager.zookeeper.znodes import table_node
 from tests.support.sessions import end_session
@@ -431,7 +431,7 @@ class PollingMachine(LockMachine):
 
 @pytest.fixture
 def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[LockMachine]]:
-    installed.declare_installed(lambda _: SCHEMA)
+    guard_registry.declare_installed(lambda _: SCHEMA)
     look = KazooClient(zookeeper.hosts)
     look.start()
     look.hosts_text = zookeeper.hosts
@@ -448,7 +448,7 @@ def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Lo
     monkeypatch.setattr(LockMachine, "beside", beside, raising=False)
     yield LockMachine
     beside.close()
-    installed.declare_installed(None)
+    guard_registry.declare_installed(None)
     LockMachine.undertaker.shutdown()
     for manager in managers:
         manager.close()

@@ -30,8 +30,8 @@ from lock_manager import (
     PartitionSchema,
     TableResource,
     ZookeeperLockManager,
+    guard_registry,
 )
-from lock_manager import guard_registry as installed
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.guarded_hold import GuardedHold
@@ -257,7 +257,7 @@ def test_who_waits_behind_a_table_is_told_with_the_partitions_it_asked_for(
     schema = PartitionSchema((PartitionColumn("year", "integer"), PartitionColumn("month", "integer")))
     many = [schema.partition({"year": 2013, "month": month}) for month in range(10, 25)]
     outcome: list[Any] = []
-    installed.declare_installed(lambda _: schema)
+    guard_registry.declare_installed(lambda _: schema)
     try:
         with manager.acquire(TABLE):
             thread = waiting(rival, TABLE, outcome, partitions=many)
@@ -271,7 +271,7 @@ def test_who_waits_behind_a_table_is_told_with_the_partitions_it_asked_for(
             (holder,) = tables()["s3://lake/flights"]["holders"]
             assert (len(holder["partitions"]), holder["more_partitions"]) == (15, 0)
     finally:
-        installed.declare_installed(None)
+        guard_registry.declare_installed(None)
     assert len(outcome) == 1
 
 

@@ -25,8 +25,8 @@ from lock_manager import (
     TableScope,
     UnguardedError,
     ZookeeperLockManager,
+    guard_registry,
 )
-from lock_manager import guard_registry as installed
 from lock_manager.zookeeper.inspector import LockInspector
 from lock_manager.zookeeper.znodes import table_node
 from tests.support.months import SCHEMA, part
@@ -215,7 +215,7 @@ def test_more_than_64_partitions_are_the_table_and_that_is_said_once(make_manage
 
 
 def test_partitions_are_not_locked_where_nobody_sees_what_is_committed(make_manager, table):
-    installed.declare_installed(None)
+    guard_registry.declare_installed(None)
     with pytest.raises(UnguardedError, match="attach"):
         make_manager().acquire(table, partitions=[part(2013)])
 

@@ -153,13 +153,13 @@ def test_sasl_with_a_server_that_has_no_users_comes_to_an_end(open_server):
 
 def test_a_refused_manager_is_let_in_once_the_server_knows_it(tmp_path):
     """It tries again at the next call, and no thread of it goes on forever in between."""
-    demands = ServerSecurity(sasl_users={"etl": WRONG}, schemes=("sasl",))
-    with EmbeddedZooKeeper(security=demands, data_dir=tmp_path) as embedded, managed(embedded, USER) as manager:
+    security = ServerSecurity(sasl_users={"etl": WRONG}, schemes=("sasl",))
+    with EmbeddedZooKeeper(security=security, data_dir=tmp_path) as embedded, managed(embedded, USER) as manager:
         with pytest.raises(EnsembleRefusedError):
             manager.acquire(TABLE)
         (server,) = embedded.servers
         server.stop()
-        replace(demands, sasl_users={"etl": PASSWORD}).java_options(server.folder)
+        replace(security, sasl_users={"etl": PASSWORD}).java_options(server.folder)
         server.start()
         server.wait_until_serving(time.monotonic() + PATIENCE)
         manager.acquire(TABLE).release()
@@ -281,13 +281,13 @@ def test_files_are_read_again_and_a_session_survives_a_while_of_bad_ones(
 
 
 def test_sasl_within_tls(authority):
-    demands = ServerSecurity(
+    security = ServerSecurity(
         key_store=authority.store("both", "127.0.0.1"),
         trust_store=authority.file,
         sasl_users={"etl": PASSWORD},
         schemes=("sasl",),
     )
-    with EmbeddedZooKeeper(security=demands) as server:
+    with EmbeddedZooKeeper(security=security) as server:
         right = authority.client("job", auth="sasl", username="etl", password=PASSWORD)
         gets_a_lock(server, right)
         refusal(server, authority.client("job"))
@@ -351,8 +351,9 @@ def test_every_znode_is_for_the_sasl_user_alone():
 
 
 def test_every_znode_is_for_the_certificate_alone(authority):
-    demands = ServerSecurity(key_store=authority.store("acl", "127.0.0.1"), trust_store=authority.file)
-    with EmbeddedZooKeeper(security=demands) as server:
+    with EmbeddedZooKeeper(
+        security=ServerSecurity(key_store=authority.store("acl", "127.0.0.1"), trust_store=authority.file)
+    ) as server:
         security = authority.client("job")
         client = look(
             server, use_ssl=True, ca=security.tls_ca, certfile=security.tls_certificate, keyfile=security.tls_key

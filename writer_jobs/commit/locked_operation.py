@@ -105,14 +105,14 @@ class LockedOperation:
             for look in range(_LOOKS):
                 # The last time the table, which holds everything.
                 wanted = "table" if look == _LOOKS - 1 and lock == "partitions" else lock
-                part = self._part(write, wanted)
-                write.work = self.work_on(part)
+                target = self._target(write, wanted)
+                write.work = self.work_on(target)
                 if parts.is_cancelled():
                     raise LockCancelledError(resource=parts.table)
                 may_be_staged = hold == "commit" and again is None
                 reason = self._why_whole(write.work) if may_be_staged else None
                 if may_be_staged and reason is None:
-                    staged = StagedWrite(parts.spark, parts.manager, parts.table, part, write)
+                    staged = StagedWrite(parts.spark, parts.manager, parts.table, target, write)
                     try:
                         return staged.run(seconds, options.before_write, parts.is_cancelled)
                     except NotStagedError as error:
@@ -121,13 +121,13 @@ class LockedOperation:
                 # Once: of those who find no table, and queue for it, only the first one makes it.
                 unless_there = reason == NO_TABLE and look == 0
                 try:
-                    return self._write_to(part, write, again, seconds, unless_there=unless_there)
+                    return self._write_to(target, write, again, seconds, unless_there=unless_there)
                 except _LookAgainError as error:
                     log.info("locking %s again: %s", parts.table, error)
                     seconds = max(0.0, seconds - error.waited_seconds)
             raise AssertionError("the lock on the table holds everything")
 
-    def _part(self, write: BackgroundWrite, lock: Lock) -> LockTarget:
+    def _target(self, write: BackgroundWrite, lock: Lock) -> LockTarget:
         # Only to find partitions out takes Spark jobs.
         if lock != "partitions":
             return lock_target_of(self.parts.log, lock, self.find)
@@ -140,12 +140,12 @@ class LockedOperation:
         return reason
 
     def _write_to(
-        self, part: LockTarget, write: BackgroundWrite, find: Finder | None, seconds: float, *, unless_there: bool
+        self, target: LockTarget, write: BackgroundWrite, find: Finder | None, seconds: float, *, unless_there: bool
     ) -> CommitResult:
         """Lock, and do the work.
 
         Args:
-            part: what to lock.
+            target: what to lock.
             write: the work.
             find: finds out what it touches, to make sure that this is locked.
             seconds: for the lock.
@@ -159,17 +159,17 @@ class LockedOperation:
         result: CommitResult | None = None
         try:
             with (
-                parts.manager.acquire_all([part.scope], timeout_seconds=seconds) as hold,
-                part.guarded(parts.spark, hold, {"job": parts.manager.settings.job}) as table,
+                parts.manager.acquire_all([target.scope], timeout_seconds=seconds) as hold,
+                target.guarded(parts.spark, hold, {"job": parts.manager.settings.job}) as table,
             ):
                 snapshot = table.snapshot or parts.log.snapshot()
                 # Not with most of the time for the lock gone: it would be asked for a second time.
                 in_time = hold.waited_seconds <= seconds / 2
                 if unless_there and in_time and snapshot.version != NO_VERSION:
                     raise _LookAgainError("another writer has made it", hold.waited_seconds)
-                if find is not None and part.schema is not None:
+                if find is not None and target.schema is not None:
                     found = write.read(lambda: find(self._state_of(snapshot)), table=parts.table)
-                    if not part.holds(found):
+                    if not target.holds(found):
                         raise _LookAgainError("the write touches other partitions by now", hold.waited_seconds)
                 if self.options.before_write is not None:
                     self.options.before_write(hold)

@@ -123,7 +123,7 @@ public final class Guard {
     return context == null ? null : context.getLocalProperty(TICKET);
   }
 
-  /** Tells whether this thread writes with a lock, had or to be had. */
+  /** Tells whether this thread writes under a lock that it holds, or that its write waits for. */
   static boolean isBound() {
     return context() != null && (holds() != null || ticket() != null);
   }
