@@ -47,6 +47,7 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
             apply_as_deletes=arguments.apply_as_deletes,
             column_list=arguments.column_list,
             except_column_list=arguments.except_column_list,
+            stored_as_scd_type=arguments.stored_as_scd_type,
             partition_by=arguments.partition_by,
             tombstone_retention=arguments.tombstone_retention,
             txn=None if arguments.run_id is None else (arguments.run_id, 1),

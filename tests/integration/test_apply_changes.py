@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from lock_manager import ZookeeperLockManager
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.changes.apply import ChangesResult, _Application, apply_changes
+from writer_jobs.changes.scd1 import NewestRows
+from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.errors import ChangesError
 
 pytestmark = pytest.mark.spark
@@ -78,24 +81,25 @@ def test_the_newest_change_of_a_key_wins_and_a_delete_stays(feed: Feed, table: P
     assert not list((table / "_sluice" / "changes").glob("*"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ([("a", 7, "x"), ("a", 7, "y")], "key=a"),
-        ([("a", 7, "x"), ("a", 7, None)], "key=a"),
-        ([(None, 7, "x")], "key=None"),
-        ([("b", None, "x")], "key=b"),
-        ([("c", 5, "another")], "key=c"),
-        ([("c", 5, None)], "key=c"),
-        ([("d", 5, "after its delete")], "key=d"),
-    ],
-)
-def test_what_cannot_be_ordered_is_refused_with_its_key(feed: Feed, table: Path, changes: list[Any], says: str) -> None:
-    feed.apply([("c", 5, "five"), ("d", 5, None)])
-    before = rows_of(table)
-    with pytest.raises(ChangesError, match=says):
-        feed.apply(changes)
-    assert rows_of(table) == before
+NOT_ORDERED: list[tuple[list[Any], str]] = [
+    ([("a", 7, "x"), ("a", 7, "y")], "key=a"),
+    ([("a", 7, "x"), ("a", 7, None)], "key=a"),
+    ([(None, 7, "x")], "key=None"),
+    ([("b", None, "x")], "key=b"),
+    ([("c", 5, "another")], "key=c"),
+    ([("c", 5, None)], "key=c"),
+    ([("d", 5, "after its delete")], "key=d"),
+]
+
+
+def test_what_cannot_be_ordered_is_refused_with_its_key_and_nothing_of_it_is_done(feed: Feed, table: Path) -> None:
+    feed.apply([("c", 5, "five"), ("d", 5, None), ("keep", 1, "one")])
+    for changes, says in NOT_ORDERED:
+        with pytest.raises(ChangesError, match=says):
+            feed.apply([*changes, ("keep", 9, None)])
+    # Nor is it done by the next one.
+    feed.apply([("e", 1, "one")])
+    assert rows_of(table) == {"c": (5, "five"), "keep": (1, "one"), "e": (1, "one")}
 
 
 def histories(seed: int, number: int) -> list[Change]:
@@ -125,6 +129,7 @@ def delivered(seed: int, changes: list[Change], batches: int) -> list[list[Chang
 
 
 DELETES, ONCE = 0.35, 0.7
+HISTORY = {"stored_as_scd_type": 2, "except_column_list": ["at"]}
 SEED = 20
 
 
@@ -132,14 +137,14 @@ class Killed(BaseException):
     """Stands for the end of the process, between two commits."""
 
 
-def killed_between_the_commits(feed: Feed, changes: list[Change], monkeypatch: pytest.MonkeyPatch) -> None:
+def killed_between_the_commits(feed: Feed, changes: list[Change], monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
     def end(*_: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
         patch.setattr(_Application, "_merge", end)
         with pytest.raises(Killed):
-            feed.apply(changes)
+            feed.apply(changes, **how)
 
 
 def test_500_histories_in_any_order_equal_the_model(feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +169,7 @@ def test_500_histories_in_any_order_equal_the_model(feed: Feed, table: Path, mon
 def test_negative_control_without_tombstones_late_changes_bring_rows_back(
     feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_Application, "_without_stale", lambda _, rows, __: rows)
+    monkeypatch.setattr(NewestRows, "_without_stale", lambda _, rows, __: rows)
     changes = histories(SEED, 500)
     for batch in delivered(SEED, changes, 2):
         feed.apply(batch)
@@ -179,3 +184,59 @@ def test_negative_control_without_the_order_in_a_batch_older_rows_win(
     changes = histories(SEED, 500)
     feed.apply(changes)
     assert len(rows_of(table).items() - model(changes).items()) > 100
+
+
+Row = tuple[str, str, int, int | None]
+"""Key, value, and from when to when it was valid."""
+
+
+def history_of(table: Path) -> list[Row]:
+    found = DeltaTable(table).to_pyarrow_table().to_pylist()
+    return sorted(((row["key"], row["value"], row["__START_AT"], row["__END_AT"]) for row in found), key=repr)
+
+
+def history_model(changes: Iterable[Change]) -> list[Row]:
+    """Return every row that each key had: it ends where the next change begins."""
+    by_key: dict[str, dict[int, str | None]] = defaultdict(dict)
+    for key, at, value in changes:
+        by_key[key][at] = value
+    rows: list[Row] = []
+    for key, values in by_key.items():
+        moments = sorted(values)
+        for at, end in zip(moments, [*moments[1:], None], strict=True):
+            if (value := values[at]) is not None:
+                rows.append((key, value, at, end))
+    return sorted(rows, key=repr)
+
+
+def test_500_histories_in_any_order_make_the_history_of_the_model(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = histories(SEED, 500)
+    first, second, third = delivered(SEED, changes, 3)
+    feed.apply(first, **HISTORY)
+    assert history_of(table) == history_model(first)
+    killed_between_the_commits(feed, second, monkeypatch, **HISTORY)
+    assert history_of(table) == history_model(first)
+    feed.apply(third, **HISTORY)
+    deleted = [change for change in second if change[2] is None]
+    assert history_of(table) == history_model([*first, *third, *deleted])
+    feed.apply(second, **HISTORY)
+    assert history_of(table) == history_model(changes)
+
+
+def test_negative_control_without_tombstones_a_late_row_does_not_end_where_it_was_deleted(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = RowHistory.source
+    monkeypatch.setattr(RowHistory, "source", lambda self, rows, table, *_: source(self, rows, table, None, None))
+    changes = histories(SEED, 500)
+    for batch in delivered(SEED, changes, 2):
+        feed.apply(batch, **HISTORY)
+    assert len(set(history_of(table)) - set(history_model(changes))) > 20
+
+
+def test_a_table_is_of_one_type(feed: Feed) -> None:
+    feed.apply([("a", 1, "one")], **HISTORY)
+    with pytest.raises(ChangesError, match="keeps history"):
+        feed.apply([("a", 2, "two")], except_column_list=["at"])

@@ -46,11 +46,13 @@ def test_upsert(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     first, _, second = blocks("upsert.md", "json")
-    (command,) = blocks("upsert.md", "sh")
+    command, with_history = blocks("upsert.md", "sh")
+    history = tmp_path / "history"
     for number, text in enumerate((first, second), start=1):
         (tmp_path / f"{number}.json").write_text(text, encoding="utf-8")
         places = {
             "s3a://landing/customers/1.json": str(tmp_path / f"{number}.json"),
+            "s3a://lake/customers_history": str(history),
             "s3a://lake/customers": str(table),
         }
         job, arguments = job_of(command, places)
@@ -60,10 +62,19 @@ def test_upsert(
             assert rows_of(table, "id", "name", "city", "position") == [(1, "Ada", "Tromsø", 107)]
             said = {name: done.lines[-1][name] for name in ("changes", "keys", "inserted", "deleted", "unchanged")}
             assert said == {"changes": 4, "keys": 2, "inserted": 1, "deleted": 0, "unchanged": 1}
+        job, arguments = job_of(with_history, places)
+        assert run_job(job, *arguments).code == 0
+    assert rows_of(history, "id", "city", "__START_AT", "__END_AT") == [
+        (1, "Oslo", 100, 107), (1, "Tromsø", 107, None), (2, "Bergen", 101, 105), (2, "Stavanger", 105, 109),
+        (3, "Oslo", 110, None),
+    ]  # fmt: skip
     after = [(1, "Ada", "Tromsø", 107), (3, "Cy", "Oslo", 110)]
     assert rows_of(table, "id", "name", "city", "position") == after
     (code,) = blocks("upsert.md", "python")
-    names = {"writer": LockedDeltaWriter(spark, manager, str(table)), "changes": spark.read.json(str(tmp_path))}
+    names = {
+        "writer": LockedDeltaWriter(spark, manager, str(table)),
+        "changes": spark.read.json(str(tmp_path / "*.json")),
+    }
     exec(compile(code, "upsert.md", "exec"), names)  # noqa: S102 (our own page)
     assert "'changes': 6" in capsys.readouterr().out
     assert rows_of(table, "id", "name", "city", "position") == after

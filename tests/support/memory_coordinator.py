@@ -197,7 +197,7 @@ class MemoryHold:
         self.hold_id = self.entries[0].hold_id
         self.shared = all(entry.shared for entry in self.entries)
         self.exclusive_keys = frozenset(entry.table for entry in self.entries if not entry.shared)
-        self._callbacks: list[Callable[[MemoryHold], None]] = []
+        self._callbacks: list[Callable[[Any], None]] = []
         self._commits: defaultdict[str, list[int]] = defaultdict(list)
         self._times = 1
         with self.memory.changed:

@@ -11,29 +11,32 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import AtomicType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
-from lock_manager import Hold
+from lock_manager import Hold, SluiceError
 from lock_manager.deadline import Deadline
 from lock_manager.partitions import MOST_PARTITIONS
 from writer_jobs.changes.batch import ChangeBatch
-from writer_jobs.changes.spec import DELETED, SEQ, SEQUENCE, ChangeSpec, quoted
-from writer_jobs.changes.tombstones import TOMB, Tombstones, partition_keys
+from writer_jobs.changes.scd1 import NewestRows
+from writer_jobs.changes.scd2 import END, START, RowHistory
+from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, quoted
+from writer_jobs.changes.tombstones import Tombstones, partition_keys
 from writer_jobs.changes.unfinished import Note, Notes, is_covered, names_of
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Lock, LockTarget, Partitions, partitions_of_rows
 from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import has_condition
 from writer_jobs.delta.table_log import TableState
-from writer_jobs.errors import SchemaMismatchError, TableError, WriteFailedError
+from writer_jobs.errors import CommitUnknownError, SchemaMismatchError, TableError, WriteFailedError
 from writer_jobs.locking import locked_all
 from writer_jobs.writer import LockedDeltaWriter
 
-_S, _T = "__sluice_s", "__sluice_t"
 _RETENTION = timedelta(days=7)
 _RAISED = "USER_RAISED_EXCEPTION"
 _KINDS = ("Inserted", "Updated", "Deleted")
+_TYPES: dict[int, type[NewestRows | RowHistory]] = {1: NewestRows, 2: RowHistory}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,8 @@ class ChangesResult:
         inserted: rows that are new.
         updated: rows that were replaced by newer ones.
         deleted: rows that are gone.
-        unchanged: keys whose newest change was known already, was older than what the table has, or deleted nothing.
+        unchanged: keys whose newest change was known already, was older than what the table has, or deleted nothing;
+            with history changes that were known already, without deletes.
         newest_sequence: the largest; None of an empty batch.
         commit: of the table; None if nothing was to be done.
 
@@ -87,6 +91,7 @@ def apply_changes(
     apply_as_deletes: str | Column | None = None,
     column_list: Sequence[str] | None = None,
     except_column_list: Sequence[str] | None = None,
+    stored_as_scd_type: int = 1,
     partition_by: Sequence[str] = (),
     tombstone_retention: timedelta = _RETENTION,
     txn: tuple[str, int] | None = None,
@@ -94,7 +99,7 @@ def apply_changes(
     metadata: Mapping[str, Any] | None = None,
     before_write: Callable[[Hold], None] | None = None,
 ) -> ChangesResult:
-    """Apply a batch of changes to a table, so that it has the newest row of each key (SCD type 1).
+    """Apply a batch of changes to a table, so that it has the newest row of each key, or the history of each.
 
     ::
 
@@ -103,7 +108,8 @@ def apply_changes(
     The result does not depend on the order in which changes come, on how they are cut into batches, or on how often
     each comes:
 
-    - Of several changes to one key the one with the largest sequence counts, within a batch and between them.
+    - Of several changes to one key the one with the largest sequence counts, within a batch and between them. With
+      history each counts, in that order: a row ends where the next change of its key begins, in one commit.
     - A delete counts in that order. It leaves a tombstone in ``<location>_tombstones``, so that an older change that
       comes later does not bring the row back; until ``tombstone_retention`` has passed since it was applied.
     - A change that has the sequence of another one of its key is a repetition if both say the same. Else it is not
@@ -126,6 +132,8 @@ def apply_changes(
         apply_as_deletes: SQL or a column: which changes delete their row. Null is no.
         column_list: columns that the table gets; by default all.
         except_column_list: columns that it does not get.
+        stored_as_scd_type: 1: the newest row of each key. 2: every row that a key had, valid from ``__START_AT`` up to,
+            and without, ``__END_AT``, which is null in the current one; both are sequences.
         partition_by: partition columns of a new table.
         tombstone_retention: how long a delete is remembered.
         txn: ``(txnAppId, txnVersion)``: if the table has this one already, or a later one, nothing is done.
@@ -149,7 +157,9 @@ def apply_changes(
         except_column_list=except_column_list,
     )
     options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write)
-    with closing(_Application(writer, spec, changes, tuple(partition_by))) as application:
+    if stored_as_scd_type not in _TYPES:
+        raise ValueError(f"stored_as_scd_type={stored_as_scd_type!r}: choose 1 (the newest rows) or 2 (with history)")
+    with closing(_Application(writer, spec, changes, stored_as_scd_type, tuple(partition_by))) as application:
         return application.run(options, txn, tombstone_retention.total_seconds())
 
 
@@ -157,7 +167,12 @@ class _Application:
     """One batch, on its way into one table."""
 
     def __init__(
-        self, writer: LockedDeltaWriter, spec: ChangeSpec, changes: DataFrame, partition_by: tuple[str, ...]
+        self,
+        writer: LockedDeltaWriter,
+        spec: ChangeSpec,
+        changes: DataFrame,
+        scd_type: int,
+        partition_by: tuple[str, ...],
     ) -> None:
         self._writer = writer
         self._spark = changes.sparkSession
@@ -165,10 +180,10 @@ class _Application:
         self._partition_by = partition_by
         self._id = uuid.uuid4().hex
         self._columns = spec.columns(changes)
-        self._sequence = spec.sequence_column(self._columns)
+        self._rows = _TYPES[scd_type](spec, self._columns)
         self._tombstones = Tombstones(self._spark, writer.manager, writer.location, spec.keys)
         self._notes = Notes(HadoopFiles.of(self._spark), writer.location)
-        self._batch = ChangeBatch(self._fitted(spec.prepared(changes)), spec)
+        self._batch = ChangeBatch(self._fitted(spec.prepared(changes)), spec, self._rows.folded_by)
 
     def close(self) -> None:
         self._batch.close()
@@ -221,7 +236,7 @@ class _Application:
             )
         for name in self._spec.keys:
             prepared = prepared.withColumn(name, F.col(quoted(name)).cast(kinds[name.lower()]))
-        if (kind := kinds.get(self._sequence.lower())) is not None:
+        if (kind := kinds.get(self._rows.sequence.lower())) is not None:
             prepared = prepared.withColumn(SEQ, F.col(SEQ).cast(kind))
         return prepared
 
@@ -229,21 +244,31 @@ class _Application:
         """Return the table's state, after making it, or its column for the sequence, if need be."""
         log = self._writer.log
         kinds = {field.name: field.dataType for field in self._batch.rows.schema}
+        ours = self._rows.fields(kinds[SEQ])
         if (state := log.state()) is None:
-            fields = [StructField(name, kinds[name]) for name in self._columns]
-            if self._sequence == SEQUENCE:
-                fields.append(StructField(SEQUENCE, kinds[SEQ]))
+            fields = [*(StructField(name, kinds[name]) for name in self._columns), *ours]
             empty = self._spark.createDataFrame([], StructType(fields))
             self._writer.append(empty, partition_by=self._partition_by, hold="write")
-            state = log.state()
-        elif self._sequence.lower() not in {name.lower() for name in state.schema.names}:
+            return self._table_state()
+        there = {name.lower() for name in state.schema.names}
+        self._refuse_other_type(there)
+        missing = [field for field in ours if field.name.lower() not in there]
+        if missing:
             with locked_all(self._spark, {self._writer.location: None}, manager=self._writer.manager):
-                table = f"delta.{quoted(self._writer.location)}"
-                self._spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({SEQUENCE} {kinds[SEQ].simpleString()})")
+                added = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in missing)
+                self._spark.sql(f"ALTER TABLE delta.{quoted(self._writer.location)} ADD COLUMNS ({added})")
             state = log.state()
         if state is None:
             raise TableError(f"{self._writer.table} was removed while changes were applied to it")
         return state
+
+    def _refuse_other_type(self, there: set[str]) -> None:
+        """Make sure that the table is not one that keeps history, or the other way round."""
+        keeps_history = {START.lower(), END.lower()} <= there
+        if keeps_history and not isinstance(self._rows, RowHistory):
+            raise self._spec.misfit(f"the table keeps history ({START}, {END}): apply changes with SCD type 2")
+        if not keeps_history and isinstance(self._rows, RowHistory):
+            raise self._spec.misfit(f"the table keeps no history (it has no {START}, {END}): make one of SCD type 2")
 
     def _tombstone_state(self, table: TableState) -> TableState | None:
         """Return the state of the tombstones' table, after making it if need be; None: no row was ever deleted.
@@ -282,74 +307,34 @@ class _Application:
     ) -> CommitResult:
         """Commit the tombstones, then the table; then forget the note of the batch, and of those that had ended."""
         target = LockTarget.of(self._writer.log, partitions)
-        held, source = names_of(target.named), self._batch.rows
+        held, batch = names_of(target.named), self._batch
         lock: Lock = "table" if partitions is None else list(partitions)
         ended = [note.batch for note in self._notes.all() if is_covered(note, held)]
+        deleted = left = None
         if tombstones:
             predicate = LockTarget.of(self._tombstones.writer.log, partitions).predicate()
             left = self._tombstones.of_batches(ended, predicate) if ended else None
-            if self._batch.deletes:
+            if batch.deletes:
                 self._notes.write(Note(self._id, held))
-                ended.append(self._id)
-                self._tombstones.add(source.where(DELETED), self._id, lock)
-            source = self._without_stale(source, self._tombstones.newest(predicate))
-            if left is not None:
-                source = self._with_deletes(source, left)
-        merged = self._merge(source, lock, options, txn)
-        for batch in ended:
-            self._notes.remove(batch)
+                self._tombstones.add(batch.rows.where(DELETED), self._id, lock)
+            deleted = self._tombstones.all(predicate)
+        table = self._spark.read.format("delta").load(self._writer.location)
+        if (where := target.predicate()) is not None:
+            table = table.where(where)
+        source = self._rows.source(batch.rows, table, deleted, left)
+        try:
+            merged = self._merge(self._rows.merge(self._writer, source), lock, options, txn)
+        except WriteFailedError as error:
+            if batch.deletes and not isinstance(error, CommitUnknownError):
+                self._take_back(error, lock)
+            raise
+        for each in [*ended, *([self._id] if batch.deletes else [])]:
+            self._notes.remove(each)
         return merged
 
-    def _without_stale(self, rows: DataFrame, newest: DataFrame) -> DataFrame:
-        """Leave out what is older than the tombstone of its key, and fail on what is as old."""
-        known = rows.join(newest, list(self._spec.keys), "left")
-        tie = ~F.col(DELETED) & (F.col(SEQ) == F.col(TOMB))
-        kept = known.where(F.col(DELETED) | F.col(TOMB).isNull() | (F.col(SEQ) >= F.col(TOMB)))
-        message = self._named("a change has the sequence of a delete of its key, so that the newest is not known: ")
-        kind = rows.schema[SEQ].dataType
-        return kept.withColumn(SEQ, F.when(tie, F.raise_error(message).cast(kind)).otherwise(F.col(SEQ))).drop(TOMB)
-
-    def _with_deletes(self, rows: DataFrame, left: DataFrame) -> DataFrame:
-        """Add deletes that an earlier batch did not get into the table; of one key the newest is left."""
-        keys = list(self._spec.keys)
-        upserts, deletes = rows.where(~F.col(DELETED)), rows.where(DELETED).select(*map(quoted, keys), SEQ)
-        # An upsert that is left is newer than every tombstone of its key.
-        newest = deletes.unionByName(left).groupBy(*map(quoted, keys)).agg(F.max(SEQ).alias(SEQ))
-        others = newest.join(upserts.select(*map(quoted, keys)), keys, "left_anti").withColumn(DELETED, F.expr("true"))
-        return upserts.unionByName(others, allowMissingColumns=True)
-
     def _merge(
-        self,
-        source: DataFrame,
-        lock: Lock,
-        options: WriteOptions,
-        txn: tuple[str, int] | None,
+        self, merge: LockedMerge, lock: Lock, options: WriteOptions, txn: tuple[str, int] | None
     ) -> CommitResult:
-        def of(alias: str, name: str) -> Column:
-            return F.col(f"{alias}.{quoted(name)}")
-
-        condition = F.expr("true")
-        for name in self._spec.keys:
-            condition = condition & (of(_T, name) == of(_S, name))
-        new, known, deleted = of(_S, SEQ), of(_T, self._sequence), of(_S, DELETED)
-        same = F.expr("true")
-        for field in source.schema:
-            if field.name not in (SEQ, DELETED):
-                same = same & _comparable(field, of(_S, field.name)).eqNullSafe(_comparable(field, of(_T, field.name)))
-        message = self._named("a change has the sequence of the row in the table and says something else: ", _S)
-        values = {quoted(name): of(_S, name) for name in self._columns}
-        if self._sequence == SEQUENCE:
-            values[SEQUENCE] = new
-        merge = (
-            self._writer.merge(source.alias(_S), condition, alias=_T)
-            .whenMatchedUpdate(
-                (new == known) & (deleted | ~same),
-                {quoted(self._sequence): F.raise_error(message).cast(source.schema[SEQ].dataType)},
-            )
-            .whenMatchedDelete(deleted & (known.isNull() | (new > known)))
-            .whenMatchedUpdate(~deleted & (known.isNull() | (new > known)), values)
-            .whenNotMatchedInsert(~deleted, values)
-        )
         metadata = {**(options.metadata or {}), "changes": self._id}
         try:
             result: CommitResult = merge.execute(lock=lock, metadata=metadata, txn=txn)
@@ -359,13 +344,13 @@ class _Application:
             raise
         return result
 
-    def _named(self, message: str, alias: str | None = None) -> Column:
-        prefix = f"{alias}." if alias else ""
-        parts: list[Column] = [F.lit(message)]
-        for number, name in enumerate(self._spec.keys):
-            value = F.coalesce(F.col(f"{prefix}{quoted(name)}").cast("string"), F.lit("null"))
-            parts += [F.lit(f"{', ' if number else ''}{name}="), value]
-        return F.concat(*parts)
+    def _take_back(self, error: WriteFailedError, lock: Lock) -> None:
+        """Undo the deletes of a batch of which nothing is in the table: it was refused as a whole."""
+        try:
+            self._tombstones.take_back(self._id, lock)
+            self._notes.remove(self._id)
+        except SluiceError as problem:
+            error.add_note(f"the batch's deletes are noted, and the next batch makes them: {problem}")
 
     def _result(self, commit: CommitResult | None, *, already_applied: bool) -> ChangesResult:
         batch, counts = self._batch, commit.metrics if commit is not None else {}
@@ -379,11 +364,7 @@ class _Application:
             inserted=inserted,
             updated=updated,
             deleted=deleted,
-            unchanged=max(0, batch.keys - inserted - updated - deleted),
+            unchanged=self._rows.unchanged(batch, inserted, updated, deleted),
             newest_sequence=batch.newest,
             commit=commit,
         )
-
-
-def _comparable(field: StructField, column: Column) -> Column:
-    return column if isinstance(field.dataType, AtomicType) else F.to_json(F.struct(column))

@@ -1,4 +1,4 @@
-"""One batch of changes, folded: of several changes to one key the newest is left."""
+"""One batch of changes, folded: repetitions are one, and of several changes to one key the newest is left."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import AtomicType, StructType
+from pyspark.sql.types import StructType
 
+from writer_jobs.changes.parts import contents, differ
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, quoted
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 
-_ROW, _KNOWN = "__sluice_row", "__sluice_content"
-_UNLIKE = "__sluice_unlike"
+_ROW = "__sluice_row"
 _COUNT = "__sluice_count"
 _SHOWN = 5
 
 
 class ChangeBatch:
-    """The newest change of each key, in Spark's cache.
+    """The changes that count, in Spark's cache: the newest of each key, or one of each key and sequence.
 
     A delete counts in the order of the sequence, like any other change. Two changes of one key with one sequence are a
     repetition if all columns are equal, or if both delete. Else which is newer is not known, and the batch is refused.
@@ -30,12 +30,14 @@ class ChangeBatch:
     Args:
         prepared: changes as :meth:`ChangeSpec.prepared` returns them.
         spec: how they are applied.
+        folded_by: columns of which equal values are folded into one: the keys, or the keys and ``SEQ``.
 
     Attributes:
-        rows: the columns of ``prepared``, one row a key.
+        rows: the columns of ``prepared``, one row for each.
         changes: how many there were.
-        keys: how many keys.
-        deletes: how many keys whose newest change deletes.
+        folded: how many are left.
+        keys: how many keys they are of.
+        deletes: how many of those that are left delete.
         newest: largest sequence; None of an empty batch.
 
     Raises:
@@ -43,14 +45,15 @@ class ChangeBatch:
 
     """
 
-    def __init__(self, prepared: DataFrame, spec: ChangeSpec) -> None:
+    def __init__(self, prepared: DataFrame, spec: ChangeSpec, folded_by: Sequence[str]) -> None:
         keys = self._keys = spec.keys
         self._spec = spec
         others = [name for name in prepared.columns if name not in (*keys, SEQ, DELETED)]
-        folded = prepared.groupBy(*(F.col(quoted(name)) for name in keys)).agg(
+        newest = [] if SEQ in folded_by else [F.max(SEQ).alias(SEQ)]
+        folded = prepared.groupBy(*(F.col(quoted(name)) for name in folded_by)).agg(
             F.max_by(F.struct(DELETED, *(F.col(quoted(name)) for name in others)), SEQ).alias(_ROW),
-            F.max(SEQ).alias(SEQ),
-            *_contents(prepared, others),
+            *newest,
+            *contents(prepared, others),
             F.count("*").alias(_COUNT),
             F.count_if(_is_null(prepared.schema, SEQ)).alias("__sluice_unordered"),
         )
@@ -64,6 +67,7 @@ class ChangeBatch:
             self.close()
             raise
         self.changes = int(found["changes"] or 0)
+        self.folded = int(found["folded"])
         self.keys = int(found["keys"])
         self.deletes = int(found["deletes"] or 0)
         self.newest: Any = found["newest"]
@@ -81,16 +85,16 @@ class ChangeBatch:
 
     def _checked(self) -> Any:
         folded = self._folded
-        unlike = F.col(_KNOWN) != F.bitwise_not(F.col(_UNLIKE))
         try:
             (found,) = folded.agg(
                 F.sum(_COUNT).alias("changes"),
-                F.count("*").alias("keys"),
+                F.count("*").alias("folded"),
+                F.count_distinct(F.struct(*(F.col(quoted(name)) for name in self._keys))).alias("keys"),
                 F.count_if(F.col(f"{_ROW}.{DELETED}")).alias("deletes"),
                 F.max(SEQ).alias("newest"),
                 F.count_if(F.col("__sluice_keyless")).alias("keyless"),
                 F.sum("__sluice_unordered").alias("unordered"),
-                F.count_if(unlike).alias("ambiguous"),
+                F.count_if(differ()).alias("ambiguous"),
             ).collect()
             if found["keyless"]:
                 raise self._spec.misfit(
@@ -103,7 +107,7 @@ class ChangeBatch:
             if found["ambiguous"]:
                 raise self._spec.misfit(
                     f"{found['ambiguous']} keys have several changes with one sequence, so that the newest is not "
-                    f"known: {self._shown(unlike)}"
+                    f"known: {self._shown(differ())}"
                 )
         except (*JVM_ERRORS, PySparkException) as error:
             raise self._spec.misfit(f"the changes cannot be read: {one_sentence(error)}") from error
@@ -113,29 +117,6 @@ class ChangeBatch:
         rows = self._folded.where(condition).select(*(F.col(quoted(name)) for name in self._keys)).limit(_SHOWN + 1)
         found = [", ".join(f"{name}={row[name]}" for name in self._keys) for row in rows.collect()]
         return "; ".join(found[:_SHOWN]) + ("; …" if len(found) > _SHOWN else "")
-
-
-def _contents(prepared: DataFrame, others: Sequence[str]) -> list[Column]:
-    """Return the largest and the smallest hash of what the newest changes of a key say: equal if they say one thing.
-
-    As two maxima, which Spark finds in one pass: the smallest hash is the largest complement.
-    """
-    columns = [
-        part
-        for name in others
-        for value in (_hashable(prepared.schema, name),)
-        # A hash passes over nulls, so that (1, null) and (null, 1) would have one.
-        for part in (F.when(~F.col(DELETED), value), ~F.col(DELETED) & value.isNull())
-    ]
-    content = F.xxhash64(F.col(DELETED), *columns)
-    largest = F.max(F.struct(F.col(SEQ), content.alias("hash")))
-    smallest = F.max(F.struct(F.col(SEQ), F.bitwise_not(content).alias("hash")))
-    return [largest["hash"].alias(_KNOWN), smallest["hash"].alias(_UNLIKE)]
-
-
-def _hashable(schema: StructType, name: str) -> Column:
-    column = F.col(quoted(name))
-    return column if isinstance(schema[name].dataType, AtomicType) else F.to_json(F.struct(column))
 
 
 def _is_null(schema: StructType, name: str) -> Column:

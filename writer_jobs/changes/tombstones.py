@@ -21,7 +21,6 @@ from writer_jobs.writer import LockedDeltaWriter
 
 SUFFIX = "_tombstones"
 BATCH, APPLIED_AT = "__BATCH", "__APPLIED_AT"
-TOMB = "__sluice_tombstone"
 _MOST_FILES = 32
 """More files than that are rewritten as one, without what has expired."""
 
@@ -80,27 +79,30 @@ class Tombstones:
         )
         self.writer.append(rows, lock=lock, hold="write", metadata={"changes": batch})
 
-    def newest(self, predicate: str | None) -> DataFrame:
-        """Return the largest sequence of each key, as ``TOMB``, within the rows of a predicate."""
-        rows = self._rows(predicate)
-        return rows.groupBy(*(F.col(quoted(name)) for name in self._keys)).agg(F.max(SEQUENCE).alias(TOMB))
+    def all(self, predicate: str | None) -> DataFrame:
+        """Return the keys and ``SEQ`` of all deletes, within the rows of a predicate."""
+        return self._rows(predicate).select(*(F.col(quoted(name)) for name in self._keys), F.col(SEQUENCE).alias(SEQ))
 
     def of_batches(self, batches: Sequence[str], predicate: str | None) -> DataFrame:
         """Return the keys and ``SEQ`` of what some batches deleted."""
         rows = self._rows(predicate).where(F.col(BATCH).isin(*batches))
         return rows.select(*(F.col(quoted(name)) for name in self._keys), F.col(SEQUENCE).alias(SEQ))
 
+    def take_back(self, batch: str, lock: Lock) -> None:
+        """Delete those of a batch of which nothing came into the table. Under the lock, of which ``lock`` is what."""
+        self.writer.delete(f"{BATCH} = '{batch}'", lock=lock)
+
     def compact(self, retention_seconds: float) -> None:
-        """Rewrite them, one a key and without what has expired, if they are in many files. Under the table's lock."""
+        """Rewrite them without what has expired, if they are in many files. Under the table's lock."""
         rows = self._rows(None)
         if len(rows.inputFiles()) <= _MOST_FILES:
             return
         oldest = F.timestamp_seconds(F.lit(time.time() - retention_seconds))
         kept = (
             rows.where(F.col(APPLIED_AT) >= oldest)
-            .groupBy(*(F.col(quoted(name)) for name in self._keys))
-            .agg(F.max_by(F.struct(SEQUENCE, BATCH, APPLIED_AT), SEQUENCE).alias("kept"))
-            .select(*(F.col(quoted(name)) for name in self._keys), "kept.*")
+            .groupBy(*(F.col(quoted(name)) for name in self._keys), SEQUENCE)
+            .agg(F.max_by(F.struct(BATCH, APPLIED_AT), APPLIED_AT).alias("kept"))
+            .select(*(F.col(quoted(name)) for name in self._keys), SEQUENCE, "kept.*")
         )
         self.writer.overwrite(kept)
 

@@ -41,12 +41,18 @@ examples:
       --sequence-by "struct(committed_at, position)" --apply-as-deletes "op = 'd'" \\
       --except-columns op,committed_at,position
 
+  # every row that a customer ever had, with the time from which and to which it was valid
+  spark-submit $(sluice submit-args) writer_jobs/upsert.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
+      --table s3a://lake/customers_history --source s3a://landing/2026-11-21/ --format json \\
+      --keys id --sequence-by updated_at --scd-type 2
+
 rules:
   Of several changes to one key the one with the largest sequence counts, within the files and against the table. A
   delete counts in that order, and is remembered in TABLE_tombstones for --tombstone-days. Of the table's rows the
   sequence is the column that --sequence-by names, if the table gets it, or else its column __SEQUENCE.
   Two changes of one key with one sequence are a repetition if they say the same. If not, nothing is written, and the
   sentence on standard error names the keys; likewise for a key or a sequence that is null.
+  With --scd-type 2 every change counts: a row ends where the next change of its key begins, late ones included.
   Columns that the changes do not have stay as they are; rows that are new have null there.
 
 how files are read:
@@ -79,6 +85,7 @@ class UpsertArguments(FileJobArguments):
     apply_as_deletes: str | None
     column_list: tuple[str, ...] | None
     except_column_list: tuple[str, ...] | None
+    stored_as_scd_type: int
     tombstone_days: float
 
     @property
@@ -115,6 +122,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
     add("--apply-as-deletes", type=text, metavar="SQL", help="which changes delete their row; by default none")
     add("--columns", type=names, metavar="COLS", help="columns that the table gets; by default all")
     add("--except-columns", type=names, metavar="COLS", help="columns that it does not get")
+    add(
+        "--scd-type", default=1, type=int, choices=(1, 2),
+        help="1: the newest row of each key (the default); 2: every row that a key had, valid from __START_AT up to, "
+        "and without, __END_AT",
+    )  # fmt: skip
     add_partition_by(parser)
     add(
         "--tombstone-days", default=_RETENTION_DAYS, type=_days, metavar="DAYS",
@@ -132,6 +144,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
         apply_as_deletes=found.apply_as_deletes,
         column_list=found.columns,
         except_column_list=found.except_columns,
+        stored_as_scd_type=found.scd_type,
         tombstone_days=found.tombstone_days,
         **shared_by_file_jobs(found),
     )

@@ -1,0 +1,67 @@
+"""Columns and conditions of which merges of changes are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import and_
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import AtomicType, StructField, StructType
+
+from writer_jobs.changes.spec import DELETED, SEQ, quoted
+
+#: Aliases of the source and of the table in a merge.
+S, T = "__sluice_s", "__sluice_t"
+_LARGEST, _SMALLEST = "__sluice_largest", "__sluice_smallest"
+
+
+def of(alias: str, name: str) -> Column:
+    """Return a column of the source or of the table."""
+    return F.col(f"{alias}.{quoted(name)}")
+
+
+def all_of(conditions: Iterable[Column]) -> Column:
+    """Return the condition that all of these hold."""
+    return reduce(and_, conditions, F.expr("true"))
+
+
+def comparable(field: StructField, alias: str | None = None) -> Column:
+    """Return a column of which two values can be compared and hashed; what has parts as JSON."""
+    column = F.col(quoted(field.name)) if alias is None else of(alias, field.name)
+    return column if isinstance(field.dataType, AtomicType) else F.to_json(F.struct(column))
+
+
+def contents(changes: DataFrame, columns: Sequence[str]) -> list[Column]:
+    """Return two aggregates, by which :func:`differ` tells whether changes of one key differ at their largest sequence.
+
+    They are the largest hash of what the changes say, and the complement of the smallest. Two maxima, which Spark finds
+    in one pass: the smallest hash is the largest complement.
+    """
+    schema: StructType = changes.schema
+    parts = [
+        part
+        for name in columns
+        for value in (comparable(schema[name]),)
+        # A hash passes over nulls, so that (1, null) and (null, 1) would have one.
+        for part in (F.when(~F.col(DELETED), value), ~F.col(DELETED) & value.isNull())
+    ]
+    content = F.xxhash64(F.col(DELETED), *parts)
+    largest = F.max(F.struct(F.col(SEQ), content.alias("hash")))
+    smallest = F.max(F.struct(F.col(SEQ), F.bitwise_not(content).alias("hash")))
+    return [largest["hash"].alias(_LARGEST), smallest["hash"].alias(_SMALLEST)]
+
+
+def differ() -> Column:
+    """Tell whether several changes were folded that are no repetitions of one; see :func:`contents`."""
+    return F.col(_LARGEST) != F.bitwise_not(F.col(_SMALLEST))
+
+
+def named(message: str, keys: Sequence[str], alias: str | None = None) -> Column:
+    """Return a message that ends with a row's key."""
+    parts: list[Column] = [F.lit(message)]
+    for number, name in enumerate(keys):
+        column = F.col(quoted(name)) if alias is None else of(alias, name)
+        parts += [F.lit(f"{', ' if number else ''}{name}="), F.coalesce(column.cast("string"), F.lit("null"))]
+    return F.concat(*parts)

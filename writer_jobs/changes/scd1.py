@@ -1,0 +1,104 @@
+"""SCD type 1: the table has the newest row of each key."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import DataType, StructField
+
+from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.parts import S, T, all_of, comparable, named, of
+from writer_jobs.changes.spec import DELETED, SEQ, SEQUENCE, ChangeSpec, quoted
+from writer_jobs.commit.merge import LockedMerge
+from writer_jobs.writer import LockedDeltaWriter
+
+_TOMB = "__sluice_tombstone"
+
+
+class NewestRows:
+    """How changes become rows of which each key has one, the newest.
+
+    Args:
+        spec: how changes are applied.
+        columns: that the table gets of the changes.
+
+    """
+
+    def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
+        self._spec = spec
+        self._columns = columns
+        #: The table's column with a row's sequence.
+        self.sequence = spec.sequence_column(columns)
+        #: Of each group of changes by these the newest counts.
+        self.folded_by = spec.keys
+
+    def fields(self, sequence: DataType) -> list[StructField]:
+        """Return the columns that the table needs beside those of the changes."""
+        return [StructField(SEQUENCE, sequence)] if self.sequence == SEQUENCE else []
+
+    def source(
+        self,
+        rows: DataFrame,
+        table: DataFrame,  # noqa: ARG002 (as RowHistory's)
+        tombstones: DataFrame | None,
+        left: DataFrame | None,
+    ) -> DataFrame:
+        """Return what is to be merged.
+
+        Args:
+            rows: the newest change of each key.
+            table: the table's rows; not looked at.
+            tombstones: keys and ``SEQ`` of all deletes that are remembered, those of this batch included.
+            left: keys and ``SEQ`` of deletes that an earlier batch did not get into the table.
+
+        """
+        if tombstones is not None:
+            rows = self._without_stale(rows, tombstones)
+        return rows if left is None else self._with_deletes(rows, left)
+
+    def merge(self, writer: LockedDeltaWriter, source: DataFrame) -> LockedMerge:
+        """Return the merge of :meth:`source` into the table."""
+        new, known, deleted = of(S, SEQ), of(T, self.sequence), of(S, DELETED)
+        newer = known.isNull() | (new > known)
+        fields = [field for field in source.schema if field.name not in (SEQ, DELETED)]
+        same = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
+        message = named(
+            "a change has the sequence of the row in the table and says something else: ", self._spec.keys, S
+        )
+        values = {quoted(name): of(S, name) for name in self._columns}
+        if self.sequence == SEQUENCE:
+            values[SEQUENCE] = new
+        return (
+            writer.merge(source.alias(S), all_of(of(T, name) == of(S, name) for name in self._spec.keys), alias=T)
+            .whenMatchedUpdate(
+                (new == known) & (deleted | ~same),
+                {quoted(self.sequence): F.raise_error(message).cast(source.schema[SEQ].dataType)},
+            )
+            .whenMatchedDelete(deleted & newer)
+            .whenMatchedUpdate(~deleted & newer, values)
+            .whenNotMatchedInsert(~deleted, values)
+        )
+
+    def unchanged(self, batch: ChangeBatch, inserted: int, updated: int, deleted: int) -> int:
+        """Return of how many keys the table had what the batch says, or something newer."""
+        return max(0, batch.keys - inserted - updated - deleted)
+
+    def _without_stale(self, rows: DataFrame, tombstones: DataFrame) -> DataFrame:
+        """Leave out what is older than the tombstone of its key, and fail on what is as old."""
+        keys = list(self._spec.keys)
+        newest = tombstones.groupBy(*map(quoted, keys)).agg(F.max(SEQ).alias(_TOMB))
+        known = rows.join(newest, keys, "left")
+        tie = ~F.col(DELETED) & (F.col(SEQ) == F.col(_TOMB))
+        kept = known.where(F.col(DELETED) | F.col(_TOMB).isNull() | (F.col(SEQ) >= F.col(_TOMB)))
+        message = named("a change has the sequence of a delete of its key, so that the newest is not known: ", keys)
+        error = F.raise_error(message).cast(rows.schema[SEQ].dataType)
+        return kept.withColumn(SEQ, F.when(tie, error).otherwise(F.col(SEQ))).drop(_TOMB)
+
+    def _with_deletes(self, rows: DataFrame, left: DataFrame) -> DataFrame:
+        """Add deletes of an earlier batch; of one key the newest is left."""
+        keys = list(self._spec.keys)
+        upserts, deletes = rows.where(~F.col(DELETED)), rows.where(DELETED).select(*map(quoted, keys), SEQ)
+        # An upsert that is left is newer than every tombstone of its key.
+        newest = deletes.unionByName(left).groupBy(*map(quoted, keys)).agg(F.max(SEQ).alias(SEQ))
+        others = newest.join(upserts.select(*map(quoted, keys)), keys, "left_anti").withColumn(DELETED, F.expr("true"))
+        return upserts.unionByName(others, allowMissingColumns=True)

@@ -1,0 +1,127 @@
+"""SCD type 2: the table has every row that a key ever had, and from when to when it was valid.
+
+A row is valid from ``__START_AT`` up to, and without, ``__END_AT``; null there: until now. So a key has at most one
+current row, and its validities have no overlap: a row ends where the next change of its key begins, and a gap is the
+time for which it was deleted. All of it follows from the changes of a key alone. So the rows of the keys that a batch
+touches are made anew from what the table, the tombstones and the batch know of them, and what differs is merged.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import DataType, StructField
+
+from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.parts import S, T, all_of, contents, differ, named, of
+from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, quoted
+from writer_jobs.commit.merge import LockedMerge
+from writer_jobs.writer import LockedDeltaWriter
+
+START, END = "__START_AT", "__END_AT"
+_KNOWN, _NEXT, _ROW, _WAS = "__sluice_known", "__sluice_next", "__sluice_row", "__sluice_was"
+
+
+class RowHistory:
+    """How changes become rows with the time for which each was valid.
+
+    Args:
+        spec: how changes are applied.
+        columns: that the table gets of the changes.
+
+    """
+
+    def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
+        self._spec = spec
+        self._columns = columns
+        self._others = [name for name in columns if name not in spec.keys]
+        #: The table's column with a row's sequence.
+        self.sequence = START
+        #: Every change counts; those of one key and sequence are repetitions of one.
+        self.folded_by = (*spec.keys, SEQ)
+
+    def fields(self, sequence: DataType) -> list[StructField]:
+        """Return the columns that the table needs beside those of the changes."""
+        return [StructField(START, sequence), StructField(END, sequence)]
+
+    def source(
+        self, rows: DataFrame, table: DataFrame, tombstones: DataFrame | None, left: DataFrame | None
+    ) -> DataFrame:
+        """Return the rows of the table that are new, or end at another time than they did.
+
+        Args:
+            rows: the changes, each key and sequence once.
+            table: the table's rows.
+            tombstones: keys and ``SEQ`` of all deletes that are remembered, those of this batch included.
+            left: keys and ``SEQ`` of deletes that an earlier batch did not get into the table.
+
+        Returns:
+            The columns of the changes, ``START`` and ``END``.
+
+        """
+        keys = list(self._spec.keys)
+        touched = rows.select(*map(quoted, keys))
+        if left is not None:
+            touched = touched.unionByName(left.select(*map(quoted, keys)))
+        touched = touched.distinct()
+        known = table.join(touched, keys, "left_semi")
+        changes = rows.withColumn(_KNOWN, F.expr("false")).unionByName(
+            known.select(
+                *map(quoted, self._columns), F.col(START).alias(SEQ), F.expr("false").alias(DELETED),
+                F.expr("true").alias(_KNOWN), F.col(END).alias(_WAS),
+            ),
+            allowMissingColumns=True,
+        )  # fmt: skip
+        deletes = self._deletes_in(known)
+        if tombstones is not None:
+            deletes = deletes.unionByName(tombstones.join(touched, keys, "left_semi"))
+        changes = changes.unionByName(
+            deletes.withColumn(DELETED, F.expr("true")).withColumn(_KNOWN, F.expr("false")), allowMissingColumns=True
+        )
+        return self._ended(self._one_each(changes))
+
+    def merge(self, writer: LockedDeltaWriter, source: DataFrame) -> LockedMerge:
+        """Return the merge of :meth:`source` into the table."""
+        condition = all_of(of(T, name) == of(S, name) for name in (*self._spec.keys, START))
+        values = {quoted(name): of(S, name) for name in (*self._columns, START, END)}
+        return (
+            writer.merge(source.alias(S), condition, alias=T)
+            .whenMatchedUpdate(None, {END: of(S, END)})
+            .whenNotMatchedInsert(None, values)
+        )
+
+    def unchanged(self, batch: ChangeBatch, inserted: int, updated: int, deleted: int) -> int:  # noqa: ARG002 (as SCD 1)
+        """Return how many of the changes that do not delete the table had already."""
+        return max(0, batch.folded - batch.deletes - inserted)
+
+    def _deletes_in(self, known: DataFrame) -> DataFrame:
+        """Return the deletes that rows of the table show: where one ends, and no other begins."""
+        keys = [quoted(name) for name in self._spec.keys]
+        following = F.lead(START).over(Window.partitionBy(*keys).orderBy(START))
+        ends = known.select(*keys, F.col(END).alias(SEQ), following.alias(_NEXT))
+        return ends.where(F.col(SEQ).isNotNull() & ~F.col(SEQ).eqNullSafe(F.col(_NEXT))).select(*keys, SEQ)
+
+    def _one_each(self, changes: DataFrame) -> DataFrame:
+        """Fold what is said of one key and sequence into one change, and fail if it is not one."""
+        keys = [quoted(name) for name in self._spec.keys]
+        grouped = changes.groupBy(*keys, SEQ).agg(
+            F.first(F.when(~F.col(DELETED), F.struct(DELETED, *map(quoted, self._others))), ignorenulls=True).alias(
+                _ROW
+            ),
+            F.bool_or(DELETED).alias(DELETED),
+            F.bool_or(_KNOWN).alias(_KNOWN),
+            F.max(_WAS).alias(_WAS),
+            *contents(changes, self._others),
+        )
+        message = named("a change has the sequence of another one and says something else: ", self._spec.keys)
+        error = F.raise_error(message).cast(changes.schema[SEQ].dataType)
+        return grouped.withColumn(SEQ, F.when(differ(), error).otherwise(F.col(SEQ)))
+
+    def _ended(self, changes: DataFrame) -> DataFrame:
+        """Return the rows that begin with a change and end with the next, as far as the table has them otherwise."""
+        keys = [quoted(name) for name in self._spec.keys]
+        end = F.lead(SEQ).over(Window.partitionBy(*keys).orderBy(SEQ))
+        rows = changes.withColumn(END, end).where(~F.col(DELETED))
+        return rows.where(~F.col(_KNOWN) | ~F.col(END).eqNullSafe(F.col(_WAS))).select(
+            *keys, *(F.col(f"{_ROW}.{quoted(name)}") for name in self._others), F.col(SEQ).alias(START), END
+        )
