@@ -18,7 +18,12 @@ from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, quoted
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.writer import LockedDeltaWriter
 
-START, END = "__START_AT", "__END_AT"
+START = "__START_AT"
+"""Column with the sequence from which a row was valid."""
+
+END = "__END_AT"
+"""Column with the sequence up to which, and without which, it was; null in the current row."""
+
 _KNOWN, _NEXT, _ROW, _WAS = "__sluice_known", "__sluice_next", "__sluice_row", "__sluice_was"
 
 

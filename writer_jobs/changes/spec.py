@@ -16,8 +16,11 @@ from writer_jobs.errors import ChangesError
 SEQUENCE = "__SEQUENCE"
 """Column of the table with a row's sequence, where no column of the rows is the sequence."""
 
-DELETED = "__sluice_deleted"
 SEQ = "__sluice_sequence"
+"""Column of prepared changes with the sequence."""
+
+DELETED = "__sluice_deleted"
+"""Column of prepared changes: whether the change deletes its row."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,8 +19,8 @@ from writer_jobs.commit.lock_target import Lock
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.writer import LockedDeltaWriter
 
-SUFFIX = "_tombstones"
-BATCH, APPLIED_AT = "__BATCH", "__APPLIED_AT"
+_SUFFIX = "_tombstones"
+_BATCH, _APPLIED_AT = "__BATCH", "__APPLIED_AT"
 _MOST_FILES = 32
 """More files than that are rewritten as one, without what has expired."""
 
@@ -39,7 +39,7 @@ class Tombstones:
     def __init__(self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str]) -> None:
         self._spark = spark
         self._keys = list(keys)
-        self.writer = LockedDeltaWriter(spark, manager, location.rstrip("/") + SUFFIX)
+        self.writer = LockedDeltaWriter(spark, manager, location.rstrip("/") + _SUFFIX)
 
     @property
     def location(self) -> str:
@@ -57,8 +57,8 @@ class Tombstones:
             [
                 *(StructField(name, kinds[name.lower()]) for name in self._keys),
                 StructField(SEQUENCE, sequence),
-                StructField(BATCH, StringType()),
-                StructField(APPLIED_AT, TimestampType()),
+                StructField(_BATCH, StringType()),
+                StructField(_APPLIED_AT, TimestampType()),
             ]
         )
         empty = self._spark.createDataFrame([], schema)
@@ -67,15 +67,15 @@ class Tombstones:
     def is_of_keys(self, state: TableState) -> bool:
         """Tell whether they are of these keys."""
         names = {field.name.lower() for field in state.schema}
-        return names == {name.lower() for name in (*self._keys, SEQUENCE, BATCH, APPLIED_AT)}
+        return names == {name.lower() for name in (*self._keys, SEQUENCE, _BATCH, _APPLIED_AT)}
 
     def add(self, deleted: DataFrame, batch: str, lock: Lock) -> None:
         """Append those of a batch; ``deleted`` has the keys and ``SEQ``. Under the lock, of which ``lock`` is what."""
         rows = deleted.select(
             *(F.col(quoted(name)) for name in self._keys),
             F.col(SEQ).alias(SEQUENCE),
-            F.lit(batch).alias(BATCH),
-            F.timestamp_seconds(F.lit(time.time())).alias(APPLIED_AT),
+            F.lit(batch).alias(_BATCH),
+            F.timestamp_seconds(F.lit(time.time())).alias(_APPLIED_AT),
         )
         self.writer.append(rows, lock=lock, hold="write", metadata={"changes": batch})
 
@@ -85,12 +85,12 @@ class Tombstones:
 
     def of_batches(self, batches: Sequence[str], predicate: str | None) -> DataFrame:
         """Return the keys and ``SEQ`` of what some batches deleted."""
-        rows = self._rows(predicate).where(F.col(BATCH).isin(*batches))
+        rows = self._rows(predicate).where(F.col(_BATCH).isin(*batches))
         return rows.select(*(F.col(quoted(name)) for name in self._keys), F.col(SEQUENCE).alias(SEQ))
 
     def take_back(self, batch: str, lock: Lock) -> None:
         """Delete those of a batch of which nothing came into the table. Under the lock, of which ``lock`` is what."""
-        self.writer.delete(f"{BATCH} = '{batch}'", lock=lock)
+        self.writer.delete(f"{_BATCH} = '{batch}'", lock=lock)
 
     def compact(self, retention_seconds: float) -> None:
         """Rewrite them without what has expired, if they are in many files. Under the table's lock."""
@@ -99,9 +99,9 @@ class Tombstones:
             return
         oldest = F.timestamp_seconds(F.lit(time.time() - retention_seconds))
         kept = (
-            rows.where(F.col(APPLIED_AT) >= oldest)
+            rows.where(F.col(_APPLIED_AT) >= oldest)
             .groupBy(*(F.col(quoted(name)) for name in self._keys), SEQUENCE)
-            .agg(F.max_by(F.struct(BATCH, APPLIED_AT), APPLIED_AT).alias("kept"))
+            .agg(F.max_by(F.struct(_BATCH, _APPLIED_AT), _APPLIED_AT).alias("kept"))
             .select(*(F.col(quoted(name)) for name in self._keys), SEQUENCE, "kept.*")
         )
         self.writer.overwrite(kept)
