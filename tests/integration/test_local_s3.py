@@ -42,7 +42,9 @@ def request(endpoint: str, method: str, path: str, body: bytes = b"", *, conditi
         connection.close()
 
 
-def race(endpoint: str, keys: int, bucket: str = "lake") -> list[tuple[list[str], str]]:
+def race(
+    endpoint: str, keys: int, bucket: str = "lake", answers_of: frozenset[int] = frozenset({200, 412})
+) -> list[tuple[list[str], str]]:
     """Let RIVALS threads PUT each key if it is new; return who won and what is stored, per key."""
     results = []
     with ThreadPoolExecutor(RIVALS) as pool:
@@ -55,7 +57,7 @@ def race(endpoint: str, keys: int, bucket: str = "lake") -> list[tuple[list[str]
                 return name, request(endpoint, "PUT", path, name.encode(), condition=True)[0]
 
             answers = list(pool.map(rival, [f"rival {index} of {path}" for index in range(RIVALS)]))
-            assert {status for _, status in answers} <= {200, 412}
+            assert {status for _, status in answers} <= answers_of
             stored = request(endpoint, "GET", path)[1].decode()
             results.append(([name for name, status in answers if status == 200], stored))
     return results
@@ -106,7 +108,8 @@ def test_negative_control_without_the_gate_the_same_race_has_several_winners(mon
     widen_window(monkeypatch, seconds=60)
     with moto_in_this_process(lambda application: application) as endpoint:
         request(endpoint, "PUT", "/ungated")
-        ((won, _),) = race(endpoint, keys=1, bucket="ungated")
+        # Without the gate a request may also find moto's own records half changed, and fail.
+        ((won, _),) = race(endpoint, keys=1, bucket="ungated", answers_of=frozenset({200, 412, 500}))
     assert len(won) > 1
 
 
