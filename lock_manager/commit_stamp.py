@@ -22,6 +22,8 @@ _STAMP = "sluice"
 # Keys of the stamp, of the note, or of both. Tables have them, so they keep their names.
 _COMMIT_ID, _ATTEMPT, _FILLS = "commit_id", "attempt", "occupies"
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
+CHANGES = "changes"
+"""Key of the note of a commit that applied a batch of changes; its value is the batch's id."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,12 @@ def commit_ids_of(info: Mapping[str, Any]) -> list[str]:
     """
     found = (note_of(info).get(_COMMIT_ID), _object(info.get(_STAMP)).get(_COMMIT_ID))
     return [str(each) for each in found if each is not None]
+
+
+def batch_of(info: Mapping[str, Any]) -> str | None:
+    """Return the id of the batch of changes that a commit applied, by its stamp or its note; None if it is of none."""
+    found = _object(info.get(_STAMP)).get(CHANGES) or note_of(info).get(CHANGES)
+    return None if found is None else str(found)
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
     context.report(table=writer.table)
     sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
     reader = SourceReader(context.spark, sources, arguments.format or sources.format, arguments.options, writer.table)
-    changes = reader.read(reader.schema_of_changes(writer.log.state()))
+    changes = reader.read(reader.schema_of_changes(writer.log.state(), evolves=arguments.schema_evolution))
 
     def holding(hold: Hold) -> None:
         output.holding(1, hold.token, hold.acquired_at)
@@ -48,6 +48,7 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
             column_list=arguments.column_list,
             except_column_list=arguments.except_column_list,
             stored_as_scd_type=arguments.stored_as_scd_type,
+            schema_evolution=arguments.schema_evolution,
             partition_by=arguments.partition_by,
             tombstone_retention=arguments.tombstone_retention,
             txn=None if arguments.run_id is None else (arguments.run_id, 1),

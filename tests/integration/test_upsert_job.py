@@ -110,3 +110,34 @@ def test_wrong_types_and_missing_files_are_too(
     done = upsert(empty)
     assert (done.code, done.lines[-1]["changes"]) == (0, 0)
     assert versions(table) == before
+
+
+def test_new_columns_and_wider_types_come_on_the_way_if_asked_for(
+    upsert: Callable[..., Any], table: Path, rows_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    def changes(name: str, *rows: dict[str, Any]) -> Path:
+        file = tmp_path / name
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return file
+
+    how = ("--keys", "id", "--sequence-by", "at", "--schema-evolution")
+    done = upsert(changes("1.json", {"id": 1, "at": 1, "price": 1.5}), how=how)
+    assert done.code == 0, done.error
+    # In the middle of a batch: some of its rows have the new column.
+    news = changes("2.json", {"id": 1, "at": 2, "price": 2.5}, {"id": 2, "at": 2, "price": 1, "note": "new"})
+    assert upsert(news, how=how[:-1]).code == 5
+    done = upsert(news, how=how)
+    assert done.code == 0, done.error
+    assert rows_of(table, "id", "at", "price", "note") == [(1, 2, 2.5, None), (2, 2, 1.0, "new")]
+
+
+def test_a_number_that_the_column_cannot_hold_widens_it(
+    upsert: Callable[..., Any], csv_file: Callable[..., Path], table: Path, rows_of: Callable[..., Any]
+) -> None:
+    how = ("--keys", "id", "--sequence-by", "at")
+    assert upsert(csv_file("1.csv", "id,at,n", [(1, 1, 7)]), how=how).code == 0
+    large = csv_file("2.csv", "id,at,n", [(1, 2, 2**40), (2, 2, 8)])
+    assert upsert(large, how=how).code == 5
+    done = upsert(large, "--schema-evolution", how=how)
+    assert done.code == 0, done.error
+    assert rows_of(table, "id", "at", "n") == [(1, 2, 2**40), (2, 2, 8)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -14,24 +15,28 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructField, StructType
 
 from lock_manager import Hold, SluiceError
+from lock_manager.commit_stamp import CHANGES
 from lock_manager.deadline import Deadline
 from lock_manager.partitions import MOST_PARTITIONS
 from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.evolution import evolution_of
 from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import END, START, RowHistory
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, quoted
 from writer_jobs.changes.tombstones import Tombstones, partition_keys
-from writer_jobs.changes.unfinished import Note, Notes, is_covered, names_of
+from writer_jobs.changes.unfinished import Note, Notes, names_of
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Lock, LockTarget, Partitions, partitions_of_rows
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.jvm_errors import has_condition
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import CommitUnknownError, SchemaMismatchError, TableError, WriteFailedError
 from writer_jobs.locking import locked_all
 from writer_jobs.writer import LockedDeltaWriter
+
+log = logging.getLogger(__name__)
 
 _RETENTION = timedelta(days=7)
 _RAISED = "USER_RAISED_EXCEPTION"
@@ -92,6 +97,7 @@ def apply_changes(
     column_list: Sequence[str] | None = None,
     except_column_list: Sequence[str] | None = None,
     stored_as_scd_type: int = 1,
+    schema_evolution: bool = False,
     partition_by: Sequence[str] = (),
     tombstone_retention: timedelta = _RETENTION,
     txn: tuple[str, int] | None = None,
@@ -119,7 +125,8 @@ def apply_changes(
 
     The batch is folded before the lock is asked for. If the table's partition columns are keys, the partitions that the
     batch touches are locked, else the table: by another column a key does not tell where its row is. The tombstones are
-    locked with it, and committed before it; what a killed run left between the two commits the next one finishes.
+    locked with it, and committed before it; what a killed run left between the two commits the next one undoes, so that
+    a batch is applied as a whole or not at all.
 
     Args:
         writer: of the table, which is made if there is nothing at its location.
@@ -134,6 +141,8 @@ def apply_changes(
         except_column_list: columns that it does not get.
         stored_as_scd_type: 1: the newest row of each key. 2: every row that a key had, valid from ``__START_AT`` up to,
             and without, ``__END_AT``, which is null in the current one; both are sequences.
+        schema_evolution: add columns that the table has not, and widen its types to those of the changes, but not of
+            keys and sequences. Else such changes are refused.
         partition_by: partition columns of a new table.
         tombstone_retention: how long a delete is remembered.
         txn: ``(txnAppId, txnVersion)``: if the table has this one already, or a later one, nothing is done.
@@ -159,8 +168,25 @@ def apply_changes(
     options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write)
     if stored_as_scd_type not in _TYPES:
         raise ValueError(f"stored_as_scd_type={stored_as_scd_type!r}: choose 1 (the newest rows) or 2 (with history)")
-    with closing(_Application(writer, spec, changes, stored_as_scd_type, tuple(partition_by))) as application:
+    how = _How(stored_as_scd_type, schema_evolution, tuple(partition_by))
+    with closing(_Application(writer, spec, changes, how)) as application:
         return application.run(options, txn, tombstone_retention.total_seconds())
+
+
+@dataclass(frozen=True)
+class _How:
+    """What a table is, or becomes.
+
+    Attributes:
+        scd_type: 1 or 2.
+        evolves: whether it gets new columns, and wider types.
+        partition_by: partition columns, if it is new.
+
+    """
+
+    scd_type: int
+    evolves: bool
+    partition_by: tuple[str, ...]
 
 
 class _Application:
@@ -171,16 +197,15 @@ class _Application:
         writer: LockedDeltaWriter,
         spec: ChangeSpec,
         changes: DataFrame,
-        scd_type: int,
-        partition_by: tuple[str, ...],
+        how: _How,
     ) -> None:
         self._writer = writer
         self._spark = changes.sparkSession
-        self._spec = spec
-        self._partition_by = partition_by
+        self._spec = spec = spec.of_changes(changes)
+        self._how = how
         self._id = uuid.uuid4().hex
         self._columns = spec.columns(changes)
-        self._rows = _TYPES[scd_type](spec, self._columns)
+        self._rows = _TYPES[how.scd_type](spec, self._columns)
         self._tombstones = Tombstones(self._spark, writer.manager, writer.location, spec.keys)
         self._notes = Notes(HadoopFiles.of(self._spark), writer.location)
         self._batch = ChangeBatch(self._fitted(spec.prepared(changes)), spec, self._rows.folded_by)
@@ -189,9 +214,11 @@ class _Application:
         self._batch.close()
 
     def run(self, options: WriteOptions, txn: tuple[str, int] | None, retention_seconds: float) -> ChangesResult:
-        log, batch = self._writer.log, self._batch
-        if (txn is not None and log.head(txn[0]).last_transaction >= txn[1]) or not (batch.keys or self._notes.all()):
-            return self._result(None, already_applied=batch.keys > 0)
+        table_log, batch = self._writer.log, self._batch
+        if txn is not None and table_log.head(txn[0]).last_transaction >= txn[1]:
+            return self._result(None, already_applied=True)
+        if not batch.keys:
+            return self._result(None, already_applied=False)
         seconds = options.lock_timeout_seconds
         deadline = Deadline(self._writer.manager.settings.timeout_seconds if seconds is None else seconds)
         while True:
@@ -209,7 +236,7 @@ class _Application:
                     continue
                 if options.before_write is not None:
                     options.before_write(hold)
-                if txn is not None and log.head(txn[0]).last_transaction >= txn[1]:
+                if txn is not None and table_log.head(txn[0]).last_transaction >= txn[1]:
                     return self._result(None, already_applied=True)
                 merged = self._apply(partitions, options, txn, tombstones=known is not None)
                 if known is not None and partitions is None:
@@ -230,7 +257,7 @@ class _Application:
             return prepared
         kinds = {field.name.lower(): field.dataType for field in state.schema}
         unknown = [name for name in self._columns if name.lower() not in kinds]
-        if unknown:
+        if unknown and not self._how.evolves:
             raise SchemaMismatchError(
                 table=self._writer.table, reason=f"the table has no column {', '.join(unknown)}; the changes have"
             )
@@ -242,25 +269,49 @@ class _Application:
 
     def _table_state(self) -> TableState:
         """Return the table's state, after making it, or its column for the sequence, if need be."""
-        log = self._writer.log
+        table_log = self._writer.log
         kinds = {field.name: field.dataType for field in self._batch.rows.schema}
         ours = self._rows.fields(kinds[SEQ])
-        if (state := log.state()) is None:
+        if (state := table_log.state()) is None:
             fields = [*(StructField(name, kinds[name]) for name in self._columns), *ours]
             empty = self._spark.createDataFrame([], StructType(fields))
-            self._writer.append(empty, partition_by=self._partition_by, hold="write")
+            self._writer.append(empty, partition_by=self._how.partition_by, hold="write")
             return self._table_state()
         there = {name.lower() for name in state.schema.names}
         self._refuse_other_type(there)
-        missing = [field for field in ours if field.name.lower() not in there]
-        if missing:
+        if self._needed(state, ours):
             with locked_all(self._spark, {self._writer.location: None}, manager=self._writer.manager):
-                added = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in missing)
-                self._spark.sql(f"ALTER TABLE delta.{quoted(self._writer.location)} ADD COLUMNS ({added})")
-            state = log.state()
+                # Another feed may have done so meanwhile.
+                if (now := table_log.state()) is not None:
+                    for each in self._needed(now, ours):
+                        self._alter(each)
+            state = table_log.state()
         if state is None:
             raise TableError(f"{self._writer.table} was removed while changes were applied to it")
         return state
+
+    def _needed(self, state: TableState, ours: Sequence[StructField]) -> list[str]:
+        """Return what is to be altered of the table, before it can take the changes."""
+        there = {name.lower() for name in state.schema.names}
+        needed = [
+            f"ADD COLUMNS ({field.name} {field.dataType.simpleString()})"
+            for field in ours
+            if field.name.lower() not in there
+        ]
+        if self._how.evolves:
+            others = tuple(name for name in self._columns if name.lower() not in self._fixed())
+            needed += evolution_of(state.schema, self._batch.rows.schema, others)
+        return needed
+
+    def _fixed(self) -> set[str]:
+        """Return the columns whose types stay: those of the tombstones, too."""
+        return {name.lower() for name in (*self._spec.keys, self._rows.sequence)}
+
+    def _alter(self, clause: str) -> None:
+        try:
+            self._spark.sql(f"ALTER TABLE delta.{quoted(self._writer.location)} {clause}")
+        except JVM_ERRORS as error:
+            raise SchemaMismatchError(table=self._writer.table, reason=one_sentence(error)) from error
 
     def _refuse_other_type(self, there: set[str]) -> None:
         """Make sure that the table is not one that keeps history, or the other way round."""
@@ -305,37 +356,57 @@ class _Application:
         *,
         tombstones: bool,
     ) -> CommitResult:
-        """Commit the tombstones, then the table; then forget the note of the batch, and of those that had ended."""
+        """Settle what ended batches have left; then commit the tombstones, then the table."""
         target = LockTarget.of(self._writer.log, partitions)
         held, batch = names_of(target.named), self._batch
         lock: Lock = "table" if partitions is None else list(partitions)
-        ended = [note.batch for note in self._notes.all() if is_covered(note, held)]
-        deleted = left = None
+        deleted = None
         if tombstones:
-            predicate = LockTarget.of(self._tombstones.writer.log, partitions).predicate()
-            left = self._tombstones.of_batches(ended, predicate) if ended else None
+            passed_over = self._settle(held, lock)
             if batch.deletes:
-                self._notes.write(Note(self._id, held))
+                self._notes.write(Note(self._id, self._writer.log.head().version, held))
                 self._tombstones.add(batch.rows.where(DELETED), self._id, lock)
-            deleted = self._tombstones.all(predicate)
+            predicate = LockTarget.of(self._tombstones.writer.log, partitions).predicate()
+            deleted = self._tombstones.all(predicate, passed_over)
         table = self._spark.read.format("delta").load(self._writer.location)
         if (where := target.predicate()) is not None:
             table = table.where(where)
-        source = self._rows.source(batch.rows, table, deleted, left)
+        source = self._rows.source(batch.rows, table, deleted)
         try:
             merged = self._merge(self._rows.merge(self._writer, source), lock, options, txn)
         except WriteFailedError as error:
             if batch.deletes and not isinstance(error, CommitUnknownError):
                 self._take_back(error, lock)
             raise
-        for each in [*ended, *([self._id] if batch.deletes else [])]:
-            self._notes.remove(each)
+        if batch.deletes:
+            self._notes.remove(self._id)
         return merged
+
+    def _settle(self, held: tuple[str, ...] | None, lock: Lock) -> list[str]:
+        """Undo what batches have left that ended between their two commits.
+
+        Returns:
+            Those that could not be undone, because not all that they had locked is held: their tombstones do not count.
+
+        """
+        passed_over = []
+        for note in self._notes.all():
+            if not note.has_ended(held):
+                continue
+            applied, within = self._writer.log.has_batch(note.batch, after=note.after), note.is_within(held)
+            if not applied and not within:
+                passed_over.append(note.batch)
+            if not applied and within:
+                log.warning("a batch of changes to %s had ended before it was applied: undone", self._writer.table)
+                self._tombstones.take_back(note.batch, lock)
+            if within:
+                self._notes.remove(note.batch)
+        return passed_over
 
     def _merge(
         self, merge: LockedMerge, lock: Lock, options: WriteOptions, txn: tuple[str, int] | None
     ) -> CommitResult:
-        metadata = {**(options.metadata or {}), "changes": self._id}
+        metadata = {**(options.metadata or {}), CHANGES: self._id}
         try:
             result: CommitResult = merge.execute(lock=lock, metadata=metadata, txn=txn)
         except WriteFailedError as error:
@@ -350,7 +421,7 @@ class _Application:
             self._tombstones.take_back(self._id, lock)
             self._notes.remove(self._id)
         except SluiceError as problem:
-            error.add_note(f"the batch's deletes are noted, and the next batch makes them: {problem}")
+            error.add_note(f"the next batch takes its tombstones back: {problem}")
 
     def _result(self, commit: CommitResult | None, *, already_applied: bool) -> ChangesResult:
         batch, counts = self._batch, commit.metrics if commit is not None else {}

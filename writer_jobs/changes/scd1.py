@@ -41,7 +41,6 @@ class NewestRows:
         rows: DataFrame,
         table: DataFrame,  # noqa: ARG002 (as RowHistory's)
         tombstones: DataFrame | None,
-        left: DataFrame | None,
     ) -> DataFrame:
         """Return what is to be merged.
 
@@ -49,12 +48,9 @@ class NewestRows:
             rows: the newest change of each key.
             table: the table's rows; not looked at.
             tombstones: keys and ``SEQ`` of all deletes that are remembered, those of this batch included.
-            left: keys and ``SEQ`` of deletes that an earlier batch did not get into the table.
 
         """
-        if tombstones is not None:
-            rows = self._without_stale(rows, tombstones)
-        return rows if left is None else self._with_deletes(rows, left)
+        return rows if tombstones is None else self._without_stale(rows, tombstones)
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame) -> LockedMerge:
         """Return the merge of :meth:`source` into the table."""
@@ -93,12 +89,3 @@ class NewestRows:
         message = named("a change has the sequence of a delete of its key, so that the newest is not known: ", keys)
         error = F.raise_error(message).cast(rows.schema[SEQ].dataType)
         return kept.withColumn(SEQ, F.when(tie, error).otherwise(F.col(SEQ))).drop(_TOMB)
-
-    def _with_deletes(self, rows: DataFrame, left: DataFrame) -> DataFrame:
-        """Add deletes of an earlier batch; of one key the newest is left."""
-        keys = list(self._spec.keys)
-        upserts, deletes = rows.where(~F.col(DELETED)), rows.where(DELETED).select(*map(quoted, keys), SEQ)
-        # An upsert that is left is newer than every tombstone of its key.
-        newest = deletes.unionByName(left).groupBy(*map(quoted, keys)).agg(F.max(SEQ).alias(SEQ))
-        others = newest.join(upserts.select(*map(quoted, keys)), keys, "left_anti").withColumn(DELETED, F.expr("true"))
-        return upserts.unionByName(others, allowMissingColumns=True)

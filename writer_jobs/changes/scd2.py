@@ -49,26 +49,20 @@ class RowHistory:
         """Return the columns that the table needs beside those of the changes."""
         return [StructField(START, sequence), StructField(END, sequence)]
 
-    def source(
-        self, rows: DataFrame, table: DataFrame, tombstones: DataFrame | None, left: DataFrame | None
-    ) -> DataFrame:
+    def source(self, rows: DataFrame, table: DataFrame, tombstones: DataFrame | None) -> DataFrame:
         """Return the rows of the table that are new, or end at another time than they did.
 
         Args:
             rows: the changes, each key and sequence once.
             table: the table's rows.
             tombstones: keys and ``SEQ`` of all deletes that are remembered, those of this batch included.
-            left: keys and ``SEQ`` of deletes that an earlier batch did not get into the table.
 
         Returns:
             The columns of the changes, ``START`` and ``END``.
 
         """
         keys = list(self._spec.keys)
-        touched = rows.select(*map(quoted, keys))
-        if left is not None:
-            touched = touched.unionByName(left.select(*map(quoted, keys)))
-        touched = touched.distinct()
+        touched = rows.select(*map(quoted, keys)).distinct()
         known = table.join(touched, keys, "left_semi")
         changes = rows.withColumn(_KNOWN, F.expr("false")).unionByName(
             known.select(

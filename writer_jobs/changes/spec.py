@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -97,6 +97,16 @@ class ChangeSpec:
             for name in changes.columns
             if name.lower() not in without and (wanted is None or name.lower() in wanted)
         )
+
+    def of_changes(self, changes: DataFrame) -> ChangeSpec:
+        """Return this with the keys as the changes spell them: Spark's names differ by more than their letters' case.
+
+        Raises:
+            ChangesError: the changes lack a column that is named.
+
+        """
+        columns = {name.lower(): name for name in self.columns(changes)}
+        return replace(self, keys=tuple(columns[name.lower()] for name in self.keys))
 
     def misfit(self, reason: str) -> ChangesError:
         """Return the error of changes that cannot be applied."""

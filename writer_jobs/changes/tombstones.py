@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
 from lock_manager import LockManager
+from lock_manager.commit_stamp import CHANGES
 from writer_jobs.changes.spec import SEQ, SEQUENCE, quoted
 from writer_jobs.commit.lock_target import Lock
 from writer_jobs.delta.table_log import TableState
@@ -77,15 +78,12 @@ class Tombstones:
             F.lit(batch).alias(_BATCH),
             F.timestamp_seconds(F.lit(time.time())).alias(_APPLIED_AT),
         )
-        self.writer.append(rows, lock=lock, hold="write", metadata={"changes": batch})
+        self.writer.append(rows, lock=lock, hold="write", metadata={CHANGES: batch})
 
-    def all(self, predicate: str | None) -> DataFrame:
-        """Return the keys and ``SEQ`` of all deletes, within the rows of a predicate."""
-        return self._rows(predicate).select(*(F.col(quoted(name)) for name in self._keys), F.col(SEQUENCE).alias(SEQ))
-
-    def of_batches(self, batches: Sequence[str], predicate: str | None) -> DataFrame:
-        """Return the keys and ``SEQ`` of what some batches deleted."""
-        rows = self._rows(predicate).where(F.col(_BATCH).isin(*batches))
+    def all(self, predicate: str | None, without: Sequence[str] = ()) -> DataFrame:
+        """Return the keys and ``SEQ`` of all deletes, within the rows of a predicate, without those of some batches."""
+        rows = self._rows(predicate)
+        rows = rows.where(~F.col(_BATCH).isin(*without)) if without else rows
         return rows.select(*(F.col(quoted(name)) for name in self._keys), F.col(SEQUENCE).alias(SEQ))
 
     def take_back(self, batch: str, lock: Lock) -> None:

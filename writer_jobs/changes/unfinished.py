@@ -1,19 +1,19 @@
 """Batches of changes that were begun: a note of each, from before its first commit until after its last.
 
 A batch with deletes makes two commits: the tombstones, then the table. A process that is killed in between leaves
-tombstones whose rows are still in the table, and its note in ``<location>/_sluice/changes``. The next holder of the
-lock finds the note and deletes those rows in its own commit, before it gives the lock back. That is right however often
-it is done: a row that is older than its tombstone does not belong into the table.
+tombstones of which the table knows nothing, and its note in ``<location>/_sluice/changes``. Who holds the lock next
+finds the note, looks whether the table has the batch, and if not takes its tombstones back, before it does anything
+else: so a batch is applied as a whole, or not at all.
 
-A note is of a batch that lives only as long as its locks are held. So whoever holds locks on all that it names knows
-that the batch has ended.
+A batch lives only as long as its locks are held. So who holds a lock on something that the batch had locked knows that
+the batch has ended. If it holds less than all of that, it passes over the batch's tombstones, and leaves the note.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from lock_manager.partitions import Partition
 from writer_jobs.delta.hadoop_files import HadoopFiles
@@ -27,12 +27,22 @@ class Note:
 
     Attributes:
         batch: its id.
+        after: version of the table before it.
         partitions: names of what it locked of the table; None: all of it.
 
     """
 
     batch: str
+    after: int
     partitions: tuple[str, ...] | None
+
+    def has_ended(self, held: tuple[str, ...] | None) -> bool:
+        """Tell whether a hold of these partitions, or of all, is of something that the batch had locked."""
+        return held is None or self.partitions is None or not set(held).isdisjoint(self.partitions)
+
+    def is_within(self, held: tuple[str, ...] | None) -> bool:
+        """Tell whether a hold of these partitions, or of all, is of everything that the batch had locked."""
+        return held is None or (self.partitions is not None and set(self.partitions) <= set(held))
 
 
 class Notes:
@@ -57,12 +67,11 @@ class Notes:
         """
         found = []
         for file in self._files.children(self._folder):
-            text = self._files.read_text(file.path)
-            if text is None:
-                continue
-            said = json.loads(text)
-            partitions = said["partitions"]
-            found.append(Note(said["batch"], None if partitions is None else tuple(partitions)))
+            # None: its batch has ended since.
+            if (text := self._files.read_text(file.path)) is not None:
+                said = json.loads(text)
+                partitions = said["partitions"]
+                found.append(Note(said["batch"], said["after"], None if partitions is None else tuple(partitions)))
         return found
 
     def write(self, note: Note) -> None:
@@ -72,11 +81,10 @@ class Notes:
             StorageError: it cannot be written; the batch must not begin then.
 
         """
-        said = {"batch": note.batch, "partitions": None if note.partitions is None else list(note.partitions)}
-        self._files.write_text(self._path(note.batch), json.dumps(said))
+        self._files.write_text(self._path(note.batch), json.dumps(asdict(note)))
 
     def remove(self, batch: str) -> None:
-        """Forget a batch: all of it is in the table.
+        """Forget a batch: all of it is in the table, or nothing.
 
         Raises:
             StorageError: it cannot be removed.
@@ -91,8 +99,3 @@ class Notes:
 def names_of(partitions: Sequence[Partition] | None) -> tuple[str, ...] | None:
     """Return the names of locked partitions, None for the whole table."""
     return None if partitions is None else tuple(str(each) for each in partitions)
-
-
-def is_covered(note: Note, held: tuple[str, ...] | None) -> bool:
-    """Tell whether a hold is of all that a batch had locked, so that the batch has ended."""
-    return held is None or (note.partitions is not None and set(note.partitions) <= set(held))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from lock_manager import Adoption, PartitionColumn, PartitionSchema
 from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
-from lock_manager.commit_stamp import commit_ids_of, note_of
+from lock_manager.commit_stamp import batch_of, commit_ids_of, note_of
 from lock_manager.intents import NO_VERSION
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
@@ -255,13 +255,28 @@ class DeltaTableLog:
             StorageError: the log cannot be read.
 
         """
-        version = after + 1
-        while (line := self._first_line(version)) is not None:
-            info = _commit_info(line)
+        version = after
+        for version, info in self._infos_after(after):
             if commit_id in commit_ids_of(info):
                 return Commit.of(version, info.get("operationMetrics", {})), version
+        return None, version
+
+    def has_batch(self, batch: str, *, after: int) -> bool:
+        """Tell whether a batch of changes was applied in a version after one; also if the log is cleaned up there.
+
+        Raises:
+            StorageError, TableError: the log cannot be read.
+
+        """
+        infos = [info for _, info in self._infos_after(after)]
+        return any(batch_of(info) == batch for info in infos) or len(infos) < self.head().version - after
+
+    def _infos_after(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the versions after one, and the ``commitInfo`` of each, up to the first that is missing."""
+        version += 1
+        while (line := self._first_line(version)) is not None:
+            yield version, _commit_info(line)
             version += 1
-        return None, version - 1
 
     def find_run(self, run_id: str, *, newest: int) -> tuple[Mapping[str, Any] | None, int]:
         """Look for the newest commit that a run of the append job made, from a version backwards.

@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
+from writer_jobs.changes.evolution import is_wider
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
 from writer_jobs.delta.table_log import TableState
@@ -148,10 +149,14 @@ class SourceReader:
         types = {self._fold(field.name): field.dataType for field in target.schema}
         return StructType([StructField(field.name, types[self._fold(field.name)]) for field in schema])
 
-    def schema_of_changes(self, target: TableState | None) -> StructType:
+    def schema_of_changes(self, target: TableState | None, *, evolves: bool = False) -> StructType:
         """Find out with which names and types files of changes are to be read, which have columns of their own.
 
         Columns of the table have its types, others what Spark infers.
+
+        Args:
+            target: the table's state, None if there is none.
+            evolves: a column of the table is read with what Spark infers, if that is wider than its type.
 
         Raises:
             SourceError: they cannot be read as this format, or have no columns.
@@ -164,9 +169,12 @@ class SourceReader:
         if target is None or self._format == "parquet":
             return schema
         types = {self._fold(field.name): field.dataType for field in target.schema}
-        return StructType(
-            [StructField(field.name, types.get(self._fold(field.name), field.dataType)) for field in schema]
-        )
+
+        def kind(field: StructField) -> DataType:
+            known = types.get(self._fold(field.name), field.dataType)
+            return field.dataType if evolves and is_wider(field.dataType, known) else known
+
+        return StructType([StructField(field.name, kind(field)) for field in schema])
 
     def _inferred(self, *, types: bool) -> StructType:
         infer = types and "inferschema" not in self._effective

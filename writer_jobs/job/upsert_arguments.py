@@ -86,6 +86,7 @@ class UpsertArguments(FileJobArguments):
     column_list: tuple[str, ...] | None
     except_column_list: tuple[str, ...] | None
     stored_as_scd_type: int
+    schema_evolution: bool
     tombstone_days: float
 
     @property
@@ -127,6 +128,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
         help="1: the newest row of each key (the default); 2: every row that a key had, valid from __START_AT up to, "
         "and without, __END_AT",
     )  # fmt: skip
+    add(
+        "--schema-evolution", action="store_true",
+        help="add columns that the table has not, and widen its types where the changes need it; not of keys",
+    )  # fmt: skip
     add_partition_by(parser)
     add(
         "--tombstone-days", default=_RETENTION_DAYS, type=_days, metavar="DAYS",
@@ -145,6 +150,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
         column_list=found.columns,
         except_column_list=found.except_columns,
         stored_as_scd_type=found.scd_type,
+        schema_evolution=found.schema_evolution,
         tombstone_days=found.tombstone_days,
         **shared_by_file_jobs(found),
     )

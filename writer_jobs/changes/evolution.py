@@ -1,0 +1,71 @@
+"""What a table's columns become when changes bring new ones, or values that need wider types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StructType,
+)
+
+from writer_jobs.changes.spec import quoted
+
+_WIDENING = "delta.enableTypeWidening"
+_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+
+
+def is_wider(wide: DataType, narrow: DataType) -> bool:
+    """Tell whether each value of one type is a value of the other, and Delta can widen a column from one to the other.
+
+    Source: Delta's protocol, "Type Widening": byte, short, int and long, in that order; float to double; decimals that
+    have as many digits before and behind the point.
+    """
+    if isinstance(wide, _WHOLE) and isinstance(narrow, _WHOLE):
+        return _WHOLE.index(type(wide)) > _WHOLE.index(type(narrow))
+    if isinstance(wide, DecimalType) and isinstance(narrow, DecimalType):
+        before = wide.precision - wide.scale >= narrow.precision - narrow.scale
+        return bool(wide != narrow and before and wide.scale >= narrow.scale)
+    return isinstance(wide, DoubleType) and isinstance(narrow, FloatType)
+
+
+def evolution_of(table: StructType, changes: StructType, columns: tuple[str, ...]) -> list[str]:
+    """Return what is to be altered so that a table takes changes; nothing if it takes them as it is.
+
+    Args:
+        table: its schema.
+        changes: theirs.
+        columns: that the table gets of them.
+
+    Returns:
+        What follows ``ALTER TABLE name``, each a statement of its own.
+
+    """
+    return [*_added(table, changes, columns), *_widened(table, changes, columns)]
+
+
+def _added(table: StructType, changes: StructType, columns: tuple[str, ...]) -> Iterator[str]:
+    known = {name.lower() for name in table.names}
+    new = [changes[name] for name in columns if name.lower() not in known]
+    if new:
+        yield f"ADD COLUMNS ({', '.join(f'{quoted(each.name)} {each.dataType.simpleString()}' for each in new)})"
+
+
+def _widened(table: StructType, changes: StructType, columns: tuple[str, ...]) -> Iterator[str]:
+    kinds = {field.name.lower(): field for field in table}
+    wider = [
+        (kinds[name.lower()].name, changes[name].dataType)
+        for name in columns
+        if name.lower() in kinds and is_wider(changes[name].dataType, kinds[name.lower()].dataType)
+    ]
+    if wider:
+        yield f"SET TBLPROPERTIES ('{_WIDENING}' = 'true')"
+    for name, kind in wider:
+        yield f"ALTER COLUMN {quoted(name)} TYPE {kind.simpleString()}"
