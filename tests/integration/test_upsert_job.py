@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.spark
 
@@ -132,7 +133,7 @@ def test_new_columns_and_wider_types_come_on_the_way_if_asked_for(
 
 
 def test_a_number_that_the_column_cannot_hold_widens_it(
-    upsert: Callable[..., Any], csv_file: Callable[..., Path], table: Path, rows_of: Callable[..., Any]
+    upsert: Callable[..., Any], csv_file: Callable[..., Path], table: Path, spark: SparkSession
 ) -> None:
     how = ("--keys", "id", "--sequence-by", "at")
     assert upsert(csv_file("1.csv", "id,at,n", [(1, 1, 7)]), how=how).code == 0
@@ -140,4 +141,6 @@ def test_a_number_that_the_column_cannot_hold_widens_it(
     assert upsert(large, how=how).code == 5
     done = upsert(large, "--schema-evolution", how=how)
     assert done.code == 0, done.error
-    assert rows_of(table, "id", "at", "n") == [(1, 2, 2**40), (2, 2, 8)]
+    # delta-rs does not read a table with this feature.
+    rows = spark.read.format("delta").load(str(table)).select("id", "at", "n").orderBy("id").collect()
+    assert [tuple(row) for row in rows] == [(1, 2, 2**40), (2, 2, 8)]
