@@ -18,7 +18,7 @@ from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, Partitions, partitions_of_rows
 from writer_jobs.commit.locked_operation import LockedOperation, WriteOptions, WriterParts
 from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
-from writer_jobs.commit.operation import Work, delta_table, session_with_transaction, write_rows
+from writer_jobs.commit.operation import Work, delta_table, session_with, transaction_settings, write_rows
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.session import classic_session
 from writer_jobs.delta.table_log import DeltaTableLog, TableState, locate_table
@@ -345,7 +345,8 @@ class LockedDeltaWriter:
     ) -> CommitResult:
         if lock != "table":
             plan.refuse_clauses_on_all_rows()
-        session = self._spark if txn is None else session_with_transaction(self._spark, *txn)
+        settings = {**plan.settings, **(transaction_settings(*txn) if txn is not None else {})}
+        session = session_with(self._spark, settings) if settings else self._spark
 
         def work(part: LockTarget) -> Work:
             return Work(lambda location, _: plan.run(session, location, part.predicate(plan.alias)), txn=txn)

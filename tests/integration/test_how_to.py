@@ -60,8 +60,8 @@ def test_upsert(
         assert (done.code, done.error) == (0, "")
         if number == 1:
             assert rows_of(table, "id", "name", "city", "position") == [(1, "Ada", "Tromsø", 107)]
-            said = {name: done.lines[-1][name] for name in ("changes", "keys", "inserted", "deleted", "unchanged")}
-            assert said == {"changes": 4, "keys": 2, "inserted": 1, "deleted": 0, "unchanged": 1}
+            said = {name: done.lines[-1][name] for name in ("changes", "folded", "inserted", "deleted", "unchanged")}
+            assert said == {"changes": 4, "folded": 2, "inserted": 1, "deleted": 0, "unchanged": 1}
         job, arguments = job_of(with_history, places)
         assert run_job(job, *arguments).code == 0
     assert rows_of(history, "id", "city", "__START_AT", "__END_AT") == [

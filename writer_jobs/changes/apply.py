@@ -53,7 +53,7 @@ class ChangesResult:
         version: of the table that has them; None if they were there before (``txn``).
         already_applied: the table had this transaction already.
         changes: how many there were.
-        keys: how many keys they were of.
+        folded: how many were left to apply: the newest of each key; with history, one of each key and sequence.
         inserted: rows that are new.
         updated: rows that were replaced by newer ones.
         deleted: rows that are gone.
@@ -68,7 +68,7 @@ class ChangesResult:
     version: int | None
     already_applied: bool
     changes: int
-    keys: int
+    folded: int
     inserted: int
     updated: int
     deleted: int
@@ -79,7 +79,7 @@ class ChangesResult:
     @property
     def counts(self) -> dict[str, Any]:
         """Its numbers, by name; JSON values."""
-        names = ("changes", "keys", "inserted", "updated", "deleted", "unchanged")
+        names = ("changes", "folded", "inserted", "updated", "deleted", "unchanged")
         newest = self.newest_sequence
         return {
             **{name: getattr(self, name) for name in names},
@@ -217,7 +217,7 @@ class _Application:
         table_log, batch = self._writer.log, self._batch
         if txn is not None and table_log.head(txn[0]).last_transaction >= txn[1]:
             return self._result(None, already_applied=True)
-        if not batch.keys:
+        if not batch.folded:
             return self._result(None, already_applied=False)
         seconds = options.lock_timeout_seconds
         deadline = Deadline(self._writer.manager.settings.timeout_seconds if seconds is None else seconds)
@@ -431,7 +431,7 @@ class _Application:
             version=commit.version if commit is not None else None,
             already_applied=already_applied,
             changes=batch.changes,
-            keys=batch.keys,
+            folded=batch.folded,
             inserted=inserted,
             updated=updated,
             deleted=deleted,

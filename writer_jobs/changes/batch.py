@@ -6,26 +6,28 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructType
 
-from writer_jobs.changes.parts import contents, differ
+from writer_jobs.changes.parts import content_hash
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, quoted
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 
-_ROW = "__sluice_row"
-_COUNT = "__sluice_count"
+_PLACE, _HASH, _UNLIKE = "__sluice_place", "__sluice_hash", "__sluice_unlike"
+_COUNTS = ("changes", "keyless", "unordered", "folded", "deletes", "ambiguous")
 _SHOWN = 5
 
 
 class ChangeBatch:
-    """The changes that count, in Spark's cache: the newest of each key, or one of each key and sequence.
+    """The changes that count: the newest of each key, or one of each key and sequence.
 
     A delete counts in the order of the sequence, like any other change. Two changes of one key with one sequence are a
     repetition if all columns are equal, or if both delete. Else which is newer is not known, and the batch is refused.
+
+    The changes are read once, and what is left of them is kept by a local checkpoint: it is never made again from a
+    source that may have changed, and the keys' distribution over tasks is known to the merge.
 
     Args:
         prepared: changes as :meth:`ChangeSpec.prepared` returns them.
@@ -36,7 +38,6 @@ class ChangeBatch:
         rows: the columns of ``prepared``, one row for each.
         changes: how many there were.
         folded: how many are left.
-        keys: how many keys they are of.
         deletes: how many of those that are left delete.
         newest: largest sequence; None of an empty batch.
 
@@ -46,77 +47,86 @@ class ChangeBatch:
     """
 
     def __init__(self, prepared: DataFrame, spec: ChangeSpec, folded_by: Sequence[str]) -> None:
-        keys = self._keys = spec.keys
         self._spec = spec
-        others = [name for name in prepared.columns if name not in (*keys, SEQ, DELETED)]
-        newest = [] if SEQ in folded_by else [F.max(SEQ).alias(SEQ)]
-        folded = prepared.groupBy(*(F.col(quoted(name)) for name in folded_by)).agg(
-            F.max_by(F.struct(DELETED, *(F.col(quoted(name)) for name in others)), SEQ).alias(_ROW),
-            *newest,
-            *contents(prepared, others),
-            F.count("*").alias(_COUNT),
-            F.count_if(_is_null(prepared.schema, SEQ)).alias("__sluice_unordered"),
+        self._keyless = F.expr("false")
+        for name in spec.keys:
+            self._keyless = self._keyless | F.col(quoted(name)).isNull()
+        self._unordered = _is_null(prepared.schema, SEQ)
+        self._prepared = prepared
+        came, left = Observation(), Observation()
+        counted = prepared.observe(
+            came,
+            F.count("*").alias("changes"),
+            F.count_if(self._keyless).alias("keyless"),
+            F.count_if(self._unordered).alias("unordered"),
         )
-        no_key = F.expr("false")
-        for name in keys:
-            no_key = no_key | F.col(quoted(name)).isNull()
-        self._folded = folded.withColumn("__sluice_keyless", no_key).persist(StorageLevel.MEMORY_AND_DISK)
+        folded = _fold(counted, folded_by).observe(
+            left,
+            F.count("*").alias("folded"),
+            F.count_if(F.col(DELETED)).alias("deletes"),
+            F.count_if(F.col(_UNLIKE)).alias("ambiguous"),
+            F.max(SEQ).alias("newest"),
+        )
         try:
-            found = self._checked()
+            self._kept = folded.localCheckpoint()
+        except (*JVM_ERRORS, PySparkException) as error:
+            raise spec.misfit(f"the changes cannot be read: {one_sentence(error)}") from error
+        found: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "newest": None}
+        # Spark observes nothing where it knows beforehand that there is nothing.
+        if not self._kept.isEmpty():
+            found |= {**came.get, **left.get}
+        try:
+            self._check(found)
         except BaseException:
             self.close()
             raise
-        self.changes = int(found["changes"] or 0)
+        self.changes = int(found["changes"])
         self.folded = int(found["folded"])
-        self.keys = int(found["keys"])
-        self.deletes = int(found["deletes"] or 0)
+        self.deletes = int(found["deletes"])
         self.newest: Any = found["newest"]
-        self.rows = self._folded.select(
-            *(F.col(quoted(name)) for name in keys),
-            *(F.col(f"{_ROW}.{quoted(name)}") for name in others),
-            SEQ,
-            F.col(f"{_ROW}.{DELETED}"),
-        )
+        self.rows = self._kept.drop(_UNLIKE)
 
     def close(self) -> None:
-        """Give the cache back."""
-        with suppress(*JVM_ERRORS):  # the JVM may be gone, and the cache with it
-            self._folded.unpersist()
+        """Give back what is kept."""
+        with suppress(*JVM_ERRORS):  # the JVM may be gone, and what it kept with it
+            plan: Any = self._kept._jdf.queryExecution().analyzed()  # noqa: SLF001 (PySpark has no way to it)
+            plan.rdd().unpersist(False)  # noqa: FBT003 (Java's blocking)
 
-    def _checked(self) -> Any:
-        folded = self._folded
-        try:
-            (found,) = folded.agg(
-                F.sum(_COUNT).alias("changes"),
-                F.count("*").alias("folded"),
-                F.count_distinct(F.struct(*(F.col(quoted(name)) for name in self._keys))).alias("keys"),
-                F.count_if(F.col(f"{_ROW}.{DELETED}")).alias("deletes"),
-                F.max(SEQ).alias("newest"),
-                F.count_if(F.col("__sluice_keyless")).alias("keyless"),
-                F.sum("__sluice_unordered").alias("unordered"),
-                F.count_if(differ()).alias("ambiguous"),
-            ).collect()
-            if found["keyless"]:
-                raise self._spec.misfit(
-                    f"{found['keyless']} keys are null, or in part: {self._shown('__sluice_keyless')}"
-                )
-            if found["unordered"]:
-                raise self._spec.misfit(
-                    f"{found['unordered']} changes have no sequence (null): of {self._shown('__sluice_unordered > 0')}"
-                )
-            if found["ambiguous"]:
-                raise self._spec.misfit(
-                    f"{found['ambiguous']} keys have several changes with one sequence, so that the newest is not "
-                    f"known: {self._shown(differ())}"
-                )
-        except (*JVM_ERRORS, PySparkException) as error:
-            raise self._spec.misfit(f"the changes cannot be read: {one_sentence(error)}") from error
-        return found
+    def _check(self, found: dict[str, Any]) -> None:
+        if found["keyless"]:
+            shown = self._shown(self._prepared, self._keyless)
+            raise self._spec.misfit(f"{found['keyless']} keys are null, or in part: {shown}")
+        if found["unordered"]:
+            shown = self._shown(self._prepared, self._unordered)
+            raise self._spec.misfit(f"{found['unordered']} changes have no sequence (null): of {shown}")
+        if found["ambiguous"]:
+            raise self._spec.misfit(
+                f"{found['ambiguous']} keys have several changes with one sequence, so that the newest is not known: "
+                f"{self._shown(self._kept, F.col(_UNLIKE))}"
+            )
 
-    def _shown(self, condition: str | Column) -> str:
-        rows = self._folded.where(condition).select(*(F.col(quoted(name)) for name in self._keys)).limit(_SHOWN + 1)
-        found = [", ".join(f"{name}={row[name]}" for name in self._keys) for row in rows.collect()]
+    def _shown(self, rows: DataFrame, condition: Column) -> str:
+        keys = self._spec.keys
+        rows = rows.where(condition).select(*(F.col(quoted(name)) for name in keys)).limit(_SHOWN + 1)
+        found = [", ".join(f"{name}={row[name]}" for name in keys) for row in rows.collect()]
         return "; ".join(found[:_SHOWN]) + ("; …" if len(found) > _SHOWN else "")
+
+
+def _fold(changes: DataFrame, folded_by: Sequence[str]) -> DataFrame:
+    """Leave the newest of each group, and say in ``_UNLIKE`` whether others with its sequence say something else.
+
+    By a window: one shuffle and one sort, where aggregates of whole rows would sort before the shuffle, too.
+    """
+    others = [name for name in changes.columns if name not in (*folded_by, SEQ, DELETED)]
+    group = Window.partitionBy(*(quoted(name) for name in folded_by)).orderBy(F.col(SEQ).desc())
+    same = group.rangeBetween(Window.currentRow, Window.currentRow)
+    return (
+        changes.withColumn(_HASH, content_hash(changes, others))
+        .withColumn(_PLACE, F.row_number().over(group))
+        .withColumn(_UNLIKE, F.min(_HASH).over(same) != F.max(_HASH).over(same))
+        .where(F.col(_PLACE) == 1)
+        .drop(_PLACE, _HASH)
+    )
 
 
 def _is_null(schema: StructType, name: str) -> Column:

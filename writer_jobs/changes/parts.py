@@ -39,6 +39,14 @@ def contents(changes: DataFrame, columns: Sequence[str]) -> list[Column]:
     They are the largest hash of what the changes say, and the complement of the smallest. Two maxima, which Spark finds
     in one pass: the smallest hash is the largest complement.
     """
+    content = content_hash(changes, columns)
+    largest = F.max(F.struct(F.col(SEQ), content.alias("hash")))
+    smallest = F.max(F.struct(F.col(SEQ), F.bitwise_not(content).alias("hash")))
+    return [largest["hash"].alias(_LARGEST), smallest["hash"].alias(_SMALLEST)]
+
+
+def content_hash(changes: DataFrame, columns: Sequence[str]) -> Column:
+    """Return a hash of what a change says: that it deletes, or the values of these columns."""
     schema: StructType = changes.schema
     parts = [
         part
@@ -47,10 +55,7 @@ def contents(changes: DataFrame, columns: Sequence[str]) -> list[Column]:
         # A hash passes over nulls, so that (1, null) and (null, 1) would have one.
         for part in (F.when(~F.col(DELETED), value), ~F.col(DELETED) & value.isNull())
     ]
-    content = F.xxhash64(F.col(DELETED), *parts)
-    largest = F.max(F.struct(F.col(SEQ), content.alias("hash")))
-    smallest = F.max(F.struct(F.col(SEQ), F.bitwise_not(content).alias("hash")))
-    return [largest["hash"].alias(_LARGEST), smallest["hash"].alias(_SMALLEST)]
+    return F.xxhash64(F.col(DELETED), *parts)
 
 
 def differ() -> Column:

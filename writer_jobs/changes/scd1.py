@@ -73,11 +73,12 @@ class NewestRows:
             .whenMatchedDelete(deleted & newer)
             .whenMatchedUpdate(~deleted & newer, values)
             .whenNotMatchedInsert(~deleted, values)
+            .of_kept_source()
         )
 
     def unchanged(self, batch: ChangeBatch, inserted: int, updated: int, deleted: int) -> int:
         """Return of how many keys the table had what the batch says, or something newer."""
-        return max(0, batch.keys - inserted - updated - deleted)
+        return max(0, batch.folded - inserted - updated - deleted)
 
     def _without_stale(self, rows: DataFrame, tombstones: DataFrame) -> DataFrame:
         """Leave out what is older than the tombstone of its key, and fail on what is as old."""

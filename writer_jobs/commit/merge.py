@@ -28,6 +28,7 @@ class MergePlan:
 
     Attributes:
         alias: of the table in the condition and the clauses.
+        settings: of Delta, for this merge alone.
 
     """
 
@@ -37,6 +38,7 @@ class MergePlan:
         self._condition = condition
         self._clauses: list[tuple[str, tuple[Any, ...]]] = []
         self._by_source = False
+        self.settings: dict[str, str] = {}
 
     def add(self, clause: str, *arguments: Any) -> None:
         """Add a clause by the name of the method of Delta's builder."""
@@ -134,6 +136,11 @@ class LockedMerge:
     def withSchemaEvolution(self) -> Self:
         """Add columns of the source that the table has not; needs the lock on the table, if it has not."""
         return self._with("withSchemaEvolution")
+
+    def of_kept_source(self) -> Self:
+        """Have Delta read the source twice and not copy it before: it is the same each time, whatever is lost."""
+        self._plan.settings["spark.databricks.delta.merge.materializeSource"] = "none"
+        return self
 
     def execute(self, **how: Any) -> Any:
         """Take the lock, merge, make sure of it, give the lock back.

@@ -69,7 +69,7 @@ runs:
   table is skipped.
 
 standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has changes,
-keys, inserted, updated, deleted, unchanged and newest_sequence.
+folded (the newest of each key), inserted, updated, deleted, unchanged and newest_sequence.
 standard error has one sentence if the job fails; the stack trace with --verbose.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
 
