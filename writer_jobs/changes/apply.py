@@ -22,7 +22,7 @@ from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.evolution import evolution_of
 from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import END, START, RowHistory
-from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, quoted
+from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.changes.tombstones import Tombstones, partition_keys
 from writer_jobs.changes.unfinished import Note, Notes, names_of
 from writer_jobs.commit.held_write import CommitResult
@@ -31,6 +31,7 @@ from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import CommitUnknownError, SchemaMismatchError, TableError, WriteFailedError
 from writer_jobs.locking import locked_all
@@ -368,10 +369,12 @@ class _Application:
                 self._tombstones.add(batch.rows.where(DELETED), self._id, lock)
             predicate = LockTarget.of(self._tombstones.writer.log, partitions).predicate()
             deleted = self._tombstones.all(predicate, passed_over)
-        table = self._spark.read.format("delta").load(self._writer.location)
-        if (where := target.predicate()) is not None:
-            table = table.where(where)
-        source = self._rows.source(batch.rows, table, deleted)
+
+        def read_table() -> DataFrame:
+            table = self._spark.read.format("delta").load(self._writer.location)
+            return table if (where := target.predicate()) is None else table.where(where)
+
+        source = self._rows.source(batch.rows, read_table, deleted)
         try:
             merged = self._merge(self._rows.merge(self._writer, source), lock, options, txn)
         except WriteFailedError as error:

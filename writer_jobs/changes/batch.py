@@ -12,8 +12,9 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructType
 
 from writer_jobs.changes.parts import content_hash
-from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, quoted
+from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.sql_names import quoted
 
 _PLACE, _HASH, _UNLIKE = "__sluice_place", "__sluice_hash", "__sluice_unlike"
 _COUNTS = ("changes", "keyless", "unordered", "folded", "deletes", "ambiguous")

@@ -16,7 +16,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from writer_jobs.changes.spec import quoted
+from writer_jobs.delta.sql_names import quoted
 
 _WIDENING = "delta.enableTypeWidening"
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)

@@ -10,11 +10,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import AtomicType, StructField, StructType
 
-from writer_jobs.changes.spec import DELETED, SEQ, quoted
+from writer_jobs.changes.spec import DELETED
+from writer_jobs.delta.sql_names import quoted
 
 #: Aliases of the source and of the table in a merge.
 S, T = "__sluice_s", "__sluice_t"
-_LARGEST, _SMALLEST = "__sluice_largest", "__sluice_smallest"
 
 
 def of(alias: str, name: str) -> Column:
@@ -33,18 +33,6 @@ def comparable(field: StructField, alias: str | None = None) -> Column:
     return column if isinstance(field.dataType, AtomicType) else F.to_json(F.struct(column))
 
 
-def contents(changes: DataFrame, columns: Sequence[str]) -> list[Column]:
-    """Return two aggregates, by which :func:`differ` tells whether changes of one key differ at their largest sequence.
-
-    They are the largest hash of what the changes say, and the complement of the smallest. Two maxima, which Spark finds
-    in one pass: the smallest hash is the largest complement.
-    """
-    content = content_hash(changes, columns)
-    largest = F.max(F.struct(F.col(SEQ), content.alias("hash")))
-    smallest = F.max(F.struct(F.col(SEQ), F.bitwise_not(content).alias("hash")))
-    return [largest["hash"].alias(_LARGEST), smallest["hash"].alias(_SMALLEST)]
-
-
 def content_hash(changes: DataFrame, columns: Sequence[str]) -> Column:
     """Return a hash of what a change says: that it deletes, or the values of these columns."""
     schema: StructType = changes.schema
@@ -56,11 +44,6 @@ def content_hash(changes: DataFrame, columns: Sequence[str]) -> Column:
         for part in (F.when(~F.col(DELETED), value), ~F.col(DELETED) & value.isNull())
     ]
     return F.xxhash64(F.col(DELETED), *parts)
-
-
-def differ() -> Column:
-    """Tell whether several changes were folded that are no repetitions of one; see :func:`contents`."""
-    return F.col(_LARGEST) != F.bitwise_not(F.col(_SMALLEST))
 
 
 def named(message: str, keys: Sequence[str], alias: str | None = None) -> Column:

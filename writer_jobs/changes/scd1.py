@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.parts import S, T, all_of, comparable, named, of
-from writer_jobs.changes.spec import DELETED, SEQ, SEQUENCE, ChangeSpec, quoted
+from writer_jobs.changes.spec import DELETED, SEQ, SEQUENCE, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
 
 _TOMB = "__sluice_tombstone"
@@ -39,14 +42,14 @@ class NewestRows:
     def source(
         self,
         rows: DataFrame,
-        table: DataFrame,  # noqa: ARG002 (as RowHistory's)
+        read_table: Callable[[], DataFrame],  # noqa: ARG002 (as RowHistory's)
         tombstones: DataFrame | None,
     ) -> DataFrame:
         """Return what is to be merged.
 
         Args:
             rows: the newest change of each key.
-            table: the table's rows; not looked at.
+            read_table: returns the table's rows; not needed.
             tombstones: keys and ``SEQ`` of all deletes that are remembered, those of this batch included.
 
         """

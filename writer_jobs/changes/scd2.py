@@ -8,14 +8,17 @@ touches are made anew from what the table, the tombstones and the batch know of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.batch import ChangeBatch
-from writer_jobs.changes.parts import S, T, all_of, contents, differ, named, of
-from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, quoted
+from writer_jobs.changes.parts import S, T, all_of, content_hash, named, of
+from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
 
 START = "__START_AT"
@@ -25,6 +28,7 @@ END = "__END_AT"
 """Column with the sequence up to which, and without which, it was; null in the current row."""
 
 _KNOWN, _NEXT, _ROW, _WAS = "__sluice_known", "__sluice_next", "__sluice_row", "__sluice_was"
+_UNLIKE = "__sluice_unlike"
 
 
 class RowHistory:
@@ -49,12 +53,12 @@ class RowHistory:
         """Return the columns that the table needs beside those of the changes."""
         return [StructField(START, sequence), StructField(END, sequence)]
 
-    def source(self, rows: DataFrame, table: DataFrame, tombstones: DataFrame | None) -> DataFrame:
+    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], tombstones: DataFrame | None) -> DataFrame:
         """Return the rows of the table that are new, or end at another time than they did.
 
         Args:
             rows: the changes, each key and sequence once.
-            table: the table's rows.
+            read_table: returns the table's rows.
             tombstones: keys and ``SEQ`` of all deletes that are remembered, those of this batch included.
 
         Returns:
@@ -63,7 +67,7 @@ class RowHistory:
         """
         keys = list(self._spec.keys)
         touched = rows.select(*map(quoted, keys)).distinct()
-        known = table.join(touched, keys, "left_semi")
+        known = read_table().join(touched, keys, "left_semi")
         changes = rows.withColumn(_KNOWN, F.expr("false")).unionByName(
             known.select(
                 *map(quoted, self._columns), F.col(START).alias(SEQ), F.expr("false").alias(DELETED),
@@ -103,18 +107,18 @@ class RowHistory:
     def _one_each(self, changes: DataFrame) -> DataFrame:
         """Fold what is said of one key and sequence into one change, and fail if it is not one."""
         keys = [quoted(name) for name in self._spec.keys]
+        row = F.when(~F.col(DELETED), F.struct(DELETED, *map(quoted, self._others)))
+        said = content_hash(changes, self._others)
         grouped = changes.groupBy(*keys, SEQ).agg(
-            F.first(F.when(~F.col(DELETED), F.struct(DELETED, *map(quoted, self._others))), ignorenulls=True).alias(
-                _ROW
-            ),
+            F.first(row, ignorenulls=True).alias(_ROW),
             F.bool_or(DELETED).alias(DELETED),
             F.bool_or(_KNOWN).alias(_KNOWN),
             F.max(_WAS).alias(_WAS),
-            *contents(changes, self._others),
+            (F.min(said) != F.max(said)).alias(_UNLIKE),
         )
         message = named("a change has the sequence of another one and says something else: ", self._spec.keys)
         error = F.raise_error(message).cast(changes.schema[SEQ].dataType)
-        return grouped.withColumn(SEQ, F.when(differ(), error).otherwise(F.col(SEQ)))
+        return grouped.withColumn(SEQ, F.when(F.col(_UNLIKE), error).otherwise(F.col(SEQ)))
 
     def _ended(self, changes: DataFrame) -> DataFrame:
         """Return the rows that begin with a change and end with the next, as far as the table has them otherwise."""

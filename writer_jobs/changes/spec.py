@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import BooleanType, MapType, VariantType
 
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import ChangesError
 
 SEQUENCE = "__SEQUENCE"
@@ -149,11 +150,6 @@ class ChangeSpec:
         if isinstance(kinds[SEQ], MapType | VariantType):
             raise self.misfit(f"sequence_by has no order: it is {kinds[SEQ].simpleString()}")
         return prepared.withColumn(DELETED, F.coalesce(F.col(DELETED), F.expr("false")))
-
-
-def quoted(name: str) -> str:
-    """Quote a column's name."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _column(given: str | Column) -> Column:

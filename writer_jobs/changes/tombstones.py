@@ -15,8 +15,9 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType, Tim
 
 from lock_manager import LockManager
 from lock_manager.commit_stamp import CHANGES
-from writer_jobs.changes.spec import SEQ, SEQUENCE, quoted
+from writer_jobs.changes.spec import SEQ, SEQUENCE
 from writer_jobs.commit.lock_target import Lock
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -40,6 +41,7 @@ class Tombstones:
     def __init__(self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str]) -> None:
         self._spark = spark
         self._keys = list(keys)
+        self._key_columns = [F.col(quoted(name)) for name in keys]
         self.writer = LockedDeltaWriter(spark, manager, location.rstrip("/") + _SUFFIX)
 
     @property
@@ -73,7 +75,7 @@ class Tombstones:
     def add(self, deleted: DataFrame, batch: str, lock: Lock) -> None:
         """Append those of a batch; ``deleted`` has the keys and ``SEQ``. Under the lock, of which ``lock`` is what."""
         rows = deleted.select(
-            *(F.col(quoted(name)) for name in self._keys),
+            *self._key_columns,
             F.col(SEQ).alias(SEQUENCE),
             F.lit(batch).alias(_BATCH),
             F.timestamp_seconds(F.lit(time.time())).alias(_APPLIED_AT),
@@ -84,7 +86,7 @@ class Tombstones:
         """Return the keys and ``SEQ`` of all deletes, within the rows of a predicate, without those of some batches."""
         rows = self._rows(predicate)
         rows = rows.where(~F.col(_BATCH).isin(*without)) if without else rows
-        return rows.select(*(F.col(quoted(name)) for name in self._keys), F.col(SEQUENCE).alias(SEQ))
+        return rows.select(*self._key_columns, F.col(SEQUENCE).alias(SEQ))
 
     def take_back(self, batch: str, lock: Lock) -> None:
         """Delete those of a batch of which nothing came into the table. Under the lock, of which ``lock`` is what."""
@@ -98,9 +100,9 @@ class Tombstones:
         oldest = F.timestamp_seconds(F.lit(time.time() - retention_seconds))
         kept = (
             rows.where(F.col(_APPLIED_AT) >= oldest)
-            .groupBy(*(F.col(quoted(name)) for name in self._keys), SEQUENCE)
+            .groupBy(*self._key_columns, SEQUENCE)
             .agg(F.max_by(F.struct(_BATCH, _APPLIED_AT), _APPLIED_AT).alias("kept"))
-            .select(*(F.col(quoted(name)) for name in self._keys), SEQUENCE, "kept.*")
+            .select(*self._key_columns, SEQUENCE, "kept.*")
         )
         self.writer.overwrite(kept)
 

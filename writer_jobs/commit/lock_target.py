@@ -17,6 +17,7 @@ from pyspark.sql.types import TimestampType
 from lock_manager import Hold, PartitionSchema, ResourceError, TableResource, TableScope
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
 from writer_jobs.commit.guarded import GuardedTable, guarded
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState
 
 _log = logging.getLogger(__name__)
@@ -36,11 +37,6 @@ Partitions = Collection[Mapping[str, object]]
 
 Finder = Callable[[TableState], Partitions | None]
 """Finds out which partitions a write touches, at most one more than can be locked one by one; None: any."""
-
-
-def _quoted(name: str) -> str:
-    """Quote a name for SQL."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 @dataclass(frozen=True)
@@ -73,11 +69,11 @@ class LockTarget:
         if self.named is None or self.schema is None:
             return None
         columns = {column.physical_name: column for column in self.schema.columns}
-        prefix = f"{_quoted(alias)}." if alias else ""
+        prefix = f"{quoted(alias)}." if alias else ""
         choices = []
         for partition in self.named:
             terms = [
-                f"{prefix}{_quoted(columns[name].name)} "
+                f"{prefix}{quoted(columns[name].name)} "
                 + ("IS NULL" if value is None else f"= {_sql_literal(columns[name].type, value)}")
                 for name, value in partition.values
             ]
@@ -168,7 +164,7 @@ def partitions_of_rows(
     if names is None and any(name.lower() not in has for name in state.partition_columns):
         # Delta makes them up (generated columns), or refuses the rows.
         return None
-    given = names or {name: col(_quoted(name)) for name in state.partition_columns}
+    given = names or {name: col(quoted(name)) for name in state.partition_columns}
     types = {name: state.schema[name].dataType for name in state.partition_columns if name in given}
     columns = [
         (unix_micros(given[name].cast(kind)) if isinstance(kind, TimestampType) else given[name].cast(kind))

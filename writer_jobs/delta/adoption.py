@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import Adoption, Hold, canonical_table_uri
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
 from writer_jobs.errors import TableError
 
@@ -76,10 +77,9 @@ def commit_adoption(spark: SparkSession, table_log: DeltaTableLog, adoption: Ado
         SluiceError: what the commit guard found.
 
     """
-    location = table_log.location.replace("`", "``")
     pairs = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in adoption.properties.items())
     try:
-        spark.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ({pairs})")
+        spark.sql(f"ALTER TABLE delta.{quoted(table_log.location)} SET TBLPROPERTIES ({pairs})")
     except JVM_ERRORS as error:
         raise TableError(f"{table_log.location} was not adopted: {one_sentence(error)}") from error
     return table_log.head().version

@@ -25,6 +25,7 @@ from lock_manager.commit_stamp import batch_of, commit_ids_of, note_of
 from lock_manager.intents import NO_VERSION
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import StorageError, TableError
 
 #: Name of the log's folder below a table's location.
@@ -381,13 +382,13 @@ def _catalog_location(spark: SparkSession, name: str, *, new: bool) -> str:
         parts = list(parser.parseMultipartIdentifier(name).mkString("\0").split("\0"))
     except ParseException as error:
         raise TableError(f"{name!r} is neither a location nor a table's name (CATALOG.SCHEMA.TABLE)") from error
-    quoted = ".".join("`" + part.replace("`", "``") + "`" for part in parts)
+    full_name = ".".join(map(quoted, parts))
     try:
-        if not spark.catalog.tableExists(quoted):
+        if not spark.catalog.tableExists(full_name):
             if new and (location := _location_of_new(spark, parts)) is not None:
                 return location
             raise TableError(f"table {name} does not exist in the catalog: create it, or name its location")
-        rows = [(row[0], row[1]) for row in spark.sql(f"DESCRIBE TABLE EXTENDED {quoted}").collect()]
+        rows = [(row[0], row[1]) for row in spark.sql(f"DESCRIBE TABLE EXTENDED {full_name}").collect()]
     except JVM_ERRORS as error:
         raise TableError(f"table {name} cannot be looked up in the catalog: {one_sentence(error)}") from error
     # Behind the columns, one of which may be named like a detail. A temporary view has no details.

@@ -8,6 +8,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
+from writer_jobs.delta.sql_names import quoted
+
 #: Counts up when the rule below changes, so that a run is not resumed by another rule.
 SPLIT_RULE = 1
 
@@ -58,7 +60,7 @@ def _hashable(df: DataFrame, name: str) -> Column:
 
 
 def _column(df: DataFrame, name: str) -> Column:
-    return df["`" + name.replace("`", "``") + "`"]
+    return df[quoted(name)]
 
 
 def _has_no_hash(data_type: DataType) -> bool:
