@@ -5,7 +5,8 @@ the same for programs of your own. Every error is a :class:`~lock_manager.errors
 ``writer_jobs.errors``.
 """
 
-from writer_jobs.changes.apply import ChangesResult, apply_changes
+from writer_jobs.changes.application import ChangesResult
+from writer_jobs.changes.apply import apply_changes
 from writer_jobs.commit.driver_guard import attach
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.delta.session import build_session

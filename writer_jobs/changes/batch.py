@@ -34,6 +34,7 @@ class ChangeBatch:
         prepared: changes as :meth:`ChangeSpec.prepared` returns them.
         spec: how they are applied.
         folded_by: columns of which equal values are folded into one: the keys, or the keys and ``SEQ``.
+        preferred_by: of two changes with one sequence the one with the largest value of this column counts.
 
     Attributes:
         rows: the columns of ``prepared``, one row for each.
@@ -47,7 +48,9 @@ class ChangeBatch:
 
     """
 
-    def __init__(self, prepared: DataFrame, spec: ChangeSpec, folded_by: Sequence[str]) -> None:
+    def __init__(
+        self, prepared: DataFrame, spec: ChangeSpec, folded_by: Sequence[str], preferred_by: str | None = None
+    ) -> None:
         self._spec = spec
         self._keyless = F.expr("false")
         for name in spec.keys:
@@ -61,7 +64,7 @@ class ChangeBatch:
             F.count_if(self._keyless).alias("keyless"),
             F.count_if(self._unordered).alias("unordered"),
         )
-        folded = _fold(counted, folded_by).observe(
+        folded = _fold(counted, folded_by, preferred_by).observe(
             left,
             F.count("*").alias("folded"),
             F.count_if(F.col(DELETED)).alias("deletes"),
@@ -113,13 +116,14 @@ class ChangeBatch:
         return "; ".join(found[:_SHOWN]) + ("; …" if len(found) > _SHOWN else "")
 
 
-def _fold(changes: DataFrame, folded_by: Sequence[str]) -> DataFrame:
+def _fold(changes: DataFrame, folded_by: Sequence[str], preferred_by: str | None) -> DataFrame:
     """Leave the newest of each group, and say in ``_UNLIKE`` whether others with its sequence say something else.
 
     By a window: one shuffle and one sort, where aggregates of whole rows would sort before the shuffle, too.
     """
-    others = [name for name in changes.columns if name not in (*folded_by, SEQ, DELETED)]
-    group = Window.partitionBy(*(quoted(name) for name in folded_by)).orderBy(F.col(SEQ).desc())
+    others = [name for name in changes.columns if name not in (*folded_by, SEQ, DELETED, preferred_by)]
+    newest_first = [F.col(SEQ).desc()] if preferred_by is None else [F.col(SEQ).desc(), F.col(preferred_by).desc()]
+    group = Window.partitionBy(*(quoted(name) for name in folded_by)).orderBy(*newest_first)
     same = group.rangeBetween(Window.currentRow, Window.currentRow)
     return (
         changes.withColumn(_HASH, content_hash(changes, others))

@@ -9,8 +9,9 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.kind import OfRows
 from writer_jobs.changes.parts import S, T, all_of, comparable, named, of
-from writer_jobs.changes.spec import DELETED, SEQ, SEQUENCE, ChangeSpec
+from writer_jobs.changes.spec import DELETED, END, SEQ, SEQUENCE, START, ChangeSpec, keeps_history
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
@@ -18,7 +19,7 @@ from writer_jobs.writer import LockedDeltaWriter
 _TOMB = "__sluice_tombstone"
 
 
-class NewestRows:
+class NewestRows(OfRows):
     """How changes become rows of which each key has one, the newest.
 
     Args:
@@ -28,12 +29,20 @@ class NewestRows:
     """
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
-        self._spec = spec
-        self._columns = columns
+        super().__init__(spec, columns)
         #: The table's column with a row's sequence.
         self.sequence = spec.sequence_column(columns)
         #: Of each group of changes by these the newest counts.
         self.folded_by = spec.keys
+
+    def refuse_other_kind(self, columns: set[str]) -> None:
+        """Make sure that the table is not one that keeps history."""
+        if keeps_history(columns):
+            raise self._spec.misfit(f"the table keeps history ({START}, {END}): apply changes with SCD type 2")
+
+    def keys(self, batch: ChangeBatch) -> int:
+        """Return how many keys a batch has."""
+        return batch.folded
 
     def fields(self, sequence: DataType) -> list[StructField]:
         """Return the columns that the table needs beside those of the changes."""

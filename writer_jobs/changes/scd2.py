@@ -15,23 +15,18 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.kind import OfRows
 from writer_jobs.changes.parts import S, T, all_of, content_hash, named, of
-from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
+from writer_jobs.changes.spec import DELETED, END, SEQ, START, ChangeSpec, keeps_history
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
-
-START = "__START_AT"
-"""Column with the sequence from which a row was valid."""
-
-END = "__END_AT"
-"""Column with the sequence up to which, and without which, it was; null in the current row."""
 
 _KNOWN, _NEXT, _ROW, _WAS = "__sluice_known", "__sluice_next", "__sluice_row", "__sluice_was"
 _UNLIKE = "__sluice_unlike"
 
 
-class RowHistory:
+class RowHistory(OfRows):
     """How changes become rows with the time for which each was valid.
 
     Args:
@@ -41,13 +36,21 @@ class RowHistory:
     """
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
-        self._spec = spec
-        self._columns = columns
+        super().__init__(spec, columns)
         self._others = [name for name in columns if name not in spec.keys]
         #: The table's column with a row's sequence.
         self.sequence = START
         #: Every change counts; those of one key and sequence are repetitions of one.
         self.folded_by = (*spec.keys, SEQ)
+
+    def refuse_other_kind(self, columns: set[str]) -> None:
+        """Make sure that the table keeps history."""
+        if not keeps_history(columns):
+            raise self._spec.misfit(f"the table keeps no history (it has no {START}, {END}): make one of SCD type 2")
+
+    def keys(self, batch: ChangeBatch) -> int:
+        """Return how many keys a batch has."""
+        return int(batch.rows.select(*map(quoted, self._spec.keys)).distinct().count())
 
     def fields(self, sequence: DataType) -> list[StructField]:
         """Return the columns that the table needs beside those of the changes."""

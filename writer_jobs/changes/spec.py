@@ -24,6 +24,13 @@ DELETED = "__sluice_deleted"
 """Column of prepared changes: whether the change deletes its row."""
 
 
+START = "__START_AT"
+"""Column with the sequence from which a row was valid."""
+
+END = "__END_AT"
+"""Column with the sequence up to which, and without which, it was; null in the current row."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ChangeSpec:
     """How to apply changes; parameters have the names of Spark's AutoCDC.
@@ -150,6 +157,11 @@ class ChangeSpec:
         if isinstance(kinds[SEQ], MapType | VariantType):
             raise self.misfit(f"sequence_by has no order: it is {kinds[SEQ].simpleString()}")
         return prepared.withColumn(DELETED, F.coalesce(F.col(DELETED), F.expr("false")))
+
+
+def keeps_history(columns: Collection[str]) -> bool:
+    """Tell whether a table with these columns, in lower case, is of SCD type 2."""
+    return {START.lower(), END.lower()} <= set(columns)
 
 
 def _column(given: str | Column) -> Column:

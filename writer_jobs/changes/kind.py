@@ -1,0 +1,116 @@
+"""What applying changes leaves open: which rows a table has of them, and what is remembered beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import DataType, StructField, StructType
+
+from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.side_table import TOMBSTONES, Remembered
+from writer_jobs.changes.spec import DELETED, ChangeSpec
+from writer_jobs.commit.merge import LockedMerge
+from writer_jobs.writer import LockedDeltaWriter
+
+
+class Kind(Protocol):
+    """How changes become rows."""
+
+    @property
+    def sequence(self) -> str | None:
+        """The table's column with a row's sequence; None if rows have none."""
+        ...
+
+    @property
+    def folded_by(self) -> Sequence[str]:
+        """Of each group of changes by these columns the newest counts."""
+        ...
+
+    @property
+    def preferred_by(self) -> str | None:
+        """Of two changes of a group with one sequence the one with more here; None: they have to say the same."""
+        ...
+
+    @property
+    def remembered(self) -> Remembered:
+        """What is kept beside the table."""
+        ...
+
+    def row(self, batch: ChangeBatch) -> StructType:
+        """Return the columns that the table gets of a batch."""
+        ...
+
+    def fields(self, sequence: DataType) -> list[StructField]:
+        """Return the columns that the table needs beside those."""
+        ...
+
+    def refuse_other_kind(self, columns: set[str]) -> None:
+        """Make sure that a table with these columns, in lower case, is of this kind.
+
+        Raises:
+            ChangesError: it is not.
+
+        """
+        ...
+
+    def noted(self, batch: ChangeBatch) -> DataFrame | None:
+        """Return what of a batch is to be remembered; None: nothing."""
+        ...
+
+    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], remembered: DataFrame | None) -> DataFrame:
+        """Return what is to be merged.
+
+        Args:
+            rows: the changes that count.
+            read_table: returns the table's rows.
+            remembered: keys, fields and ``SEQ`` of all that is remembered, this batch included; None: nothing.
+
+        """
+        ...
+
+    def merge(self, writer: LockedDeltaWriter, source: DataFrame) -> LockedMerge:
+        """Return the merge of :meth:`source` into the table."""
+        ...
+
+    def keys(self, batch: ChangeBatch) -> int:
+        """Return how many keys a batch has."""
+        ...
+
+    def unchanged(self, batch: ChangeBatch, inserted: int, updated: int, deleted: int) -> int:
+        """Return how much of a batch the table had already, or something newer."""
+        ...
+
+    def without_expired(self, rows: DataFrame, old: Column) -> DataFrame:
+        """Return what is remembered without what may be forgotten, of which ``old`` tells that it may be."""
+        ...
+
+
+class OfRows:
+    """What both SCD types have in common: changes are whole rows, and deletes are remembered.
+
+    Args:
+        spec: how changes are applied.
+        columns: that the table gets of the changes.
+
+    """
+
+    preferred_by: str | None = None
+    remembered = TOMBSTONES
+
+    def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
+        self._spec = spec
+        self._columns = columns
+
+    def row(self, batch: ChangeBatch) -> StructType:
+        """Return the columns that the table gets of a batch."""
+        return StructType([batch.rows.schema[name] for name in self._columns])
+
+    def noted(self, batch: ChangeBatch) -> DataFrame | None:
+        """Return its deletes, if it has any."""
+        return batch.rows.where(DELETED) if batch.deletes else None
+
+    def without_expired(self, rows: DataFrame, old: Column) -> DataFrame:
+        """Return tombstones without the old ones."""
+        return rows.where(~old)

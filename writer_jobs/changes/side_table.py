@@ -1,0 +1,154 @@
+"""What a table's own rows do not tell of the changes that made them: tombstones of deleted keys, or cells.
+
+It is in a Delta table beside the changed one, ``<location>_tombstones`` for instance, so that readers see rows only. It
+is written under one hold together with the table, and before it: see :mod:`writer_jobs.changes.unfinished`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
+
+from lock_manager import LockManager
+from lock_manager.commit_stamp import CHANGES
+from writer_jobs.changes.spec import SEQ, SEQUENCE
+from writer_jobs.commit.lock_target import Lock
+from writer_jobs.delta.sql_names import quoted
+from writer_jobs.delta.table_log import TableState
+from writer_jobs.writer import LockedDeltaWriter
+
+_BATCH, _APPLIED_AT = "__BATCH", "__APPLIED_AT"
+_MOST_FILES = 32
+"""More files than that are rewritten as one, without what has expired."""
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What is remembered of changes.
+
+    Attributes:
+        suffix: of the location.
+        fields: columns beside the keys and the sequence.
+
+    """
+
+    suffix: str
+    fields: tuple[StructField, ...] = ()
+
+
+#: Which keys were deleted, and by which sequence, so that an older change does not bring a row back.
+TOMBSTONES = Remembered("_tombstones")
+
+
+Expiry = Callable[[DataFrame, Column], DataFrame]
+"""Returns rows of a side table without those that may be forgotten; told which are old enough for it."""
+
+
+class SideTable:
+    """What is remembered beside one table.
+
+    Args:
+        spark: the session.
+        manager: gives the lock.
+        location: of the table whose rows are changed.
+        keys: its key columns.
+        remembered: what it is.
+
+    """
+
+    def __init__(
+        self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str], remembered: Remembered
+    ) -> None:
+        self._spark = spark
+        self._keys = list(keys)
+        self._fields = remembered.fields
+        self._columns = [F.col(quoted(name)) for name in (*keys, *(field.name for field in remembered.fields))]
+        self.writer = LockedDeltaWriter(spark, manager, location.rstrip("/") + remembered.suffix)
+
+    @property
+    def location(self) -> str:
+        """Where it is."""
+        return self.writer.location
+
+    def state(self) -> TableState | None:
+        """Return what is known of it, None if there is none yet."""
+        return self.writer.log.state()
+
+    def create(self, table: TableState, sequence: DataType) -> None:
+        """Make it, partitioned as the other one where its partition columns are keys. Under the lock."""
+        kinds = {field.name.lower(): field.dataType for field in table.schema}
+        schema = StructType(
+            [
+                *(StructField(name, kinds[name.lower()]) for name in self._keys),
+                *self._fields,
+                StructField(SEQUENCE, sequence),
+                StructField(_BATCH, StringType()),
+                StructField(_APPLIED_AT, TimestampType()),
+            ]
+        )
+        empty = self._spark.createDataFrame([], schema)
+        self.writer.append(empty, partition_by=partition_keys(table, self._keys), hold="write")
+
+    def is_of_keys(self, state: TableState) -> bool:
+        """Tell whether it is of these keys."""
+        names = {field.name.lower() for field in state.schema}
+        ours = (*self._keys, *(field.name for field in self._fields), SEQUENCE, _BATCH, _APPLIED_AT)
+        return names == {name.lower() for name in ours}
+
+    def add(self, noted: DataFrame, batch: str, lock: Lock) -> None:
+        """Append what a batch says: keys, fields and ``SEQ``. Under the lock, of which ``lock`` is what."""
+        rows = noted.select(
+            *self._columns,
+            F.col(SEQ).alias(SEQUENCE),
+            F.lit(batch).alias(_BATCH),
+            F.timestamp_seconds(F.lit(time.time())).alias(_APPLIED_AT),
+        )
+        self.writer.append(rows, lock=lock, hold="write", metadata={CHANGES: batch})
+
+    def all(self, predicate: str | None, without: Sequence[str] = ()) -> DataFrame:
+        """Return the keys, the fields and ``SEQ`` within the rows of a predicate, without those of some batches."""
+        rows = self._rows(predicate)
+        rows = rows.where(~F.col(_BATCH).isin(*without)) if without else rows
+        return rows.select(*self._columns, F.col(SEQUENCE).alias(SEQ))
+
+    def take_back(self, batch: str, lock: Lock) -> None:
+        """Delete what a batch said of which nothing came into the table. Under the lock, of which ``lock`` is what."""
+        self.writer.delete(f"{_BATCH} = '{batch}'", lock=lock)
+
+    def compact(self, retention_seconds: float, expired: Expiry) -> None:
+        """Rewrite it without what has expired, if it is in many files. Under the table's lock.
+
+        Args:
+            retention_seconds: what was applied before that long may be forgotten.
+            expired: see :data:`Expiry`.
+
+        """
+        rows = self._rows(None)
+        if len(rows.inputFiles()) <= _MOST_FILES:
+            return
+        oldest = F.timestamp_seconds(F.lit(time.time() - retention_seconds))
+        columns = [field.name for field in rows.schema]
+        once = (
+            rows.withColumnRenamed(SEQUENCE, SEQ)
+            .groupBy(*self._columns, SEQ)
+            .agg(F.max_by(F.struct(_BATCH, _APPLIED_AT), _APPLIED_AT).alias("kept"))
+            .select(*self._columns, SEQ, "kept.*")
+        )
+        kept = expired(once, F.col(_APPLIED_AT) < oldest).withColumnRenamed(SEQ, SEQUENCE)
+        self.writer.overwrite(kept.select(*map(quoted, columns)))
+
+    def _rows(self, predicate: str | None) -> DataFrame:
+        rows = self._spark.read.format("delta").load(self.location)
+        return rows if predicate is None else rows.where(predicate)
+
+
+def partition_keys(table: TableState, keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the table's partition columns if all are keys, or none: by others a key does not tell where its row is."""
+    known = {name.lower() for name in keys}
+    columns = table.partition_columns
+    return columns if all(name.lower() in known for name in columns) else ()
