@@ -9,6 +9,7 @@
     │   └── GuardMissingError                      a session without the guarded log store
     ├── StorageError (OSError)                     a file system refused, or does not exist
     ├── TableError (ValueError)                    no Delta table, or none that may be written under a lock
+    ├── MappingError (ValueError)                  a mapping of cells to columns that does not make sense
     ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
     ├── RunError (ValueError)                      a run id that was used for other sources, or by somebody else
     ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
@@ -47,6 +48,10 @@ class StorageError(SluiceError, OSError):
 
 class TableError(SluiceError, ValueError):
     """What was named is no Delta table, or none that may be written under a lock."""
+
+
+class MappingError(SluiceError, ValueError):
+    """A mapping of cells to columns does not make sense."""
 
 
 class SourceError(SluiceError, ValueError):

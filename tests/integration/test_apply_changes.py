@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ZookeeperLockManager
+from tests.support.deliveries import Killed, delivered, end_of_the_process
 from tests.support.memory_coordinator import Memory
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.changes.application import Application, ChangesResult
@@ -116,33 +117,14 @@ def histories(seed: int, number: int) -> list[Change]:
     return changes
 
 
-def delivered(seed: int, changes: list[Change], batches: int) -> list[list[Change]]:
-    """Return the changes in any order, cut anywhere, each at least once, many again."""
-    chance = random.Random(seed)
-    cut: list[list[Change]] = [[] for _ in range(batches)]
-    for change in changes:
-        for _ in range(1 if chance.random() < ONCE else 3):
-            cut[chance.randrange(batches)].append(change)
-    for batch in cut:
-        chance.shuffle(batch)
-    return cut
-
-
-DELETES, ONCE = 0.35, 0.7
+DELETES = 0.35
 HISTORY = {"stored_as_scd_type": 2, "except_column_list": ["at"]}
 SEED = 20
 
 
-class Killed(BaseException):
-    """Stands for the end of the process, between two commits."""
-
-
 def killed_between_the_commits(feed: Feed, changes: list[Change], monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
-    def end(*_: object) -> None:
-        raise Killed
-
     with monkeypatch.context() as patch:
-        patch.setattr(Application, "_merge", end)
+        patch.setattr(Application, "_merge", end_of_the_process)
         with pytest.raises(Killed):
             feed.apply(changes, **how)
 

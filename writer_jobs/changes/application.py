@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructField, StructType
 
 from lock_manager import SluiceError
@@ -57,6 +58,7 @@ class ChangesResult:
             with history changes that were known already, without deletes.
         newest_sequence: the largest; None of an empty batch.
         commit: of the table; None if nothing was to be done.
+        dead_letters: messages that could not be decoded.
 
     """
 
@@ -72,11 +74,12 @@ class ChangesResult:
     unchanged: int
     newest_sequence: Any
     commit: CommitResult | None
+    dead_letters: int = 0
 
     @property
     def counts(self) -> dict[str, Any]:
         """Its numbers, by name; JSON values."""
-        names = ("changes", "folded", "keys", "inserted", "updated", "deleted", "unchanged")
+        names = ("changes", "folded", "keys", "inserted", "updated", "deleted", "unchanged", "dead_letters")
         newest = self.newest_sequence
         return {
             **{name: getattr(self, name) for name in names},
@@ -126,9 +129,10 @@ class Application:
         self._kind = kind
         self._side = SideTable(self._spark, writer.manager, writer.location, spec.keys, kind.remembered)
         self._notes = Notes(HadoopFiles.of(self._spark), writer.location)
-        self.batch = ChangeBatch(prepared, spec, kind.folded_by, kind.preferred_by)
+        self.batch = ChangeBatch(self._fitted(prepared), spec, kind.folded_by, kind.preferred_by)
         # What has to be remembered of it, if anything, is committed first.
         self._noted = kind.noted(self.batch)
+        self._compacts = False
 
     def close(self) -> None:
         """Give back what is kept of the batch."""
@@ -167,11 +171,22 @@ class Application:
                 if txn is not None and table_log.head(txn[0]).last_transaction >= txn[1]:
                     return self._result(None, already_applied=True)
                 merged = self._apply(partitions, options, remembers=known is not None)
-                if known is not None and partitions is None:
+                if self._compacts and partitions is None:
                     self._side.compact(self._how.retention_seconds, self._kind.without_expired)
             return self._result(merged, already_applied=merged.already_committed)
 
     # -- before the lock -------------------------------------------------------------------------------------------
+
+    def _fitted(self, prepared: DataFrame) -> DataFrame:
+        """Cast keys and sequence to the table's types: keys that it takes for one are one."""
+        state = self._writer.log.state()
+        types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
+        for name in self._spec.keys:
+            if (kind := types.get(name.lower())) is not None:
+                prepared = prepared.withColumn(name, F.col(quoted(name)).cast(kind))
+        if (kind := types.get((self._kind.sequence or "").lower())) is not None:
+            prepared = prepared.withColumn(SEQ, F.col(SEQ).cast(kind))
+        return prepared
 
     def _table_state(self) -> TableState:
         """Return the table's state, after making it, or its column for the sequence, if need be."""
@@ -250,7 +265,7 @@ class Application:
             passed_over = self._settle(held, lock)
             if self._noted is not None:
                 self._notes.write(Note(self._id, self._writer.log.head().version, held))
-                self._side.add(self._noted, self._id, lock)
+                self._compacts = self._side.add(self._noted, self._id, lock)
             predicate = LockTarget.of(self._side.writer.log, partitions).predicate()
             remembered = self._side.all(predicate, passed_over)
 

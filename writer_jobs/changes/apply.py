@@ -8,16 +8,13 @@ from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
 from writer_jobs.changes.application import Application, ChangesResult, How
-from writer_jobs.changes.kind import Kind
 from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
-from writer_jobs.changes.spec import SEQ, ChangeSpec
+from writer_jobs.changes.spec import ChangeSpec
 from writer_jobs.commit.locked_operation import WriteOptions
-from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SchemaMismatchError
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -115,37 +112,11 @@ def apply_changes(
     )
     columns = spec.columns(changes)
     kind = _TYPES[stored_as_scd_type](spec, columns)
-    prepared = _fitted(spec.prepared(changes), writer, spec, kind, columns, evolves=schema_evolution)
-    with closing(Application(writer, spec, kind, prepared, how)) as application:
+    if not schema_evolution and (state := writer.log.state()) is not None:
+        known = {name.lower() for name in state.schema.names}
+        if unknown := [name for name in columns if name.lower() not in known]:
+            raise SchemaMismatchError(
+                table=writer.table, reason=f"the table has no column {', '.join(unknown)}; the changes have"
+            )
+    with closing(Application(writer, spec, kind, spec.prepared(changes), how)) as application:
         return application.run(options)
-
-
-def _fitted(
-    prepared: DataFrame,
-    writer: LockedDeltaWriter,
-    spec: ChangeSpec,
-    kind: Kind,
-    columns: tuple[str, ...],
-    *,
-    evolves: bool,
-) -> DataFrame:
-    """Cast keys and sequence to the table's types: keys that it takes for one are one.
-
-    Raises:
-        SchemaMismatchError: the table has not all of the columns.
-
-    """
-    state = writer.log.state()
-    if state is None:
-        return prepared
-    types = {field.name.lower(): field.dataType for field in state.schema}
-    unknown = [name for name in columns if name.lower() not in types]
-    if unknown and not evolves:
-        raise SchemaMismatchError(
-            table=writer.table, reason=f"the table has no column {', '.join(unknown)}; the changes have"
-        )
-    for name in spec.keys:
-        prepared = prepared.withColumn(name, F.col(quoted(name)).cast(types[name.lower()]))
-    if (sequence := types.get((kind.sequence or "").lower())) is not None:
-        prepared = prepared.withColumn(SEQ, F.col(SEQ).cast(sequence))
-    return prepared

@@ -23,8 +23,8 @@ from writer_jobs.delta.table_log import TableState
 from writer_jobs.writer import LockedDeltaWriter
 
 _BATCH, _APPLIED_AT = "__BATCH", "__APPLIED_AT"
-_MOST_FILES = 32
-"""More files than that are rewritten as one, without what has expired."""
+_COMMITS = 32
+"""After that many it is rewritten, without what has expired."""
 
 
 @dataclass(frozen=True)
@@ -100,15 +100,21 @@ class SideTable:
         ours = (*self._keys, *(field.name for field in self._fields), SEQUENCE, _BATCH, _APPLIED_AT)
         return names == {name.lower() for name in ours}
 
-    def add(self, noted: DataFrame, batch: str, lock: Lock) -> None:
-        """Append what a batch says: keys, fields and ``SEQ``. Under the lock, of which ``lock`` is what."""
+    def add(self, noted: DataFrame, batch: str, lock: Lock) -> bool:
+        """Append what a batch says: keys, fields and ``SEQ``. Under the lock, of which ``lock`` is what.
+
+        Returns:
+            Whether it is time to :meth:`compact` it.
+
+        """
         rows = noted.select(
             *self._columns,
             F.col(SEQ).alias(SEQUENCE),
             F.lit(batch).alias(_BATCH),
             F.timestamp_seconds(F.lit(time.time())).alias(_APPLIED_AT),
         )
-        self.writer.append(rows, lock=lock, hold="write", metadata={CHANGES: batch})
+        added = self.writer.append(rows, lock=lock, hold="write", metadata={CHANGES: batch})
+        return added.version is not None and added.version % _COMMITS == 0
 
     def all(self, predicate: str | None, without: Sequence[str] = ()) -> DataFrame:
         """Return the keys, the fields and ``SEQ`` within the rows of a predicate, without those of some batches."""
@@ -121,7 +127,7 @@ class SideTable:
         self.writer.delete(f"{_BATCH} = '{batch}'", lock=lock)
 
     def compact(self, retention_seconds: float, expired: Expiry) -> None:
-        """Rewrite it without what has expired, if it is in many files. Under the table's lock.
+        """Rewrite it without what has expired. Under the table's lock.
 
         Args:
             retention_seconds: what was applied before that long may be forgotten.
@@ -129,8 +135,6 @@ class SideTable:
 
         """
         rows = self._rows(None)
-        if len(rows.inputFiles()) <= _MOST_FILES:
-            return
         oldest = F.timestamp_seconds(F.lit(time.time() - retention_seconds))
         columns = [field.name for field in rows.schema]
         once = (

@@ -1,0 +1,1 @@
+"""Messages of other stores, decoded into changes of rows and of cells."""

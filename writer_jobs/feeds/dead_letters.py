@@ -1,0 +1,45 @@
+"""Messages that cannot be decoded: in a table of their own, counted, never dropped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+from writer_jobs.writer import LockedDeltaWriter
+
+_SUFFIX = "_dead_letters"
+#: Why a message is one; null if it is none.
+REASON = "__sluice_reason"
+#: Where it came from.
+ORIGIN = "__sluice_origin"
+#: Its bytes.
+MESSAGE = "__sluice_message"
+
+
+def write_dead_letters(
+    writer: LockedDeltaWriter, dead: DataFrame, *, txn: tuple[str, int] | None, metadata: Mapping[str, Any] | None
+) -> None:
+    """Append messages to the table of dead letters of a table, ``<location>_dead_letters``.
+
+    Args:
+        writer: of the table for which the messages were.
+        dead: with ``REASON``, ``ORIGIN`` and ``MESSAGE``.
+        txn: of the batch: with it, its dead letters are written once, however often it is tried.
+        metadata: more to note in the commit.
+
+    Raises:
+        SluiceError: see :meth:`LockedDeltaWriter.append`.
+
+    """
+    rows = dead.select(
+        F.col(REASON).alias("reason"),
+        F.col(ORIGIN).cast("string").alias("origin"),
+        F.col(MESSAGE).cast("binary").alias("message"),
+        F.timestamp_seconds(F.lit(time.time())).alias("written_at"),
+    )
+    letters = LockedDeltaWriter(dead.sparkSession, writer.manager, writer.location.rstrip("/") + _SUFFIX)
+    letters.append(rows, txn=txn, hold="write", metadata=metadata)

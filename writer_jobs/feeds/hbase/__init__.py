@@ -1,0 +1,1 @@
+"""Cells of HBase: decoded, remembered, folded to rows as HBase reads them."""

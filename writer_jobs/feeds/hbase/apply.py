@@ -1,0 +1,81 @@
+"""``apply_cells``: merge cells of an HBase table into a Delta table, so that it has what HBase would show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+from lock_manager import Hold
+from writer_jobs.changes.application import Application, ChangesResult, How
+from writer_jobs.changes.apply import RETENTION
+from writer_jobs.changes.spec import SEQ, ChangeSpec
+from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.feeds.dead_letters import MESSAGE, ORIGIN, REASON, write_dead_letters
+from writer_jobs.feeds.hbase.cells import CellRows
+from writer_jobs.feeds.hbase.decode import decoded
+from writer_jobs.feeds.hbase.mapping import HBaseMapping
+from writer_jobs.writer import LockedDeltaWriter
+
+
+def apply_cells(
+    writer: LockedDeltaWriter,
+    cells: DataFrame,
+    mapping: HBaseMapping,
+    *,
+    partition_by: Sequence[str] = (),
+    retention: timedelta = RETENTION,
+    txn: tuple[str, int] | None = None,
+    lock_timeout_seconds: float | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    before_write: Callable[[Hold], None] | None = None,
+) -> ChangesResult:
+    """Apply a batch of cells to a table, so that each row has what HBase would show of it.
+
+    ::
+
+        mapping = HBaseMapping.parsed('{"row_key": [{"column": "id", "type": "string"}]}')
+        apply_cells(writer, spark.read.parquet("s3a://landing/cells"), mapping)
+
+    The rules are those of :mod:`writer_jobs.feeds.hbase.cells`. The result does not depend on the order in which cells
+    come, on how they are cut into batches, or on how often each comes. Cells are remembered in ``<location>_cells``,
+    which is locked with the table and committed before it, as tombstones are; see
+    :func:`writer_jobs.apply_changes`. What cannot be decoded goes to ``<location>_dead_letters``, and is counted.
+
+    Args:
+        writer: of the table, which is made if there is nothing at its location. Its columns are the feed's.
+        cells: see :func:`writer_jobs.feeds.hbase.decode.decoded`.
+        mapping: of the row key and of values. All feeds of a table have the same one.
+        partition_by: partition columns of a new table, of the row key's.
+        retention: how late a cell may come after a delete that hides it, or a delete after a newer version.
+        txn: as for :func:`writer_jobs.apply_changes`; with it dead letters are written once, too.
+        lock_timeout_seconds: likewise.
+        metadata: likewise.
+        before_write: likewise.
+
+    Raises:
+        ChangesError: two cells have one timestamp and different values, and it is not known which is newer; two columns
+            of HBase would be one of the table.
+        SourceError: the cells lack a column.
+        SluiceError: see :meth:`LockedDeltaWriter.append`.
+
+    """
+    spec = ChangeSpec.of(writer.table, keys=mapping.keys, sequence_by=SEQ)
+    options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write)
+    how = How(evolves=True, partition_by=tuple(partition_by), retention_seconds=retention.total_seconds(), txn=txn)
+    found = decoded(cells, mapping)
+    bad = Observation()
+    good = found.observe(bad, F.count(REASON).alias("dead")).where(F.col(REASON).isNull())
+    prepared = good.drop(REASON, ORIGIN, MESSAGE)
+    with closing(Application(writer, spec, CellRows(spec, mapping), prepared, how)) as application:
+        dead = found.where(F.col(REASON).isNotNull())
+        # Spark observes nothing where it knows beforehand that there is nothing.
+        letters = int(bad.get["dead"]) if application.batch.folded else dead.count()
+        if letters:
+            write_dead_letters(writer, dead, txn=txn, metadata=metadata)
+        return replace(application.run(options), dead_letters=letters)

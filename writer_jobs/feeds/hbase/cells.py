@@ -1,0 +1,218 @@
+"""Rows as HBase reads them: of each column the newest value that no delete hides.
+
+What a reader sees follows from the cells alone, in whatever order they were written (HBase without major compactions,
+and with versions enough):
+
+- A Put is hidden by a DeleteColumn of its column, or a DeleteFamily of its family, with its timestamp or a later one,
+  and by a Delete of its column, or a DeleteFamilyVersion of its family, with its very timestamp.
+- Of the Puts of a column that are not hidden the one with the largest timestamp is seen, so that a delete of one
+  version brings back the one before.
+- A row is there if a value of it is seen.
+
+Source: HBase's reference guide, "Versions", and ``ScanDeleteTracker``: at one timestamp deletes come before Puts,
+whichever was written first.
+
+So all cells are remembered, in a table beside; the rows that a batch touches are made anew from theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
+
+from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.parts import S, T, all_of, comparable, named, of
+from writer_jobs.changes.side_table import Remembered
+from writer_jobs.changes.spec import SEQ, ChangeSpec, keeps_history
+from writer_jobs.commit.merge import LockedMerge
+from writer_jobs.delta.sql_names import quoted
+from writer_jobs.feeds.hbase.decode import (
+    DELETE,
+    DELETE_COLUMN,
+    DELETE_FAMILY,
+    DELETE_FAMILY_VERSION,
+    FAMILY,
+    PUT,
+    QUALIFIER,
+    TYPE,
+    VALUE,
+    WRITTEN,
+)
+from writer_jobs.feeds.hbase.mapping import HBaseMapping
+from writer_jobs.writer import LockedDeltaWriter
+
+_MOST_COLUMNS = 2000
+_GONE, _VALUES, _SEEN, _COLUMN = "__sluice_gone", "__sluice_values", "__sluice_seen", "__sluice_column"
+_SAID, _UNLIKE, _NEWEST = "__sluice_said", "__sluice_unlike", "__sluice_newest"
+#: The cells of a table, as they came.
+CELLS = Remembered(
+    "_cells",
+    (
+        StructField(FAMILY, StringType()),
+        StructField(QUALIFIER, StringType()),
+        StructField(TYPE, StringType()),
+        StructField(VALUE, BinaryType()),
+        StructField(WRITTEN, LongType()),
+    ),
+)
+
+
+class CellRows:
+    """How cells become rows.
+
+    Args:
+        spec: of the row key's columns.
+        mapping: of the other columns.
+
+    """
+
+    sequence: str | None = None
+    preferred_by = WRITTEN
+    remembered = CELLS
+
+    def __init__(self, spec: ChangeSpec, mapping: HBaseMapping) -> None:
+        self._spec = spec
+        self._mapping = mapping
+        self._keys = [quoted(name) for name in spec.keys]
+        #: Cells of which one is left: HBase has one of each.
+        self.folded_by = (*spec.keys, FAMILY, QUALIFIER, TYPE, SEQ)
+
+    def row(self, batch: ChangeBatch) -> StructType:
+        """Return the columns that the table gets of a batch: those of the mapping, and of new qualifiers.
+
+        Raises:
+            ChangesError: two columns of HBase would be one, or they are too many for a table.
+
+        """
+        puts = batch.rows.where(F.col(TYPE) == PUT).select(FAMILY, QUALIFIER).distinct()
+        column = self._mapping.column_of(F.col(FAMILY), F.col(QUALIFIER)).alias(_COLUMN)
+        found = puts.select(FAMILY, QUALIFIER, column).limit(_MOST_COLUMNS + 1).collect()
+        if len(found) > _MOST_COLUMNS:
+            raise self._spec.misfit(f"the batch has more than {_MOST_COLUMNS} columns: qualifiers seem to be data")
+        fields = {name.lower(): batch.rows.schema[name] for name in self._spec.keys}
+        named_columns = [each.column for each in self._mapping.columns.values() if each is not None]
+        for name in named_columns:
+            fields[name.lower()] = StructField(name, self._mapping.type_of(name).spark)
+        source: dict[str, str] = {}
+        for row in sorted(row for row in found if row[_COLUMN] is not None):
+            name, cell = row[_COLUMN], f"{row[FAMILY]}:{row[QUALIFIER]}"
+            key = name.lower()
+            if source.setdefault(key, cell) != cell or (key in fields and cell not in self._mapping.columns):
+                raise self._spec.misfit(
+                    f"{cell} would be the column {name}, which is another one: name it in the mapping"
+                )
+            fields.setdefault(key, StructField(name, self._mapping.type_of(name).spark))
+        return StructType(list(fields.values()))
+
+    def fields(self, sequence: DataType) -> list[StructField]:  # noqa: ARG002 (as others')
+        """Return nothing: rows of cells have no sequence."""
+        return []
+
+    def refuse_other_kind(self, columns: set[str]) -> None:
+        """Make sure that the table is not one that keeps history."""
+        if keeps_history(columns):
+            raise self._spec.misfit("the table keeps history: cells make rows without it")
+
+    def noted(self, batch: ChangeBatch) -> DataFrame | None:
+        """Return all of it."""
+        return batch.rows
+
+    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], remembered: DataFrame | None) -> DataFrame:
+        """Return the rows that the batch touches as they are now, and which of them are gone."""
+        touched = rows.select(*self._keys).distinct()
+        # This batch is among what is remembered.
+        cells = rows if remembered is None else remembered.join(touched, list(self._spec.keys), "left_semi")
+        seen = self._seen(self._one_each(cells))
+        column = F.lower(self._mapping.column_of(F.col(FAMILY), F.col(QUALIFIER)))
+        newest = (
+            seen.groupBy(*self._keys, FAMILY, QUALIFIER)
+            .agg(F.max_by(F.when(F.col(_SEEN), F.col(VALUE)), F.when(F.col(_SEEN), F.col(SEQ))).alias(VALUE))
+            .withColumn(_COLUMN, F.when(F.col(VALUE).isNotNull(), column))
+        )
+        entry = F.when(F.col(_COLUMN).isNotNull(), F.struct(_COLUMN, VALUE))
+        row = newest.groupBy(*self._keys).agg(
+            (~F.bool_or(F.col(VALUE).isNotNull())).alias(_GONE),
+            F.map_from_entries(F.collect_list(entry)).alias(_VALUES),
+        )
+        others = [name for name in read_table().columns if name.lower() not in {key.lower() for key in self._spec.keys}]
+        return row.select(*self._keys, *(self._value(name).alias(name) for name in others), _GONE)
+
+    def merge(self, writer: LockedDeltaWriter, source: DataFrame) -> LockedMerge:
+        """Return the merge of :meth:`source` into the table."""
+        gone = of(S, _GONE)
+        fields = [field for field in source.schema if field.name != _GONE]
+        same = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
+        values = {quoted(field.name): of(S, field.name) for field in fields}
+        return (
+            writer.merge(source.alias(S), all_of(of(T, name) == of(S, name) for name in self._spec.keys), alias=T)
+            .whenMatchedDelete(gone)
+            .whenMatchedUpdate(~gone & ~same, values)
+            .whenNotMatchedInsert(~gone, values)
+        )
+
+    def keys(self, batch: ChangeBatch) -> int:
+        """Return how many rows a batch touches."""
+        return int(batch.rows.select(*self._keys).distinct().count())
+
+    def unchanged(self, batch: ChangeBatch, inserted: int, updated: int, deleted: int) -> int:
+        """Return how many of the rows that a batch touches are as they were."""
+        return max(0, self.keys(batch) - inserted - updated - deleted)
+
+    def without_expired(self, rows: DataFrame, old: Column) -> DataFrame:
+        """Return the cells without those that nobody can see again.
+
+        Hidden ones go: what hides them goes no sooner. Older versions, which a delete of the newer one could bring
+        back, and deletes, which could hide a Put that is late, go when they are old.
+        """
+        seen = self._seen(rows.withColumn("__sluice_old", old))
+        newest = F.max(F.when(F.col(_SEEN), F.col(SEQ))).over(Window.partitionBy(*self._keys, FAMILY, QUALIFIER))
+        is_put = F.col(TYPE) == PUT
+        kept = F.when(is_put, F.col(_SEEN) & (~F.col("__sluice_old") | (F.col(SEQ) == F.col(_NEWEST)))).otherwise(
+            ~F.col("__sluice_old")
+        )
+        return seen.withColumn(_NEWEST, newest).where(kept)
+
+    def _one_each(self, cells: DataFrame) -> DataFrame:
+        """Fold repetitions of a cell into one, and fail if they are not that."""
+        said = F.struct(WRITTEN, VALUE)
+        grouped = cells.groupBy(*self._keys, FAMILY, QUALIFIER, TYPE, SEQ).agg(F.collect_set(said).alias(_SAID))
+        newest = F.array_max(_SAID)
+        rivals = F.filter(F.col(_SAID), lambda each: each[WRITTEN] == newest[WRITTEN])
+        message = named("two cells have one timestamp and different values: ", self._spec.keys)
+        error = F.raise_error(message).cast("bigint")
+        return grouped.select(
+            *self._keys, FAMILY, QUALIFIER, TYPE, newest[VALUE].alias(VALUE),
+            F.when(F.size(rivals) > 1, error).otherwise(F.col(SEQ)).alias(SEQ),
+        )  # fmt: skip
+
+    def _seen(self, cells: DataFrame) -> DataFrame:
+        """Tell of each cell in ``_SEEN`` whether it is a Put that nothing hides."""
+        of_column, of_family = (
+            Window.partitionBy(*self._keys, FAMILY, QUALIFIER),
+            Window.partitionBy(*self._keys, FAMILY),
+        )
+
+        def at(kind: str) -> Column:
+            return F.when(F.col(TYPE) == kind, F.col(SEQ))
+
+        hidden = (
+            F.coalesce(F.col(SEQ) <= F.max(at(DELETE_COLUMN)).over(of_column), F.expr("false"))
+            | F.array_contains(F.collect_set(at(DELETE)).over(of_column), F.col(SEQ))
+            | F.coalesce(F.col(SEQ) <= F.max(at(DELETE_FAMILY)).over(of_family), F.expr("false"))
+            | F.array_contains(F.collect_set(at(DELETE_FAMILY_VERSION)).over(of_family), F.col(SEQ))
+        )
+        return cells.withColumn(_SEEN, (F.col(TYPE) == PUT) & ~hidden)
+
+    def _value(self, name: str) -> Column:
+        """Return the value of a column of the table.
+
+        It was decoded when it came. If it cannot be now, the mapping says something else than it did then.
+        """
+        value = F.col(_VALUES)[name.lower()]
+        kind = self._mapping.type_of(name)
+        found = kind.decoded(value)
+        message = named(f"a value of {name} that came before does not fit the mapping's type: ", self._spec.keys)
+        return F.when(value.isNotNull() & found.isNull(), F.raise_error(message).cast(kind.spark)).otherwise(found)
