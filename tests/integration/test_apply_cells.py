@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Iterable
+from datetime import date, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import Killed, delivered, end_of_the_process
 from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.changes.application import Application, ChangesResult
+from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase.apply import apply_cells
+from writer_jobs.feeds.hbase.cells import CellRows
+from writer_jobs.feeds.hbase.decode import cells_of_avro, cells_of_json
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
+from writer_jobs.feeds.hbase.values import ValueType
 
 pytestmark = pytest.mark.spark
 
@@ -66,3 +75,220 @@ def test_500_histories_of_cells_in_any_order_show_what_hbase_shows(
     assert shown_by(table) == hbase_shows([*first, *third])
     feed.apply(second)
     assert shown_by(table) == hbase_shows(cells)
+
+
+def test_negative_control_without_the_cells_of_before_rows_are_wrong(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = CellRows.source
+    monkeypatch.setattr(CellRows, "source", lambda self, rows, read, _: source(self, rows, read, None))
+    cells = histories(SEED, 500)
+    for batch in delivered(SEED, cells, 2):
+        feed.apply(batch)
+    shown, right = shown_by(table), hbase_shows(cells)
+    assert sum(shown.get(row) != right.get(row) for row in shown.keys() | right.keys()) > 100
+
+
+def test_cells_that_nobody_can_see_again_are_forgotten_and_the_rows_stay_right(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("writer_jobs.changes.side_table._COMMITS", 1)
+    cells = histories(SEED, 200)
+    first, second = delivered(SEED, cells, 2)
+    feed.apply(first)
+    feed.apply(second)
+    # Nothing is old: only what is hidden for ever is forgotten, and what was said twice.
+    kept = DeltaTable(f"{table}_cells").to_pyarrow_table().num_rows
+    assert len(set(cells)) / 4 < kept < len(set(cells))
+    assert shown_by(table) == hbase_shows(cells)
+    late = Cell("r00000", "d", "a", 99, "Put", "late")
+    feed.apply([late], retention=timedelta(0))
+    assert shown_by(table) == hbase_shows([*cells, late])
+    left = DeltaTable(f"{table}_cells").to_pyarrow_table(columns=["__sluice_type"])
+    # All is old: what is left are the values that the rows have.
+    assert set(left["__sluice_type"].to_pylist()) == {"Put"}
+    assert left.num_rows == sum(map(len, shown_by(table).values()))
+
+
+def test_two_values_of_one_timestamp_are_refused_unless_it_is_said_which_was_written_later(
+    feed: Feed, table: Path, spark: SparkSession
+) -> None:
+    feed.apply([Cell("a", "d", "x", 1, "Put", "one"), Cell("b", "d", "x", 1, "Put", "one")])
+    for rivals in ([("a", "two"), ("a", "three")], [("a", "two")]):
+        with pytest.raises(ChangesError, match="id=a"):
+            feed.apply([Cell(row, "d", "x", 1 if len(rivals) == 1 else 2, "Put", value) for row, value in rivals])
+    ordered = spark.createDataFrame(
+        [("a", "d", "x", 3, "4", "four", 8), ("a", "d", "x", 3, "put", "three", 7), ("b", "d", "x", 3, "12", None, 7)],
+        f"{SCHEMA}, sequence long",
+    )
+    done = apply_cells(feed.writer, ordered, MAPPING)
+    assert shown_by(table) == {"a": {"d:x": "four"}}
+    assert (done.changes, done.folded, done.keys, done.updated, done.deleted) == (3, 2, 2, 1, 1)
+
+
+BYTES: dict[str, list[tuple[bytes, Any]]] = {
+    "string": [("grün".encode(), "grün"), (b"", ""), (b"\xff", None)],
+    "boolean": [(b"\x00", False), (b"\xff", True), (b"", None), (b"\x00\x00", None)],
+    "byte": [(b"\x80", -128)],
+    "short": [(struct.pack(">h", -2), -2), (struct.pack(">h", 300), 300)],
+    "int": [(struct.pack(">i", -5), -5), (struct.pack(">i", 2**31 - 1), 2**31 - 1), (b"5", None)],
+    "long": [(struct.pack(">q", -(2**63)), -(2**63)), (struct.pack(">q", 7), 7), (struct.pack(">i", 7), None)],
+    "float": [(struct.pack(">f", -1.5), -1.5)],
+    "double": [(struct.pack(">d", 0.1), 0.1), (struct.pack(">d", -5e-324), -5e-324), (b"0.1", None)],
+    "timestamp-millis": [(struct.pack(">q", 1500), 1.5)],
+    "text:int": [(b"-12", -12), (b"twelve", None), (b"99999999999", None)],
+    "text:decimal(5,2)": [(b"123.45", Decimal("123.45")), (b"12345", None)],
+    "text:date": [(b"2026-11-23", date(2026, 11, 23)), (b"yesterday", None)],
+    "decimal(9,2)": [
+        (struct.pack(">i", 2) + b"\x30\x39", Decimal("123.45")),
+        (struct.pack(">i", 1) + b"\xff\x38", Decimal("-20.00")),
+        (struct.pack(">i", 2) + b"\x80" * 9, None),
+        (struct.pack(">i", 3) + b"\x01", None),
+        (b"\x00", None),
+    ],
+}
+
+
+def test_bytes_are_read_as_hbase_writes_them(spark: SparkSession) -> None:
+    row = spark.range(1).select(
+        *(
+            (
+                F.unix_millis(ValueType(kind).decoded(F.lit(given))) / 1000
+                if kind.startswith("timestamp")
+                else ValueType(kind).decoded(F.lit(given))
+            ).alias(f"{kind}/{number}")
+            for kind, values in BYTES.items()
+            for number, (given, _) in enumerate(values)
+        )
+    )
+    found = row.first()
+    assert found is not None
+    wanted = {f"{kind}/{number}": value for kind, values in BYTES.items() for number, (_, value) in enumerate(values)}
+    assert found.asDict() == wanted
+
+
+TYPED = """{
+  "row_key": [
+    {"column": "country", "type": "string", "until": "|"},
+    {"column": "shop", "type": "short", "length": 2},
+    {"column": "id", "type": "text:long"}
+  ],
+  "columns": {"d:age": {"column": "age", "type": "int"}, "d:raw": null, "d:name": {"type": "string"}},
+  "new_columns": {"type": "text:int"},
+  "encoding": "hex"
+}"""
+
+
+def line(row: bytes, column: str, said: bytes | None, **more: Any) -> str:
+    family, _, qualifier = column.partition(":")
+    cell = {"row": row.hex(), "family": family.encode().hex(), "qualifier": qualifier.encode().hex(), "timestamp": 5}
+    return json.dumps({**cell, "type": "Put", "value": None if said is None else said.hex(), **more})
+
+
+def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
+    feed: Feed, table: Path, spark: SparkSession
+) -> None:
+    mapping = HBaseMapping.parsed(TYPED)
+    key = b"no|" + struct.pack(">h", 260) + b"17"
+    good = [
+        line(key, "d:age", struct.pack(">i", 36)),
+        line(key, "d:name", b"Ada"),
+        line(key, "d:raw", b"\xff\xff"),
+        line(key, "m:new one", b"8"),
+        line(b"se|" + struct.pack(">h", 1) + b"4", "d:raw", b"\xff"),
+    ]
+    bad = {
+        line(key, "d:age", b"36"): "the value does not fit the type of age",
+        line(key, "m:other", b"eight"): "the value does not fit the type of m_other",
+        line(b"no17", "d:name", b"Bo"): "the row key does not fit the mapping: country",
+        line(b"no|\x01\x01x", "d:name", b"Bo"): "the row key does not fit the mapping: id",
+        line(key, "d:name", b"Bo", type="Change"): "no such type of cell",
+        line(key, "d:name", b"Bo", timestamp=None): "no timestamp",
+        line(key, "d:name", b"Bo", timestamp=-1): "timestamp is negative",
+        line(key, "d:name", None): "no value",
+        line(key, "d:name", b"Bo", value="zz"): "value is not hex",
+        '{"row": 1': "no JSON of a cell",
+        "\udcff": "no JSON of a cell",
+    }
+    messages = spark.createDataFrame(
+        [(text.encode(errors="surrogateescape"), f"file:{number}") for number, text in enumerate([*good, *bad])],
+        "value binary, origin string",
+    )
+    done = apply_cells(feed.writer, cells_of_json(messages, mapping), mapping, txn=("run", 1))
+    assert (done.dead_letters, done.folded, done.inserted) == (len(bad), len(good), 2)
+    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
+    assert sorted(rows, key=lambda row: row["country"]) == [
+        {"country": "no", "shop": 260, "id": 17, "age": 36, "d_name": "Ada", "m_new_one": 8},
+        {"country": "se", "shop": 1, "id": 4, "age": None, "d_name": None, "m_new_one": None},
+    ]
+    letters = DeltaTable(f"{table}_dead_letters").to_pyarrow_table().to_pylist()
+    found = {row["value"].decode(errors="surrogateescape"): row["reason"] for row in letters}
+    assert found == bad
+    assert letters[0]["origin"].startswith("file:")
+    # The same batch again: neither its cells nor its dead letters come twice.
+    assert apply_cells(feed.writer, cells_of_json(messages, mapping), mapping, txn=("run", 1)).already_applied
+    assert DeltaTable(f"{table}_dead_letters").version() == 0
+
+
+def test_events_of_hbases_kafka_proxy_are_cells(feed: Feed, table: Path, spark: SparkSession) -> None:
+    encoded = avro_events(
+        spark,
+        [
+            ("r1", 1, False, b"one", "x", "d", "shop"),
+            ("r1", 2, False, b"two", "y", "d", "shop"),
+            ("r1", 3, True, b"", "x", "d", "shop"),
+            ("r2", 1, False, b"one", "x", "d", "shop"),
+            ("r3", 1, False, b"one", "x", "d", "shop"),
+            ("r3", 2, False, b"one", "x", "m", "shop"),
+            ("r3", 1, True, b"", "", "d", "shop"),
+            ("r4", 1, False, b"one", "x", "d", "other"),
+        ],
+    )
+    mapping = HBaseMapping.parsed('{"row_key": [{"column": "id", "type": "string"}], "table": "shop"}')
+    # As Kafka's source gives them.
+    topic = spark.createDataFrame(
+        [(None, event, f"cells/0/{offset}") for offset, event in enumerate([*encoded, b"\x02", encoded[0] + b"\x00"])],
+        "key binary, value binary, origin string",
+    )
+    done = apply_cells(feed.writer, cells_of_avro(topic, mapping), mapping)
+    assert shown_by(table) == {"r1": {"d:y": "two"}, "r2": {"d:x": "one"}, "r3": {"m:x": "one"}}
+    assert (done.changes, done.dead_letters) == (7, 2)
+
+
+def avro_events(spark: SparkSession, events: list[tuple[Any, ...]]) -> list[bytes]:
+    """Encode events with Avro's own library, by the schema file of hbase-connectors."""
+    jvm: Any = spark._jvm
+    fields = [
+        {"name": name, "type": kind}
+        for name, kind in (
+            ("key", "bytes"), ("timestamp", "long"), ("delete", "boolean"), ("value", "bytes"),
+            ("qualifier", "bytes"), ("family", "bytes"), ("table", "bytes"),
+        )
+    ]  # fmt: skip
+    text = json.dumps(
+        {"namespace": "org.apache.hadoop.hbase.kafka", "type": "record", "name": "HBaseKafkaEvent", "fields": fields}
+    )
+    schema = jvm.org.apache.avro.Schema.Parser().parse(text)
+    encoded = []
+    for event in events:
+        record = jvm.org.apache.avro.generic.GenericData.Record(schema)
+        for field, value in zip(fields, event, strict=True):
+            as_bytes = value.encode() if isinstance(value, str) else value
+            wrapped = jvm.java.nio.ByteBuffer.wrap(as_bytes) if field["type"] == "bytes" else value
+            record.put(field["name"], wrapped)
+        out = jvm.java.io.ByteArrayOutputStream()
+        encoder = jvm.org.apache.avro.io.EncoderFactory.get().binaryEncoder(out, None)
+        jvm.org.apache.avro.generic.GenericDatumWriter(schema).write(record, encoder)
+        encoder.flush()
+        encoded.append(bytes(out.toByteArray()))
+    return encoded
+
+
+def test_a_new_qualifier_is_a_new_column_and_one_name_is_one_column(feed: Feed, table: Path) -> None:
+    feed.apply([Cell("a", "d", "x", 1, "Put", "one")])
+    feed.apply([Cell("a", "d", "new", 2, "Put", "two"), Cell("b", "d", "", 1, "Put", "of the family itself")])
+    assert DeltaTable(table).schema().to_arrow().names == ["id", "d_x", "d", "d_new"]
+    for family, qualifier in (("d", "X"), ("id", "")):
+        with pytest.raises(ChangesError, match="name it in the mapping"):
+            feed.apply([Cell("a", "d", "x", 3, "Put", "x"), Cell("a", family, qualifier, 3, "Put", "y")])
+    assert shown_by(table) == {"a": {"d:x": "one", "d:new": "two"}, "b": {"d": "of the family itself"}}

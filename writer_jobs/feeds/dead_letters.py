@@ -12,12 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from writer_jobs.writer import LockedDeltaWriter
 
 _SUFFIX = "_dead_letters"
-#: Why a message is one; null if it is none.
-REASON = "__sluice_reason"
-#: Where it came from.
-ORIGIN = "__sluice_origin"
-#: Its bytes.
-MESSAGE = "__sluice_message"
 
 
 def write_dead_letters(
@@ -27,7 +21,7 @@ def write_dead_letters(
 
     Args:
         writer: of the table for which the messages were.
-        dead: with ``REASON``, ``ORIGIN`` and ``MESSAGE``.
+        dead: ``key`` and ``value`` (binary; the message), ``origin`` (where it came from) and ``reason``.
         txn: of the batch: with it, its dead letters are written once, however often it is tried.
         metadata: more to note in the commit.
 
@@ -36,9 +30,10 @@ def write_dead_letters(
 
     """
     rows = dead.select(
-        F.col(REASON).alias("reason"),
-        F.col(ORIGIN).cast("string").alias("origin"),
-        F.col(MESSAGE).cast("binary").alias("message"),
+        "reason",
+        "origin",
+        "key",
+        "value",
         F.timestamp_seconds(F.lit(time.time())).alias("written_at"),
     )
     letters = LockedDeltaWriter(dead.sparkSession, writer.manager, writer.location.rstrip("/") + _SUFFIX)

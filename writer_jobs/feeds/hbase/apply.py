@@ -16,9 +16,9 @@ from writer_jobs.changes.application import Application, ChangesResult, How
 from writer_jobs.changes.apply import RETENTION
 from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.commit.locked_operation import WriteOptions
-from writer_jobs.feeds.dead_letters import MESSAGE, ORIGIN, REASON, write_dead_letters
+from writer_jobs.feeds.dead_letters import write_dead_letters
 from writer_jobs.feeds.hbase.cells import CellRows
-from writer_jobs.feeds.hbase.decode import decoded
+from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, REASON, decoded
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -73,7 +73,12 @@ def apply_cells(
     good = found.observe(bad, F.count(REASON).alias("dead")).where(F.col(REASON).isNull())
     prepared = good.drop(REASON, ORIGIN, MESSAGE)
     with closing(Application(writer, spec, CellRows(spec, mapping), prepared, how)) as application:
-        dead = found.where(F.col(REASON).isNotNull())
+        dead = found.where(F.col(REASON).isNotNull()).select(
+            F.lit(None).cast("binary").alias("key"),
+            F.col(MESSAGE).alias("value"),
+            F.col(ORIGIN).alias("origin"),
+            F.col(REASON).alias("reason"),
+        )
         # Spark observes nothing where it knows beforehand that there is nothing.
         letters = int(bad.get["dead"]) if application.batch.folded else dead.count()
         if letters:

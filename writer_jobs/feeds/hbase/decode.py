@@ -8,7 +8,6 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from writer_jobs.changes.spec import DELETED, SEQ
 from writer_jobs.errors import SourceError
-from writer_jobs.feeds.dead_letters import MESSAGE, ORIGIN, REASON
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 
 PUT, DELETE, DELETE_FAMILY_VERSION = "Put", "Delete", "DeleteFamilyVersion"
@@ -19,6 +18,9 @@ _CODES = {PUT: 4, DELETE: 8, DELETE_FAMILY_VERSION: 10, DELETE_COLUMN: 12, DELET
 FAMILY, QUALIFIER, TYPE = "__sluice_family", "__sluice_qualifier", "__sluice_type"
 VALUE, WRITTEN = "__sluice_value", "__sluice_written"
 """Columns of decoded cells; of two with one timestamp the one that has more in ``WRITTEN`` counts."""
+
+REASON, ORIGIN, MESSAGE = "__sluice_reason", "__sluice_origin", "__sluice_message"
+"""Why a cell cannot be decoded, null if it can; where it came from; the bytes that it was read from."""
 
 _NEEDED = ("row", "family", "timestamp", "type")
 _BYTES = ("row", "family", "qualifier", "value")

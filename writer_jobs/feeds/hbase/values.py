@@ -83,7 +83,7 @@ def _type_of(name: str) -> tuple[DataType, Callable[[Column], Column]]:
     if name.startswith(_TEXT):
         kind = _OF_TEXT.get(name.removeprefix(_TEXT)) or _decimal(name.removeprefix(_TEXT))
         if kind is not None:
-            return kind, lambda value: _text(value).try_cast(kind)
+            return kind, lambda value: _literal(_text(value), kind)
     if (decimal := _decimal(name)) is not None:
         return decimal, lambda value: _decimal_of(value, decimal)
     if name in _WHOLE:
@@ -120,6 +120,12 @@ def _text(value: Column) -> Column:
     return F.when(F.is_valid_utf8(text), text)
 
 
+def _literal(text: Column, kind: DataType) -> Column:
+    # Spark takes "today" for a date, another one each day.
+    named_days = isinstance(kind, DateType | TimestampType)
+    return F.when(text.rlike(r"^\s*[+-]?\d"), text.try_cast(kind)) if named_days else text.try_cast(kind)
+
+
 def _signed(value: Column) -> Column:
     """Return up to eight bytes as a whole number, as if zeros stood before them; eight of them in two's complement."""
     return F.conv(F.hex(value), _HEX, -10).cast("long")
@@ -133,7 +139,9 @@ def _whole(value: Column, size: int) -> Column:
 
 
 def _of_bits(value: Column, size: int, of: str, method: str, bits: str, kind: str) -> Column:
-    return F.java_method(F.lit(of), F.lit(method), _whole(value, size).cast(bits)).cast(kind)
+    # A method cannot be given null.
+    number = F.coalesce(_whole(value, size), F.lit(0)).cast(bits)
+    return F.when(F.length(value) == size, F.java_method(F.lit(of), F.lit(method), number).cast(kind))
 
 
 def _decimal_of(value: Column, kind: DecimalType) -> Column:
