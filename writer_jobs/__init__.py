@@ -12,12 +12,14 @@ from writer_jobs.delta.session import build_session
 from writer_jobs.delta.table_log import Commit, DeltaTableLog, Head, TableState, locate_table
 from writer_jobs.errors import (
     ChangesError,
+    CheckpointError,
     CommitUnknownError,
     GuardMissingError,
     RunError,
     SchemaMismatchError,
     SourceError,
     StorageError,
+    StreamError,
     TableError,
     UnprovenCommitError,
     UnsupportedSessionError,
@@ -29,6 +31,7 @@ from writer_jobs.writer import LockedDeltaWriter
 __all__ = [
     "ChangesError",
     "ChangesResult",
+    "CheckpointError",
     "Commit",
     "CommitResult",
     "CommitUnknownError",
@@ -40,6 +43,7 @@ __all__ = [
     "SchemaMismatchError",
     "SourceError",
     "StorageError",
+    "StreamError",
     "TableError",
     "TableState",
     "UnprovenCommitError",
