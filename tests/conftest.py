@@ -49,6 +49,7 @@ SHARED_DRIVERS = {
         "test_readme.py",
         "test_rival_append.py",
         "test_table_names.py",
+        "test_upsert_stream.py",
         "test_writer_operations.py",
     ),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),

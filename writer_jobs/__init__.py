@@ -13,12 +13,14 @@ from writer_jobs.delta.session import build_session
 from writer_jobs.delta.table_log import Commit, DeltaTableLog, Head, TableState, locate_table
 from writer_jobs.errors import (
     ChangesError,
+    CheckpointError,
     CommitUnknownError,
     GuardMissingError,
     RunError,
     SchemaMismatchError,
     SourceError,
     StorageError,
+    StreamError,
     TableError,
     UnprovenCommitError,
     UnsupportedSessionError,
@@ -30,6 +32,7 @@ from writer_jobs.writer import LockedDeltaWriter
 __all__ = [
     "ChangesError",
     "ChangesResult",
+    "CheckpointError",
     "Commit",
     "CommitResult",
     "CommitUnknownError",
@@ -41,6 +44,7 @@ __all__ = [
     "SchemaMismatchError",
     "SourceError",
     "StorageError",
+    "StreamError",
     "TableError",
     "TableState",
     "UnprovenCommitError",

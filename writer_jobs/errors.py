@@ -12,9 +12,11 @@
     ├── MappingError (ValueError)                  a mapping of cells to columns that does not make sense
     ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
     ├── RunError (ValueError)                      a run id that was used for other sources, or by somebody else
+    ├── CheckpointError (ValueError)               a stream's checkpoint that is of another query
     ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
+    │   ├── StreamError                            a stream failed, but not in one of its batches
     │   └── CommitUnknownError                     it could not be found out whether the write was committed
     └── LockLostError                              (lock_manager.errors)
         └── UnprovenCommitError                    committed, but whether the lock still stood is not known
@@ -62,6 +64,10 @@ class RunError(SluiceError, ValueError):
     """A run id does not fit what is recorded of it in the table."""
 
 
+class CheckpointError(SluiceError, ValueError):
+    """A stream's checkpoint is of another query."""
+
+
 class WriteFailedError(SluiceError, RuntimeError):
     """A write failed, and the table is as it was before.
 
@@ -83,6 +89,14 @@ class SchemaMismatchError(WriteFailedError, ValueError):
 
 class ChangesError(WriteFailedError, ValueError):
     """Changes cannot be applied: they lack a column, or it is not known which of two is newer."""
+
+
+class StreamError(WriteFailedError):
+    """A stream failed, but not in one of its batches: its source or its checkpoint cannot be read or written."""
+
+    def __init__(self, *, table: str, reason: str) -> None:
+        super().__init__(table=table, reason=reason)
+        self.args = (f"the stream into {table} failed: {reason}; start it again, and it goes on where it was",)
 
 
 class CommitUnknownError(WriteFailedError):

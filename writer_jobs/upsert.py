@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -12,11 +13,16 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:
+    from pyspark.sql import DataFrame
+
     from lock_manager import Hold
-    from writer_jobs.changes.apply import apply_changes
+    from writer_jobs.changes.apply import ChangesResult, apply_changes
     from writer_jobs.delta.hadoop_files import HadoopFiles
+    from writer_jobs.job.file_stream import ChangeFiles
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.sources import SourceReader, find_sources
+    from writer_jobs.job.stream_arguments import StreamArguments
+    from writer_jobs.job.streams import claim_checkpoint, run_stream
     from writer_jobs.job.upsert_arguments import PROGRAM, UpsertArguments, parse_arguments
     from writer_jobs.writer import LockedDeltaWriter
 except ModuleNotFoundError as missing:
@@ -27,9 +33,16 @@ except ModuleNotFoundError as missing:
 
 
 def _upsert(context: JobContext[UpsertArguments]) -> None:
-    arguments, output = context.arguments, context.output
-    writer = LockedDeltaWriter(context.spark, context.manager, arguments.table)
+    writer = LockedDeltaWriter(context.spark, context.manager, context.arguments.table)
     context.report(table=writer.table)
+    if context.arguments.stream is None:
+        _upsert_once(context, writer)
+    else:
+        _upsert_stream(context, writer, context.arguments.stream)
+
+
+def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter) -> None:
+    arguments, output = context.arguments, context.output
     sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
     reader = SourceReader(context.spark, sources, arguments.format or sources.format, arguments.options, writer.table)
     changes = reader.read(reader.schema_of_changes(writer.log.state(), evolves=arguments.schema_evolution))
@@ -39,22 +52,49 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
 
     with failing_store_is_a_failed_write(writer.table), context.stop.deferred(writer.cancel):
         output.waiting(1, time.time())
-        result = apply_changes(
-            writer,
-            changes,
-            keys=arguments.keys,
-            sequence_by=arguments.sequence_by,
-            apply_as_deletes=arguments.apply_as_deletes,
-            column_list=arguments.column_list,
-            except_column_list=arguments.except_column_list,
-            stored_as_scd_type=arguments.stored_as_scd_type,
-            schema_evolution=arguments.schema_evolution,
-            partition_by=arguments.partition_by,
-            tombstone_retention=arguments.tombstone_retention,
-            txn=None if arguments.run_id is None else (arguments.run_id, 1),
-            before_write=holding,
-        )
+        txn = None if arguments.run_id is None else (arguments.run_id, 1)
+        result = _apply(arguments, writer, changes, txn, holding)
         output.commit(1, result.commit, **result.counts)
+
+
+def _upsert_stream(context: JobContext[UpsertArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:
+    arguments = context.arguments
+    source = ChangeFiles(context.spark, arguments.sources[0], arguments.format, arguments.options, how.checkpoint)
+    claim_checkpoint(
+        HadoopFiles.of(context.spark), how.checkpoint, {**arguments.query, "table": writer.table, "source": source.path}
+    )
+    changes = source.frame(
+        writer.log.state(),
+        writer.table,
+        evolves=arguments.schema_evolution,
+        most_files=arguments.max_files_per_batch,
+    )
+    with failing_store_is_a_failed_write(writer.table):
+        run_stream(context, writer, changes, how, partial(_apply, arguments, writer))
+
+
+def _apply(
+    arguments: UpsertArguments,
+    writer: LockedDeltaWriter,
+    changes: DataFrame,
+    txn: tuple[str, int] | None,
+    holding: Callable[[Hold], None],
+) -> ChangesResult:
+    return apply_changes(
+        writer,
+        changes,
+        keys=arguments.keys,
+        sequence_by=arguments.sequence_by,
+        apply_as_deletes=arguments.apply_as_deletes,
+        column_list=arguments.column_list,
+        except_column_list=arguments.except_column_list,
+        stored_as_scd_type=arguments.stored_as_scd_type,
+        schema_evolution=arguments.schema_evolution,
+        partition_by=arguments.partition_by,
+        tombstone_retention=arguments.tombstone_retention,
+        txn=txn,
+        before_write=holding,
+    )
 
 
 #: The job that ``spark-submit`` runs.

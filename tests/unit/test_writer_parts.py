@@ -21,11 +21,13 @@ from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
 from writer_jobs.delta.jvm_errors import _gist
 from writer_jobs.errors import (
     ChangesError,
+    CheckpointError,
     CommitUnknownError,
     RunError,
     SchemaMismatchError,
     SourceError,
     StorageError,
+    StreamError,
     TableError,
     UnprovenCommitError,
     UnsupportedSessionError,
@@ -33,7 +35,7 @@ from writer_jobs.errors import (
 )
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.runs import Run, RunRecords, check_same_basis
-from writer_jobs.job.sources import SourceFiles, _escaped, _unknown_fields
+from writer_jobs.job.sources import SourceFiles, _unknown_fields, escaped
 from writer_jobs.job.stopping import Stopped, StopSignals
 
 ERRORS: list[SluiceError] = [
@@ -47,6 +49,8 @@ ERRORS: list[SluiceError] = [
     CommitUnknownError(table="s3://b/t", reason="no", commit_id="c"),
     UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="no", version=7, commit_id="c"),
     ChangesError(table="s3://b/t", reason="no"),
+    CheckpointError("no"),
+    StreamError(table="s3://b/t", reason="no"),
 ]
 
 
@@ -54,6 +58,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
     assert writer_jobs.__all__ == [
         "ChangesError",
         "ChangesResult",
+        "CheckpointError",
         "Commit",
         "CommitResult",
         "CommitUnknownError",
@@ -65,6 +70,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "SchemaMismatchError",
         "SourceError",
         "StorageError",
+        "StreamError",
         "TableError",
         "TableState",
         "UnprovenCommitError",
@@ -169,7 +175,7 @@ def test_names_that_do_not_tell_the_format_are_refused(names: list[str]) -> None
 
 
 def test_paths_are_given_to_the_reader_literally() -> None:
-    assert _escaped("s3a://b/a[1]{x}*?.csv") == "s3a://b/a\\[1\\]\\{x\\}\\*\\?.csv"
+    assert escaped("s3a://b/a[1]{x}*?.csv") == "s3a://b/a\\[1\\]\\{x\\}\\*\\?.csv"
 
 
 def test_unknown_fields_are_found_at_any_depth() -> None:
@@ -276,6 +282,6 @@ def test_lines_that_nobody_reads_do_not_stop_the_load(monkeypatch: pytest.Monkey
     monkeypatch.undo()
     assert replaced is not stream
     replaced.close()
-    assert [line["commit"] for line in output.commits] == [1]
+    assert [line["commit"] for line in output.made["commits"]] == [1]
     with pytest.raises(BrokenPipeError):
         stream.close()

@@ -41,8 +41,8 @@ class JobArguments:
     verbose: bool
 
     @property
-    def commits(self) -> int:
-        """How many commits the job is to make."""
+    def commits(self) -> int | None:
+        """How many commits the job is to make; None: a stream, until it is stopped."""
         return 1
 
     @property

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+from collections import Counter, deque
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +17,11 @@ from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.session import driver_conf, running_session
+
+# A stream may make millions.
+_LAST = 20
+# What is added up over them.
+_TOTALS = ("changes", "folded", "inserted", "updated", "deleted", "unchanged")
 
 
 def under_spark_submit() -> bool:
@@ -56,21 +62,28 @@ class JobOutput:
     """The lines of a job that makes a number of commits, and its report.
 
     Args:
-        commits: how many it is to make.
+        commits: how many it is to make; None: a stream, of which the report has the last ones and totals.
 
     """
 
-    def __init__(self, commits: int) -> None:
-        self.commits: list[dict[str, Any]] = []
+    def __init__(self, commits: int | None) -> None:
+        self._commits: deque[dict[str, Any]] = deque(maxlen=_LAST if commits is None else None)
+        self._totals: Counter[str] = Counter()
         self._number = commits
 
-    def waiting(self, commit: int, requested_at: float) -> None:
-        """Say that the commit is begun; its lock is asked for now, or when its rows are written."""
-        self._line(event="waiting", commit=commit, commits=self._number, requested_at=requested_at)
+    @property
+    def made(self) -> dict[str, Any]:
+        """What the report says of the commits."""
+        commits = {"commits": list(self._commits)}
+        return commits if self._number is not None else {**commits, "totals": dict(self._totals)}
 
-    def holding(self, commit: int, token: int, acquired_at: float) -> None:
+    def waiting(self, commit: int, requested_at: float, **more: Any) -> None:
+        """Say that the commit is begun; its lock is asked for now, or when its rows are written."""
+        self._line(event="waiting", commit=commit, commits=self._number, requested_at=requested_at, **more)
+
+    def holding(self, commit: int, token: int, acquired_at: float, **more: Any) -> None:
         """Say that the lock is held."""
-        self._line(event="holding", commit=commit, commits=self._number, token=token, acquired_at=acquired_at)
+        self._line(event="holding", commit=commit, commits=self._number, token=token, acquired_at=acquired_at, **more)
 
     def commit(self, commit: int, result: CommitResult | None, **more: Any) -> None:
         """Say that a commit was made; None: that it was found in the table, without asking for the lock.
@@ -98,15 +111,17 @@ class JobOutput:
             "released_at": result.released_at if result else None,
             **more,
         }
-        self.commits.append(line)
+        self._commits.append(line)
+        self._totals["commits"] += 1
+        self._totals.update({name: line[name] for name in _TOTALS if name in line})
         self._line(**line)
 
     def made_before(self) -> str:
         """Say which commits were made, for the sentence about the one that was not; empty if none were."""
-        if not self.commits:
+        if not self._commits:
             return ""
-        numbers = [line["commit"] for line in self.commits]
-        several = f"commits 1 to {numbers[-1]} of {self._number} are" if len(numbers) > 1 else "commit 1 is"
+        last, of = self._commits[-1]["commit"], "" if self._number is None else f" of {self._number}"
+        several = f"commits 1 to {last}{of} are" if last > 1 else "commit 1 is"
         return f" ({several} in the table)"
 
     def _line(self, **fields: Any) -> None:

@@ -103,7 +103,7 @@ class Job(Generic[_A]):
             self._say(sentence)
         if report is not None and not report.failed:
             try:
-                report.write(exit_code=code, error=sentence, finished_at=time.time(), commits=output.commits)
+                report.write(exit_code=code, error=sentence, finished_at=time.time(), **output.made)
             except SluiceError as error:
                 self._say(f"the report was not written: {error}")
         return code

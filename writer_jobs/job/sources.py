@@ -63,11 +63,16 @@ class SourceFiles:
         return str(formats.pop())
 
 
-def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
+def find_sources(files: HadoopFiles, sources: Iterable[str], *, may_come_later: bool = False) -> SourceFiles:
     """Find the files that paths, URIs, globs and folders stand for.
 
     A folder stands for the files directly in it, or for all files below it if its sub-folders are named
     ``column=value``; names that begin with ``_`` or ``.`` are passed over.
+
+    Args:
+        files: of the file system.
+        sources: paths, URIs, globs.
+        may_come_later: a folder may be empty, and a glob may match nothing.
 
     Raises:
         SourceError: nothing there, a folder of other folders, or several folders with columns.
@@ -87,9 +92,9 @@ def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
                 found |= {file.path: file for file in inside}
         except StorageError as error:
             raise SourceError(f"source {error}") from error
-        if not matches:
+        if not matches and not (may_come_later and is_glob(source)):
             raise SourceError(f"source {source} does not exist")
-    if not found:
+    if not found and not may_come_later:
         raise SourceError(f"source {', '.join(sources)} has no files")
     if bases and any(not path.startswith(bases[0] + "/") for path in found):
         raise SourceError(f"source {bases[0]} has column=value folders: load it alone")
@@ -117,7 +122,7 @@ class SourceReader:
         self.options = {**defaults, **options, **({"basePath": sources.base} if sources.base else {})}
         self._effective = {name.lower(): value.lower() for name, value in self.options.items()}
         self._spark = spark
-        self._paths = [_escaped(file.path) for file in sources.files]
+        self._paths = [escaped(file.path) for file in sources.files]
         self._format = file_format
         self._table = table
         self._exact = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
@@ -192,6 +197,18 @@ class SourceReader:
         # Given a schema, the Parquet reader would not look for columns that the schema lacks: it was inferred just now.
         return self._load(reader.schema(schema))
 
+    def stream(self, schema: StructType, path: str, options: Mapping[str, str]) -> DataFrame:
+        """Return the rows of files as they come, streaming; a record that does not fit fails the batch that has it.
+
+        Args:
+            schema: of the files.
+            path: folder or glob, as Spark's reader has to be given it.
+            options: of the source, beside and before which those of the reader count.
+
+        """
+        reader = self._spark.readStream.format(self._format).options(**{**options, **self.options})
+        return reader.schema(schema).load(path)
+
     def _reader(self) -> DataFrameReader:
         return self._spark.read.format(self._format).options(**self.options)
 
@@ -228,7 +245,7 @@ def _match(files: HadoopFiles, source: str) -> list[FileStatus]:
         if literal.hidden and not literal.is_folder:
             raise SourceError(f"source {source}: Spark passes over files whose names begin with _ or .: rename it")
         return [literal]
-    if not any(character in source for character in _GLOB_CHARACTERS):
+    if not is_glob(source):
         return []
     # As Spark does, so that what is counted and recorded is what is read.
     return [match for match in files.glob(source) if match.is_folder or not match.hidden]
@@ -251,7 +268,12 @@ def _inside(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatus], b
     return found, partitioned
 
 
-def _escaped(path: str) -> str:
+def is_glob(source: str) -> bool:
+    """Tell whether a source may stand for other names than its own."""
+    return any(character in source for character in _GLOB_CHARACTERS)
+
+
+def escaped(path: str) -> str:
     """Return a path as Spark's reader has to be given it, which takes every one for a pattern."""
     return "".join("\\" + character if character in _GLOB_CHARACTERS else character for character in path)
 

@@ -17,6 +17,8 @@ from writer_jobs.job.file_arguments import (
     add_source,
     shared_by_file_jobs,
 )
+from writer_jobs.job.stream_arguments import HELP as STREAMS
+from writer_jobs.job.stream_arguments import StreamArguments, add_stream, stream_of
 
 #: Name of the job in its help and its messages.
 PROGRAM = "upsert.py"
@@ -46,6 +48,12 @@ examples:
       --table s3a://lake/customers_history --source s3a://landing/2026-11-21/ --format json \\
       --keys id --sequence-by updated_at --scd-type 2
 
+  # a stream: every file that comes into the folder, looked for every 10 seconds
+  spark-submit $(sluice submit-args) writer_jobs/upsert.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
+      --table s3a://lake/customers --source s3a://landing/customers/ --format json \\
+      --keys id --sequence-by "timestamp(updated_at)" \\
+      --trigger "10 seconds" --checkpoint s3a://lake/_streams/customers
+
 rules:
   Of several changes to one key the one with the largest sequence counts, within the files and against the table. A
   delete counts in that order, and is remembered in TABLE_tombstones for --tombstone-days. Of the table's rows the
@@ -68,8 +76,17 @@ runs:
   A job that was killed can be started again: what is applied twice is there once. With --run-id ID a run that is in the
   table is skipped.
 
+"""
+_END = """
+  The source is one folder, or a glob in quotes. A file is read once, so it has to come whole (rename it into place) and
+  must not change; remove it only when it is applied. Columns are those of the files that are there at the start: new
+  ones are read after the next start. A file that does not parse ends the stream: mend it in its place, and start again.
+  --max-files-per-batch bounds a micro-batch; by default it has all files that are there.
+
 standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has changes,
-folded (the newest of each key), inserted, updated, deleted, unchanged and newest_sequence.
+folded (the newest of each key), inserted, updated, deleted, unchanged and newest_sequence; of a stream also batch and,
+if the sequence is a timestamp or a date, lag_s: how old its newest change is, in seconds. The report of a stream has
+the last commits, and totals.
 standard error has one sentence if the job fails; the stack trace with --verbose.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
 
@@ -88,6 +105,22 @@ class UpsertArguments(FileJobArguments):
     stored_as_scd_type: int
     schema_evolution: bool
     tombstone_days: float
+    stream: StreamArguments | None
+    max_files_per_batch: int | None
+
+    @property
+    def commits(self) -> int | None:
+        """One, or those of a stream until it ends."""
+        return 1 if self.stream is None else None
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What a stream's checkpoint is bound to, beside its table and its source; by the names of the options."""
+        return {
+            "keys": ",".join(self.keys),
+            "sequence-by": self.sequence_by,
+            "scd-type": str(self.stored_as_scd_type),
+        }
 
     @property
     def tombstone_retention(self) -> timedelta:
@@ -104,6 +137,14 @@ class UpsertArguments(FileJobArguments):
         super().check()
         if self.column_list is not None and self.except_column_list is not None:
             raise ArgumentsError("give --columns or --except-columns, not both")
+        if self.stream is None:
+            if self.max_files_per_batch is not None:
+                raise ArgumentsError("--max-files-per-batch is of a stream: give --trigger, too")
+            return
+        if self.run_id is not None:
+            raise ArgumentsError("give --run-id or --trigger, not both: a stream's checkpoint has it applied once")
+        if len(self.sources) > 1:
+            raise ArgumentsError("with --trigger, --source is one folder or one glob in quotes")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
@@ -114,7 +155,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
         HelpShown: it asked for help.
 
     """
-    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + HELP)
+    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS + _END + HELP)
     parser.add_place()
     add_source(parser)
     add = parser.add_argument
@@ -139,6 +180,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
     )  # fmt: skip
     parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table: it is applied once")
+    add_stream(parser)
+    add("--max-files-per-batch", type=_number, metavar="N", help="most files of a stream's micro-batch")
     parser.add_report()
     add_reader_options(parser)
     parser.add_verbose()
@@ -152,8 +195,16 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
         stored_as_scd_type=found.scd_type,
         schema_evolution=found.schema_evolution,
         tombstone_days=found.tombstone_days,
+        stream=stream_of(found),
+        max_files_per_batch=found.max_files_per_batch,
         **shared_by_file_jobs(found),
     )
+
+
+def _number(value: str) -> int:
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is no number from 1")
+    return int(value)
 
 
 def _days(value: str) -> float:

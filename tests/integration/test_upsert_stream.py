@@ -1,0 +1,259 @@
+"""``upsert.py`` as a stream, in this process: each micro-batch once, whatever ends it, and it goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from writer_jobs import upsert as upsert_module
+
+pytestmark = pytest.mark.spark
+
+HEADER = "id,name,at,op"
+DAY = 86_400
+HOW = ("--keys", "id", "--sequence-by", "at", "--apply-as-deletes", "op = 'd'", "--except-columns", "op")
+ONE_BY_ONE = ("--trigger", "available-now", "--max-files-per-batch", "1")
+
+
+class KilledError(BaseException):
+    """What stands for SIGKILL in this process: nobody handles it."""
+
+
+@pytest.fixture
+def landing(tmp_path: Path) -> Path:
+    """The folder that gets files of changes."""
+    folder = tmp_path / "landing"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def put(landing: Path, csv_file: Callable[..., Path]) -> Callable[..., Path]:
+    """Put a file there, so many seconds old: ``put("1.csv", rows, age=60)``."""
+
+    def write(name: str, rows: list[Any], age: float = 0) -> Path:
+        path = csv_file(f"coming/{name}", HEADER, rows)
+        then = time.time() - age
+        os.utime(path, (then, then))
+        return path.rename(landing / name)
+
+    return write
+
+
+@pytest.fixture
+def stream(run_job: Callable[..., Any], table: Path, landing: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Run the job on the table as a stream: ``stream("--trigger", …)``."""
+
+    def run(*arguments: Any, how: tuple[str, ...] = HOW, source: Path = landing, table: Path = table) -> Any:
+        place = ("--table", table, "--source", source, "--checkpoint", tmp_path / "checkpoint")
+        return run_job("upsert", *place, *how, *arguments)
+
+    return run
+
+
+@pytest.fixture
+def before_each_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have each batch pass through a function: ``before_each_batch(lambda go_on, txn: go_on(txn))``."""
+
+    def through(function: Callable[..., Any]) -> None:
+        real = upsert_module._apply
+
+        def apply(arguments: Any, writer: Any, rows: Any, txn: Any, holding: Any) -> Any:
+            return function(lambda mark: real(arguments, writer, rows, mark, holding), txn)
+
+        monkeypatch.setattr(upsert_module, "_apply", apply)
+
+    return through
+
+
+def sentence(done: Any) -> str:
+    (said,) = [line for line in done.error.splitlines() if line.startswith("upsert.py: ")]
+    return str(said)
+
+
+def batches_in(table: Path) -> list[int | None]:
+    """Return the number of the batch that each commit of changes notes, oldest first."""
+    found: list[int | None] = []
+    for file in sorted(table.glob("_delta_log/*.json")):
+        actions = [json.loads(line) for line in file.read_text().splitlines()]
+        if any("changes" in action.get("commitInfo", {}).get("sluice", {}) for action in actions):
+            found.append(next((action["txn"]["version"] for action in actions if "txn" in action), None))
+    return found
+
+
+def test_each_file_is_applied_once_and_what_comes_later_the_next_time(
+    stream: Callable[..., Any],
+    put: Callable[..., Path],
+    table: Path,
+    rows_of: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    put("1.csv", [(1, "Ada", "2026-11-01T00:00:00Z", "c"), (2, "Bo", "2026-11-01T00:00:00Z", "c")], age=30)
+    put("2.csv", [], age=20)
+    put("3.csv", [(2, None, "2026-11-03T00:00:00Z", "d"), (1, "Ada!", "2026-11-02T00:00:00Z", "u")], age=10)
+    report = tmp_path / "report.json"
+    done = stream(*ONE_BY_ONE, "--report", report)
+    assert (done.code, done.error) == (0, "")
+    assert [line["event"] for line in done.lines] == [
+        "waiting", "holding", "commit", "waiting", "commit", "waiting", "holding", "commit",
+    ]  # fmt: skip
+    assert [(line["commit"], line["batch"], line["commits"]) for line in done.lines if line["event"] == "waiting"] == [
+        (1, 0, None), (2, 1, None), (3, 2, None),
+    ]  # fmt: skip
+    counted = [(line["changes"], line["inserted"], line["deleted"], line["version"]) for line in done.commits]
+    assert counted == [(2, 2, 0, 1), (0, 0, 0, None), (2, 0, 1, 2)]
+    lags = [line["lag_s"] for line in done.commits]
+    assert lags[1] is None
+    assert lags[0] == pytest.approx(lags[2] + 2 * DAY, abs=60)
+    assert batches_in(table) == [0, 2]
+    assert rows_of(table, "id", "name") == [(1, "Ada!")]
+    told = json.loads(report.read_text())
+    assert (told["exit_code"], [line["batch"] for line in told["commits"]]) == (0, [0, 1, 2])
+    assert told["totals"] == {
+        "commits": 3, "changes": 4, "folded": 4, "inserted": 2, "updated": 1, "deleted": 1, "unchanged": 0,
+    }  # fmt: skip
+
+    again = stream(*ONE_BY_ONE)
+    assert (again.code, again.lines) == (0, [])
+
+    # Spark's own default would pass over a file that is so much older than the newest.
+    put("0.csv", [(3, "Cy", "2026-11-01T00:00:00Z", "c")], age=10 * DAY)
+    done = stream(*ONE_BY_ONE)
+    assert [(line["batch"], line["inserted"]) for line in done.commits] == [(3, 1)], done.error
+    assert rows_of(table, "id", "name") == [(1, "Ada!"), (3, "Cy")]
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["once", "negative control: twice without the transaction"])
+def test_a_batch_whose_process_ends_behind_its_commit_is_not_applied_again(
+    stream: Callable[..., Any],
+    put: Callable[..., Path],
+    before_each_batch: Callable[..., None],
+    table: Path,
+    rows_of: Callable[..., Any],
+    *,
+    marked: bool,
+) -> None:
+    how = (*HOW[:-1], "op,at", "--scd-type", "2")
+    alive = [False]
+
+    def apply(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
+        done = go_on(txn if marked else None)
+        if not alive[0]:
+            raise KilledError
+        return done
+
+    before_each_batch(apply)
+    put("1.csv", [(1, "Ada", 1, "c"), (2, "Bo", 1, "c")], age=20)
+    put("2.csv", [(1, "Eva", 2, "u"), (2, None, 3, "d")], age=10)
+    with pytest.raises(KilledError):
+        stream(*ONE_BY_ONE, how=how)
+    alive[0] = True
+    done = stream(*ONE_BY_ONE, how=how)
+    assert done.code == 0, done.error
+    assert [line["batch"] for line in done.commits] == [0, 1]
+    if marked:
+        assert [line["already_committed"] for line in done.commits] == [True, False]
+        assert batches_in(table) == [0, 1]
+    else:
+        assert batches_in(table) == [None, None, None]
+    assert rows_of(table, "id", "name", "__START_AT", "__END_AT") == [
+        (1, "Ada", 1, 2), (1, "Eva", 2, None), (2, "Bo", 1, 3),
+    ]  # fmt: skip
+
+
+def test_what_a_batch_fails_with_ends_the_job_and_a_mended_file_lets_it_go_on(
+    stream: Callable[..., Any],
+    put: Callable[..., Path],
+    make_rival: Callable[..., Any],
+    table: Path,
+    rows_of: Callable[..., Any],
+) -> None:
+    put("1.csv", [(1, "Ada", 1, "c")], age=20)
+    put("2.csv", [(2, "Bo", None, "c")], age=10)
+    done = stream(*ONE_BY_ONE)
+    assert done.code == 5, done.error
+    assert "no sequence (null): of id=2" in sentence(done)
+    assert sentence(done).endswith("(commit 1 is in the table)")
+    put("2.csv", [(2, "Bo", "soon", "c")])
+    assert stream(*ONE_BY_ONE).code == 5
+    put("2.csv", [(2, "Bo", 2, "c")])
+    with make_rival().acquire(table):
+        done = stream(*ONE_BY_ONE, "--lock-timeout", "0.5")
+        assert done.code == 3, done.error
+    assert "not acquired" in sentence(done), done.error
+    done = stream(*ONE_BY_ONE)
+    assert [(line["batch"], line["inserted"]) for line in done.commits] == [(1, 1)], done.error
+    assert rows_of(table, "id", "name") == [(1, "Ada"), (2, "Bo")]
+
+
+def test_a_signal_lets_a_batch_with_its_lock_come_to_its_end_and_one_that_waits_give_up(
+    stream: Callable[..., Any],
+    put: Callable[..., Path],
+    before_each_batch: Callable[..., None],
+    make_rival: Callable[..., Any],
+    table: Path,
+    rows_of: Callable[..., Any],
+) -> None:
+    def apply(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
+        if signals:
+            os.kill(os.getpid(), signals.pop())
+        return go_on(txn)
+
+    before_each_batch(apply)
+    put("1.csv", [(1, "Ada", 1, "c")], age=20)
+    put("2.csv", [(2, "Bo", 1, "c")], age=10)
+    for_hours = ("--trigger", "1 hour", "--max-files-per-batch", "1")
+    signals = [signal.SIGTERM]
+    with make_rival().acquire(table):
+        done = stream(*for_hours)
+    assert (done.code, sentence(done)) == (143, "upsert.py: stopped by SIGTERM")
+    assert [line["event"] for line in done.lines] == ["waiting"]
+    signals = [signal.SIGINT]
+    done = stream(*for_hours)
+    assert (done.code, sentence(done)) == (130, "upsert.py: stopped by SIGINT (commit 1 is in the table)")
+    assert [line["batch"] for line in done.commits] == [0]
+    # That it is done was noted, too.
+    done = stream(*ONE_BY_ONE)
+    assert [line["batch"] for line in done.commits] == [1], done.error
+    assert rows_of(table, "id", "name") == [(1, "Ada"), (2, "Bo")]
+
+
+def test_a_checkpoint_of_another_query_is_refused_and_a_folder_that_tells_no_columns(
+    stream: Callable[..., Any], put: Callable[..., Path], landing: Path, table: Path, tmp_path: Path
+) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    for arguments, says in [
+        ((), "--format"),
+        (("--format", "csv"), "no table that has the columns"),
+        (("--format", "csv", "--run-id", "monday"), "not both"),
+        (("--format", "csv", "--source", others), "one folder"),
+    ]:
+        done = stream(*ONE_BY_ONE, *arguments)
+        assert (done.code, says in sentence(done)) == (2, True), done.error
+    file = put("1.csv", [(1, "Ada", 1, "c")])
+    assert stream(*ONE_BY_ONE, source=file).code == 2
+    assert stream(*ONE_BY_ONE).code == 0
+    # The columns are known although the files are gone.
+    file.unlink()
+    assert stream(*ONE_BY_ONE).code == 0
+    elsewhere = tmp_path / "elsewhere"
+    other_keys = ("--keys", "id,name", *HOW[2:])
+    for changed, says in [
+        ({"how": other_keys}, "keys id, not id,name"),
+        ({"source": others}, f"source file:{landing}, not file:{others}"),
+        ({"table": elsewhere}, f"table file:{table}, not file:{elsewhere}"),
+    ]:
+        done = stream(*ONE_BY_ONE, "--format", "csv", **changed)
+        assert (done.code, says in sentence(done)) == (2, True), done.error
+    assert not elsewhere.exists()
+    (tmp_path / "checkpoint" / "_sluice" / "query.json").unlink()
+    done = stream(*ONE_BY_ONE)
+    assert (done.code, "another program" in sentence(done)) == (2, True), done.error

@@ -1,0 +1,67 @@
+"""What the command lines of jobs share that can run as a stream."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from dataclasses import dataclass
+
+from writer_jobs.errors import ArgumentsError
+from writer_jobs.job.arguments import JobParser, text
+
+#: ``--trigger`` of a stream that ends when it has what was there at its start.
+AVAILABLE_NOW = "available-now"
+_INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour|day)s?")
+
+#: For ``--help`` of a job.
+HELP = """\
+streams:
+  With --trigger the job is a Structured Streaming query. available-now applies what is there, and ends; an interval,
+  such as "10 seconds", goes on until it is stopped. The checkpoint folder knows what was applied. Killed at any point
+  and started again with the same one, the job applies each micro-batch exactly once: its number is noted in the commit,
+  as txnAppId (id of the query) and txnVersion. A checkpoint belongs to one query and one table, and one process at a
+  time uses it. SIGTERM and Ctrl-C let a batch that has its lock come to its end; one that waits for it gives up. A
+  second signal, 10 seconds later, cancels.
+"""
+
+
+@dataclass(frozen=True)
+class StreamArguments:
+    """How a stream runs.
+
+    Attributes:
+        trigger: ``available-now``, or an interval that Spark understands.
+        checkpoint: URI of the folder in which the stream notes how far it is.
+
+    """
+
+    trigger: str
+    checkpoint: str
+
+
+def add_stream(parser: JobParser) -> None:
+    """Add whether the job is a stream."""
+    add = parser.add_argument
+    add(
+        "--trigger", type=_trigger, metavar="WHEN",
+        help=f'run as a stream: {AVAILABLE_NOW}, or an interval such as "10 seconds"',
+    )  # fmt: skip
+    add("--checkpoint", type=text, metavar="URI", help="folder in which a stream notes how far it is; of its own")
+
+
+def stream_of(found: argparse.Namespace) -> StreamArguments | None:
+    """Return how the stream runs that a command line asks for; None: it asks for none.
+
+    Raises:
+        ArgumentsError: one of the two arguments is missing.
+
+    """
+    if (found.trigger is None) != (found.checkpoint is None):
+        raise ArgumentsError("--trigger and --checkpoint belong together: give both, or none")
+    return None if found.trigger is None else StreamArguments(found.trigger, found.checkpoint)
+
+
+def _trigger(value: str) -> str:
+    if value != AVAILABLE_NOW and not _INTERVAL.fullmatch(value):
+        raise argparse.ArgumentTypeError(f'{value!r} is neither {AVAILABLE_NOW} nor an interval such as "10 seconds"')
+    return value
