@@ -10,6 +10,7 @@
     ├── StorageError (OSError)                     a file system refused, or does not exist
     ├── TableError (ValueError)                    no Delta table, or none that may be written under a lock
     ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
+    ├── FeedError (ValueError)                     messages of a feed that cannot be taken for changes of rows
     ├── RunError (ValueError)                      a run id that was used for other sources, or by somebody else
     ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
@@ -51,6 +52,10 @@ class TableError(SluiceError, ValueError):
 
 class SourceError(SluiceError, ValueError):
     """The source files are not there, or cannot be read as asked."""
+
+
+class FeedError(SluiceError, ValueError):
+    """The messages of a feed cannot be taken for changes of rows, all of them: no keys, no order, a truncate."""
 
 
 class RunError(SluiceError, ValueError):

@@ -22,6 +22,7 @@ from writer_jobs.delta.jvm_errors import _gist
 from writer_jobs.errors import (
     ChangesError,
     CommitUnknownError,
+    FeedError,
     RunError,
     SchemaMismatchError,
     SourceError,
@@ -47,6 +48,7 @@ ERRORS: list[SluiceError] = [
     CommitUnknownError(table="s3://b/t", reason="no", commit_id="c"),
     UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="no", version=7, commit_id="c"),
     ChangesError(table="s3://b/t", reason="no"),
+    FeedError("no"),
 ]
 
 
