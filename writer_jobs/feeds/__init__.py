@@ -1,0 +1,1 @@
+"""Feeds: messages of other systems, decoded to changes of rows."""
