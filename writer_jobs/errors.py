@@ -11,6 +11,7 @@
     ├── TableError (ValueError)                    no Delta table, or none that may be written under a lock
     ├── MappingError (ValueError)                  a mapping of cells to columns that does not make sense
     ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
+    ├── FeedError (ValueError)                     messages of a feed that cannot be taken for changes of rows
     ├── RunError (ValueError)                      a run id that was used for other sources, or by somebody else
     ├── CheckpointError (ValueError)               a stream's checkpoint that is of another query
     ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
@@ -58,6 +59,10 @@ class MappingError(SluiceError, ValueError):
 
 class SourceError(SluiceError, ValueError):
     """The source files are not there, or cannot be read as asked."""
+
+
+class FeedError(SluiceError, ValueError):
+    """The messages of a feed cannot be taken for changes of rows, all of them: no keys, no order, a truncate."""
 
 
 class RunError(SluiceError, ValueError):

@@ -23,6 +23,7 @@ from writer_jobs.errors import (
     ChangesError,
     CheckpointError,
     CommitUnknownError,
+    FeedError,
     RunError,
     SchemaMismatchError,
     SourceError,
@@ -51,6 +52,7 @@ ERRORS: list[SluiceError] = [
     ChangesError(table="s3://b/t", reason="no"),
     CheckpointError("no"),
     StreamError(table="s3://b/t", reason="no"),
+    FeedError("no"),
 ]
 
 

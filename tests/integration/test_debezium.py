@@ -1,0 +1,671 @@
+"""Debezium's messages: the table equals the source's, and what cannot be decoded is set aside with its reason."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from lock_manager import ZookeeperLockManager
+from writer_jobs import LockedDeltaWriter
+from writer_jobs.changes.apply import ChangesResult, apply_changes
+from writer_jobs.delta.table_log import TableState
+from writer_jobs.errors import FeedError
+from writer_jobs.feeds.debezium import DELETES, ORDER, RowChanges, decode
+
+pytestmark = pytest.mark.spark
+
+Json = dict[str, Any]
+Message = tuple[bytes | None, bytes | None, str]
+INT, TEXT = {"type": "int64", "optional": True}, {"type": "string", "optional": True}
+PLACEHOLDER = "__debezium_unavailable_value"
+
+
+def octets(value: Any) -> bytes | None:
+    return None if value is None else value if isinstance(value, bytes) else json.dumps(value).encode()
+
+
+def message(key: Any, value: Any, origin: str = "t/0/0") -> Message:
+    return octets(key), octets(value), origin
+
+
+def struct(**fields: Json) -> Json:
+    return {"type": "struct", "optional": True, "fields": [{"field": name, **kind} for name, kind in fields.items()]}
+
+
+def with_schema(payload: Any, schema: Json | None) -> Any:
+    return payload if schema is None else {"schema": schema, "payload": payload}
+
+
+def envelope_schema(row: Json) -> Json:
+    fields = [{**row, "field": "before"}, {**row, "field": "after"}, {"field": "op", "type": "string"}]
+    return {"type": "struct", "name": "t.Envelope", "fields": fields}
+
+
+def source(lsn: int, commit: int | None = None, **more: Any) -> Json:
+    sequence = json.dumps([None if commit is None else str(commit), str(lsn)])
+    told = {"connector": "postgresql", "ts_ms": 1_700_000_000_000 + lsn, "snapshot": "false", "lsn": lsn}
+    return {**told, "sequence": sequence, **more}
+
+
+def event(op: str, lsn: int, *, before: Json | None = None, after: Any = None, **more: Any) -> Json:
+    return {"before": before, "after": after, "op": op, "source": source(lsn, **more), "ts_ms": 1_700_000_100_000}
+
+
+def frame(spark: SparkSession, messages: Iterable[Message]) -> DataFrame:
+    return spark.createDataFrame(list(messages), "key binary, value binary, origin string")
+
+
+def state(schema: str) -> TableState:
+    return TableState(3, StructType.fromDDL(schema), (), frozenset(), forgets_transactions=False)
+
+
+Decode = Callable[..., RowChanges]
+
+
+@pytest.fixture
+def decoded(spark: SparkSession) -> Iterator[Decode]:
+    made: list[RowChanges] = []
+
+    def of(messages: Iterable[Message], **how: Any) -> RowChanges:
+        made.append(decode(frame(spark, messages), **{"table": None, **how}))
+        return made[-1]
+
+    yield of
+    for each in made:
+        each.close()
+
+
+def rows(changes: RowChanges) -> list[Json]:
+    return [row.asDict(recursive=True) for row in changes.changes.collect()]
+
+
+def reasons(changes: RowChanges) -> dict[str, str]:
+    found = {row["origin"]: row["reason"] for row in changes.dead.collect()}
+    assert len(found) == changes.dead_count
+    return found
+
+
+# -- a database, and what Debezium tells of it -------------------------------------------------------------------------
+
+V1 = struct(id=INT, name=TEXT)
+V2 = struct(id=INT, name=TEXT, size={"type": "int32", "optional": True})
+
+
+@dataclass
+class Source:
+    """A table of PostgreSQL's and its topic: by default with schemas, every key is told, and tombstones follow."""
+
+    chance: random.Random
+    lsn: int = 0
+    rows: dict[int, Json] = field(default_factory=dict)
+    topic: list[Message] = field(default_factory=list)
+    schema: Json = field(default_factory=lambda: V1)
+
+    def tell(self, op: str, key: int, before: Json | None, after: Json | None, *, schemas: bool) -> None:
+        self.lsn += self.chance.randint(1, 9)
+        told = event(op, self.lsn, before=before, after=after)
+        key_of = with_schema({"id": key}, struct(id=INT) if schemas else None)
+        value = with_schema(told, envelope_schema(self.schema) if schemas else None)
+        self.topic.append(message(key_of, value, f"t/0/{len(self.topic)}"))
+
+    def put(self, key: int, row: Json) -> None:
+        old = self.rows.get(key)
+        self.rows[key] = row
+        self.tell("u" if old else self.chance.choice("cr"), key, None, row, schemas=key % 2 == 0)
+
+    def delete(self, key: int) -> None:
+        old = self.rows.pop(key)
+        before = self.chance.choice([None, {"id": key}, old])
+        self.tell("d", key, before, None, schemas=key % 2 == 0)
+        if self.chance.random() < 0.7:
+            self.topic.append(message({"id": key}, None))
+
+    def change(self, key: int) -> None:
+        if key in self.rows and self.chance.random() < 0.35:
+            self.delete(key)
+            return
+        row: Json = {"id": key, "name": f"{key}@{self.lsn}" if self.chance.random() < 0.9 else None}
+        self.put(key, row if self.schema is V1 else {**row, "size": self.chance.randint(-5, 5)})
+
+
+class Feed:
+    """Applies messages to one table."""
+
+    def __init__(self, spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> None:
+        self.spark, self.table = spark, table
+        self.writer = LockedDeltaWriter(spark, manager, str(table))
+
+    def apply(self, messages: Iterable[Message], *, keys: list[str] | None = None, **how: Any) -> ChangesResult:
+        with decode(frame(self.spark, messages), table=self.writer.log.state(), keys=keys) as found:
+            assert reasons(found) == {}
+            return apply_changes(self.writer, found.changes, **found.how, schema_evolution=True, **how)
+
+    def rows(self) -> dict[int, Json]:
+        found = DeltaTable(self.table).to_pyarrow_table().to_pylist()
+        assert len({row["id"] for row in found}) == len(found), "a key has two rows"
+        return {row["id"]: {name: row[name] for name in row if name != "__SEQUENCE"} for row in found}
+
+
+@pytest.fixture
+def feed(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Feed:
+    return Feed(spark, manager, table)
+
+
+HISTORIES, SEED = 600, 7
+
+
+def test_600_histories_with_and_without_schemas_in_any_order_equal_the_source(feed: Feed) -> None:
+    chance = random.Random(SEED)
+    database = Source(chance)
+    for _ in range(3 * HISTORIES):
+        database.change(chance.randrange(HISTORIES))
+    database.schema = V2  # a column is added, and old messages are still on their way
+    for _ in range(2 * HISTORIES):
+        database.change(chance.randrange(HISTORIES))
+    batches: list[list[Message]] = [[], []]
+    for each in database.topic:
+        for _ in range(1 if chance.random() < 0.7 else 3):
+            chance.choice(batches).append(each)
+    for batch in batches:
+        chance.shuffle(batch)
+        feed.apply(batch)
+    expected = {key: {"size": None, **row} for key, row in database.rows.items()}
+    assert len(expected) > HISTORIES / 3
+    assert len(database.topic) > 5 * HISTORIES
+    assert feed.rows() == expected
+
+
+# -- bugs that others had ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def replayed(spark: SparkSession, zookeeper: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Json]:
+    """The rows of a table, partitioned by a column that is no key, after two batches with what others stumbled over."""
+    old, new = struct(id=INT, region=TEXT, n=INT), struct(id=INT, region=TEXT, n=INT, added=TEXT)
+
+    def of(op: str, lsn: int, row: Json, schema: Json = old, *, before: Json | None = None) -> Message:
+        after = None if op == "d" else row
+        value = with_schema(event(op, lsn, before=before, after=after), envelope_schema(schema))
+        return message(with_schema({"id": row["id"]}, struct(id=INT)), value)
+
+    def row(key: int, n: int, region: str = "eu", **more: Any) -> Json:
+        return {"id": key, "region": region, "n": n, **more}
+
+    first = [
+        *(of("c", lsn, row(key, 0)) for lsn, key in enumerate((403, 318, 4360), 10)),
+        # insert, delete, insert
+        *(of("c", 30, row(661, 1)), of("d", 31, row(661, 1)), of("c", 32, row(661, 3))),
+    ]
+    second = [
+        # an update with the row before it, which is no delete
+        of("u", 500, row(403, 2), before=row(403, 0)),
+        of("u", 501, row(403, 3, region="us"), before=row(403, 2)),
+        # a delete with nothing but the key: it does not tell the partition
+        of("d", 510, {"id": 318}, before={"id": 318}),
+        # the schema changes in the middle of a batch
+        *(of("u", 520 + n, row(4360, n)) for n in (1, 2)),
+        *(of("u", 520 + n, row(4360, n, added=f"v{n}"), new) for n in (3, 4)),
+        of("c", 530, row(4361, 1, added="new"), new),
+    ]
+    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=60) as manager:
+        feed = Feed(spark, manager, tmp_path_factory.mktemp("replayed") / "table")
+        feed.apply(reversed(first), partition_by=["region"])
+        feed.apply([*reversed(second), *second, *first])
+        return feed.rows()
+
+
+def test_debezium_server_iceberg_661_the_last_of_insert_delete_insert_in_a_batch_stays(replayed: Any) -> None:
+    assert replayed[661]["n"] == 3
+
+
+def test_debezium_server_iceberg_403_an_update_deletes_nothing(replayed: Any) -> None:
+    assert replayed[403] == {"id": 403, "region": "us", "n": 3, "added": None}
+
+
+def test_iceberg_kafka_connect_318_a_delete_with_nothing_but_the_key_finds_the_row_s_partition(replayed: Any) -> None:
+    assert 318 not in replayed
+
+
+def test_flink_cdc_4360_a_schema_change_in_a_batch_leaves_one_row_a_key(replayed: Any) -> None:
+    assert replayed[4360] == {"id": 4360, "region": "eu", "n": 4, "added": "v4"}
+    assert replayed[4361] == {"id": 4361, "region": "eu", "n": 1, "added": "new"}
+    assert len(replayed) == 4
+
+
+# -- types -------------------------------------------------------------------------------------------------------------
+
+DEBEZIUM, CONNECT = "io.debezium.time.", "org.apache.kafka.connect.data."
+
+
+def base64_of(number: int, size: int | None = None) -> str:
+    size = size or number.bit_length() // 8 + 1
+    return base64.b64encode(number.to_bytes(size, "big", signed=True)).decode()
+
+
+def decimal(scale: int, precision: int | None = None) -> Json:
+    parameters = {"scale": str(scale)} | ({} if precision is None else {"connect.decimal.precision": str(precision)})
+    return {"type": "bytes", "name": f"{CONNECT}Decimal", "parameters": parameters}
+
+
+def utc(*parts: int) -> dt.datetime:
+    return dt.datetime(*parts, tzinfo=dt.UTC).astimezone().replace(tzinfo=None)
+
+
+MOMENT = 1_529_507_596_945
+VALUES: dict[str, tuple[Json, Any, str, Any]] = {
+    "boolean": ({"type": "boolean"}, True, "boolean", True),
+    "int8": ({"type": "int8"}, -7, "tinyint", -7),
+    "int16": ({"type": "int16"}, 300, "smallint", 300),
+    "int32": ({"type": "int32"}, 70_000, "int", 70_000),
+    "int64": ({"type": "int64"}, 2**53 + 1, "bigint", 2**53 + 1),
+    "float": ({"type": "float"}, 0.5, "float", 0.5),
+    "double": ({"type": "double"}, "NaN", "double", "nan"),
+    "bytes": ({"type": "bytes"}, "3q2+7w==", "binary", b"\xde\xad\xbe\xef"),
+    "date": ({"type": "int32", "name": f"{DEBEZIUM}Date"}, 17_702, "date", dt.date(2018, 6, 20)),
+    "connect_date": ({"type": "int32", "name": f"{CONNECT}Date"}, -1, "date", dt.date(1969, 12, 31)),
+    "iso_date": ({"type": "string", "name": f"{DEBEZIUM}IsoDate"}, "2018-06-20Z", "date", dt.date(2018, 6, 20)),
+    "millis": (
+        {"type": "int64", "name": f"{DEBEZIUM}Timestamp"},
+        MOMENT,
+        "timestamp",
+        utc(2018, 6, 20, 15, 13, 16, 945_000),
+    ),
+    "connect_timestamp": (
+        {"type": "int64", "name": f"{CONNECT}Timestamp"},
+        MOMENT,
+        "timestamp",
+        utc(2018, 6, 20, 15, 13, 16, 945_000),
+    ),
+    "micros": (
+        {"type": "int64", "name": f"{DEBEZIUM}MicroTimestamp"},
+        MOMENT * 1000 + 104,
+        "timestamp",
+        utc(2018, 6, 20, 15, 13, 16, 945_104),
+    ),
+    "nanos": (
+        {"type": "int64", "name": f"{DEBEZIUM}NanoTimestamp"},
+        -1,
+        "timestamp",
+        utc(1969, 12, 31, 23, 59, 59, 999_999),
+    ),
+    "zoned": (
+        {"type": "string", "name": f"{DEBEZIUM}ZonedTimestamp"},
+        "2018-06-20T15:13:16.945104+02:00",
+        "timestamp",
+        utc(2018, 6, 20, 13, 13, 16, 945_104),
+    ),
+    "time": ({"type": "int32", "name": f"{DEBEZIUM}Time"}, 86_399_999, "bigint", 86_399_999),
+    "micro_time": ({"type": "int64", "name": f"{DEBEZIUM}MicroTime"}, 86_399_999_999, "bigint", 86_399_999_999),
+    "zoned_time": ({"type": "string", "name": f"{DEBEZIUM}ZonedTime"}, "15:13:16+02:00", "string", "15:13:16+02:00"),
+    "json": ({"type": "string", "name": "io.debezium.data.Json"}, '{"a": [1.50]}', "string", '{"a": [1.50]}'),
+    "uuid": ({"type": "string", "name": "io.debezium.data.Uuid"}, "00-ff", "string", "00-ff"),
+    "enum": ({"type": "string", "name": "io.debezium.data.Enum"}, "small", "string", "small"),
+    "decimal": (decimal(2, 10), base64_of(-12_345), "decimal(10,2)", Decimal("-123.45")),
+    "small_decimal": (decimal(5, 10), base64_of(7), "decimal(10,5)", Decimal("0.00007")),
+    "long_decimal": (decimal(10), base64_of(10**38 - 1), "decimal(38,10)", Decimal("9" * 28 + "." + "9" * 10)),
+    "lowest_decimal": (decimal(0), base64_of(-(10**37)), "decimal(38,0)", Decimal(-(10**37))),
+    "zero": (decimal(2, 4), base64_of(0), "decimal(4,2)", Decimal("0.00")),
+    "variable": (
+        {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []},
+        {"scale": 3, "value": base64_of(-1_005)},
+        "string",
+        "-1.005",
+    ),
+    "variable_large": (
+        {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []},
+        {"scale": -2, "value": base64_of(15)},
+        "string",
+        "1500",
+    ),
+    "array": (
+        {"type": "array", "items": {"type": "int32", "name": f"{DEBEZIUM}Date"}},
+        [0, None, 1],
+        "array<date>",
+        [dt.date(1970, 1, 1), None, dt.date(1970, 1, 2)],
+    ),
+    "map": (
+        {"type": "map", "keys": {"type": "string"}, "values": {"type": "string"}},
+        {"a": "x", "b": None},
+        "map<string,string>",
+        {"a": "x", "b": None},
+    ),
+    "point": (
+        {"type": "struct", "name": "io.debezium.data.geometry.Point", **struct(x={"type": "double"}, y=INT)},
+        {"x": 1.5, "y": None},
+        "struct<x:double,y:bigint>",
+        {"x": 1.5, "y": None},
+    ),
+}
+
+
+def test_each_type_of_a_schema_has_a_type_and_its_value(decoded: Decode) -> None:
+    schema = struct(id=INT, **{name: kind for name, (kind, *_) in VALUES.items()})
+    full = {"id": 1, **{name: value for name, (_, value, *_) in VALUES.items()}}
+    events = [event("c", 1, after=full), event("c", 2, after={**dict.fromkeys(full), "id": 2})]
+    found = decoded(
+        [message({"id": each["after"]["id"]}, with_schema(each, envelope_schema(schema))) for each in events]
+    )
+    assert reasons(found) == {}
+    kinds = {each.name: each.dataType.simpleString() for each in found.changes.schema}
+    assert {name: kinds[name] for name in VALUES} == {name: kind for name, (_, _, kind, _) in VALUES.items()}
+    one, two = sorted(rows(found), key=lambda row: row["id"])
+    one["double"] = str(one["double"])
+    assert {name: one[name] for name in VALUES} == {name: value for name, (_, _, _, value) in VALUES.items()}
+    assert {two[name] for name in VALUES} == {None}
+
+
+def test_where_several_types_would_do_the_table_s_is_taken_and_no_digit_is_lost(decoded: Decode) -> None:
+    variable = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []}
+    schema = struct(
+        id=INT,
+        number=variable,
+        local={"type": "int64", "name": f"{DEBEZIUM}MicroTimestamp"},
+        nanos={"type": "int64", "name": f"{DEBEZIUM}NanoTimestamp"},
+        text={"type": "int32", "name": f"{DEBEZIUM}Date"},
+        exact=decimal(9, 38),
+    )
+
+    def of(key: int, value: int) -> Message:
+        after = {"id": key, "number": {"scale": 3, "value": base64_of(value)}, "local": 1, "nanos": 7, "text": 0}
+        told = json.dumps(with_schema(event("c", key, after={**after, "exact": "?"}), envelope_schema(schema)))
+        return message({"id": key}, told.replace('"?"', "12345678901234567890.123456789").encode(), f"t/0/{key}")
+
+    table = state("id bigint, number decimal(10,2), local timestamp_ntz, nanos bigint, text string")
+    found = decoded([of(1, -5_000), of(2, 5_001)], table=table)
+    assert rows(found)[0] | {ORDER: None} == {
+        "id": 1,
+        "number": Decimal("-5.00"),
+        "local": utc(1970, 1, 1, 0, 0, 0, 1),
+        "nanos": 7,
+        "text": "1970-01-01",
+        "exact": Decimal("12345678901234567890.123456789"),
+        ORDER: None,
+        DELETES: False,
+    }
+    assert reasons(found) == {"t/0/2": "the value of the column number does not fit decimal(10,2)"}
+
+
+def test_without_schemas_types_are_the_table_s_and_else_those_of_the_values(decoded: Decode) -> None:
+    after = {
+        "id": 1,
+        "day": 1,
+        "iso": "2018-06-20",
+        "at": "2018-06-20T15:13:16Z",
+        "price": 1.5,
+        "blob": "3q0=",
+        "new": 7,
+        "real": 1.0,
+        "flag": True,
+        "mixed": 1,
+        "nothing": None,
+        "inner": {"a b": [1, 2]},
+        "big": 2**70,
+    }
+    table = state("id int, day date, iso date, at timestamp, price decimal(5,2), blob binary, gone string")
+    told = [after, {**after, "id": 2, "real": 2, "mixed": "x"}]
+    events = [message({"id": row["id"]}, event("c", row["id"], after=row)) for row in told]
+    found = decoded(events, table=table)
+    assert reasons(found) == {}
+    first, second = sorted(rows(found), key=lambda row: row["id"])
+    assert first | {ORDER: None, DELETES: None} == {
+        "id": 1,
+        "day": dt.date(1970, 1, 2),
+        "iso": dt.date(2018, 6, 20),
+        "at": utc(2018, 6, 20, 15, 13, 16),
+        "price": Decimal("1.50"),
+        "blob": b"\xde\xad",
+        "new": 7,
+        "real": 1.0,
+        "flag": True,
+        "mixed": "1",
+        "inner": {"a b": [1, 2]},
+        "big": Decimal(2**70),
+        ORDER: None,
+        DELETES: None,
+    }
+    assert (second["mixed"], second["real"]) == ("x", 2.0)
+
+
+def test_types_of_several_schemas_widen(decoded: Decode) -> None:
+    def of(key: int, **kinds: Json) -> Message:
+        row = {"id": key, **dict.fromkeys(kinds, key)}
+        return message({"id": key}, with_schema(event("c", key, after=row), envelope_schema(struct(id=INT, **kinds))))
+
+    micros = {"type": "int64", "name": f"{DEBEZIUM}MicroTimestamp"}
+    millis = {"type": "int64", "name": f"{DEBEZIUM}Timestamp"}
+    found = decoded([of(1, n={"type": "int16"}, at=millis), of(2, n={"type": "int32"}, at=micros), of(3)])
+    kinds = {each.name: each.dataType.simpleString() for each in found.changes.schema}
+    assert (kinds["n"], kinds["at"]) == ("int", "timestamp")
+    assert {row["id"]: (row["n"], row["at"]) for row in rows(found)} == {
+        1: (1, utc(1970, 1, 1, 0, 0, 0, 1000)),
+        2: (2, utc(1970, 1, 1, 0, 0, 0, 2)),
+        3: (None, None),
+    }
+
+
+# -- operations, keys, order -------------------------------------------------------------------------------------------
+
+
+def test_operations_and_what_says_nothing_of_a_row(decoded: Decode) -> None:
+    messages = [
+        message({"id": 1}, event("r", 5, after={"id": 1, "v": "read"}, snapshot="last")),
+        message({"id": 2}, event("d", 6, before=None)),
+        message(None, event("d", 7, before={"id": 3, "v": "old"})),
+        # An update of a key comes as two.
+        message({"id": 4}, event("d", 8, before={"id": 4, "v": "x"})),
+        message({"id": 4}, None),
+        message({"id": 5}, event("c", 8, after={"id": 5, "v": "x"})),
+        # Lines of a file.
+        message(None, {"key": {"id": 6}, "value": event("d", 9)}),
+        message(None, {"key": with_schema({"id": 7}, struct(id=INT)), "value": event("c", 9, after={"id": 7})}),
+        message(None, {"key": {"id": 7}, "value": None}),
+        message(None, {"schema": None, "payload": None}),
+        message({"prefix": "p"}, {"op": "m", "source": source(10), "message": {"prefix": "p", "content": "eA=="}}),
+        message({"serverName": "t"}, {"ts_ms": 1_700_000_000_000}),
+    ]
+    found = decoded(messages)
+    assert reasons(found) == {}
+    assert {row["id"]: (row["v"], row[DELETES]) for row in rows(found)} == {
+        1: ("read", False),
+        2: (None, True),
+        3: (None, True),
+        4: (None, True),
+        5: ("x", False),
+        6: (None, True),
+        7: (None, False),
+    }
+    assert (found.keys, found.count, found.skipped) == (("id",), 7, 5)
+    assert found.newest_source_time == 1_700_000_000.009
+
+
+def test_what_cannot_be_decoded_is_set_aside_with_its_reason(decoded: Decode) -> None:
+    schema = envelope_schema(
+        struct(
+            id=INT,
+            n={"type": "int32"},
+            blob={"type": "bytes"},
+            dates={"type": "array", "items": {"type": "int32", "name": f"{DEBEZIUM}Date"}},
+        )
+    )
+
+    def row(lsn: int = 1, **values: Any) -> Json:
+        after = {"id": 1, "n": 1, "blob": None, "dates": None, **values}
+        return with_schema(event("u", lsn, after=after), schema)
+
+    unavailable = "was not given"
+    cases: list[tuple[Any, Any, str]] = [
+        ({"id": 1}, b"\xff{}", "UTF-8"),
+        ({"id": 1}, b'{"op":', "not one JSON object"),
+        ({"id": 1}, b"", "not one JSON object"),
+        ({"id": 1}, b"[]", "not one JSON object"),
+        ({"id": 1}, json.dumps(event("c", 1, after={"id": 1})).encode() * 2, "not one JSON object"),
+        ({"id": 1}, b'{"op":"c","op":"d"}', "names a field twice"),
+        ({"id": 1}, {"id": 1, "name": "unwrapped"}, "no op"),
+        ({"id": 1}, event("x", 1), "not known: x"),
+        ({"id": 1}, event("u", 1), "after is no object"),
+        ({"id": 1}, event("c", 1, after='{"_id": 1}'), "after is no object"),
+        ({"id": 1}, {"schema": {"type": "struct"}, "payload": event("c", 1, after={"id": 1})}, "none of Connect's"),
+        (None, event("c", 1, after={"v": 1}), "key column id"),
+        (None, event("d", 1), "key column id"),
+        ({"id": None}, event("d", 1), "key column id"),
+        (b"\xff", event("d", 1), "key column id"),
+        ({"id": 1}, row(n=2**31), "column n does not fit int"),
+        ({"id": 1}, row(n=1.5), "column n does not fit int"),
+        ({"id": 1}, row(n="x"), "column n does not fit int"),
+        ({"id": 1}, row(blob="no base64!"), "column blob does not fit binary"),
+        ({"id": 1}, row(dates=[1, "x"]), "column dates does not fit array<date>"),
+        ({"id": 1}, row(dates=7), "column dates does not fit array<date>"),
+        ({"id": 1}, row(blob=base64.b64encode(PLACEHOLDER.encode()).decode()), unavailable),
+        ({"id": 1}, row(dates=list(PLACEHOLDER.encode())), unavailable),
+        ({"id": 1}, event("u", 1, after={"id": 1, "v": PLACEHOLDER}), unavailable),
+        ({"id": 1}, event("u", 1, after={"id": 1, "v": {PLACEHOLDER: PLACEHOLDER}}), unavailable),
+        ({"id": 1}, event("u", 1, after={"id": 1, "v": [PLACEHOLDER]}), unavailable),
+        ({"id": 1}, {**event("u", 1, after={"id": 1}), "source": {"connector": "postgresql"}}, "place in the order"),
+    ]
+    good = [({"id": 2}, row(2, id=2)), ({"id": 3}, event("d", 3, before={"id": 3, "n": PLACEHOLDER}))]
+    messages = [message(key, value, str(at)) for at, (key, value, _) in enumerate(cases)]
+    found = decoded([*messages, *(message(*each) for each in good)])
+    told = reasons(found)
+    assert [
+        (at, says, told.get(str(at))) for at, (*_, says) in enumerate(cases) if says not in told.get(str(at), "")
+    ] == []
+    assert {row["id"] for row in rows(found)} == {2, 3}
+    kept = {each["origin"]: (each["key"], each["value"]) for each in found.dead.collect()}
+    assert {origin: (key and bytes(key), value and bytes(value)) for origin, (key, value) in kept.items()} == {
+        origin: (key, value) for key, value, origin in messages
+    }
+
+
+REFUSED: list[tuple[list[Message], Json, str]] = [
+    ([message(None, event("t", 1), "t/0/77")], {}, "truncated .t/0/77."),
+    ([message({"id": 1}, event("c", 1, after={"id": 1}, connector="vitess"))], {}, "connector vitess is not known"),
+    ([message({"id": 1}, {"op": "d"})], {}, "source.connector is missing"),
+    ([message(None, event("c", 1, after={"id": 1}))], {}, "no keys"),
+    ([message({key: 1}, event("d", 1)) for key in ("id", "no")], {}, r"several sorts, \(id\) and \(no\)"),
+    ([message({"id": 1}, event("d", 1))], {"sequence_by": "source.lsn +"}, "sequence_by cannot be used"),
+    ([message({"id": 1}, event("c", 1, after={"id": 1, "ID": 1}))], {}, "differ by case alone: ID, id"),
+    (
+        [
+            message({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=INT, v=kind))))
+            for kind in (INT, TEXT)
+        ],
+        {},
+        "column v has changed at the source, and none holds both bigint and string",
+    ),
+]
+
+
+@pytest.mark.parametrize(("messages", "how", "says"), REFUSED)
+def test_what_concerns_the_whole_feed_is_refused_in_a_sentence(
+    decoded: Decode, messages: list[Message], how: Json, says: str
+) -> None:
+    with pytest.raises(FeedError, match=says):
+        decoded(messages, **how)
+
+
+def of_connector(connector: str, **told: Any) -> Json:
+    return {"connector": connector, "ts_ms": 1, "snapshot": None, **told}
+
+
+def binlog(file: str, pos: int, row: int = 0, **more: Any) -> Json:
+    return of_connector("mysql", file=file, pos=pos, row=row, **more)
+
+
+def cdc(commit: str, change: str | None, serial: int | None, **more: Any) -> Json:
+    return of_connector("sqlserver", commit_lsn=commit, change_lsn=change, event_serial_no=serial, **more)
+
+
+#: Of each connector, in the order in which changes were made.
+IN_ORDER: list[list[Json]] = [
+    [
+        source(90, snapshot="true"),
+        source(90, snapshot="last") | {"ts_ms": 2},
+        source(90),
+        source(91),
+        # The log's order is not that of commits: 95 was written before 101 was committed, and read behind it.
+        source(98, 93),
+        source(100, 93) | {"lsn": None, "snapshot": "incremental"},
+        source(95, 101),
+        source(1000, 102),
+        of_connector("postgresql", lsn=20_000),
+    ],
+    [
+        binlog("b.000009", 500, snapshot="true"),
+        binlog("b.000009", 500, 0),
+        binlog("b.000009", 500, 1),
+        binlog("b.000009", 500, 10),
+        binlog("b.000009", 4000, snapshot="incremental"),
+        binlog("b.000010", 4),
+        binlog("b.1000000", 4),
+    ],
+    [
+        cdc("00000025:00000d98:00a2", None, None, snapshot="true"),
+        cdc("00000027:00000758:0005", "00000027:00000758:0003", 1),
+        cdc("00000027:00000758:0005", "00000027:00000758:0003", 2),
+        cdc("00000027:00000758:0005", "00000027:00000758:0004", 1),
+        cdc("0000002a:00000001:0001", "00000027:00000758:0001", 1),
+    ],
+    [
+        of_connector("oracle", scn="900", snapshot="true"),
+        of_connector("oracle", scn="800", commit_scn="950", rs_id=" 0x01.0002", ssn=0),
+        of_connector("oracle", scn="800", commit_scn="950", rs_id=" 0x01.0002", ssn=1),
+        of_connector("oracle", scn="800", commit_scn="950", rs_id=" 0x01.0003", ssn=0),
+        of_connector("oracle", scn="2000", commit_scn="2001", txSeq=2),
+        of_connector("oracle", scn="2000", commit_scn="2001", txSeq=10),
+    ],
+]
+
+
+def test_positions_of_each_connector_are_in_the_order_of_its_changes(decoded: Decode) -> None:
+    messages = [
+        message(
+            {"id": f"{number}/{at:02}"},
+            {"op": "r" if told["snapshot"] in ("true", "last") else "u", "source": told, "after": {}},
+        )
+        for number, changes in enumerate(IN_ORDER)
+        for at, told in enumerate(changes)
+    ]
+    found = decoded(messages)
+    assert reasons(found) == {}
+    order = {row["id"]: row[ORDER] for row in rows(found)}
+    assert len(order) == len(messages)
+    for number in range(len(IN_ORDER)):
+        positions = [order[name] for name in sorted(order) if name.startswith(f"{number}/")]
+        if number == 0:
+            assert positions[0] == positions[1]  # of a snapshot, which has each row once
+        assert positions == sorted(positions)
+        assert len(set(positions)) == len(positions) - (number == 0)
+
+
+def test_a_given_order_and_given_keys_win(decoded: Decode) -> None:
+    messages = [
+        message({"id": 1}, event("c", 1, after={"id": 1, "code": "a"}, connector="vitess", vgtid="17")),
+        # The row of the old code has to go.
+        message({"id": 1}, event("u", 2, before={"id": 1, "code": "a"}, after={"id": 1, "code": "b"}, vgtid="18")),
+        message({"id": 1}, event("u", 2, before={"id": 1, "code": "b"}, after={"id": 1, "code": "b"}, vgtid="19")),
+        message({"id": 1}, event("d", 3, before={"id": 1, "code": "b"}, vgtid="x"), "unordered"),
+    ]
+    how = "struct(try_cast(source.vgtid AS bigint) AS a, transaction.id IS NULL AS b)"
+    found = decoded(messages, keys=["code"], sequence_by=how)
+    told = sorted((row[ORDER]["a"], row["code"], row["id"], row[DELETES]) for row in rows(found))
+    assert told == [(17, "a", 1, False), (18, "a", None, True), (18, "b", 1, False), (19, "b", 1, False)]
+    assert found.count == 4
+    assert set(reasons(found)) == {"unordered"}
+
+
+def test_a_batch_without_changes_has_nothing_to_apply(decoded: Decode) -> None:
+    found = decoded([message({"id": 1}, None), message({"id": 1}, b"{", "bad")])
+    assert (found.count, found.dead_count, found.skipped, found.newest_source_time) == (0, 1, 1, None)
+    assert decoded([]).count == 0
