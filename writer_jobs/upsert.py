@@ -16,7 +16,8 @@ try:
     from pyspark.sql import DataFrame
 
     from lock_manager import Hold
-    from writer_jobs.changes.apply import ChangesResult, apply_changes
+    from writer_jobs.changes.application import ChangesResult
+    from writer_jobs.changes.apply import apply_changes
     from writer_jobs.delta.hadoop_files import HadoopFiles
     from writer_jobs.job.file_stream import ChangeFiles
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write

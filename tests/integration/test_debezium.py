@@ -22,7 +22,7 @@ from writer_jobs import LockedDeltaWriter
 from writer_jobs.changes.apply import ChangesResult, apply_changes
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import FeedError
-from writer_jobs.feeds.debezium import DELETES, ORDER, RowChanges, decode
+from writer_jobs.feeds.debezium.decode import DELETES, ORDER, RowChanges, decode
 
 pytestmark = pytest.mark.spark
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -36,6 +38,10 @@ from writer_jobs.writer import LockedDeltaWriter
 
 log = logging.getLogger(__name__)
 
+#: What a batch counts, by its name.
+COUNTED = (
+    "changes", "folded", "keys", "inserted", "updated", "deleted", "unchanged", "dead_letters", "skipped",
+)  # fmt: skip
 _RAISED = "USER_RAISED_EXCEPTION"
 _METRICS = ("Inserted", "Updated", "Deleted")
 
@@ -59,6 +65,8 @@ class ChangesResult:
         newest_sequence: the largest; None of an empty batch.
         commit: of the table; None if nothing was to be done.
         dead_letters: messages that could not be decoded.
+        skipped: messages that say nothing of a row.
+        newest_at: when the newest change was made, seconds since the epoch; None if changes do not tell.
 
     """
 
@@ -75,15 +83,25 @@ class ChangesResult:
     newest_sequence: Any
     commit: CommitResult | None
     dead_letters: int = 0
+    skipped: int = 0
+    newest_at: float | None = None
+
+    @classmethod
+    def of_nothing(cls, table: str) -> ChangesResult:
+        """Return what became of a batch without changes."""
+        return cls(
+            table=table, version=None, already_applied=False, changes=0, folded=0, keys=0, inserted=0, updated=0,
+            deleted=0, unchanged=0, newest_sequence=None, commit=None,
+        )  # fmt: skip
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Its numbers, by name; JSON values."""
-        names = ("changes", "folded", "keys", "inserted", "updated", "deleted", "unchanged", "dead_letters")
+        """Its numbers, by name, and in ``lag_s`` how old the newest change is, in seconds; JSON values."""
         newest = self.newest_sequence
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in COUNTED},
             "newest_sequence": newest if isinstance(newest, int | float | str | None) else str(newest),
+            "lag_s": None if self.newest_at is None else round(time.time() - self.newest_at, 3),
         }
 
 
@@ -263,11 +281,11 @@ class Application:
         remembered = None
         if remembers:
             passed_over = self._settle(held, lock)
+            # As it was before: what this batch adds to it, its rows say, too.
+            remembered = self._side.all(LockTarget.of(self._side.writer.log, partitions).predicate(), passed_over)
             if self._noted is not None:
                 self._notes.write(Note(self._id, self._writer.log.head().version, held))
                 self._compacts = self._side.add(self._noted, self._id, lock)
-            predicate = LockTarget.of(self._side.writer.log, partitions).predicate()
-            remembered = self._side.all(predicate, passed_over)
 
         def read_table() -> DataFrame:
             table = self._spark.read.format("delta").load(self._writer.location)
@@ -340,4 +358,16 @@ class Application:
             unchanged=self._kind.unchanged(batch, inserted, updated, deleted),
             newest_sequence=batch.newest,
             commit=commit,
+            newest_at=moment_of(batch.newest),
         )
+
+
+def moment_of(sequence: Any) -> float | None:
+    """Return a sequence as seconds since the epoch, if it is a moment or a day; of a struct its first field counts.
+
+    A timestamp without time zone is taken for one of this process's zone, a day for its begin.
+    """
+    first = sequence[0] if isinstance(sequence, tuple) and sequence else sequence
+    if isinstance(first, datetime):
+        return first.timestamp()
+    return time.mktime(first.timetuple()) if isinstance(first, date) else None

@@ -65,7 +65,7 @@ class Kind(Protocol):
         Args:
             rows: the changes that count.
             read_table: returns the table's rows.
-            remembered: keys, fields and ``SEQ`` of all that is remembered, this batch included; None: nothing.
+            remembered: keys, fields and ``SEQ`` of what earlier batches were remembered by; None: nothing.
 
         """
         ...

@@ -59,7 +59,7 @@ class NewestRows(OfRows):
         Args:
             rows: the newest change of each key.
             read_table: returns the table's rows; not needed.
-            tombstones: keys and ``SEQ`` of all deletes that are remembered, those of this batch included.
+            tombstones: keys and ``SEQ`` of the deletes of earlier batches that are remembered.
 
         """
         return rows if tombstones is None else self._without_stale(rows, tombstones)

@@ -62,7 +62,7 @@ class RowHistory(OfRows):
         Args:
             rows: the changes, each key and sequence once.
             read_table: returns the table's rows.
-            tombstones: keys and ``SEQ`` of all deletes that are remembered, those of this batch included.
+            tombstones: keys and ``SEQ`` of the deletes of earlier batches that are remembered.
 
         Returns:
             The columns of the changes, ``START`` and ``END``.

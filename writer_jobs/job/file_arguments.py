@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,14 +57,14 @@ class FileJobArguments(JobArguments):
                 )
 
 
-def add_source(parser: JobParser) -> None:
+def add_source(parser: JobParser, *, formats: Sequence[str] = FORMATS, required: bool = True) -> None:
     """Add which files are read."""
     add = parser.add_argument
     add(
-        "--source", required=True, nargs="+", action="extend", type=text, metavar="FILES",
+        "--source", required=required, default=[], nargs="+", action="extend", type=text, metavar="FILES",
         help="files, folders, globs; paths or URIs that Spark can read. A file that is named twice is read once",
     )  # fmt: skip
-    add("--format", choices=FORMATS, help="of the files; by default what their names tell")
+    add("--format", choices=formats, help="of the files; by default what their names tell")
 
 
 def add_partition_by(parser: JobParser) -> None:

@@ -9,12 +9,11 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from writer_jobs.changes.scd2 import END, START
-from writer_jobs.changes.spec import SEQUENCE
+from writer_jobs.changes.spec import END, SEQUENCE, START
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import SourceError
-from writer_jobs.job.sources import SourceReader, escaped, find_sources
+from writer_jobs.job.sources import LINES, SourceReader, escaped, find_sources
 
 # By default Spark passes over files that are a week older than the newest one, and says nothing.
 _ANY_AGE = {"maxFileAge": "36500d"}
@@ -69,11 +68,7 @@ class ChangeFiles:
             WriteFailedError: a malformed record.
 
         """
-        text = self._files.read_text(self._kept)
-        kept: dict[str, Any] = json.loads(text) if text else {}
-        file_format = self._format or (self._found.format if self._found.files else kept.get("format"))
-        if file_format is None:
-            raise SourceError(f"source {self._source} has no files yet, whose names tell the format: give --format")
+        kept, file_format = self._known(), self.format
         reader = SourceReader(self._spark, self._found, file_format, self._options, table)
         known = StructType.fromJson(kept["columns"]) if kept else None
         if self._found.files:
@@ -90,8 +85,39 @@ class ChangeFiles:
                 "when the first file is there"
             )
         self._files.write_text(self._kept, json.dumps({"format": file_format, "columns": schema.jsonValue()}) + "\n")
-        at_most = {} if most_files is None else {"maxFilesPerTrigger": str(most_files)}
-        return reader.stream(schema, self.path, {**_ANY_AGE, **at_most})
+        return reader.stream(schema, self.path, _of_source(most_files))
+
+    @property
+    def format(self) -> str:
+        """The format: given, told by the files' names, or what it was before.
+
+        Raises:
+            SourceError: nothing tells it yet.
+
+        """
+        told = self._format or (self._found.format if self._found.files else self._known().get("format"))
+        if told is None:
+            raise SourceError(f"source {self._source} has no files yet, whose names tell the format: give --format")
+        return str(told)
+
+    def lines(self, table: str, *, most_files: int | None) -> DataFrame:
+        """Return the lines of the files, ``value`` (string), streaming.
+
+        Args:
+            table: canonical URI, for messages.
+            most_files: of a micro-batch; None: all that are there.
+
+        """
+        reader = SourceReader(self._spark, self._found, "text", self._options, table)
+        return reader.stream(LINES, self.path, _of_source(most_files))
+
+    def _known(self) -> dict[str, Any]:
+        text = self._files.read_text(self._kept)
+        return json.loads(text) if text else {}
+
+
+def _of_source(most_files: int | None) -> dict[str, str]:
+    return _ANY_AGE if most_files is None else {**_ANY_AGE, "maxFilesPerTrigger": str(most_files)}
 
 
 def _with(schema: StructType, known: StructType) -> StructType:

@@ -13,6 +13,7 @@ from typing import Any
 
 from pyspark import SparkContext
 
+from writer_jobs.changes.application import COUNTED
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
@@ -20,8 +21,6 @@ from writer_jobs.delta.session import driver_conf, running_session
 
 # A stream may make millions.
 _LAST = 20
-# What is added up over them.
-_TOTALS = ("changes", "folded", "inserted", "updated", "deleted", "unchanged")
 
 
 def under_spark_submit() -> bool:
@@ -113,7 +112,7 @@ class JobOutput:
         }
         self._commits.append(line)
         self._totals["commits"] += 1
-        self._totals.update({name: line[name] for name in _TOTALS if name in line})
+        self._totals.update({name: line[name] for name in COUNTED if name in line})
         self._line(**line)
 
     def made_before(self) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-from pyspark.sql.types import ArrayType, DataType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from writer_jobs.changes.evolution import is_wider
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
@@ -31,9 +31,13 @@ _DEFAULT_OPTIONS: Mapping[str, Mapping[str, str]] = {
     # enforceSchema would let the header be ignored.
     "csv": {"header": "true", "enforceSchema": "false", "mode": "FAILFAST", **_NO_FILE_LESS},
     "json": {"mode": "FAILFAST", **_NO_FILE_LESS},
+    "text": _NO_FILE_LESS,
     # Else one file's columns are taken for all.
     "parquet": {"mergeSchema": "true", **_NO_FILE_LESS},
 }
+
+#: Columns of files that are read line by line, as ``text``.
+LINES = StructType([StructField("value", StringType())])
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ class SourceReader:
     Args:
         spark: the session.
         sources: the files.
-        file_format: ``csv``, ``json`` or ``parquet``.
+        file_format: ``csv``, ``json``, ``parquet``, or ``text`` for lines.
         options: for Spark's reader, beside and before the strict defaults.
         table: canonical URI, for messages.
 

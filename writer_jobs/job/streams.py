@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import date, datetime
 from typing import Any, Protocol
 
 from pyspark.errors import PySparkException
@@ -36,7 +35,7 @@ _NOTE_SECONDS = 10.0
 
 
 class Applied(Protocol):
-    """What became of a micro-batch; :class:`~writer_jobs.changes.apply.ChangesResult` is one."""
+    """What became of a micro-batch; :class:`~writer_jobs.changes.application.ChangesResult` is one."""
 
     @property
     def already_applied(self) -> bool:
@@ -49,10 +48,6 @@ class Applied(Protocol):
     @property
     def counts(self) -> dict[str, Any]:
         """What it counted; JSON values."""
-
-    @property
-    def newest_sequence(self) -> Any:
-        """The largest, or None."""
 
 
 Apply = Callable[[DataFrame, tuple[str, int], Callable[[Hold], None]], Applied]
@@ -118,17 +113,6 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
         raise CheckpointError(
             f"{checkpoint} is the checkpoint of another query, with {', '.join(changed)}: give a folder of its own"
         )
-
-
-def lag_seconds(newest: Any) -> float | None:
-    """Return how old the newest change is, if its sequence is a moment or a day; of a struct its first field counts.
-
-    A timestamp without time zone counts as one of this process's zone, a day from its begin.
-    """
-    first = newest[0] if isinstance(newest, tuple) and newest else newest
-    if isinstance(first, datetime):
-        return round(time.time() - first.timestamp(), 3)
-    return round(time.time() - time.mktime(first.timetuple()), 3) if isinstance(first, date) else None
 
 
 class _Stream:
@@ -225,6 +209,5 @@ class _Stream:
             applied.commit,
             batch=batch,
             **applied.counts,
-            lag_s=lag_seconds(applied.newest_sequence),
             already_committed=applied.already_applied,
         )

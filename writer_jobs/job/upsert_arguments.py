@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import JobParser, names, text
-from writer_jobs.job.exit_codes import HELP
-from writer_jobs.job.file_arguments import (
-    FileJobArguments,
-    add_partition_by,
-    add_reader_options,
-    add_source,
-    shared_by_file_jobs,
+from writer_jobs.job.changes_arguments import (
+    ChangesJobArguments,
+    add_how_changes_are_stored,
+    add_rest,
+    shared_by_changes_jobs,
 )
+from writer_jobs.job.exit_codes import HELP
+from writer_jobs.job.file_arguments import add_source
 from writer_jobs.job.stream_arguments import HELP as STREAMS
-from writer_jobs.job.stream_arguments import StreamArguments, add_stream, stream_of
 
 #: Name of the job in its help and its messages.
 PROGRAM = "upsert.py"
-_RETENTION_DAYS = 7.0
-_MOST_DAYS = 36_500
 
 _DESCRIPTION = """\
 Apply changes of another store to a Delta table under the table's ZooKeeper lock, so that the table has the newest row
@@ -94,7 +89,7 @@ The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUI
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpsertArguments(FileJobArguments):
+class UpsertArguments(ChangesJobArguments):
     """What ``upsert.py`` was asked to do; see its ``--help``."""
 
     keys: tuple[str, ...]
@@ -102,16 +97,7 @@ class UpsertArguments(FileJobArguments):
     apply_as_deletes: str | None
     column_list: tuple[str, ...] | None
     except_column_list: tuple[str, ...] | None
-    stored_as_scd_type: int
     schema_evolution: bool
-    tombstone_days: float
-    stream: StreamArguments | None
-    max_files_per_batch: int | None
-
-    @property
-    def commits(self) -> int | None:
-        """One, or those of a stream until it ends."""
-        return 1 if self.stream is None else None
 
     @property
     def query(self) -> dict[str, str]:
@@ -121,11 +107,6 @@ class UpsertArguments(FileJobArguments):
             "sequence-by": self.sequence_by,
             "scd-type": str(self.stored_as_scd_type),
         }
-
-    @property
-    def tombstone_retention(self) -> timedelta:
-        """How long a delete is remembered."""
-        return timedelta(days=self.tombstone_days)
 
     def check(self) -> None:
         """Check what can be checked without asking anybody.
@@ -137,14 +118,6 @@ class UpsertArguments(FileJobArguments):
         super().check()
         if self.column_list is not None and self.except_column_list is not None:
             raise ArgumentsError("give --columns or --except-columns, not both")
-        if self.stream is None:
-            if self.max_files_per_batch is not None:
-                raise ArgumentsError("--max-files-per-batch is of a stream: give --trigger, too")
-            return
-        if self.run_id is not None:
-            raise ArgumentsError("give --run-id or --trigger, not both: a stream's checkpoint has it applied once")
-        if len(self.sources) > 1:
-            raise ArgumentsError("with --trigger, --source is one folder or one glob in quotes")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
@@ -164,27 +137,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
     add("--apply-as-deletes", type=text, metavar="SQL", help="which changes delete their row; by default none")
     add("--columns", type=names, metavar="COLS", help="columns that the table gets; by default all")
     add("--except-columns", type=names, metavar="COLS", help="columns that it does not get")
-    add(
-        "--scd-type", default=1, type=int, choices=(1, 2),
-        help="1: the newest row of each key (the default); 2: every row that a key had, valid from __START_AT up to, "
-        "and without, __END_AT",
-    )  # fmt: skip
+    add_how_changes_are_stored(parser)
     add(
         "--schema-evolution", action="store_true",
         help="add columns that the table has not, and widen its types where the changes need it; not of keys",
     )  # fmt: skip
-    add_partition_by(parser)
-    add(
-        "--tombstone-days", default=_RETENTION_DAYS, type=_days, metavar="DAYS",
-        help=f"how long a delete is remembered ({_RETENTION_DAYS:g}): no change may come later than that",
-    )  # fmt: skip
-    parser.add_lock_timeout()
-    add("--run-id", metavar="ID", help="name of this load, unique in the table: it is applied once")
-    add_stream(parser)
-    add("--max-files-per-batch", type=_number, metavar="N", help="most files of a stream's micro-batch")
-    parser.add_report()
-    add_reader_options(parser)
-    parser.add_verbose()
+    add_rest(parser, "a delete is")
     found = parser.parse(argv)
     return UpsertArguments(
         keys=found.keys,
@@ -192,26 +150,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
         apply_as_deletes=found.apply_as_deletes,
         column_list=found.columns,
         except_column_list=found.except_columns,
-        stored_as_scd_type=found.scd_type,
         schema_evolution=found.schema_evolution,
-        tombstone_days=found.tombstone_days,
-        stream=stream_of(found),
-        max_files_per_batch=found.max_files_per_batch,
-        **shared_by_file_jobs(found),
+        **shared_by_changes_jobs(found),
     )
-
-
-def _number(value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is no number from 1")
-    return int(value)
-
-
-def _days(value: str) -> float:
-    try:
-        days = float(value)
-    except ValueError:
-        days = -1.0
-    if not 0 <= days <= _MOST_DAYS:
-        raise argparse.ArgumentTypeError(f"{value!r} is no number of days from 0 to {_MOST_DAYS}")
-    return days

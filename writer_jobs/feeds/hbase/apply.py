@@ -83,4 +83,5 @@ def apply_cells(
         letters = int(bad.get["dead"]) if application.batch.folded else dead.count()
         if letters:
             write_dead_letters(writer, dead, txn=txn, metadata=metadata)
-        return replace(application.run(options), dead_letters=letters)
+        result, newest = application.run(options), application.batch.newest
+        return replace(result, dead_letters=letters, newest_at=None if newest is None else newest / 1000)

@@ -26,7 +26,7 @@ from pyspark.sql.types import BinaryType, DataType, LongType, StringType, Struct
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.parts import S, T, all_of, comparable, named, of
 from writer_jobs.changes.side_table import Remembered
-from writer_jobs.changes.spec import SEQ, ChangeSpec, keeps_history
+from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, keeps_history
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.feeds.hbase.decode import (
@@ -123,8 +123,9 @@ class CellRows:
     def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], remembered: DataFrame | None) -> DataFrame:
         """Return the rows that the batch touches as they are now, and which of them are gone."""
         touched = rows.select(*self._keys).distinct()
-        # This batch is among what is remembered.
-        cells = rows if remembered is None else remembered.join(touched, list(self._spec.keys), "left_semi")
+        cells = rows.drop(DELETED)
+        if remembered is not None:
+            cells = cells.unionByName(remembered.join(touched, list(self._spec.keys), "left_semi"))
         seen = self._seen(self._one_each(cells))
         column = F.lower(self._mapping.column_of(F.col(FAMILY), F.col(QUALIFIER)))
         newest = (

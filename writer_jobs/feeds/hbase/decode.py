@@ -10,17 +10,27 @@ from writer_jobs.changes.spec import DELETED, SEQ
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 
-PUT, DELETE, DELETE_FAMILY_VERSION = "Put", "Delete", "DeleteFamilyVersion"
-DELETE_COLUMN, DELETE_FAMILY = "DeleteColumn", "DeleteFamily"
+#: Types of cells. Source: ``org.apache.hadoop.hbase.KeyValue.Type``.
+PUT, DELETE, DELETE_FAMILY_VERSION, DELETE_COLUMN, DELETE_FAMILY = (
+    "Put",
+    "Delete",
+    "DeleteFamilyVersion",
+    "DeleteColumn",
+    "DeleteFamily",
+)
 _CODES = {PUT: 4, DELETE: 8, DELETE_FAMILY_VERSION: 10, DELETE_COLUMN: 12, DELETE_FAMILY: 14}
-"""Types of cells, and their codes. Source: ``org.apache.hadoop.hbase.KeyValue.Type``."""
 
-FAMILY, QUALIFIER, TYPE = "__sluice_family", "__sluice_qualifier", "__sluice_type"
-VALUE, WRITTEN = "__sluice_value", "__sluice_written"
-"""Columns of decoded cells; of two with one timestamp the one that has more in ``WRITTEN`` counts."""
+#: Columns of decoded cells; of two with one timestamp the one that has more in ``WRITTEN`` counts.
+FAMILY, QUALIFIER, TYPE, VALUE, WRITTEN = (
+    "__sluice_family",
+    "__sluice_qualifier",
+    "__sluice_type",
+    "__sluice_value",
+    "__sluice_written",
+)
 
+#: Why a cell cannot be decoded, null if it can; where it came from; the bytes that it was read from.
 REASON, ORIGIN, MESSAGE = "__sluice_reason", "__sluice_origin", "__sluice_message"
-"""Why a cell cannot be decoded, null if it can; where it came from; the bytes that it was read from."""
 
 _NEEDED = ("row", "family", "timestamp", "type")
 _BYTES = ("row", "family", "qualifier", "value")

@@ -4,8 +4,8 @@ A message is what Kafka Connect's ``JsonConverter`` writes, with schemas or with
 with a reason, so that a feed does not stop at it, and nothing is lost.
 
 Sources: https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-events (operations,
-tombstones, keys, ``unavailable.value.placeholder``), and those named in :mod:`writer_jobs.feeds.positions` and
-:mod:`writer_jobs.feeds.decoders`.
+tombstones, keys, ``unavailable.value.placeholder``), and those named in :mod:`writer_jobs.feeds.debezium.positions` and
+:mod:`writer_jobs.feeds.debezium.decoders`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pyspark.sql.types import DataType, StructType
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import FeedError
-from writer_jobs.feeds.decoders import (
+from writer_jobs.feeds.debezium.decoders import (
     Decoder,
     common_type,
     member,
@@ -42,8 +42,8 @@ from writer_jobs.feeds.decoders import (
     struct_ddl,
     text_of,
 )
-from writer_jobs.feeds.envelopes import ROW, SKIPPED, TRUNCATE, parsed
-from writer_jobs.feeds.positions import is_known, position, source_of
+from writer_jobs.feeds.debezium.envelopes import ROW, SKIPPED, TRUNCATE, parsed
+from writer_jobs.feeds.debezium.positions import is_known, position, source_of
 
 #: Columns beside the row's.
 ORDER, DELETES = "__sluice_order", "__sluice_deletes"
@@ -144,8 +144,9 @@ def decode(
         table: the table that gets the changes; None if there is none yet.
         keys: columns that together name a row; by default those of the messages' keys.
         sequence_by: SQL over the envelope's ``source``, ``op``, ``ts_ms``, ``ts_us``, ``ts_ns``, ``transaction``, and
-            ``origin``; by default the place in the database's log, see :mod:`writer_jobs.feeds.positions`. Fields of
-            ``source`` that no connector known here has are texts.
+            ``origin``; by default the place in the database's log, see
+            :mod:`writer_jobs.feeds.debezium.positions`. Fields of ``source`` that no connector known here has are
+            texts.
         unavailable: the connector's ``unavailable.value.placeholder``.
 
     Raises:

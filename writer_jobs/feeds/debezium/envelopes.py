@@ -9,7 +9,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.feeds.decoders import is_object, member, path
+from writer_jobs.feeds.debezium.decoders import is_object, member, path
 
 #: Operations that change a row.
 ROW_OPS = ("c", "r", "u", "d")

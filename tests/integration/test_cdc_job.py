@@ -1,0 +1,171 @@
+"""``cdc.py`` in this process: cells and events out of files and topics, once and as a stream; what bad input leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from tests.support.deliveries import delivered
+from tests.support.hbase_model import SCHEMA, hbase_shows, histories
+
+pytestmark = pytest.mark.spark
+
+MAPPING = '{"row_key": [{"column": "id", "type": "string"}]}'
+TOPIC = "key binary, value binary, topic string, partition int, offset long, timestamp timestamp, timestampType int"
+
+
+@pytest.fixture
+def mapping(tmp_path: Path) -> Path:
+    file = tmp_path / "mapping.json"
+    file.write_text(MAPPING)
+    return file
+
+
+@pytest.fixture
+def cdc(run_job: Callable[..., Any], table: Path) -> Callable[..., Any]:
+    """Run the job on the table: ``cdc("hbase", "--source", …)``."""
+
+    def run(decoder: str, *arguments: Any) -> Any:
+        return run_job("cdc", "--table", table, "--decoder", decoder, *arguments)
+
+    return run
+
+
+def sentence(done: Any) -> str:
+    (said,) = [line for line in done.error.splitlines() if line.startswith("cdc.py: ")]
+    return str(said)
+
+
+def lines_of(file: Path, objects: Sequence[Any]) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join((each if isinstance(each, str) else json.dumps(each)) + "\n" for each in objects))
+    return file
+
+
+def shown_by(table: Path) -> dict[str, dict[str, str]]:
+    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
+    return {
+        row["id"]: {name.replace("_", ":"): value for name, value in row.items() if name != "id" and value is not None}
+        for row in rows
+    }
+
+
+def event(op: str, at: int, before: dict[str, Any] | None, after: dict[str, Any] | None) -> dict[str, Any]:
+    source = {"connector": "postgresql", "lsn": at, "ts_ms": 1_700_000_000_000 + at, "sequence": f'["{at}","{at}"]'}
+    key = {"id": (after or before or {})["id"]}
+    return {"key": key, "value": {"op": op, "before": before, "after": after, "source": source}}
+
+
+def test_cells_as_lines_and_as_parquet_and_as_a_stream_of_both_are_what_hbase_shows(
+    cdc: Callable[..., Any], mapping: Path, table: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    cells = histories(7, 60)
+    first, second, third = delivered(7, cells, 3)
+    source = lines_of(tmp_path / "1" / "cells.jsonl", [*(each._asdict() for each in first), '{"row": '])
+    report = tmp_path / "report.json"
+    done = cdc("hbase", "--mapping", mapping, "--source", source, "--report", report, "--run-id", "one")
+    assert done.code == 0, done.error
+    assert [line["event"] for line in done.lines] == ["waiting", "holding", "commit"]
+    told = json.loads(report.read_text())
+    assert (told["decoder"], told["commits"][0]["dead_letters"], told["commits"][0]["changes"]) == (
+        "hbase", 1, len(first),
+    )  # fmt: skip
+    assert told["commits"][0]["lag_s"] > 1e9
+    assert shown_by(table) == hbase_shows(first)
+    done = cdc("hbase", "--mapping", mapping, "--source", source, "--run-id", "one")
+    assert (done.code, done.lines[-1]["already_committed"]) == (0, True)
+    spark.createDataFrame(second, SCHEMA).write.parquet(str(tmp_path / "2"))
+    assert cdc("hbase", "--mapping", mapping, "--source", tmp_path / "2").code == 0
+    assert shown_by(table) == hbase_shows([*first, *second])
+    folder, checkpoint = tmp_path / "3", tmp_path / "checkpoint"
+    stream = ("--mapping", mapping, "--source", folder, "--trigger", "available-now", "--checkpoint", checkpoint)
+    for number in range(2):
+        lines_of(folder / f"{number}.jsonl", [each._asdict() for each in third[number::2]])
+        done = cdc("hbase", *stream)
+        assert done.code == 0, done.error
+    assert shown_by(table) == hbase_shows(cells)
+
+
+def test_a_topic_of_debezium_is_the_table_as_a_stream_too(
+    cdc: Callable[..., Any], table: Path, tmp_path: Path, spark: SparkSession
+) -> None:
+    def topic(folder: str, messages: Sequence[dict[str, Any]]) -> None:
+        rows = [
+            (
+                json.dumps(each["key"]).encode(),
+                each["value"] and json.dumps(each["value"]).encode(),
+                "t",
+                0,
+                at,
+                None,
+                0,
+            )
+            for at, each in enumerate(messages)
+        ]
+        # As Kafka's source gives them.
+        spark.createDataFrame(rows, TOPIC).write.mode("append").parquet(str(tmp_path / folder))
+
+    ada, bo = {"id": 1, "name": "Ada"}, {"id": 2, "name": "Bo"}
+    topic("1", [
+        event("u", 5, ada, {**ada, "name": "Ada!"}), event("c", 3, None, bo), event("c", 2, None, ada),
+        event("d", 7, bo, None), {"key": {"id": 2}, "value": None}, {"key": {"id": 3}, "value": {"op": "x"}},
+    ])  # fmt: skip
+    stream = ("--source", tmp_path / "1", "--trigger", "available-now", "--checkpoint", tmp_path / "checkpoint")
+    done = cdc("debezium", *stream, "--format", "parquet")
+    assert done.code == 0, done.error
+    counts = {"changes": 4, "folded": 2, "inserted": 1, "dead_letters": 1, "skipped": 1}
+    assert {name: done.lines[-1][name] for name in counts} == counts
+    topic("1", [event("u", 4, bo, {**bo, "name": "late"}), event("u", 9, ada, {**ada, "name": "Ada?", "age": 36})])
+    done = cdc("debezium", *stream, "--format", "parquet")
+    assert done.code == 0, done.error
+    rows = DeltaTable(table).to_pyarrow_table(columns=["id", "name", "age"]).to_pylist()
+    assert rows == [{"id": 1, "name": "Ada?", "age": 36}]
+    (letter,) = DeltaTable(f"{table}_dead_letters").to_pyarrow_table().to_pylist()
+    assert (letter["origin"], "not known" in letter["reason"]) == ("t/0/5", True)
+
+
+HBASE = ("--mapping", "{mapping}", "--source", "{cells}")
+BAD: list[tuple[str, tuple[str, ...], int, str]] = [
+    ("hbase", ("--source", "{cells}"), 2, "--mapping"),
+    ("hbase", (*HBASE, "--keys", "id"), 2, "--keys"),
+    ("hbase", ("--mapping", "{mapping}"), 2, "--source"),
+    ("hbase", ("--mapping", "/nowhere.json", "--source", "{cells}"), 2, "does not exist"),
+    ("hbase", ("--mapping", "{cells}", "--source", "{cells}"), 2, "has no family, row"),
+    ("hbase", ("--mapping", "{mapping}", "--source", "/nowhere"), 2, "does not exist"),
+    ("hbase-proxy", HBASE, 2, "lines"),
+    ("hbase", ("--mapping", "{mapping}", "--source", "{corrupt}"), 5, ""),
+    ("debezium", ("--source", "{truncate}"), 5, "truncated"),
+    ("debezium", ("--source", "{keyless}"), 5, "key"),
+    ("debezium", ("--kafka", "localhost:1", "--topic", "t"), 2, "--packages"),
+]
+
+
+@pytest.mark.parametrize(("decoder", "arguments", "code", "says"), BAD)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    cdc: Callable[..., Any],
+    mapping: Path,
+    table: Path,
+    tmp_path: Path,
+    decoder: str,
+    arguments: tuple[str, ...],
+    code: int,
+    says: str,
+) -> None:
+    files = {
+        "mapping": mapping,
+        "cells": lines_of(tmp_path / "cells.json", [{"row": "a", "family": "d"}]),
+        "truncate": lines_of(tmp_path / "truncate.json", [{**event("t", 1, None, {"id": 1}), "key": {"id": 1}}]),
+        "keyless": lines_of(tmp_path / "keyless.json", [event("c", 1, None, {"id": 1})["value"]]),
+    }
+    (tmp_path / "corrupt.json.gz").write_bytes(b"\x1f\x8b\x08\x00broken")
+    files["corrupt"] = tmp_path / "corrupt.json.gz"
+    done = cdc(decoder, *(each.format(**files) for each in arguments))
+    assert done.code == code, done.error
+    assert says in sentence(done), done.error
+    assert not table.exists()

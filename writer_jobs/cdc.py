@@ -1,0 +1,87 @@
+"""The job for change data; ``spark-submit … writer_jobs/cdc.py --help`` describes it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):
+    # Run as a script: import the packages from beside this folder, and nothing from within it.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+try:
+    from lock_manager import Hold
+    from writer_jobs.delta.hadoop_files import HadoopFiles
+    from writer_jobs.job.cdc_arguments import PROGRAM, CdcArguments, parse_arguments
+    from writer_jobs.job.cdc_feeds import feed_of
+    from writer_jobs.job.file_stream import ChangeFiles
+    from writer_jobs.job.messages import messages_of_files, messages_of_folder, messages_of_topic
+    from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
+    from writer_jobs.job.stream_arguments import StreamArguments
+    from writer_jobs.job.streams import claim_checkpoint, run_stream
+    from writer_jobs.writer import LockedDeltaWriter
+except ModuleNotFoundError as missing:
+    if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
+        raise
+    print(f"cdc.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints", file=sys.stderr)
+    sys.exit(2)
+
+
+def _cdc(context: JobContext[CdcArguments]) -> None:
+    arguments = context.arguments
+    writer = LockedDeltaWriter(context.spark, context.manager, arguments.table)
+    context.report(table=writer.table)
+    if arguments.stream is None:
+        _once(context, writer)
+    else:
+        _stream(context, writer, arguments.stream)
+
+
+def _once(context: JobContext[CdcArguments], writer: LockedDeltaWriter) -> None:
+    arguments, output = context.arguments, context.output
+    if arguments.kafka is not None and arguments.topic is not None:
+        messages = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=False)
+    else:
+        messages = messages_of_files(
+            context.spark, arguments.sources, arguments.format, arguments.options, writer.table
+        )
+    apply = feed_of(context.spark, arguments, writer, messages)
+
+    def holding(hold: Hold) -> None:
+        output.holding(1, hold.token, hold.acquired_at)
+
+    with failing_store_is_a_failed_write(writer.table), context.stop.deferred(writer.cancel):
+        output.waiting(1, time.time())
+        txn = None if arguments.run_id is None else (arguments.run_id, 1)
+        result = apply(messages.rows, txn, holding)
+        output.commit(1, result.commit, **result.counts)
+
+
+def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:
+    arguments = context.arguments
+    files = HadoopFiles.of(context.spark)
+    query = {**arguments.query, "table": writer.table}
+    if arguments.kafka is not None and arguments.topic is not None:
+        claim_checkpoint(files, how.checkpoint, {**query, "topic": arguments.topic})
+        messages = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=True)
+    else:
+        folder = ChangeFiles(context.spark, arguments.sources[0], arguments.format, arguments.options, how.checkpoint)
+        claim_checkpoint(files, how.checkpoint, {**query, "source": folder.path})
+        messages = messages_of_folder(folder, writer.table, arguments.max_files_per_batch)
+    with failing_store_is_a_failed_write(writer.table):
+        run_stream(context, writer, messages.rows, how, feed_of(context.spark, arguments, writer, messages))
+
+
+#: The job that ``spark-submit`` runs.
+JOB = Job(PROGRAM, parse_arguments, _cdc)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job and return its exit code; see :meth:`Job.run`."""
+    return JOB.run(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(JOB.run_as_program())

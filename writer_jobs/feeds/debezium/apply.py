@@ -1,0 +1,88 @@
+"""``apply_events``: merge Debezium's change events of one table into a Delta table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from lock_manager import Hold
+from writer_jobs.changes.application import ChangesResult
+from writer_jobs.changes.apply import RETENTION, apply_changes
+from writer_jobs.errors import ChangesError, FeedError
+from writer_jobs.feeds.dead_letters import write_dead_letters
+from writer_jobs.feeds.debezium.decode import decode
+from writer_jobs.writer import LockedDeltaWriter
+
+
+def apply_events(
+    writer: LockedDeltaWriter,
+    messages: DataFrame,
+    *,
+    keys: Sequence[str] | None = None,
+    sequence_by: str | None = None,
+    stored_as_scd_type: int = 1,
+    partition_by: Sequence[str] = (),
+    tombstone_retention: timedelta = RETENTION,
+    txn: tuple[str, int] | None = None,
+    lock_timeout_seconds: float | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    before_write: Callable[[Hold], None] | None = None,
+) -> ChangesResult:
+    """Apply a batch of Debezium's events of one table, so that the Delta table equals it, or has its history.
+
+    ::
+
+        apply_events(writer, spark.read.format("kafka")….load().selectExpr("key", "value", "topic AS origin"))
+
+    The rules are those of :func:`writer_jobs.feeds.debezium.decode.decode` and of :func:`writer_jobs.apply_changes`;
+    new columns and wider types come with the events. What cannot be decoded goes to ``<location>_dead_letters``, and is
+    counted; tombstones of Kafka and messages that are about no row are passed over.
+
+    Args:
+        writer: of the table, which is made if there is nothing at its location.
+        messages: ``key`` and ``value`` (binary), ``origin`` (string).
+        keys: columns that together name a row; by default the fields of the messages' keys.
+        sequence_by: SQL over the envelope's ``source``, ``op``, ``ts_ms``, ``transaction`` and ``origin``; by default
+            the place in the database's log.
+        stored_as_scd_type: as for :func:`writer_jobs.apply_changes`, like all that follows.
+        partition_by: likewise.
+        tombstone_retention: likewise.
+        txn: likewise; with it dead letters are written once, too.
+        lock_timeout_seconds: likewise.
+        metadata: likewise.
+        before_write: likewise.
+
+    Raises:
+        ChangesError: the events cannot be ordered, have no key, or truncate the table.
+        SluiceError: see :meth:`LockedDeltaWriter.append`.
+
+    """
+    try:
+        decoded = decode(messages, table=writer.log.state(), keys=keys, sequence_by=sequence_by)
+    except FeedError as error:
+        raise ChangesError(table=writer.table, reason=str(error)) from error
+    with decoded:
+        if decoded.dead_count:
+            write_dead_letters(writer, decoded.dead, txn=txn, metadata=metadata)
+        if not decoded.count:
+            return replace(ChangesResult.of_nothing(writer.table), dead_letters=decoded.dead_count)
+        result = apply_changes(
+            writer,
+            decoded.changes,
+            **decoded.how,
+            stored_as_scd_type=stored_as_scd_type,
+            schema_evolution=True,
+            partition_by=partition_by,
+            tombstone_retention=tombstone_retention,
+            txn=txn,
+            lock_timeout_seconds=lock_timeout_seconds,
+            metadata=metadata,
+            before_write=before_write,
+        )
+        return replace(
+            result, dead_letters=decoded.dead_count, skipped=decoded.skipped, newest_at=decoded.newest_source_time
+        )

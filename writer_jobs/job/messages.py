@@ -1,0 +1,130 @@
+"""Messages of change data: lines of files, rows of Parquet, a topic of Kafka; at once or as a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.errors import SourceError
+from writer_jobs.job.file_stream import ChangeFiles
+from writer_jobs.job.sources import LINES, SourceReader, find_sources
+
+_TOPIC_COLUMNS = {"value", "topic", "partition", "offset"}
+
+
+@dataclass(frozen=True)
+class Messages:
+    """Messages, or rows that are none.
+
+    Attributes:
+        rows: ``key`` and ``value`` (binary) and ``origin`` (string: topic/partition/offset, or a file); or, of Parquet
+            without the columns of Kafka's source, what the files have.
+        are_lines: whether each is a line of a file.
+        are_rows: whether they are no messages, but rows with columns of their own.
+
+    """
+
+    rows: DataFrame
+    are_lines: bool = False
+    are_rows: bool = False
+
+
+def messages_of_topic(
+    spark: SparkSession, servers: str, topic: str, options: Mapping[str, str], *, stream: bool
+) -> Messages:
+    """Return the messages of a Kafka topic, by Spark's own source.
+
+    Args:
+        spark: the session; the source's package has to be on its class path.
+        servers: ``host:port,…``.
+        topic: its name.
+        options: of the source, such as ``kafka.security.protocol``.
+        stream: whether to go on with what comes.
+
+    Raises:
+        SourceError: the source is not on the class path, or refuses an option.
+
+    """
+    reader = (spark.readStream if stream else spark.read).format("kafka").option("startingOffsets", "earliest")
+    try:
+        read = reader.options(**{**options, "kafka.bootstrap.servers": servers, "subscribe": topic}).load()
+    except (*JVM_ERRORS, PySparkException) as error:
+        reason = one_sentence(error)
+        if "kafka" in reason and "find" in reason:
+            reason = (
+                "Spark's source for Kafka is not on the class path: give spark-submit --packages "
+                f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
+            )
+        raise SourceError(f"topic {topic} cannot be read: {reason}") from error
+    return Messages(of_topic(read))
+
+
+def messages_of_files(
+    spark: SparkSession, sources: tuple[str, ...], file_format: str | None, options: Mapping[str, str], table: str
+) -> Messages:
+    """Return the messages in files.
+
+    Args:
+        spark: the session.
+        sources: files, folders, globs.
+        file_format: ``json`` (a message a line) or ``parquet``; None: what the names tell.
+        options: of Spark's reader.
+        table: canonical URI, for messages.
+
+    Raises:
+        SourceError: they are not there, or have no such format.
+
+    """
+    found = find_sources(HadoopFiles.of(spark), sources)
+    if _known(file_format or found.format) == "json":
+        return Messages(_of_lines(SourceReader(spark, found, "text", options, table).read(LINES)), are_lines=True)
+    reader = SourceReader(spark, found, "parquet", options, table)
+    return _of_parquet(reader.read(reader.schema_of_changes(None)))
+
+
+def messages_of_folder(files: ChangeFiles, table: str, most_files: int | None) -> Messages:
+    """Return the messages in the files that come into a folder, streaming.
+
+    Args:
+        files: the folder.
+        table: canonical URI, for messages.
+        most_files: of a micro-batch; None: all that are there.
+
+    Raises:
+        SourceError: nothing tells the format or the columns yet.
+
+    """
+    if _known(files.format) == "json":
+        return Messages(_of_lines(files.lines(table, most_files=most_files)), are_lines=True)
+    return _of_parquet(files.frame(None, table, evolves=False, most_files=most_files))
+
+
+def of_topic(read: DataFrame) -> DataFrame:
+    """Return messages of what has the columns of Kafka's source."""
+    key = F.col("key") if "key" in read.columns else F.lit(None)
+    origin = F.concat_ws("/", "topic", "partition", "offset")
+    return read.select(key.cast("binary").alias("key"), F.col("value").cast("binary"), origin.alias("origin"))
+
+
+def _of_lines(lines: DataFrame) -> DataFrame:
+    return lines.select(
+        F.lit(None).cast("binary").alias("key"),
+        F.col("value").cast("binary"),
+        F.col("_metadata.file_path").alias("origin"),
+    ).where(F.octet_length("value") > 0)
+
+
+def _of_parquet(rows: DataFrame) -> Messages:
+    return Messages(of_topic(rows)) if set(rows.columns) >= _TOPIC_COLUMNS else Messages(rows, are_rows=True)
+
+
+def _known(file_format: str) -> str:
+    if file_format not in ("json", "parquet"):
+        raise SourceError(f"messages come in json or parquet files, not in {file_format}")
+    return file_format
