@@ -15,8 +15,8 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
@@ -40,7 +40,6 @@ from writer_jobs.feeds.debezium.decoders import (
     of_inferred,
     path,
     struct_ddl,
-    text_of,
 )
 from writer_jobs.feeds.debezium.envelopes import ROW, SKIPPED, TRUNCATE, parsed
 from writer_jobs.feeds.debezium.positions import is_known, position, source_of
@@ -157,7 +156,12 @@ def decode(
         envelopes = parsed(messages).localCheckpoint()
         with closing(_Kept(envelopes)):
             batch = _Batch(envelopes, table, keys, sequence_by)
-            return batch.result(batch.rows(unavailable).localCheckpoint())
+            kept = _Kept(batch.rows(unavailable).localCheckpoint())
+            with ExitStack() as on_failure:
+                on_failure.callback(kept.close)
+                result = batch.result(kept)
+                on_failure.pop_all()
+            return result
     except (*JVM_ERRORS, PySparkException) as error:
         raise FeedError(f"the messages cannot be decoded: {one_sentence(error)}") from error
 
@@ -194,6 +198,10 @@ class _Batch:
             known = {name.lower(): kind for name, (kind, _) in self._columns.items()} | self._table
             self._groups.append(_Group.of(group, known))
             self._columns = self._of_all_groups()
+        # As the messages spell them.
+        spelled = {name.lower(): name for group in self._groups for name in (*group.keys, *group.columns)}
+        self.keys = tuple(spelled.get(name.lower(), name) for name in self.keys)
+        self._columns = self._of_all_groups()
 
     def rows(self, unavailable: str) -> DataFrame:
         """Return the messages with the row of each, or the reason why it has none."""
@@ -205,14 +213,11 @@ class _Batch:
         read = self._ordered(read).select(
             *("key", "value", "origin", "op", "reason", "group", ORDER),
             F.try_variant_get("payload", path("source", "ts_ms"), "bigint").alias("source_ms"),
-            F.struct(*values, F.lit(0).alias("_")).alias("raw"),
+            _struct(values).alias("raw"),
             self._old().alias("old"),
         )
         raw = {name: F.col("raw").getField(name) for name in self._columns}
-        read = read.select(
-            "*",
-            F.struct(*(self._decoded(name, raw[name]).alias(name) for name in raw), F.lit(0).alias("_")).alias("row"),
-        )
+        read = read.withColumn("row", _struct([self._decoded(name, raw[name]).alias(name) for name in raw]))
         reason = F.coalesce(F.col("reason"), self._reason(raw, _placeholders(unavailable), read.schema[ORDER].dataType))
         read = read.withColumn("reason", reason).drop("raw", "group")
         dead = F.col("reason").isNotNull()
@@ -223,8 +228,9 @@ class _Batch:
             self._moved().alias("moved"),
         )
 
-    def result(self, rows: DataFrame) -> RowChanges:
-        """Return what became of the batch."""
+    def result(self, kept: _Kept) -> RowChanges:
+        """Return what became of the batch, of which :meth:`rows` are kept."""
+        rows = kept.rows
         good = F.col("reason").isNull()
         found = rows.agg(
             F.count_if(good).alias("count"),
@@ -250,7 +256,7 @@ class _Batch:
             dead_count=found["dead"],
             skipped=self._skipped,
             newest_source_time=None if newest is None else newest / 1000,
-            kept=_Kept(rows),
+            kept=kept,
         )
 
     # -- what the batch is -----------------------------------------------------------------------------------------
@@ -303,27 +309,38 @@ class _Batch:
 
     def _raw(self, name: str) -> Column:
         """Return what a message says of a column."""
-        deletes = F.col("op") == "d"
-        after = member(F.col("payload"), "after", name)
-        if name not in self.keys:
-            return F.when(~deletes, after)
-        key = member(F.col("key_payload"), name)
-        before = member(F.col("payload"), "before", name)
-        return F.when(deletes, F.coalesce(key, before)).otherwise(F.coalesce(after, key))
+        deletes, payload = F.col("op") == "d", F.col("payload")
+
+        def found(decoder: Decoder) -> Column:
+            after = decoder.raw(payload, "after", name)
+            if name not in self.keys:
+                return F.when(~deletes, after)
+            key = decoder.raw(F.col("key_payload"), name)
+            before = decoder.raw(payload, "before", name)
+            return F.when(deletes, F.coalesce(key, before)).otherwise(F.coalesce(after, key))
+
+        return self._by_group(name, found)
+
+    def _raw_of(self, name: str, part: str) -> Column:
+        return self._by_group(name, lambda decoder: decoder.raw(F.col("payload"), part, name))
+
+    def _by_group(self, name: str, of: Callable[[Decoder], Column]) -> Column:
+        """Return an expression that depends on how a message's group writes a column."""
+        decoders = self._columns[name][1]
+        if len(decoders) == 1:
+            return of(next(iter(decoders)))
+        conditions = [(F.col("group").isin(*groups), of(decoder)) for decoder, groups in decoders.items()]
+        return reduce(lambda chosen, each: chosen.when(*each), conditions[1:], F.when(*conditions[0]))
 
     def _decoded(self, name: str, raw: Column) -> Column:
-        kind, decoders = self._columns[name]
-        value = F.lit(None).cast(kind)
-        for decoder, groups in decoders.items():
-            decoded = decoder.decode(raw).cast(kind)
-            value = decoded if len(decoders) == 1 else F.when(F.col("group").isin(*groups), decoded).otherwise(value)
-        return value
+        kind = self._columns[name][0]
+        return self._by_group(name, lambda decoder: decoder.of_raw(raw).cast(kind))
 
     def _old(self) -> Column:
         """Return the key that a row had before an update, where keys were given that need not be Debezium's."""
         if not (self._moves and self.keys and all(name in self._columns for name in self.keys)):
             return F.lit(None).cast("struct<_: int>")
-        values = {name: self._decoded(name, member(F.col("payload"), "before", name)) for name in self.keys}
+        values = {name: self._decoded(name, self._raw_of(name, "before")) for name in self.keys}
         there = F.col("op") == "u"
         for value in values.values():
             there = there & value.isNotNull()
@@ -353,7 +370,7 @@ class _Batch:
 
     def _reason(self, raw: Mapping[str, Column], placeholders: Iterable[str], order: DataType) -> Column:
         """Return why a message of a row cannot be applied, the first of several reasons."""
-        row, writes = F.col("row"), F.col("op") != "d"
+        row, writes, unavailable = F.col("row"), F.col("op") != "d", F.array(*map(F.lit, placeholders))
         bad = [number for number, group in enumerate(self._groups) if group.problem]
         found = F.when(F.col("group").isin(*bad), "its schema is none of Connect's for a change event")
         for name in self.keys:
@@ -362,7 +379,7 @@ class _Batch:
         for name in raw:
             kind = self._columns[name][0]
             found = found.when(
-                writes & text_of(raw[name]).isin(*placeholders),
+                writes & F.array_contains(unavailable, raw[name]),
                 f"the connector was not given the value of the column {name} (unavailable.value.placeholder)",
             )
             unlike = raw[name].isNotNull() & row.getField(name).isNull()
@@ -454,6 +471,11 @@ def _inferred(shape: str, types: Mapping[str, DataType]) -> dict[str, Decoder]:
     return {name: decoder for name, decoder in found.items() if decoder is not None}
 
 
+def _struct(columns: list[Column]) -> Column:
+    """Return a struct; of a batch without columns one of something."""
+    return F.struct(*(columns or [F.lit(None).cast("int").alias("_")]))
+
+
 def _placeholders(text: str) -> list[str]:
     """Return what stands for a value that the connector was not given, as each type is written.
 
@@ -461,6 +483,13 @@ def _placeholders(text: str) -> list[str]:
     """
     octets = text.encode()
     binary = base64.b64encode(octets).decode()
-    named = bytearray(hashlib.md5(octets, usedforsecurity=False).digest())
-    several = [[text], [binary], list(octets), [str(uuid.UUID(bytes=bytes(named), version=3))], {text: text}]
+    several = [
+        text,
+        binary,
+        [text],
+        [binary],
+        list(octets),
+        [str(uuid.UUID(bytes=hashlib.md5(octets, usedforsecurity=False).digest(), version=3))],
+        {text: text},
+    ]
     return [text, binary, *(json.dumps(each, separators=(",", ":")) for each in several)]

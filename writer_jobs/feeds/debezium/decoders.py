@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import reduce
 from typing import Any
 
@@ -60,7 +61,7 @@ class Decoder:
 
     Attributes:
         type: Spark's.
-        wire: how they are written; a key of ``_WIRES``.
+        wire: how they are written; a key of ``_TEXTS`` or of ``_PARSED``.
         scale: of decimals.
         parts: decoders of fields, or of elements.
 
@@ -72,8 +73,23 @@ class Decoder:
     parts: tuple[tuple[str, Decoder], ...] = ()
 
     def decode(self, value: Column) -> Column:
-        """Return the value; null if there is none, or if it does not fit."""
-        return _WIRES[self.wire](self, value)
+        """Return a parsed value as Spark's; null if there is none, or if it does not fit."""
+        return _PARSED[self.wire](self, value) if self.wire in _PARSED else _TEXTS[self.wire](self, text_of(value))
+
+    def raw(self, payload: Column, *names: str) -> Column:
+        """Return a part of a payload as :meth:`of_raw` takes it; null if there is none.
+
+        As text: each parsed value carries the names of all fields of its message.
+        """
+        if self.wire in _PARSED:
+            return F.to_json(member(payload, *names))
+        return F.try_variant_get(payload, path(*names), "string")
+
+    def of_raw(self, raw: Column) -> Column:
+        """Return what :meth:`raw` has found as Spark's; null if there is none, or if it does not fit."""
+        if self.wire in _PARSED:
+            return once(F.try_parse_json(raw), self.decode)
+        return _TEXTS[self.wire](self, raw)
 
     def for_column(self, kind: DataType | None) -> Decoder:
         """Return this, fitted to the type that the table's column has where Spark has several for one value."""
@@ -101,6 +117,11 @@ def path(*names: str) -> str:
 def is_object(value: Column) -> Column:
     """Tell whether a parsed value is an object."""
     return F.try_variant_get(value, "$", "struct<_: variant>").isNotNull()
+
+
+def once(value: Column, then: Callable[[Column], Column]) -> Column:
+    """Compute a value once for an expression that needs it several times."""
+    return F.transform(F.array(value), then)[0]
 
 
 def text_of(value: Column) -> Column:
@@ -232,15 +253,13 @@ _WITHOUT_SCHEMA: Mapping[type[DataType], str] = {
     DateType: "date",
     TimestampType: "zoned",
     TimestampNTZType: "zoned",
+    VariantType: "variant",
 }
 
 # -- how values are written --------------------------------------------------------------------------------------------
 
 
-def _plain(decoder: Decoder, value: Column) -> Column:
-    if isinstance(decoder.type, VariantType):
-        return value
-    text = text_of(value)
+def _plain(decoder: Decoder, text: Column) -> Column:
     return _exactly(text, decoder.type) if isinstance(decoder.type, DecimalType) else text.try_cast(decoder.type)
 
 
@@ -250,18 +269,17 @@ def _exactly(text: Column, kind: DecimalType) -> Column:
     return F.when(behind <= kind.scale, text.try_cast(kind))
 
 
-def _base64(_: Decoder, value: Column) -> Column:
-    return F.try_to_binary(text_of(value), F.lit("base64"))
+def _base64(_: Decoder, text: Column) -> Column:
+    return F.try_to_binary(text, F.lit("base64"))
 
 
-def _days(_: Decoder, value: Column) -> Column:
-    return F.date_add(F.lit(_EPOCH).cast("date"), text_of(value).try_cast("int"))
+def _days(_: Decoder, text: Column) -> Column:
+    return F.date_add(F.lit(_EPOCH).cast("date"), text.try_cast("int"))
 
 
-def _date(decoder: Decoder, value: Column) -> Column:
-    text = text_of(value)
+def _date(decoder: Decoder, text: Column) -> Column:
     number = text.rlike(r"^-?\d+$")
-    return F.when(number, _days(decoder, value)).otherwise(F.regexp_replace(text, "Z$", "").try_cast("date"))
+    return F.when(number, _days(decoder, text)).otherwise(F.regexp_replace(text, "Z$", "").try_cast("date"))
 
 
 _UNITS: Mapping[str, Callable[[Column], Column]] = {
@@ -271,15 +289,14 @@ _UNITS: Mapping[str, Callable[[Column], Column]] = {
 }
 
 
-def _time(decoder: Decoder, value: Column) -> Column:
-    micros = _UNITS[decoder.wire](text_of(value).try_cast("bigint"))
+def _time(decoder: Decoder, text: Column) -> Column:
+    micros = _UNITS[decoder.wire](text.try_cast("bigint"))
     if isinstance(decoder.type, TimestampNTZType):
         return F.timestamp_add("MICROSECOND", micros, F.lit(_EPOCH).cast(decoder.type))
     return F.timestamp_micros(micros)
 
 
-def _zoned(decoder: Decoder, value: Column) -> Column:
-    text = text_of(value)
+def _zoned(decoder: Decoder, text: Column) -> Column:
     moment = text.try_cast(decoder.type)
     return F.when(text.rlike(_ZONED), moment) if isinstance(decoder.type, TimestampType) else moment
 
@@ -287,8 +304,22 @@ def _zoned(decoder: Decoder, value: Column) -> Column:
 def _unscaled(decoder: Decoder, value: Column) -> Column:
     # A text is base64 by default, a number if decimal.format is NUMERIC.
     text, is_text = text_of(value), F.schema_of_variant(value) == "STRING"
-    written = F.when(is_text, _decimal_text(F.try_to_binary(text, F.lit("base64")), F.lit(decoder.scale)))
-    return _as_number(decoder.type, written.otherwise(text))
+    unscaled = F.try_to_binary(text, F.lit("base64"))
+    if isinstance(decoder.type, DecimalType) and decoder.type.precision <= _LONG_DIGITS:
+        return F.when(
+            is_text, once(unscaled, lambda octets: _short(octets, decoder.scale)).try_cast(decoder.type)
+        ).otherwise(_exactly(text, decoder.type))
+    return _as_number(decoder.type, F.when(is_text, _decimal_text(unscaled, F.lit(decoder.scale))).otherwise(text))
+
+
+def _short(unscaled: Column, scale: int) -> Column:
+    """Return the decimal of a two's complement of at most 64 bits, as most are."""
+    hexed = F.hex(unscaled)
+    padded = F.lpad(hexed, F.lit(2 * _WORD), F.when(F.substring(hexed, 1, 1) >= "8", "F").otherwise("0"))
+    unit = F.lit(Decimal(1).scaleb(-scale)).cast(DecimalType(scale + 1, scale))
+    fits = F.length(unscaled).between(1, _WORD)
+    # With more digits Spark would round the product: it has 38 in all.
+    return F.when(fits, F.conv(padded, 16, -10).try_cast(DecimalType(_LONG_DIGITS, 0)) * unit)
 
 
 def _variable(decoder: Decoder, value: Column) -> Column:
@@ -306,9 +337,9 @@ def _decimal_text(unscaled: Column, scale: Column) -> Column:
     By words of 32 bits, for no number of Spark's has more than 38 digits; null for more.
     """
     fits = (F.length(unscaled) > 0) & (F.length(unscaled) <= _MOST_BYTES)
-    number = _with(F.hex(unscaled), _number)
+    number = once(F.hex(unscaled), _number)
     return F.when(
-        fits, _with(number, lambda whole: _with(_digits(whole, scale), lambda text: _point(whole, text, scale)))
+        fits, once(number, lambda whole: once(_digits(whole, scale), lambda text: _point(whole, text, scale)))
     )
 
 
@@ -335,11 +366,6 @@ def _point(number: Column, digits: Column, scale: Column) -> Column:
     sign = F.when(number < 0, "-").otherwise("")
     before = F.substring(digits, F.lit(1), F.length(digits) - F.greatest(scale, F.lit(0)))
     return F.concat(sign, before, F.when(scale > 0, F.concat(F.lit("."), F.right(digits, scale))).otherwise(""))
-
-
-def _with(value: Column, then: Callable[[Column], Column]) -> Column:
-    """Compute a value once for an expression that needs it several times."""
-    return F.transform(F.array(value), then)[0]
 
 
 def _of_struct(decoder: Decoder, value: Column) -> Column:
@@ -372,15 +398,18 @@ def _nothing(value: Column) -> Column:
     return value.isNull() | F.is_variant_null(value)
 
 
-_WIRES: Mapping[str, Callable[[Decoder, Column], Column]] = {
+_TEXTS: Mapping[str, Callable[[Decoder, Column], Column]] = {
     "plain": _plain,
     "base64": _base64,
     "days": _days,
     "date": _date,
     **dict.fromkeys(_UNITS, _time),
     "zoned": _zoned,
+}
+_PARSED: Mapping[str, Callable[[Decoder, Column], Column]] = {
     "unscaled": _unscaled,
     "variable": _variable,
+    "variant": lambda _, value: value,
     "struct": _of_struct,
     "array": _of_array,
     "map": _of_map,

@@ -95,7 +95,7 @@ def _scns() -> Column:
     )
 
 
-_POSITIONS: Mapping[tuple[str, ...], Callable[[], Column]] = {
+_POSITIONS: dict[tuple[str, ...], Callable[[], Column]] = {
     ("postgresql",): _postgresql,
     ("mysql", "mariadb"): _binlog,
     ("sqlserver", "db2"): _lsns,
