@@ -63,12 +63,19 @@ def before_each_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Have each batch pass through a function: ``before_each_batch(lambda go_on, txn: go_on(txn))``."""
 
     def through(function: Callable[..., Any]) -> None:
-        real = upsert_module._apply
-
         def apply(arguments: Any, writer: Any, rows: Any, txn: Any, holding: Any) -> Any:
-            return function(lambda mark: real(arguments, writer, rows, mark, holding), txn)
+            def go_on(mark: Any, under_lock: Callable[[], None] = lambda: None) -> Any:
+                def held(hold: Any) -> None:
+                    holding(hold)
+                    under_lock()
+
+                return real(arguments, writer, rows, mark, held)
+
+            return function(go_on, txn)
 
         monkeypatch.setattr(upsert_module, "_apply", apply)
+
+    real = upsert_module._apply
 
     return through
 
@@ -117,7 +124,8 @@ def test_each_file_is_applied_once_and_what_comes_later_the_next_time(
     told = json.loads(report.read_text())
     assert (told["exit_code"], [line["batch"] for line in told["commits"]]) == (0, [0, 1, 2])
     assert told["totals"] == {
-        "commits": 3, "changes": 4, "folded": 4, "inserted": 2, "updated": 1, "deleted": 1, "unchanged": 0,
+        "commits": 3, "changes": 4, "folded": 4, "keys": 4, "inserted": 2, "updated": 1, "deleted": 1, "unchanged": 0,
+        "dead_letters": 0, "skipped": 0,
     }  # fmt: skip
 
     again = stream(*ONE_BY_ONE)
@@ -201,25 +209,27 @@ def test_a_signal_lets_a_batch_with_its_lock_come_to_its_end_and_one_that_waits_
     table: Path,
     rows_of: Callable[..., Any],
 ) -> None:
-    def apply(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
-        if signals:
-            os.kill(os.getpid(), signals.pop())
+    def stopped_before(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
         return go_on(txn)
 
-    before_each_batch(apply)
+    def stopped_under_its_lock(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
+        return go_on(txn, lambda: os.kill(os.getpid(), signal.SIGINT))
+
     put("1.csv", [(1, "Ada", 1, "c")], age=20)
     put("2.csv", [(2, "Bo", 1, "c")], age=10)
     for_hours = ("--trigger", "1 hour", "--max-files-per-batch", "1")
-    signals = [signal.SIGTERM]
+    before_each_batch(stopped_before)
     with make_rival().acquire(table):
         done = stream(*for_hours)
     assert (done.code, sentence(done)) == (143, "upsert.py: stopped by SIGTERM")
     assert [line["event"] for line in done.lines] == ["waiting"]
-    signals = [signal.SIGINT]
+    before_each_batch(stopped_under_its_lock)
     done = stream(*for_hours)
     assert (done.code, sentence(done)) == (130, "upsert.py: stopped by SIGINT (commit 1 is in the table)")
     assert [line["batch"] for line in done.commits] == [0]
     # That it is done was noted, too.
+    before_each_batch(lambda go_on, txn: go_on(txn))
     done = stream(*ONE_BY_ONE)
     assert [line["batch"] for line in done.commits] == [1], done.error
     assert rows_of(table, "id", "name") == [(1, "Ada"), (2, "Bo")]
