@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.change_commits import batches_in
 from writer_jobs import upsert as upsert_module
 
 pytestmark = pytest.mark.spark
@@ -76,16 +77,6 @@ def before_each_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def sentence(done: Any) -> str:
     (said,) = [line for line in done.error.splitlines() if line.startswith("upsert.py: ")]
     return str(said)
-
-
-def batches_in(table: Path) -> list[int | None]:
-    """Return the number of the batch that each commit of changes notes, oldest first."""
-    found: list[int | None] = []
-    for file in sorted(table.glob("_delta_log/*.json")):
-        actions = [json.loads(line) for line in file.read_text().splitlines()]
-        if any("changes" in action.get("commitInfo", {}).get("sluice", {}) for action in actions):
-            found.append(next((action["txn"]["version"] for action in actions if "txn" in action), None))
-    return found
 
 
 def test_each_file_is_applied_once_and_what_comes_later_the_next_time(

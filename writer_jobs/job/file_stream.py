@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -69,8 +70,7 @@ class ChangeFiles:
             WriteFailedError: a malformed record.
 
         """
-        text = self._files.read_text(self._kept)
-        kept: dict[str, Any] = json.loads(text) if text else {}
+        kept = self._read()
         file_format = self._format or (self._found.format if self._found.files else kept.get("format"))
         if file_format is None:
             raise SourceError(f"source {self._source} has no files yet, whose names tell the format: give --format")
@@ -89,9 +89,17 @@ class ChangeFiles:
                 f"source {self._source} has no files yet, and there is no table that has the columns: start the stream "
                 "when the first file is there"
             )
-        self._files.write_text(self._kept, json.dumps({"format": file_format, "columns": schema.jsonValue()}) + "\n")
+        if (now := {"format": file_format, "columns": schema.jsonValue()}) != kept:
+            self._files.write_text(self._kept, json.dumps(now) + "\n")
         at_most = {} if most_files is None else {"maxFilesPerTrigger": str(most_files)}
         return reader.stream(schema, self.path, {**_ANY_AGE, **at_most})
+
+    def _read(self) -> dict[str, Any]:
+        """Return what is kept; nothing, if a start was killed while it wrote."""
+        with suppress(ValueError):
+            kept: dict[str, Any] = json.loads(self._files.read_text(self._kept) or "{}")
+            return kept
+        return {}
 
 
 def _with(schema: StructType, known: StructType) -> StructType:
