@@ -13,7 +13,6 @@ import pytest
 
 from lock_manager import ZookeeperLockManager
 from tests.support.change_commits import batches_in
-from tests.support.running import pythons_of
 from tests.support.submitted_job import SubmittedJob
 from writer_jobs import upsert as upsert_module
 
@@ -71,8 +70,7 @@ def test_a_stream_that_is_killed_goes_on_and_ends_when_it_is_told_to(
     eventually(
         lambda: FILES - 1 in [line["batch"] for line in second.commits], within=240, what="the file that came later"
     )
-    (python,) = pythons_of(second.process.pid)
-    os.kill(python, signal.SIGTERM)
+    os.kill(second.python, signal.SIGTERM)
     assert second.wait() == 143, second.error
     (sentence,) = second.sentences
     assert sentence.startswith("upsert.py: stopped by SIGTERM")

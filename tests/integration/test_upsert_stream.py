@@ -60,14 +60,21 @@ def stream(run_job: Callable[..., Any], table: Path, landing: Path, tmp_path: Pa
 
 
 @pytest.fixture
-def before_each_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have each batch pass through a function: ``before_each_batch(lambda go_on, txn: go_on(txn))``."""
+def through_batches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have each batch pass through a function: ``through_batches(lambda go_on, txn: go_on(txn, under_lock=…))``."""
 
     def through(function: Callable[..., Any]) -> None:
         real = upsert_module._apply
 
         def apply(arguments: Any, writer: Any, rows: Any, txn: Any, holding: Any) -> Any:
-            return function(lambda mark: real(arguments, writer, rows, mark, holding), txn)
+            def go_on(mark: Any, under_lock: Callable[[], None] = lambda: None) -> Any:
+                def held(hold: Any) -> None:
+                    holding(hold)
+                    under_lock()
+
+                return real(arguments, writer, rows, mark, held)
+
+            return function(go_on, txn)
 
         monkeypatch.setattr(upsert_module, "_apply", apply)
 
@@ -125,7 +132,7 @@ def test_each_file_is_applied_once_and_what_comes_later_the_next_time(
 def test_a_batch_whose_process_ends_behind_its_commit_is_not_applied_again(
     stream: Callable[..., Any],
     put: Callable[..., Path],
-    before_each_batch: Callable[..., None],
+    through_batches: Callable[..., None],
     table: Path,
     rows_of: Callable[..., Any],
     *,
@@ -140,7 +147,7 @@ def test_a_batch_whose_process_ends_behind_its_commit_is_not_applied_again(
             raise KilledError
         return done
 
-    before_each_batch(apply)
+    through_batches(apply)
     put("1.csv", [(1, "Ada", 1, "c"), (2, "Bo", 1, "c")], age=20)
     put("2.csv", [(1, "Eva", 2, "u"), (2, None, 3, "d")], age=10)
     with pytest.raises(KilledError):
@@ -187,30 +194,31 @@ def test_what_a_batch_fails_with_ends_the_job_and_a_mended_file_lets_it_go_on(
 def test_a_signal_lets_a_batch_with_its_lock_come_to_its_end_and_one_that_waits_give_up(
     stream: Callable[..., Any],
     put: Callable[..., Path],
-    before_each_batch: Callable[..., None],
+    through_batches: Callable[..., None],
     make_rival: Callable[..., Any],
     table: Path,
     rows_of: Callable[..., Any],
 ) -> None:
     def apply(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
-        if signals:
-            os.kill(os.getpid(), signals.pop())
-        return go_on(txn)
+        if where == "waiting":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return go_on(txn, lambda: os.kill(os.getpid(), signal.SIGINT) if where == "holding" else None)
 
-    before_each_batch(apply)
+    through_batches(apply)
     put("1.csv", [(1, "Ada", 1, "c")], age=20)
     put("2.csv", [(2, "Bo", 1, "c")], age=10)
     for_hours = ("--trigger", "1 hour", "--max-files-per-batch", "1")
-    signals = [signal.SIGTERM]
+    where = "waiting"
     with make_rival().acquire(table):
         done = stream(*for_hours)
     assert (done.code, sentence(done)) == (143, "upsert.py: stopped by SIGTERM")
     assert [line["event"] for line in done.lines] == ["waiting"]
-    signals = [signal.SIGINT]
+    where = "holding"
     done = stream(*for_hours)
     assert (done.code, sentence(done)) == (130, "upsert.py: stopped by SIGINT (commit 1 is in the table)")
     assert [line["batch"] for line in done.commits] == [0]
     # That it is done was noted, too.
+    where = "nowhere"
     done = stream(*ONE_BY_ONE)
     assert [line["batch"] for line in done.commits] == [1], done.error
     assert rows_of(table, "id", "name") == [(1, "Ada"), (2, "Bo")]

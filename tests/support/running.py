@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -13,14 +12,3 @@ def is_running(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         # Either, if it ends between the opening and the reading.
         return False
-
-
-def pythons_of(pid: int) -> list[int]:
-    """Return the Python processes that a process has started; Hadoop starts others for what Java cannot do."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(FileNotFoundError, ProcessLookupError):
-            about, _, rest = entry.read_text().rpartition(")")
-            if int(rest.split()[1]) == pid and "(python" in about:
-                found.append(int(entry.parent.name))
-    return found

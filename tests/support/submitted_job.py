@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,19 @@ class SubmittedJob:
     @property
     def commits(self) -> list[dict[str, Any]]:
         return [event for event in self.events if event["event"] == "commit"]
+
+    @property
+    def python(self) -> int:
+        """The process that runs the program. Its parent is the JVM, which starts others, too."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                name, _, rest = (folder / "stat").read_text().rpartition(")")
+                words = (folder / "cmdline").read_text().split("\0")
+                if int(rest.split()[1]) == self.process.pid and "(python" in name and self._program in words[1]:
+                    found.append(int(folder.name))
+        (python,) = found
+        return python
 
     def wait(self, seconds: float = 300) -> int:
         code = self.process.wait(seconds)
