@@ -25,7 +25,7 @@ from tests.support import waiting
 from tests.support.lake import s3_in_words
 
 ROOT = Path(__file__).parents[1]
-# Files that share a Spark driver: it costs 10 s and 1 GB to start. Two take about as long; the third meets faults.
+# Files that share a Spark driver: it costs 10 s and 1 GB to start. The last one meets faults.
 SHARED_DRIVERS = {
     "spark 1": (
         "test_adopt.py",
@@ -52,6 +52,8 @@ SHARED_DRIVERS = {
         "test_upsert_stream.py",
         "test_writer_operations.py",
     ),
+    "spark of rows": ("test_apply_changes.py", "test_how_to.py", "test_upsert_job.py", "test_upsert_stream.py"),
+    "spark of feeds": ("test_apply_cells.py", "test_cdc_job.py", "test_debezium.py"),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),
 }
 DRIVER_OF = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,13 +20,17 @@ import pytest
 from lock_manager import ZookeeperLockManager, guard_registry
 from sluice.local.jars import resolve_jars
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
+from sluice.submit.distribution import build_zip
 from tests.support.append_rows import EMPTY, HEADER, ROWS
 from tests.support.lake import S3, lake
 from tests.support.months import SCHEMA
 from tests.support.rivals import RivalManager
+from tests.support.submitted_job import SubmittedJob
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+SUBMIT = Path(sys.executable).with_name("spark-submit")
 
 
 @pytest.fixture(scope="session")
@@ -250,3 +255,43 @@ def rows_of() -> Callable[..., list[tuple[Any, ...]]]:
         return sorted(zip(*(found[name].to_pylist() for name in names), strict=True), key=repr)
 
     return read
+
+
+@pytest.fixture(scope="session")
+def zip_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_zip(tmp_path_factory.mktemp("zip") / "sluice.zip")
+
+
+@pytest.fixture
+def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> Iterator[Callable[..., SubmittedJob]]:
+    """Run a program under spark-submit: ``submit(APPEND, "--table", …, conf={…})``."""
+    jobs: list[SubmittedJob] = []
+
+    def start(
+        program: Path, *arguments: object, conf: dict[str, str] | None = None, delta: bool = True
+    ) -> SubmittedJob:
+        settings = {
+            **LOCAL_DRIVER,
+            **FEW_ROWS,
+            "spark.sql.shuffle.partitions": "1",
+            "spark.driver.extraJavaOptions": QUICK_JVM,
+            **(conf or {}),
+        }
+        command = [str(SUBMIT), "--master", "local[2]", "--driver-memory", "1g"]
+        command += ["--jars", ",".join(map(str, jars))] if delta else []
+        command += [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+        command += ["--py-files", str(zip_path), str(program), *map(str, arguments)]
+        environment = {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SLUICE_ZK_HOSTS": zookeeper.hosts,
+            # What the lock of a killed job is kept for.
+            "SLUICE_SESSION_TIMEOUT_SECONDS": "4",
+        }
+        jobs.append(SubmittedJob(program.name, command, environment, tmp_path / f"stderr-{len(jobs)}.txt"))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.kill()

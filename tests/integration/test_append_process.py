@@ -5,116 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lock_manager import ZookeeperLockManager
-from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
-from sluice.submit.distribution import build_zip
 from tests.support.running import is_running
+from tests.support.submitted_job import SubmittedJob
 from writer_jobs import append as append_module
 
 pytestmark = pytest.mark.spark
 
 APPEND = Path(append_module.__file__)
-SUBMIT = Path(sys.executable).with_name("spark-submit")
-
-
-class Job:
-    """A job that runs: its lines as they come, and the means to end it."""
-
-    def __init__(self, command: list[str], environment: dict[str, str], errors: Path) -> None:
-        self.lines: list[str] = []
-        self._errors = errors
-        with errors.open("w") as stderr:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, start_new_session=True
-            )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as stream:
-            self.lines.extend(iter(stream.readline, ""))
-
-    def __contains__(self, event_and_commit: tuple[str, int]) -> bool:
-        return event_and_commit in [(event["event"], event["commit"]) for event in self.events]
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in list(self.lines)]
-
-    @property
-    def commits(self) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["event"] == "commit"]
-
-    def wait(self, seconds: float = 300) -> int:
-        code = self.process.wait(seconds)
-        self._reader.join(10)
-        return code
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.wait()
-
-    @property
-    def error(self) -> str:
-        return self._errors.read_text()
-
-    @property
-    def sentences(self) -> list[str]:
-        """What the job itself said on standard error."""
-        return [line for line in self.error.splitlines() if line.startswith("append.py: ")]
-
-
-@pytest.fixture(scope="session")
-def zip_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_zip(tmp_path_factory.mktemp("zip") / "sluice.zip")
-
-
-@pytest.fixture
-def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> Iterator[Callable[..., Job]]:
-    """Run a program under spark-submit: ``submit(APPEND, "--table", …, conf={…})``."""
-    jobs: list[Job] = []
-
-    def start(program: Path, *arguments: object, conf: dict[str, str] | None = None, delta: bool = True) -> Job:
-        settings = {
-            **LOCAL_DRIVER,
-            **FEW_ROWS,
-            "spark.sql.shuffle.partitions": "1",
-            "spark.driver.extraJavaOptions": QUICK_JVM,
-            **(conf or {}),
-        }
-        command = [str(SUBMIT), "--master", "local[2]", "--driver-memory", "1g"]
-        command += ["--jars", ",".join(map(str, jars))] if delta else []
-        command += [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
-        command += ["--py-files", str(zip_path), str(program), *map(str, arguments)]
-        environment = {
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "SLUICE_ZK_HOSTS": zookeeper.hosts,
-            # What the lock of a killed job is kept for.
-            "SLUICE_SESSION_TIMEOUT_SECONDS": "4",
-        }
-        jobs.append(Job(command, environment, tmp_path / f"stderr-{len(jobs)}.txt"))
-        return jobs[-1]
-
-    yield start
-    for job in jobs:
-        job.kill()
 
 
 def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
-    submit: Callable[..., Job],
+    submit: Callable[..., SubmittedJob],
     csv_file: Callable[..., Path],
     tmp_path: Path,
     rows_of: Callable[..., Any],
@@ -160,7 +68,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
 
 
 def test_a_signal_while_waiting_leaves_the_queue_and_says_so(
-    submit: Callable[..., Job],
+    submit: Callable[..., SubmittedJob],
     csv_file: Callable[..., Path],
     tmp_path: Path,
     manager: ZookeeperLockManager,
@@ -184,7 +92,7 @@ def test_a_signal_while_waiting_leaves_the_queue_and_says_so(
 
 def test_ctrl_c_at_the_terminal_goes_to_java_and_python_and_leaves_the_queue(
     heed_ctrl_c: None,
-    submit: Callable[..., Job],
+    submit: Callable[..., SubmittedJob],
     csv_file: Callable[..., Path],
     tmp_path: Path,
     manager: ZookeeperLockManager,
@@ -224,7 +132,7 @@ spark.stop()
 
 
 def test_what_is_given_to_spark_submit_wins_and_a_driver_without_delta_is_refused(
-    submit: Callable[..., Job], tmp_path: Path
+    submit: Callable[..., SubmittedJob], tmp_path: Path
 ) -> None:
     program = tmp_path / "show.py"
     given = {

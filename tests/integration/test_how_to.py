@@ -45,14 +45,18 @@ def test_upsert(
     rows_of: Callable[..., Any],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first, _, second = blocks("upsert.md", "json")
-    command, with_history = blocks("upsert.md", "sh")
-    history = tmp_path / "history"
+    first, _, second, _ = blocks("upsert.md", "json")
+    command, with_history, as_stream = blocks("upsert.md", "sh")
+    history, followed, landing = tmp_path / "history", tmp_path / "followed", tmp_path / "landing"
+    landing.mkdir()
     for number, text in enumerate((first, second), start=1):
-        (tmp_path / f"{number}.json").write_text(text, encoding="utf-8")
+        (landing / f"{number}.json").write_text(text, encoding="utf-8")
         places = {
-            "s3a://landing/customers/1.json": str(tmp_path / f"{number}.json"),
+            "s3a://landing/customers/1.json": str(landing / f"{number}.json"),
+            "s3a://landing/customers/": str(landing),
             "s3a://lake/customers_history": str(history),
+            "s3a://lake/_streams/customers_now": str(tmp_path / "checkpoint"),
+            "s3a://lake/customers_now": str(followed),
             "s3a://lake/customers": str(table),
         }
         job, arguments = job_of(command, places)
@@ -64,16 +68,20 @@ def test_upsert(
             assert said == {"changes": 4, "folded": 2, "inserted": 1, "deleted": 0, "unchanged": 1}
         job, arguments = job_of(with_history, places)
         assert run_job(job, *arguments).code == 0
+        job, arguments = job_of(as_stream, places)
+        done = run_job(job, *arguments)
+        assert [(line["batch"], line["lag_s"]) for line in done.commits] == [(number - 1, None)], done.error
     assert rows_of(history, "id", "city", "__START_AT", "__END_AT") == [
         (1, "Oslo", 100, 107), (1, "Tromsø", 107, None), (2, "Bergen", 101, 105), (2, "Stavanger", 105, 109),
         (3, "Oslo", 110, None),
     ]  # fmt: skip
     after = [(1, "Ada", "Tromsø", 107), (3, "Cy", "Oslo", 110)]
-    assert rows_of(table, "id", "name", "city", "position") == after
+    for each in (table, followed):
+        assert rows_of(each, "id", "name", "city", "position") == after
     (code,) = blocks("upsert.md", "python")
     names = {
         "writer": LockedDeltaWriter(spark, manager, str(table)),
-        "changes": spark.read.json(str(tmp_path / "*.json")),
+        "changes": spark.read.json(str(landing / "*.json")),
     }
     exec(compile(code, "upsert.md", "exec"), names)  # noqa: S102 (our own page)
     assert "'changes': 6" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.change_commits import batches_in
 from writer_jobs import upsert as upsert_module
 
 pytestmark = pytest.mark.spark
@@ -59,8 +60,8 @@ def stream(run_job: Callable[..., Any], table: Path, landing: Path, tmp_path: Pa
 
 
 @pytest.fixture
-def before_each_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Have each batch pass through a function: ``before_each_batch(lambda go_on, txn: go_on(txn))``."""
+def through_batches(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have each batch pass through a function: ``through_batches(lambda go_on, txn: go_on(txn, under_lock=…))``."""
 
     def through(function: Callable[..., Any]) -> None:
         def apply(arguments: Any, writer: Any, rows: Any, txn: Any, holding: Any) -> Any:
@@ -83,16 +84,6 @@ def before_each_batch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def sentence(done: Any) -> str:
     (said,) = [line for line in done.error.splitlines() if line.startswith("upsert.py: ")]
     return str(said)
-
-
-def batches_in(table: Path) -> list[int | None]:
-    """Return the number of the batch that each commit of changes notes, oldest first."""
-    found: list[int | None] = []
-    for file in sorted(table.glob("_delta_log/*.json")):
-        actions = [json.loads(line) for line in file.read_text().splitlines()]
-        if any("changes" in action.get("commitInfo", {}).get("sluice", {}) for action in actions):
-            found.append(next((action["txn"]["version"] for action in actions if "txn" in action), None))
-    return found
 
 
 def test_each_file_is_applied_once_and_what_comes_later_the_next_time(
@@ -142,7 +133,7 @@ def test_each_file_is_applied_once_and_what_comes_later_the_next_time(
 def test_a_batch_whose_process_ends_behind_its_commit_is_not_applied_again(
     stream: Callable[..., Any],
     put: Callable[..., Path],
-    before_each_batch: Callable[..., None],
+    through_batches: Callable[..., None],
     table: Path,
     rows_of: Callable[..., Any],
     *,
@@ -157,7 +148,7 @@ def test_a_batch_whose_process_ends_behind_its_commit_is_not_applied_again(
             raise KilledError
         return done
 
-    before_each_batch(apply)
+    through_batches(apply)
     put("1.csv", [(1, "Ada", 1, "c"), (2, "Bo", 1, "c")], age=20)
     put("2.csv", [(1, "Eva", 2, "u"), (2, None, 3, "d")], age=10)
     with pytest.raises(KilledError):
@@ -204,32 +195,31 @@ def test_what_a_batch_fails_with_ends_the_job_and_a_mended_file_lets_it_go_on(
 def test_a_signal_lets_a_batch_with_its_lock_come_to_its_end_and_one_that_waits_give_up(
     stream: Callable[..., Any],
     put: Callable[..., Path],
-    before_each_batch: Callable[..., None],
+    through_batches: Callable[..., None],
     make_rival: Callable[..., Any],
     table: Path,
     rows_of: Callable[..., Any],
 ) -> None:
-    def stopped_before(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
-        os.kill(os.getpid(), signal.SIGTERM)
-        return go_on(txn)
+    def apply(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
+        if where == "waiting":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return go_on(txn, lambda: os.kill(os.getpid(), signal.SIGINT) if where == "holding" else None)
 
-    def stopped_under_its_lock(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
-        return go_on(txn, lambda: os.kill(os.getpid(), signal.SIGINT))
-
+    through_batches(apply)
     put("1.csv", [(1, "Ada", 1, "c")], age=20)
     put("2.csv", [(2, "Bo", 1, "c")], age=10)
     for_hours = ("--trigger", "1 hour", "--max-files-per-batch", "1")
-    before_each_batch(stopped_before)
+    where = "waiting"
     with make_rival().acquire(table):
         done = stream(*for_hours)
     assert (done.code, sentence(done)) == (143, "upsert.py: stopped by SIGTERM")
     assert [line["event"] for line in done.lines] == ["waiting"]
-    before_each_batch(stopped_under_its_lock)
+    where = "holding"
     done = stream(*for_hours)
     assert (done.code, sentence(done)) == (130, "upsert.py: stopped by SIGINT (commit 1 is in the table)")
     assert [line["batch"] for line in done.commits] == [0]
     # That it is done was noted, too.
-    before_each_batch(lambda go_on, txn: go_on(txn))
+    where = "nowhere"
     done = stream(*ONE_BY_ONE)
     assert [line["batch"] for line in done.commits] == [1], done.error
     assert rows_of(table, "id", "name") == [(1, "Ada"), (2, "Bo")]

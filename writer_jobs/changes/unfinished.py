@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 from lock_manager.partitions import Partition
@@ -68,7 +69,9 @@ class Notes:
         found = []
         for file in self._files.children(self._folder):
             # None: its batch has ended since.
-            if (text := self._files.read_text(file.path)) is not None:
+            if (text := self._files.read_text(file.path)) is None:
+                continue
+            with suppress(ValueError):  # what is no whole note was killed over it, and has begun nothing
                 said = json.loads(text)
                 partitions = said["partitions"]
                 found.append(Note(said["batch"], said["after"], None if partitions is None else tuple(partitions)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -68,7 +69,7 @@ class ChangeFiles:
             WriteFailedError: a malformed record.
 
         """
-        kept, file_format = self._known(), self.format
+        kept, file_format = self._read(), self.format
         reader = SourceReader(self._spark, self._found, file_format, self._options, table)
         known = StructType.fromJson(kept["columns"]) if kept else None
         if self._found.files:
@@ -84,7 +85,8 @@ class ChangeFiles:
                 f"source {self._source} has no files yet, and there is no table that has the columns: start the stream "
                 "when the first file is there"
             )
-        self._files.write_text(self._kept, json.dumps({"format": file_format, "columns": schema.jsonValue()}) + "\n")
+        if (now := {"format": file_format, "columns": schema.jsonValue()}) != kept:
+            self._files.write_text(self._kept, json.dumps(now) + "\n")
         return reader.stream(schema, self.path, _of_source(most_files))
 
     @property
@@ -95,7 +97,7 @@ class ChangeFiles:
             SourceError: nothing tells it yet.
 
         """
-        told = self._format or (self._found.format if self._found.files else self._known().get("format"))
+        told = self._format or (self._found.format if self._found.files else self._read().get("format"))
         if told is None:
             raise SourceError(f"source {self._source} has no files yet, whose names tell the format: give --format")
         return str(told)
@@ -111,9 +113,12 @@ class ChangeFiles:
         reader = SourceReader(self._spark, self._found, "text", self._options, table)
         return reader.stream(LINES, self.path, _of_source(most_files))
 
-    def _known(self) -> dict[str, Any]:
-        text = self._files.read_text(self._kept)
-        return json.loads(text) if text else {}
+    def _read(self) -> dict[str, Any]:
+        """Return what is kept; nothing, if a start was killed while it wrote."""
+        with suppress(ValueError):
+            kept: dict[str, Any] = json.loads(self._files.read_text(self._kept) or "{}")
+            return kept
+        return {}
 
 
 def _of_source(most_files: int | None) -> dict[str, str]:

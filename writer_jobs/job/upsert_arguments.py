@@ -72,7 +72,7 @@ runs:
   table is skipped.
 
 """
-_END = """
+_END = """\
   The source is one folder, or a glob in quotes. A file is read once, so it has to come whole (rename it into place) and
   must not change; remove it only when it is applied. Columns are those of the files that are there at the start: new
   ones are read after the next start. A file that does not parse ends the stream: mend it in its place, and start again.

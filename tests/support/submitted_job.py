@@ -1,0 +1,75 @@
+"""A job under ``spark-submit``, in processes of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+class SubmittedJob:
+    """A job that runs: its lines as they come, and the means to end it."""
+
+    def __init__(self, program: str, command: list[str], environment: dict[str, str], errors: Path) -> None:
+        self._program = program
+        self.lines: list[str] = []
+        self._errors = errors
+        with errors.open("w") as stderr:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment, start_new_session=True
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as stream:
+            self.lines.extend(iter(stream.readline, ""))
+
+    def __contains__(self, event_and_commit: tuple[str, int]) -> bool:
+        return event_and_commit in [(event["event"], event["commit"]) for event in self.events]
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in list(self.lines)]
+
+    @property
+    def commits(self) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == "commit"]
+
+    @property
+    def python(self) -> int:
+        """The process that runs the program. Its parent is the JVM, which starts others, too."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                name, _, rest = (folder / "stat").read_text().rpartition(")")
+                words = (folder / "cmdline").read_text().split("\0")
+                if int(rest.split()[1]) == self.process.pid and "(python" in name and self._program in words[1]:
+                    found.append(int(folder.name))
+        (python,) = found
+        return python
+
+    def wait(self, seconds: float = 300) -> int:
+        code = self.process.wait(seconds)
+        self._reader.join(10)
+        return code
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.wait()
+
+    @property
+    def error(self) -> str:
+        return self._errors.read_text()
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the job itself said on standard error."""
+        return [line for line in self.error.splitlines() if line.startswith(f"{self._program}: ")]

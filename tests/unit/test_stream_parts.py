@@ -1,0 +1,66 @@
+"""What streams are told, and what they say, without Spark."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from pyspark.sql import Row
+
+from writer_jobs.errors import ArgumentsError
+from writer_jobs.job.output import JobOutput
+from writer_jobs.job.stream_arguments import StreamArguments
+from writer_jobs.job.streams import lag_seconds
+from writer_jobs.job.upsert_arguments import parse_arguments
+
+LEAST = [
+    "--zookeeper", "zk1:2181", "--table", "s3a://lake/t", "--source", "s3a://landing/", "--keys", "id",
+    "--sequence-by", "at",
+]  # fmt: skip
+STREAM = ["--trigger", "10 seconds", "--checkpoint", "s3a://lake/c"]
+
+
+def test_a_stream_has_a_trigger_and_a_checkpoint_and_no_end() -> None:
+    found = parse_arguments([*LEAST, *STREAM, "--max-files-per-batch", "3"])
+    found.check()
+    assert (found.stream, found.commits) == (StreamArguments("10 seconds", "s3a://lake/c"), None)
+    assert (parse_arguments(LEAST).stream, parse_arguments(LEAST).commits) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (STREAM[:2], "belong together"),
+        (STREAM[2:], "belong together"),
+        (["--trigger", "10", *STREAM[2:]], "neither available-now nor an interval"),
+        ([*STREAM, "--max-files-per-batch", "0"], "no number from 1"),
+        (["--max-files-per-batch", "1"], "give --trigger, too"),
+        ([*STREAM, "--run-id", "monday"], "not both"),
+        ([*STREAM, "--source", "s3a://other/"], "one folder"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused(more: list[str], says: str) -> None:
+    with pytest.raises(ArgumentsError, match=says):
+        parse_arguments([*LEAST, *more]).check()
+
+
+def test_the_lag_is_the_age_of_a_moment_or_of_a_day_s_begin_and_else_unknown() -> None:
+    now = datetime.now()  # noqa: DTZ005 (so Spark has them)
+    hour = timedelta(hours=1)
+    assert lag_seconds(now - hour) == pytest.approx(3600, abs=5)
+    assert lag_seconds(Row(committed_at=now - hour, position=7)) == pytest.approx(3600, abs=5)
+    assert 0 <= (lag_seconds(now.date()) or -1) < 90_000
+    others: list[Any] = [None, 7, "2026-11-01", Row(position=7), ()]
+    assert [lag_seconds(each) for each in others] == [None] * 5
+
+
+def test_of_a_stream_the_report_has_the_last_commits_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
+    output = JobOutput(None)
+    for number in range(1, 101):
+        output.commit(number, None, batch=number - 1, changes=2, newest_sequence=number)
+    assert [line["batch"] for line in output.made["commits"]] == list(range(80, 100))
+    assert output.made["totals"] == {"commits": 100, "changes": 200}
+    assert output.made_before() == " (commits 1 to 100 are in the table)"
+    assert [json.loads(line)["commits"] for line in capsys.readouterr().out.splitlines()] == [None] * 100
