@@ -49,7 +49,6 @@ SHARED_DRIVERS = {
         "test_readme.py",
         "test_rival_append.py",
         "test_table_names.py",
-        "test_upsert_stream.py",
         "test_writer_operations.py",
     ),
     "spark of rows": ("test_apply_changes.py", "test_how_to.py", "test_upsert_job.py", "test_upsert_stream.py"),

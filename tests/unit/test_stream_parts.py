@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+import time
+from datetime import datetime
 from typing import Any
 
 import pytest
 from pyspark.sql import Row
 
+from writer_jobs.changes.application import moment_of
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.stream_arguments import StreamArguments
-from writer_jobs.job.streams import lag_seconds
 from writer_jobs.job.upsert_arguments import parse_arguments
 
 LEAST = [
@@ -46,14 +47,13 @@ def test_what_a_stream_cannot_do_is_refused(more: list[str], says: str) -> None:
         parse_arguments([*LEAST, *more]).check()
 
 
-def test_the_lag_is_the_age_of_a_moment_or_of_a_day_s_begin_and_else_unknown() -> None:
+def test_a_sequence_is_a_moment_if_it_is_one_or_a_day_s_begin() -> None:
     now = datetime.now()  # noqa: DTZ005 (so Spark has them)
-    hour = timedelta(hours=1)
-    assert lag_seconds(now - hour) == pytest.approx(3600, abs=5)
-    assert lag_seconds(Row(committed_at=now - hour, position=7)) == pytest.approx(3600, abs=5)
-    assert 0 <= (lag_seconds(now.date()) or -1) < 90_000
+    assert moment_of(now) == pytest.approx(time.time(), abs=5)
+    assert moment_of(Row(committed_at=now, position=7)) == moment_of(now)
+    assert 0 <= time.time() - (moment_of(now.date()) or 0) < 90_000
     others: list[Any] = [None, 7, "2026-11-01", Row(position=7), ()]
-    assert [lag_seconds(each) for each in others] == [None] * 5
+    assert [moment_of(each) for each in others] == [None] * 5
 
 
 def test_of_a_stream_the_report_has_the_last_commits_and_totals(capsys: pytest.CaptureFixture[str]) -> None:
