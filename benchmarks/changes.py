@@ -1,11 +1,12 @@
-"""A batch of changes applied by ``apply_changes``, beside a plain Delta MERGE of the rows that it comes to.
+"""A batch of changes, and one of cells, applied by ours, beside a plain Delta MERGE of the rows that each comes to.
 
-One driver with two cores and 4 GB, a table on the disk. Changes are updates, inserts and deletes of keys at random, in
-any order, of some keys several. The plain MERGE has an easier task: its source is one row a key, the newest, made
-before; it looks for no order, remembers no delete, and asks nobody for a lock. Each works on a copy of the same table,
-in turns.
+One driver with two cores and 4 GB, a table on the disk that a feed has followed before: there are tombstones, and
+cells, of earlier batches. Changes are updates, inserts and deletes of keys at random, in any order, of some keys
+several; cells are Puts and deletes of all types. The plain MERGE has an easier task: its source is one row a key, the
+newest, made before; it looks for no order, remembers nothing, and asks nobody for a lock. Each works on a copy of the
+same table, in turns.
 
-    python benchmarks/changes.py [--rows 1000000] [--changes 1000000] [--rounds 3]
+    python benchmarks/changes.py [--rows 1000000] [--changes 1000000] [--cells 100000] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from delta.tables import DeltaTable
 from figures import print_table
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.jars import jar_paths
 from sluice.local.spark import LOCAL_DRIVER
-from writer_jobs import LockedDeltaWriter, apply_changes, build_session
+from writer_jobs import HBaseMapping, LockedDeltaWriter, apply_cells, apply_changes, build_session
 
 SETTINGS = {
     "spark.master": "local[2]",
@@ -86,20 +88,18 @@ def plain_merge(spark: SparkSession, table: str, newest: DataFrame) -> dict[str,
     return dict(row[0])
 
 
-def measure(spark: SparkSession, manager: ZookeeperLockManager, folder: Path, options: Any) -> list[dict[str, Any]]:
+def measure_changes(spark: SparkSession, manager: ZookeeperLockManager, folder: Path, options: Any) -> Any:
     base = str(folder / "base")
     with_rows = spark.range(options.rows).select(
         "id", F.concat(F.lit("name "), F.col("id")).alias("name"), F.rand(6).alias("amount"), F.lit(0).cast("long")
         .alias("position"),
     )  # fmt: skip
     LockedDeltaWriter(spark, manager, base).append(with_rows)
-    everything, newest = make_changes(spark, options.rows, options.changes, folder)
-    pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
 
-    def ours(table: str) -> dict[str, str]:
+    def ours(table: str, changes: DataFrame) -> dict[str, str]:
         done = apply_changes(
             LockedDeltaWriter(spark, manager, table),
-            spark.read.parquet(everything),
+            changes,
             keys=["id"],
             sequence_by="position",
             apply_as_deletes="op = 'd'",
@@ -107,20 +107,107 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, folder: Path, op
         )
         return dict(done.commit.metrics) if done.commit else {}
 
-    def plain(table: str) -> dict[str, str]:
-        return plain_merge(spark, table, spark.read.parquet(newest))
+    # One change in a hundred rows, a delete of a row that there is not: its tombstone stays.
+    gone = with_rows.where("id % 100 = 7").withColumn("id", F.col("id") + 2 * options.rows)
+    ours(base, gone.withColumn("op", F.lit("d")))
+    everything, newest = make_changes(spark, options.rows, options.changes, folder)
+    return in_turns(
+        spark,
+        folder,
+        base,
+        options.rounds,
+        {
+            "plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(newest)),
+            "apply_changes": lambda table: ours(table, spark.read.parquet(everything)),
+        },
+    )
 
-    found: dict[str, list[tuple[float, float, dict[str, str]]]] = {"apply_changes": [], "plain MERGE": []}
-    for number in range(options.rounds + 1):
-        for name, work in (("plain MERGE", plain), ("apply_changes", ours)):
-            table = str(folder / f"{name.replace(' ', '-')}-{number}")
-            shutil.copytree(base, table)
-            metrics, seconds, memory = peak_mb(pid, lambda work=work, table=table: work(table))
+
+MAPPING = HBaseMapping.parsed(
+    """{"row_key": [{"column": "id", "type": "text:long"}],
+        "columns": {"d:name": {"column": "name", "type": "string"}, "d:amount": {"column": "amount", "type": "double"}},
+        "new_columns": {"type": "text:long"}}"""
+)
+DOUBLE = bytes.fromhex("3ff8000000000000")
+
+
+def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Path, options: Any) -> Any:
+    base, cells, final = str(folder / "cells-base"), str(folder / "cells"), str(folder / "final")
+    writer = LockedDeltaWriter(spark, manager, base)
+    row = F.col("id").cast("string")
+    values = {"name": F.concat(F.lit("name "), row), "amount": F.lit(DOUBLE), "position": row}
+
+    def cell(qualifier: str, at: Column, kind: Column, value: Column) -> list[Column]:
+        return [
+            row.alias("row"),
+            F.lit("d").alias("family"),
+            F.when(kind.startswith("DeleteFamily"), "").otherwise(qualifier).alias("qualifier"),
+            at.alias("timestamp"),
+            kind.alias("type"),
+            value.cast("binary").alias("value"),
+        ]
+
+    rows = spark.range(options.rows // 5)
+    first = [rows.select(*cell(name, F.lit(1_000).cast("long"), F.lit("Put"), value)) for name, value in values.items()]
+    apply_cells(writer, reduce(DataFrame.union, first), MAPPING)
+    kinds = F.array(*map(F.lit, ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")))
+    kind = F.when(F.rand(3) < DELETES, kinds[(F.rand(4) * 4).cast("int")]).otherwise("Put")
+    some = spark.range(options.cells).select((F.rand(1) * options.rows / 4).cast("long").alias("id"), F.lit(0))
+    picked = some.select(
+        "id", (F.rand(2) * 3).cast("int").alias("at"), kind.alias("kind"), (F.rand(5) * 900).alias("t")
+    )
+    of_each = [
+        picked.where(F.col("at") == at).select(*cell(name, (F.col("t") + 900).cast("long"), F.col("kind"), value))
+        for at, (name, value) in enumerate(values.items())
+    ]
+    reduce(DataFrame.union, of_each).distinct().write.parquet(cells)
+
+    def ours(table: str) -> dict[str, str]:
+        done = apply_cells(LockedDeltaWriter(spark, manager, table), spark.read.parquet(cells), MAPPING)
+        return dict(done.commit.metrics) if done.commit else {}
+
+    # What it comes to, for the plain MERGE.
+    copy_table(base, str(folder / "made"))
+    ours(str(folder / "made"))
+    touched = spark.read.parquet(cells).select(F.col("row").cast("long").alias("id")).distinct()
+    made = touched.join(
+        spark.read.format("delta").load(str(folder / "made")).withColumn("op", F.lit("u")), "id", "left"
+    )
+    made.withColumn("op", F.coalesce("op", F.lit("d"))).write.parquet(final)
+    return in_turns(
+        spark,
+        folder,
+        base,
+        options.rounds,
+        {
+            "plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(final)),
+            "apply_cells": ours,
+        },
+    )
+
+
+def copy_table(table: str, to: str) -> None:
+    """Copy a table with what is remembered beside it."""
+    for suffix in ("", "_tombstones", "_cells"):
+        shutil.rmtree(to + suffix, ignore_errors=True)
+        if Path(table + suffix).exists():
+            shutil.copytree(table + suffix, to + suffix)
+
+
+def in_turns(
+    spark: SparkSession, folder: Path, base: str, rounds: int, works: dict[str, Callable[[str], dict[str, str]]]
+) -> dict[str, list[tuple[float, float, dict[str, str]]]]:
+    """Let each work on a copy of a table, once to warm up; return seconds, MB and Delta's metrics of the others."""
+    pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+    found: dict[str, list[tuple[float, float, dict[str, str]]]] = {name: [] for name in works}
+    table = str(folder / "copy")
+    for number in range(rounds + 1):
+        for name, work in works.items():
+            copy_table(base, table)
+            metrics, seconds, memory = peak_mb(pid, lambda work=work: work(table))
             if number:
                 found[name].append((seconds, memory, metrics))
-            shutil.rmtree(table)
-            shutil.rmtree(table + "_tombstones", ignore_errors=True)
-    return [row(name, runs, options.changes) for name, runs in found.items()]
+    return found
 
 
 def row(name: str, runs: list[tuple[float, float, dict[str, str]]], changes: int) -> dict[str, Any]:
@@ -131,7 +218,7 @@ def row(name: str, runs: list[tuple[float, float, dict[str, str]]], changes: int
         "seconds": seconds,
         "from": min(each[0] for each in runs),
         "to": max(each[0] for each in runs),
-        "changes/s": int(changes / seconds),
+        "a second": int(changes / seconds),
         "peak MB": int(max(each[1] for each in runs)),
         "files removed": metrics.get("numTargetFilesRemoved"),
         "files added": metrics.get("numTargetFilesAdded"),
@@ -145,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the table (1000000)")
     parser.add_argument("--changes", type=int, default=1_000_000, help="in the batch (1000000)")
+    parser.add_argument("--cells", type=int, default=100_000, help="in the batch of cells (100000)")
     parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after one to warm up (3)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/changes.json"))
     options = parser.parse_args()
@@ -154,11 +242,18 @@ def main() -> None:
         spark = build_session("changes", jars=jar_paths(), launch_conf=SETTINGS, log_level="OFF")
         stack.callback(spark.stop)
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
-        rows = measure(spark, manager, folder, options)
-    print_table(rows)
-    print(f"apply_changes takes {rows[0]['seconds'] / rows[1]['seconds']:.2f} times a plain MERGE")
+        results = {}
+        for what, measure in (("changes", measure_changes), ("cells", measure_cells)):
+            number = getattr(options, what)
+            if number:
+                results[what] = [
+                    row(name, runs, number) for name, runs in measure(spark, manager, folder, options).items()
+                ]
+    for what, rows in results.items():
+        print_table(rows)
+        print(f"{rows[1]['']} takes {rows[1]['seconds'] / rows[0]['seconds']:.2f} times a plain MERGE of its {what}")
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"changes": rows}, indent=2) + "\n")
+    options.output.write_text(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

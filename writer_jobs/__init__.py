@@ -1,8 +1,8 @@
 """Spark jobs that write Delta tables under a ZooKeeper lock, and what they are made of.
 
-``append.py`` and ``upsert.py`` are jobs for ``spark-submit``; :class:`LockedDeltaWriter` and :func:`apply_changes` are
-the same for programs of your own. Every error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in
-``writer_jobs.errors``.
+``append.py``, ``upsert.py`` and ``cdc.py`` are jobs for ``spark-submit``; :class:`LockedDeltaWriter`,
+:func:`apply_changes`, :func:`apply_cells` and :func:`apply_events` are the same for programs of your own. Every error
+is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``writer_jobs.errors``.
 """
 
 from writer_jobs.changes.application import ChangesResult
@@ -15,7 +15,9 @@ from writer_jobs.errors import (
     ChangesError,
     CheckpointError,
     CommitUnknownError,
+    FeedError,
     GuardMissingError,
+    MappingError,
     RunError,
     SchemaMismatchError,
     SourceError,
@@ -26,6 +28,9 @@ from writer_jobs.errors import (
     UnsupportedSessionError,
     WriteFailedError,
 )
+from writer_jobs.feeds.debezium.apply import apply_events
+from writer_jobs.feeds.hbase.apply import apply_cells
+from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.locking import locked, locked_all
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -37,9 +42,12 @@ __all__ = [
     "CommitResult",
     "CommitUnknownError",
     "DeltaTableLog",
+    "FeedError",
     "GuardMissingError",
+    "HBaseMapping",
     "Head",
     "LockedDeltaWriter",
+    "MappingError",
     "RunError",
     "SchemaMismatchError",
     "SourceError",
@@ -50,7 +58,9 @@ __all__ = [
     "UnprovenCommitError",
     "UnsupportedSessionError",
     "WriteFailedError",
+    "apply_cells",
     "apply_changes",
+    "apply_events",
     "attach",
     "build_session",
     "locate_table",

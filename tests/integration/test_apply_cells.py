@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
-from tests.support.deliveries import Killed, delivered, end_of_the_process
+from tests.support.deliveries import HISTORIES, Killed, delivered, end_of_the_process
 from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.changes.application import Application, ChangesResult
@@ -58,10 +58,11 @@ def shown_by(table: Path) -> dict[str, dict[str, str]]:
     }
 
 
-def test_500_histories_of_cells_in_any_order_show_what_hbase_shows(
-    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+@HISTORIES
+def test_histories_of_cells_in_any_order_show_what_hbase_shows(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    cells = histories(SEED, 500)
+    cells = histories(SEED, number)
     first, second, third = delivered(SEED, cells, 3)
     feed.apply(first)
     assert shown_by(table) == hbase_shows(first)

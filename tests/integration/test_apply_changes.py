@@ -10,20 +10,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from lock_manager import ZookeeperLockManager
-from tests.support.deliveries import Killed, delivered, end_of_the_process
+from lock_manager import LockTimeoutError, ZookeeperLockManager
+from tests.support.deliveries import HISTORIES, Killed, delivered, end_of_the_process
 from tests.support.memory_coordinator import Memory
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.changes.application import Application, ChangesResult
 from writer_jobs.changes.apply import apply_changes
+from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.commit.merge import LockedMerge
-from writer_jobs.errors import ChangesError
+from writer_jobs.errors import ChangesError, WriteFailedError
 
 pytestmark = pytest.mark.spark
 
@@ -129,8 +132,11 @@ def killed_between_the_commits(feed: Feed, changes: list[Change], monkeypatch: p
             feed.apply(changes, **how)
 
 
-def test_500_histories_in_any_order_equal_the_model(feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = histories(SEED, 500)
+@HISTORIES
+def test_histories_in_any_order_equal_the_model(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    changes = histories(SEED, number)
     first, second, third, fourth = delivered(SEED, changes, 4)
     feed.apply(first)
     # A process was killed while it wrote its note.
@@ -194,10 +200,11 @@ def history_model(changes: Iterable[Change]) -> list[Row]:
     return sorted(rows, key=repr)
 
 
-def test_500_histories_in_any_order_make_the_history_of_the_model(
-    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+@HISTORIES
+def test_histories_in_any_order_make_the_history_of_the_model(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    changes = histories(SEED, 500)
+    changes = histories(SEED, number)
     first, second, third = delivered(SEED, changes, 3)
     feed.apply(first, **HISTORY)
     assert history_of(table) == history_model(first)
@@ -218,6 +225,25 @@ def test_negative_control_without_tombstones_a_late_row_does_not_end_where_it_wa
     for batch in delivered(SEED, changes, 2):
         feed.apply(batch, **HISTORY)
     assert len(set(history_of(table)) - set(history_model(changes))) > 20
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_files_whose_keys_are_others_are_not_read(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int
+) -> None:
+    how = {"stored_as_scd_type": scd_type}
+    feed.apply([("a", 1, "one"), ("b", 1, "one")], **how)
+    feed.apply([("m", 1, "one")], **how)
+    feed.apply([("y", 1, "one"), ("z", 1, "one")], **how)
+    for file in pa.table(DeltaTable(table).get_add_actions(flatten=True)).to_pylist():
+        if file["min.key"] != "m":
+            (table / file["path"]).unlink()
+    done = feed.apply([("m", 2, "two")], **how)
+    assert done.changes == 1
+    # Without the literals all files are looked into, and those are gone.
+    monkeypatch.setattr(ChangeBatch, "bounds", lambda *_: F.expr("true"))
+    with pytest.raises(WriteFailedError):
+        feed.apply([("m", 3, "three")], **how)
 
 
 def test_a_table_is_of_one_type(feed: Feed) -> None:
@@ -278,3 +304,25 @@ def test_negative_control_with_locks_that_exclude_nobody_keys_have_several_curre
     failed = feeds_of_one_table(spark, [Memory().manager() for _ in batches], table, batches)
     current = [key for key, _, _, end in history_of(table) if end is None]
     assert len(current) > len(set(current)), failed
+
+
+def test_feeds_of_different_partitions_run_side_by_side(
+    spark: SparkSession, make_manager: Callable[..., ZookeeperLockManager], feed: Feed, table: Path
+) -> None:
+    how = {"keys": ["key", "value"], "apply_as_deletes": None}
+    feed.apply([("a", 1, "x"), ("b", 1, "y")], partition_by=["key"], **how)
+    meanwhile: list[object] = []
+
+    def other_feed(_: object) -> None:
+        other = Feed(spark, make_manager(timeout_seconds=60), table)
+        with ThreadPoolExecutor(1) as pool:
+            meanwhile.append(pool.submit(other.apply, [("b", 2, "y")], **how).result().updated)
+            waits = pool.submit(other.apply, [("a", 3, "x")], lock_timeout_seconds=0.5, **how)
+            meanwhile.append(waits.exception())
+
+    # While the one feed has its lock, the other one's batch of another partition is applied; of the same one it waits.
+    assert feed.apply([("a", 2, "x")], before_write=other_feed, **how).updated == 1
+    assert meanwhile[0] == 1
+    assert isinstance(meanwhile[1], LockTimeoutError)
+    found = DeltaTable(table).to_pyarrow_table(columns=["key", "at"]).to_pylist()
+    assert sorted((row["key"], row["at"]) for row in found) == [("a", 2), ("b", 2)]

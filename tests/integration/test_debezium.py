@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import ZookeeperLockManager
+from tests.support.deliveries import HISTORIES, delivered
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.changes.apply import ChangesResult, apply_changes
 from writer_jobs.delta.table_log import TableState
@@ -164,27 +165,23 @@ def feed(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Fee
     return Feed(spark, manager, table)
 
 
-HISTORIES, SEED = 500, 7
+SEED = 7
 
 
-def test_500_histories_with_and_without_schemas_in_any_order_equal_the_source(feed: Feed) -> None:
+@HISTORIES
+def test_histories_with_and_without_schemas_in_any_order_equal_the_source(feed: Feed, number: int) -> None:
     chance = random.Random(SEED)
     database = Source(chance)
-    for _ in range(3 * HISTORIES):
-        database.change(chance.randrange(HISTORIES))
+    for _ in range(3 * number):
+        database.change(chance.randrange(number))
     database.schema = V2  # a column is added, and old messages are still on their way
-    for _ in range(HISTORIES):
-        database.change(chance.randrange(HISTORIES))
-    batches: list[list[Message]] = [[], []]
-    for each in database.topic:
-        for _ in range(1 if chance.random() < 0.7 else 3):
-            chance.choice(batches).append(each)
-    for batch in batches:
-        chance.shuffle(batch)
+    for _ in range(number):
+        database.change(chance.randrange(number))
+    for batch in delivered(SEED, database.topic, 2):
         feed.apply(batch)
     expected = {key: {"size": None, **row} for key, row in database.rows.items()}
-    assert len(expected) > HISTORIES / 3
-    assert len(database.topic) > 4 * HISTORIES
+    assert len(expected) > number / 3
+    assert len(database.topic) > 4 * number
     assert feed.rows() == expected
 
 

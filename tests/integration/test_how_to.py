@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Callable
@@ -86,3 +87,53 @@ def test_upsert(
     exec(compile(code, "upsert.md", "exec"), names)  # noqa: S102 (our own page)
     assert "'changes': 6" in capsys.readouterr().out
     assert rows_of(table, "id", "name", "city", "position") == after
+
+
+def test_cdc(
+    run_job: Callable[..., Any],
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    table: Path,
+    tmp_path: Path,
+    rows_of: Callable[..., Any],
+) -> None:
+    first, mapping, counted, second, events = blocks("cdc.md", "json")
+    cells, followed = blocks("cdc.md", "sh")
+    (tmp_path / "mapping.json").write_text(mapping, encoding="utf-8")
+    for number, text in enumerate((first, second), start=1):
+        (tmp_path / f"{number}.json").write_text(text, encoding="utf-8")
+        places = {
+            "s3a://landing/cells/1.json": str(tmp_path / f"{number}.json"),
+            "s3a://lake/conf/customers.json": str(tmp_path / "mapping.json"),
+            "s3a://lake/customers": str(table),
+        }
+        job, arguments = job_of(cells, places)
+        done = run_job(job, *arguments)
+        assert (done.code, done.error) == (0, "")
+        if number == 1:
+            said = json.loads(counted.replace(", …", ""))
+            assert {name: done.lines[-1][name] for name in said} == said
+            assert rows_of(table, "country", "id", "name", "age") == [("no", 17, "Ada!", 36)]
+    assert rows_of(table, "country", "id", "name", "age", "m_visits") == [("no", 17, "Ada", 36, "3")]
+    (letter,) = spark.read.format("delta").load(f"{table}_dead_letters").collect()
+    assert "age" in letter["reason"]
+    orders, landing = tmp_path / "orders", tmp_path / "landing"
+    landing.mkdir()
+    (landing / "1.json").write_text(events, encoding="utf-8")
+    places = {
+        "s3a://landing/orders/": str(landing),
+        "s3a://lake/_streams/orders": str(tmp_path / "checkpoint"),
+        "s3a://lake/orders": str(orders),
+    }
+    job, arguments = job_of(followed, places)
+    done = run_job(job, *arguments)
+    assert (done.code, done.error, done.lines[-1]["skipped"]) == (0, "", 1)
+    assert rows_of(orders, "id", "item", "n") == [(1, "tea", 2)]
+    (code,) = blocks("cdc.md", "python")
+    names: dict[str, Any] = {
+        "writer": LockedDeltaWriter(spark, manager, str(table)),
+        "cells": spark.read.json(str(tmp_path / "2.json")),
+        "text": mapping,
+    }
+    exec(compile(code, "cdc.md", "exec"), names)  # noqa: S102 (our own page)
+    assert names["result"].counts["unchanged"] == 2

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
 from lock_manager import ZookeeperLockManager
 from tests.support.change_commits import batches_in
+from tests.support.deliveries import delivered
 from tests.support.submitted_job import SubmittedJob
 from writer_jobs import upsert as upsert_module
 
@@ -80,3 +83,51 @@ def test_a_stream_that_is_killed_goes_on_and_ends_when_it_is_told_to(
     assert [line["batch"] for line in second.commits if not line["already_committed"]] == [FILES - 1]
     assert rows_of(table, "id", "at") == sorted(((key, at) for key, at, op in model.values() if op != "d"), key=repr)
     assert manager.queue(f"file:{table}") == []
+
+
+@pytest.mark.soak
+def test_a_stream_that_is_killed_at_any_moment_under_its_lock_is_exactly_once(
+    submit: Callable[..., SubmittedJob],
+    csv_file: Callable[..., Path],
+    tmp_path: Path,
+    eventually: Callable[..., None],
+) -> None:
+    """Killed between any two of its commits and notes; with history, each change that comes twice would be seen."""
+    chance = random.Random(SEED)
+    table, landing, kills = tmp_path / "table", tmp_path / "landing", 12
+    landing.mkdir()
+    changes = [(chance.randrange(KEYS), at, chance.choice("uuud")) for at in range(kills * CHANGES)]
+    batches = delivered(SEED, changes, kills)
+    for number, batch in enumerate(batches):
+        csv_file(f"coming/{number}.csv", "id,at,op", batch).rename(landing / f"{number}.csv")
+
+    def start(trigger: str) -> SubmittedJob:
+        return submit(
+            UPSERT, "--table", table, "--source", landing, "--keys", "id", "--sequence-by", "at", "--scd-type", 2,
+            "--apply-as-deletes", "op = 'd'", "--except-columns", "op", "--trigger", trigger,
+            "--checkpoint", tmp_path / "checkpoint", "--max-files-per-batch", 1, "--lock-timeout", 60,
+        )  # fmt: skip
+
+    for _ in range(kills):
+        job = start("1 second")
+        eventually(lambda job=job: any(event["event"] == "holding" for event in job.events), within=240, what="a lock")
+        time.sleep(chance.random() * 3)
+        job.kill()
+    last = start("available-now")
+    assert last.wait() == 0, last.error
+    assert sorted(batches_in(table)) == list(range(kills))
+    assert history_of(table) == history_model(changes)
+
+
+def history_of(table: Path) -> list[tuple[int, int, int | None]]:
+    rows = DeltaTable(table).to_pyarrow_table(columns=["id", "__START_AT", "__END_AT"]).to_pylist()
+    return sorted((row["id"], row["__START_AT"], row["__END_AT"]) for row in rows)
+
+
+def history_model(changes: list[tuple[int, int, str]]) -> list[tuple[int, int, int | None]]:
+    found: list[tuple[int, int, int | None]] = []
+    for key in {key for key, _, _ in changes}:
+        own = sorted((at, op) for each, at, op in changes if each == key)
+        ends = [*(at for at, _ in own[1:]), None]
+        found += [(key, at, end) for (at, op), end in zip(own, ends, strict=True) if op != "d"]
+    return sorted(found)

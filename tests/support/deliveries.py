@@ -5,7 +5,11 @@ from __future__ import annotations
 import random
 from typing import TypeVar
 
+import pytest
+
 _ONCE = 0.7
+#: Of a test that takes the ``number`` of histories: as many as fit in CI, and many.
+HISTORIES = pytest.mark.parametrize("number", [500, pytest.param(20_000, marks=pytest.mark.soak)])
 
 _T = TypeVar("_T")
 

@@ -26,11 +26,14 @@ TYPES = ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")
 
 def hbase_shows(cells: Iterable[Cell]) -> dict[str, dict[str, str]]:
     """Return the values that a reader sees, by row and ``family:qualifier``."""
-    all_cells = set(cells)
+    of_row: dict[str, set[Cell]] = defaultdict(set)
+    for cell in cells:
+        of_row[cell.row].add(cell)
     versions: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    for cell in all_cells:
-        if cell.type == "Put" and not any(hides(other, cell) for other in all_cells if other.row == cell.row):
-            versions[cell.row, f"{cell.family}:{cell.qualifier}"].append(cell)
+    for row, known in of_row.items():
+        for cell in known:
+            if cell.type == "Put" and not any(hides(other, cell) for other in known):
+                versions[row, f"{cell.family}:{cell.qualifier}"].append(cell)
     shown: dict[str, dict[str, str]] = defaultdict(dict)
     for (row, column), seen in versions.items():
         shown[row][column] = str(max(seen, key=lambda cell: cell.timestamp).value)

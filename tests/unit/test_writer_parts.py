@@ -24,6 +24,7 @@ from writer_jobs.errors import (
     CheckpointError,
     CommitUnknownError,
     FeedError,
+    MappingError,
     RunError,
     SchemaMismatchError,
     SourceError,
@@ -53,6 +54,7 @@ ERRORS: list[SluiceError] = [
     CheckpointError("no"),
     StreamError(table="s3://b/t", reason="no"),
     FeedError("no"),
+    MappingError("no"),
 ]
 
 
@@ -65,9 +67,12 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "CommitResult",
         "CommitUnknownError",
         "DeltaTableLog",
+        "FeedError",
         "GuardMissingError",
+        "HBaseMapping",
         "Head",
         "LockedDeltaWriter",
+        "MappingError",
         "RunError",
         "SchemaMismatchError",
         "SourceError",
@@ -78,7 +83,9 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "UnprovenCommitError",
         "UnsupportedSessionError",
         "WriteFailedError",
+        "apply_cells",
         "apply_changes",
+        "apply_events",
         "attach",
         "build_session",
         "locate_table",

@@ -21,6 +21,7 @@ from lock_manager.partitions import MOST_PARTITIONS
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.evolution import evolution_of
 from writer_jobs.changes.kind import Kind
+from writer_jobs.changes.parts import T
 from writer_jobs.changes.side_table import SideTable, partition_keys
 from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.changes.unfinished import Note, Notes, names_of
@@ -282,18 +283,20 @@ class Application:
         if remembers:
             passed_over = self._settle(held, lock)
             # As it was before: what this batch adds to it, its rows say, too.
-            remembered = self._side.all(LockTarget.of(self._side.writer.log, partitions).predicate(), passed_over)
+            locked = LockTarget.of(self._side.writer.log, partitions).predicate()
+            remembered = self._side.all(locked, passed_over).where(batch.bounds())
             if self._noted is not None:
                 self._notes.write(Note(self._id, self._writer.log.head().version, held))
                 self._compacts = self._side.add(self._noted, self._id, lock)
 
         def read_table() -> DataFrame:
             table = self._spark.read.format("delta").load(self._writer.location)
-            return table if (where := target.predicate()) is None else table.where(where)
+            table = table if (where := target.predicate()) is None else table.where(where)
+            return table.where(batch.bounds())
 
         source = self._kind.source(batch.rows, read_table, remembered)
         try:
-            merged = self._merge(self._kind.merge(self._writer, source), lock, options)
+            merged = self._merge(self._kind.merge(self._writer, source, batch.bounds(T)), lock, options)
         except WriteFailedError as error:
             if self._noted is not None and not isinstance(error, CommitUnknownError):
                 self._take_back(error, lock)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ByteType, DateType, IntegerType, LongType, ShortType, StringType, StructType
 
-from writer_jobs.changes.parts import content_hash
+from writer_jobs.changes.kept import Kept
+from writer_jobs.changes.parts import content_hash, of
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
@@ -19,6 +19,9 @@ from writer_jobs.delta.sql_names import quoted
 _PLACE, _HASH, _UNLIKE = "__sluice_place", "__sluice_hash", "__sluice_unlike"
 _COUNTS = ("changes", "keyless", "unordered", "folded", "deletes", "ambiguous")
 _SHOWN = 5
+# Types whose values are the same in Python and in Spark, whatever the session's time zone.
+_BOUNDED = (ByteType, ShortType, IntegerType, LongType, StringType, DateType)
+_ENDS = ("least", "most")
 
 
 class ChangeBatch:
@@ -64,20 +67,22 @@ class ChangeBatch:
             F.count_if(self._keyless).alias("keyless"),
             F.count_if(self._unordered).alias("unordered"),
         )
-        folded = _fold(counted, folded_by, preferred_by).observe(
+        folded_rows = _fold(counted, folded_by, preferred_by)
+        folded = folded_rows.observe(
             left,
             F.count("*").alias("folded"),
             F.count_if(F.col(DELETED)).alias("deletes"),
             F.count_if(F.col(_UNLIKE)).alias("ambiguous"),
             F.max(SEQ).alias("newest"),
+            *self._ends(folded_rows.schema),
         )
         try:
-            self._kept = folded.localCheckpoint()
+            self._kept = Kept(folded)
         except (*JVM_ERRORS, PySparkException) as error:
             raise spec.misfit(f"the changes cannot be read: {one_sentence(error)}") from error
         found: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "newest": None}
         # Spark observes nothing where it knows beforehand that there is nothing.
-        if not self._kept.isEmpty():
+        if not self._kept.rows.isEmpty():
             found |= {**came.get, **left.get}
         try:
             self._check(found)
@@ -88,13 +93,35 @@ class ChangeBatch:
         self.folded = int(found["folded"])
         self.deletes = int(found["deletes"])
         self.newest: Any = found["newest"]
-        self.rows = self._kept.drop(_UNLIKE)
+        self._found = found
+        self.rows = self._kept.rows.drop(_UNLIKE)
+
+    def bounds(self, alias: str | None = None) -> Column:
+        """Return the condition on a table's keys that they are not outside those of the batch.
+
+        It is on literals, so that files are passed over whose statistics tell that they have none of them.
+
+        Args:
+            alias: of the table; None: it has none.
+
+        """
+        conditions = F.expr("true")
+        for number, name in enumerate(self._spec.keys):
+            least, most = (self._found.get(f"{end}{number}") for end in _ENDS)
+            if least is not None and most is not None:
+                column = F.col(quoted(name)) if alias is None else of(alias, name)
+                conditions = conditions & column.between(F.lit(least), F.lit(most))
+        return conditions
 
     def close(self) -> None:
         """Give back what is kept."""
-        with suppress(*JVM_ERRORS):  # the JVM may be gone, and what it kept with it
-            plan: Any = self._kept._jdf.queryExecution().analyzed()  # noqa: SLF001 (PySpark has no way to it)
-            plan.rdd().unpersist(False)  # noqa: FBT003 (Java's blocking)
+        self._kept.close()
+
+    def _ends(self, schema: StructType) -> Iterator[Column]:
+        for number, name in enumerate(self._spec.keys):
+            if isinstance(schema[name].dataType, _BOUNDED):
+                for end, of_rows in zip(_ENDS, (F.min, F.max), strict=True):
+                    yield of_rows(F.col(quoted(name))).alias(f"{end}{number}")
 
     def _check(self, found: dict[str, Any]) -> None:
         if found["keyless"]:
@@ -106,7 +133,7 @@ class ChangeBatch:
         if found["ambiguous"]:
             raise self._spec.misfit(
                 f"{found['ambiguous']} keys have several changes with one sequence, so that the newest is not known: "
-                f"{self._shown(self._kept, F.col(_UNLIKE))}"
+                f"{self._shown(self._kept.rows, F.col(_UNLIKE))}"
             )
 
     def _shown(self, rows: DataFrame, condition: Column) -> str:

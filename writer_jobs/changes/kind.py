@@ -70,8 +70,8 @@ class Kind(Protocol):
         """
         ...
 
-    def merge(self, writer: LockedDeltaWriter, source: DataFrame) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table."""
+    def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
+        """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
         ...
 
     def keys(self, batch: ChangeBatch) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
 
@@ -64,8 +64,8 @@ class NewestRows(OfRows):
         """
         return rows if tombstones is None else self._without_stale(rows, tombstones)
 
-    def merge(self, writer: LockedDeltaWriter, source: DataFrame) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table."""
+    def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
+        """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
         new, known, deleted = of(S, SEQ), of(T, self.sequence), of(S, DELETED)
         newer = known.isNull() | (new > known)
         fields = [field for field in source.schema if field.name not in (SEQ, DELETED)]
@@ -77,7 +77,9 @@ class NewestRows(OfRows):
         if self.sequence == SEQUENCE:
             values[SEQUENCE] = new
         return (
-            writer.merge(source.alias(S), all_of(of(T, name) == of(S, name) for name in self._spec.keys), alias=T)
+            writer.merge(
+                source.alias(S), all_of([within, *(of(T, name) == of(S, name) for name in self._spec.keys)]), alias=T
+            )
             .whenMatchedUpdate(
                 (new == known) & (deleted | ~same),
                 {quoted(self.sequence): F.raise_error(message).cast(source.schema[SEQ].dataType)},

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
 
@@ -86,9 +86,9 @@ class RowHistory(OfRows):
         )
         return self._ended(self._one_each(changes))
 
-    def merge(self, writer: LockedDeltaWriter, source: DataFrame) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table."""
-        condition = all_of(of(T, name) == of(S, name) for name in (*self._spec.keys, START))
+    def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
+        """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
+        condition = all_of([within, *(of(T, name) == of(S, name) for name in (*self._spec.keys, START))])
         values = {quoted(name): of(S, name) for name in (*self._columns, START, END)}
         return (
             writer.merge(source.alias(S), condition, alias=T)

@@ -28,6 +28,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructType
 
+from writer_jobs.changes.kept import Kept
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import FeedError
@@ -49,19 +50,6 @@ ORDER, DELETES = "__sluice_order", "__sluice_deletes"
 _TRANSACTION = "struct<id: string, total_order: bigint, data_collection_order: bigint>"
 UNAVAILABLE = "__debezium_unavailable_value"
 """What Debezium writes for a value that it was not given, unless ``unavailable.value.placeholder`` says otherwise."""
-
-
-class _Kept:
-    """A data frame that a local checkpoint keeps."""
-
-    def __init__(self, rows: DataFrame) -> None:
-        self.rows = rows
-
-    def close(self) -> None:
-        """Give it back."""
-        with suppress(*JVM_ERRORS):  # the JVM may be gone, and what it kept with it
-            plan: Any = self.rows._jdf.queryExecution().analyzed()  # noqa: SLF001 (PySpark has no way to it)
-            plan.rdd().unpersist(False)  # noqa: FBT003 (Java's blocking)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +74,7 @@ class RowChanges:
     dead_count: int
     skipped: int
     newest_source_time: float | None
-    kept: _Kept = field(repr=False)
+    kept: Kept = field(repr=False)
 
     @property
     def how(self) -> dict[str, Any]:
@@ -153,10 +141,9 @@ def decode(
 
     """
     try:
-        envelopes = parsed(messages).localCheckpoint()
-        with closing(_Kept(envelopes)):
-            batch = _Batch(envelopes, table, keys, sequence_by)
-            kept = _Kept(batch.rows(unavailable).localCheckpoint())
+        with closing(Kept(parsed(messages))) as envelopes:
+            batch = _Batch(envelopes.rows, table, keys, sequence_by)
+            kept = Kept(batch.rows(unavailable))
             with ExitStack() as on_failure:
                 on_failure.callback(kept.close)
                 result = batch.result(kept)
@@ -228,7 +215,7 @@ class _Batch:
             self._moved().alias("moved"),
         )
 
-    def result(self, kept: _Kept) -> RowChanges:
+    def result(self, kept: Kept) -> RowChanges:
         """Return what became of the batch, of which :meth:`rows` are kept."""
         rows = kept.rows
         good = F.col("reason").isNull()

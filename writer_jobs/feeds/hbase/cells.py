@@ -141,14 +141,16 @@ class CellRows:
         others = [name for name in read_table().columns if name.lower() not in {key.lower() for key in self._spec.keys}]
         return row.select(*self._keys, *(self._value(name).alias(name) for name in others), _GONE)
 
-    def merge(self, writer: LockedDeltaWriter, source: DataFrame) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table."""
+    def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
+        """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
         gone = of(S, _GONE)
         fields = [field for field in source.schema if field.name != _GONE]
         same = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
         values = {quoted(field.name): of(S, field.name) for field in fields}
         return (
-            writer.merge(source.alias(S), all_of(of(T, name) == of(S, name) for name in self._spec.keys), alias=T)
+            writer.merge(
+                source.alias(S), all_of([within, *(of(T, name) == of(S, name) for name in self._spec.keys)]), alias=T
+            )
             .whenMatchedDelete(gone)
             .whenMatchedUpdate(~gone & ~same, values)
             .whenNotMatchedInsert(~gone, values)

@@ -1,0 +1,31 @@
+"""Rows that a local checkpoint keeps: made once, and the same each time they are read."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from writer_jobs.delta.jvm_errors import JVM_ERRORS
+
+
+class Kept:
+    """Rows that were made, until they are given back.
+
+    Args:
+        rows: to be made now.
+
+    Attributes:
+        rows: as they were made.
+
+    """
+
+    def __init__(self, rows: DataFrame) -> None:
+        self.rows = rows.localCheckpoint()
+
+    def close(self) -> None:
+        """Give them back."""
+        with suppress(*JVM_ERRORS):  # the JVM may be gone, and what it kept with it
+            plan: Any = self.rows._jdf.queryExecution().analyzed()  # noqa: SLF001 (PySpark has no way to it)
+            plan.rdd().unpersist(False)  # noqa: FBT003 (Java's blocking)
