@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import LockTimeoutError, ZookeeperLockManager
@@ -294,10 +294,10 @@ def test_negative_control_with_locks_that_exclude_nobody_keys_have_several_curre
     batches = [[change for change in batch if change[2] is not None] for batch in hot_batches()[:3]]
     merge, all_staged = RowHistory.merge, threading.Barrier(len(batches))
 
-    def stage_then_merge(self: RowHistory, writer: LockedDeltaWriter, source: DataFrame) -> LockedMerge:
+    def stage_then_merge(self: RowHistory, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
         staged = source.localCheckpoint()
         all_staged.wait(60)
-        return merge(self, writer, staged)
+        return merge(self, writer, staged, within)
 
     monkeypatch.setattr(RowHistory, "merge", stage_then_merge)
     # Each feed asks a coordinator of its own.

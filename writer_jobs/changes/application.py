@@ -190,8 +190,8 @@ class Application:
                 if txn is not None and table_log.head(txn[0]).last_transaction >= txn[1]:
                     return self._result(None, already_applied=True)
                 merged = self._apply(partitions, options, remembers=known is not None)
-                if self._compacts and partitions is None:
-                    self._side.compact(self._how.retention_seconds, self._kind.without_expired)
+                if self._compacts:
+                    self._compact(partitions)
             return self._result(merged, already_applied=merged.already_committed)
 
     # -- before the lock -------------------------------------------------------------------------------------------
@@ -304,6 +304,15 @@ class Application:
         if self._noted is not None:
             self._notes.remove(self._id)
         return merged
+
+    def _compact(self, partitions: Partitions | None) -> None:
+        predicate = LockTarget.of(self._side.writer.log, partitions).predicate()
+        lock: Lock = "table" if partitions is None else list(partitions)
+        try:
+            self._side.compact(self._how.retention_seconds, self._kind.without_expired, predicate, lock)
+        except SluiceError as problem:
+            # The batch is in the table: it has not failed.
+            log.warning("%s was not rewritten without what has expired: %s", self._side.location, problem)
 
     def _settle(self, held: tuple[str, ...] | None, lock: Lock) -> list[str]:
         """Undo what batches have left that ended between their two commits.

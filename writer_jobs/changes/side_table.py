@@ -117,8 +117,11 @@ class SideTable:
         return added.version is not None and added.version % _COMMITS == 0
 
     def all(self, predicate: str | None, without: Sequence[str] = ()) -> DataFrame:
-        """Return the keys, the fields and ``SEQ`` within the rows of a predicate, without those of some batches."""
-        rows = self._rows(predicate)
+        """Return the keys, the fields and ``SEQ`` within the rows of a predicate, without those of some batches.
+
+        It stays what it is now, whatever is added.
+        """
+        rows = self._rows(predicate, version=self.writer.log.head().version)
         rows = rows.where(~F.col(_BATCH).isin(*without)) if without else rows
         return rows.select(*self._columns, F.col(SEQUENCE).alias(SEQ))
 
@@ -126,15 +129,17 @@ class SideTable:
         """Delete what a batch said of which nothing came into the table. Under the lock, of which ``lock`` is what."""
         self.writer.delete(f"{_BATCH} = '{batch}'", lock=lock)
 
-    def compact(self, retention_seconds: float, expired: Expiry) -> None:
-        """Rewrite it without what has expired. Under the table's lock.
+    def compact(self, retention_seconds: float, expired: Expiry, predicate: str | None, lock: Lock) -> None:
+        """Rewrite it without what has expired. Under the lock, of which ``lock`` is what.
 
         Args:
             retention_seconds: what was applied before that long may be forgotten.
             expired: see :data:`Expiry`.
+            predicate: of the rows that are locked; None: all.
+            lock: as for :meth:`add`.
 
         """
-        rows = self._rows(None)
+        rows = self._rows(predicate)
         oldest = F.timestamp_seconds(F.lit(time.time() - retention_seconds))
         columns = [field.name for field in rows.schema]
         once = (
@@ -144,10 +149,11 @@ class SideTable:
             .select(*self._columns, SEQ, "kept.*")
         )
         kept = expired(once, F.col(_APPLIED_AT) < oldest).withColumnRenamed(SEQ, SEQUENCE)
-        self.writer.overwrite(kept.select(*map(quoted, columns)))
+        self.writer.overwrite(kept.select(*map(quoted, columns)), replace_where=predicate, lock=lock)
 
-    def _rows(self, predicate: str | None) -> DataFrame:
-        rows = self._spark.read.format("delta").load(self.location)
+    def _rows(self, predicate: str | None, version: int | None = None) -> DataFrame:
+        reader = self._spark.read.format("delta")
+        rows = (reader if version is None else reader.option("versionAsOf", version)).load(self.location)
         return rows if predicate is None else rows.where(predicate)
 
 
