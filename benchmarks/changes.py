@@ -125,8 +125,10 @@ def measure_changes(spark: SparkSession, manager: ZookeeperLockManager, folder: 
 
 MAPPING = HBaseMapping.parsed(
     """{"row_key": [{"column": "id", "type": "text:long"}],
-        "columns": {"d:name": {"column": "name", "type": "string"}, "d:amount": {"column": "amount", "type": "double"}},
-        "new_columns": {"type": "text:long"}}"""
+        "columns": {
+          "d:name": {"column": "name", "type": "string"},
+          "d:amount": {"column": "amount", "type": "double"},
+          "d:position": {"column": "position", "type": "text:long"}}}"""
 )
 DOUBLE = bytes.fromhex("3ff8000000000000")
 
@@ -154,8 +156,14 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
     kind = F.when(F.rand(3) < DELETES, kinds[(F.rand(4) * 4).cast("int")]).otherwise("Put")
     some = spark.range(options.cells).select((F.rand(1) * options.rows / 4).cast("long").alias("id"), F.lit(0))
     picked = some.select(
-        "id", (F.rand(2) * 3).cast("int").alias("at"), kind.alias("kind"), (F.rand(5) * 900).alias("t")
+        "id", (F.rand(2) * 3).cast("int").alias("at"), kind.alias("kind"), (F.rand(5) * 900 + 101).alias("t")
     )
+    # Other values than before, so that rows change.
+    values = {
+        "name": F.concat(F.lit("new name "), row),
+        "amount": F.lit(DOUBLE[::-1]),
+        "position": F.concat(row, F.lit("0")),
+    }
     of_each = [
         picked.where(F.col("at") == at).select(*cell(name, (F.col("t") + 900).cast("long"), F.col("kind"), value))
         for at, (name, value) in enumerate(values.items())

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 if __package__ in (None, ""):
     # Run as a script: import the packages from beside this folder, and nothing from within it.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:
-    from lock_manager import Hold
     from writer_jobs.delta.hadoop_files import HadoopFiles
     from writer_jobs.job.cdc_arguments import PROGRAM, CdcArguments, parse_arguments
     from writer_jobs.job.cdc_feeds import feed_of
     from writer_jobs.job.file_stream import ChangeFiles
     from writer_jobs.job.messages import messages_of_files, messages_of_folder, messages_of_topic
+    from writer_jobs.job.once import apply_once
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
+    from writer_jobs.job.sources import find_sources
     from writer_jobs.job.stream_arguments import StreamArguments
     from writer_jobs.job.streams import claim_checkpoint, run_stream
     from writer_jobs.writer import LockedDeltaWriter
@@ -40,23 +41,16 @@ def _cdc(context: JobContext[CdcArguments]) -> None:
 
 
 def _once(context: JobContext[CdcArguments], writer: LockedDeltaWriter) -> None:
-    arguments, output = context.arguments, context.output
+    arguments = context.arguments
     if arguments.kafka is not None and arguments.topic is not None:
         messages = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=False)
+        basis: dict[str, Any] = {"topic": arguments.topic}
     else:
-        messages = messages_of_files(
-            context.spark, arguments.sources, arguments.format, arguments.options, writer.table
-        )
-    apply = feed_of(context.spark, arguments, writer, messages)
-
-    def holding(hold: Hold) -> None:
-        output.holding(1, hold.token, hold.acquired_at)
-
-    with failing_store_is_a_failed_write(writer.table), context.stop.deferred(writer.cancel):
-        output.waiting(1, time.time())
-        txn = None if arguments.run_id is None else (arguments.run_id, 1)
-        result = apply(messages.rows, txn, holding)
-        output.commit(1, result.commit, **result.counts)
+        sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
+        messages = messages_of_files(context.spark, sources, arguments.format, arguments.options, writer.table)
+        basis = {"sources": sources.basis}
+    feed = feed_of(context.spark, arguments, writer, messages)
+    apply_once(context, PROGRAM, writer, messages.rows, {**arguments.query, **basis}, feed)
 
 
 def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ try:
     from writer_jobs.changes.apply import apply_changes
     from writer_jobs.delta.hadoop_files import HadoopFiles
     from writer_jobs.job.file_stream import ChangeFiles
+    from writer_jobs.job.once import apply_once
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.sources import SourceReader, find_sources
     from writer_jobs.job.stream_arguments import StreamArguments
@@ -43,19 +43,13 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
 
 
 def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter) -> None:
-    arguments, output = context.arguments, context.output
+    arguments = context.arguments
     sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
     reader = SourceReader(context.spark, sources, arguments.format or sources.format, arguments.options, writer.table)
     changes = reader.read(reader.schema_of_changes(writer.log.state(), evolves=arguments.schema_evolution))
 
-    def holding(hold: Hold) -> None:
-        output.holding(1, hold.token, hold.acquired_at)
-
-    with failing_store_is_a_failed_write(writer.table), context.stop.deferred(writer.cancel):
-        output.waiting(1, time.time())
-        txn = None if arguments.run_id is None else (arguments.run_id, 1)
-        result = _apply(arguments, writer, changes, txn, holding)
-        output.commit(1, result.commit, **result.counts)
+    basis = {**arguments.query, "sources": sources.basis}
+    apply_once(context, PROGRAM, writer, changes, basis, partial(_apply, arguments, writer))
 
 
 def _upsert_stream(context: JobContext[UpsertArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:

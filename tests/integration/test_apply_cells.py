@@ -136,7 +136,7 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
     "long": [(struct.pack(">q", -(2**63)), -(2**63)), (struct.pack(">q", 7), 7), (struct.pack(">i", 7), None)],
     "float": [(struct.pack(">f", -1.5), -1.5)],
     "double": [(struct.pack(">d", 0.1), 0.1), (struct.pack(">d", -5e-324), -5e-324), (b"0.1", None)],
-    "timestamp-millis": [(struct.pack(">q", 1500), 1.5)],
+    "timestamp-millis": [(struct.pack(">q", 1500), 1.5), (struct.pack(">q", 2**63 - 1), None)],
     "text:int": [(b"-12", -12), (b"twelve", None), (b"99999999999", None)],
     "text:decimal(5,2)": [(b"123.45", Decimal("123.45")), (b"12345", None)],
     "text:date": [(b"2026-11-23", date(2026, 11, 23)), (b"yesterday", None)],
@@ -208,8 +208,10 @@ def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
         line(key, "d:name", b"Bo", timestamp=-1): "timestamp is negative",
         line(key, "d:name", None): "no value",
         line(key, "d:name", b"Bo", value="zz"): "value is not hex",
-        '{"row": 1': "no JSON of a cell",
-        "\udcff": "no JSON of a cell",
+        '{"row": 1': "no JSON of one cell",
+        "\udcff": "no JSON of one cell",
+        line(key, "d:name", b"Bo") + line(key, "d:name", b"Cy"): "no JSON of one cell",
+        line(b"no|" + struct.pack(">h", 260) + b"017", "d:name", b"Bo"): "the row key does not fit the mapping: id",
     }
     messages = spark.createDataFrame(
         [(text.encode(errors="surrogateescape"), f"file:{number}") for number, text in enumerate([*good, *bad])],
@@ -291,5 +293,12 @@ def test_a_new_qualifier_is_a_new_column_and_one_name_is_one_column(feed: Feed, 
     assert DeltaTable(table).schema().to_arrow().names == ["id", "d_x", "d", "d_new"]
     for family, qualifier in (("d", "X"), ("id", "")):
         with pytest.raises(ChangesError, match="name it in the mapping"):
-            feed.apply([Cell("a", "d", "x", 3, "Put", "x"), Cell("a", family, qualifier, 3, "Put", "y")])
+            feed.apply([Cell("c", family, qualifier, 3, "Put", "y")])
     assert shown_by(table) == {"a": {"d:x": "one", "d:new": "two"}, "b": {"d": "of the family itself"}}
+
+
+def test_a_table_that_was_filled_in_another_way_is_refused(feed: Feed, table: Path, spark: SparkSession) -> None:
+    feed.writer.append(spark.createDataFrame([("a", "one", "two")], "id string, d_x string, d_y string"))
+    with pytest.raises(ChangesError, match="the table has rows"):
+        feed.apply([Cell("a", "d", "x", 1, "Put", "new")])
+    assert shown_by(table) == {"a": {"d:x": "one", "d:y": "two"}}

@@ -26,7 +26,7 @@ from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.commit.merge import LockedMerge
-from writer_jobs.errors import ChangesError, WriteFailedError
+from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
 
 pytestmark = pytest.mark.spark
 
@@ -326,3 +326,27 @@ def test_feeds_of_different_partitions_run_side_by_side(
     assert isinstance(meanwhile[1], LockTimeoutError)
     found = DeltaTable(table).to_pyarrow_table(columns=["key", "at"]).to_pylist()
     assert sorted((row["key"], row["at"]) for row in found) == [("a", 2), ("b", 2)]
+
+
+def test_what_is_remembered_is_not_rewritten_while_a_batch_is_to_be_undone(
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("writer_jobs.changes.side_table._COMMITS", 1)
+    how = {"keys": ["key", "value"], "apply_as_deletes": "at % 2 = 1"}
+    feed.apply([("a", 2, "x"), ("b", 2, "x"), ("b", 1, "gone")], partition_by=["key"], **how)
+    before = DeltaTable(f"{table}_tombstones").version()
+    # It said a's row to be deleted at 5, and at 7; who holds a alone passes over that.
+    killed_between_the_commits(feed, [("a", 5, "x"), ("b", 7, "x")], monkeypatch, **how)
+    feed.apply([("a", 5, "y"), ("a", 4, "z")], **how)
+    assert DeltaTable(f"{table}_tombstones").version() == before + 2
+    feed.apply([("a", 4, "x"), ("b", 4, "x")], **how)
+    found = DeltaTable(table).to_pyarrow_table(columns=["key", "at", "value"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == [("a", 4, "x"), ("a", 4, "z"), ("b", 4, "x")]
+
+
+def test_values_that_the_table_would_cut_are_refused(feed: Feed, table: Path) -> None:
+    feed.apply([("a", 1, "one")])
+    rows = feed.spark.createDataFrame([("a", 2.5, "two")], "key string, at double, value string")
+    with pytest.raises(SchemaMismatchError, match="the column at is bigint"):
+        apply_changes(feed.writer, rows, keys=["key"], sequence_by="at")
+    assert rows_of(table) == {"a": (1, "one")}

@@ -68,6 +68,9 @@ def test_a_run_is_applied_once(upsert: Callable[..., Any], csv_file: Callable[..
     upsert(csv_file("1.csv", HEADER, FIRST), "--run-id", "monday")
     done = upsert(csv_file("1.csv", HEADER, FIRST), "--run-id", "monday")
     assert (done.code, done.lines[-1]["already_committed"]) == (0, True)
+    done = upsert(csv_file("2.csv", HEADER, SECOND), "--run-id", "monday")
+    assert (done.code, "choose another run id" in sentence(done)) == (2, True)
+    assert not done.commits
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,7 @@ def test_a_run_is_applied_once(upsert: Callable[..., Any], csv_file: Callable[..
         (("--keys", "id", "--sequence-by", "updated_by"), FIRST, 5, "updated_by"),
         (("--keys", "id", "--sequence-by", "updated_at", "--apply-as-deletes", "name"), FIRST, 5, "no condition"),
         (("--keys", "id", "--sequence-by", "updated_at", "--columns", "a", "--except-columns", "b"), FIRST, 2, "both"),
+        (("--keys", "id", "--sequence-by", "updated_at", "--columns", "name"), FIRST, 2, "key columns: id"),
         (("--keys", "id", "--sequence-by", "updated_at"), FIRST, 5, "id=1"),
         (HOW, [("no", 1, "Ada", None, "c")], 5, "no sequence"),
         (HOW, [(None, 1, "Ada", 1, "c")], 5, "country=None"),

@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -14,12 +15,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructField, StructType
 
-from lock_manager import SluiceError
+from lock_manager import Hold, SluiceError
 from lock_manager.commit_stamp import CHANGES
 from lock_manager.deadline import Deadline
 from lock_manager.partitions import MOST_PARTITIONS
 from writer_jobs.changes.batch import ChangeBatch
-from writer_jobs.changes.evolution import evolution_of
+from writer_jobs.changes.evolution import evolution_of, loses
 from writer_jobs.changes.kind import Kind
 from writer_jobs.changes.parts import T
 from writer_jobs.changes.side_table import SideTable, partition_keys
@@ -152,6 +153,7 @@ class Application:
         # What has to be remembered of it, if anything, is committed first.
         self._noted = kind.noted(self.batch)
         self._compacts = False
+        self._deadline = Deadline(writer.manager.settings.timeout_seconds)
 
     def close(self) -> None:
         """Give back what is kept of the batch."""
@@ -171,7 +173,7 @@ class Application:
         if not batch.folded:
             return self._result(None, already_applied=False)
         seconds = options.lock_timeout_seconds
-        deadline = Deadline(self._writer.manager.settings.timeout_seconds if seconds is None else seconds)
+        self._deadline = Deadline(self._writer.manager.settings.timeout_seconds if seconds is None else seconds)
         while True:
             state = self._table_state()
             known = self._side_state(state)
@@ -180,7 +182,7 @@ class Application:
             if known is not None:
                 tables[self._side.location] = partitions
             with locked_all(
-                self._spark, tables, manager=self._writer.manager, timeout_seconds=deadline.remaining()
+                self._spark, tables, manager=self._writer.manager, timeout_seconds=self._deadline.remaining()
             ) as hold:
                 if known is None and self._side.state() is not None:
                     # Another feed has made it meanwhile.
@@ -212,12 +214,15 @@ class Application:
         table_log, row = self._writer.log, self._kind.row(self.batch)
         ours = self._kind.fields(self.batch.rows.schema[SEQ].dataType)
         if (state := table_log.state()) is None:
-            empty = self._spark.createDataFrame([], StructType([*row, *ours]))
-            self._writer.append(empty, partition_by=self._how.partition_by, hold="write")
+            with self._locked(self._writer.location):
+                # Another feed may have made it meanwhile, with columns of its own.
+                if table_log.state() is None:
+                    empty = self._spark.createDataFrame([], StructType([*row, *ours]))
+                    self._writer.append(empty, partition_by=self._how.partition_by, hold="write")
             return self._table_state()
-        self._kind.refuse_other_kind({name.lower() for name in state.schema.names})
+        self._kind.refuse_other_kind(state.schema, row)
         if self._needed(state, row, ours):
-            with locked_all(self._spark, {self._writer.location: None}, manager=self._writer.manager):
+            with self._locked(self._writer.location):
                 # Another feed may have done so meanwhile.
                 if (now := table_log.state()) is not None:
                     for each in self._needed(now, row, ours):
@@ -225,7 +230,30 @@ class Application:
             state = table_log.state()
         if state is None:
             raise TableError(f"{self._writer.table} was removed while changes were applied to it")
+        self._refuse_loss(state, row)
         return state
+
+    def _refuse_loss(self, state: TableState, row: StructType) -> None:
+        """Make sure that no value loses something in the table: it would be another one when it comes again.
+
+        Raises:
+            SchemaMismatchError: one would.
+
+        """
+        types = {field.name.lower(): field.dataType for field in state.schema}
+        for field in row:
+            kind = types.get(field.name.lower(), field.dataType)
+            if loses(kind, field.dataType):
+                raise SchemaMismatchError(
+                    table=self._writer.table,
+                    reason=f"the column {field.name} is {kind.simpleString()}, and values of type "
+                    f"{field.dataType.simpleString()} would be cut",
+                )
+
+    def _locked(self, location: str) -> AbstractContextManager[Hold]:
+        return locked_all(
+            self._spark, {location: None}, manager=self._writer.manager, timeout_seconds=self._deadline.remaining()
+        )
 
     def _needed(self, state: TableState, row: StructType, ours: Sequence[StructField]) -> list[str]:
         """Return what is to be altered of the table, before it can take the changes."""
@@ -256,7 +284,10 @@ class Application:
         """
         known = self._side.state()
         if known is None and self._noted is not None:
-            self._side.create(table, self.batch.rows.schema[SEQ].dataType)
+            with self._locked(self._side.location):
+                if self._side.state() is None:
+                    self._refuse_rows_of_others()
+                    self._side.create(table, self.batch.rows.schema[SEQ].dataType)
             known = self._side.state()
         if known is not None and not self._side.is_of_keys(known):
             raise self._spec.misfit(
@@ -264,6 +295,16 @@ class Application:
                 "the same keys"
             )
         return known
+
+    def _refuse_rows_of_others(self) -> None:
+        """Make sure that a table has no rows yet whose rows follow from what is remembered alone."""
+        if self._kind.remembered.is_all:
+            table = self._spark.read.format("delta").load(self._writer.location)
+            if not table.isEmpty():
+                raise self._spec.misfit(
+                    f"the table has rows, and {self._side.location} is not there, of which all rows are made: give its "
+                    "cells from the first one on to a table of their own"
+                )
 
     def _partitions(self, state: TableState) -> Partitions | None:
         """Return the partitions that the batch touches; None: the whole table is to be locked."""
@@ -308,6 +349,9 @@ class Application:
     def _compact(self, partitions: Partitions | None) -> None:
         predicate = LockTarget.of(self._side.writer.log, partitions).predicate()
         lock: Lock = "table" if partitions is None else list(partitions)
+        if self._notes.all():
+            # Of a batch that has not ended, or was not undone yet, it is not known what counts.
+            return
         try:
             self._side.compact(self._how.retention_seconds, self._kind.without_expired, predicate, lock)
         except SluiceError as problem:

@@ -8,7 +8,17 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import ByteType, DateType, IntegerType, LongType, ShortType, StringType, StructType
+from pyspark.sql.types import (
+    ByteType,
+    DataType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructType,
+)
 
 from writer_jobs.changes.kept import Kept
 from writer_jobs.changes.parts import content_hash, of
@@ -20,8 +30,10 @@ _PLACE, _HASH, _UNLIKE = "__sluice_place", "__sluice_hash", "__sluice_unlike"
 _COUNTS = ("changes", "keyless", "unordered", "folded", "deletes", "ambiguous")
 _SHOWN = 5
 # Types whose values are the same in Python and in Spark, whatever the session's time zone.
-_BOUNDED = (ByteType, ShortType, IntegerType, LongType, StringType, DateType)
+_BOUNDED = (ByteType, ShortType, IntegerType, LongType, StringType)
 _ENDS = ("least", "most")
+# What Python has in place of bytes that are no UTF-8.
+_NO_UTF8 = "\ufffd"
 
 
 class ChangeBatch:
@@ -108,7 +120,7 @@ class ChangeBatch:
         conditions = F.expr("true")
         for number, name in enumerate(self._spec.keys):
             least, most = (self._found.get(f"{end}{number}") for end in _ENDS)
-            if least is not None and most is not None:
+            if least is not None and most is not None and _NO_UTF8 not in f"{least}{most}":
                 column = F.col(quoted(name)) if alias is None else of(alias, name)
                 conditions = conditions & column.between(F.lit(least), F.lit(most))
         return conditions
@@ -129,7 +141,9 @@ class ChangeBatch:
             raise self._spec.misfit(f"{found['keyless']} keys are null, or in part: {shown}")
         if found["unordered"]:
             shown = self._shown(self._prepared, self._unordered)
-            raise self._spec.misfit(f"{found['unordered']} changes have no sequence (null): of {shown}")
+            raise self._spec.misfit(
+                f"{found['unordered']} changes have no sequence (null, or not a number): of {shown}"
+            )
         if found["ambiguous"]:
             raise self._spec.misfit(
                 f"{found['ambiguous']} keys have several changes with one sequence, so that the newest is not known: "
@@ -162,10 +176,15 @@ def _fold(changes: DataFrame, folded_by: Sequence[str], preferred_by: str | None
 
 
 def _is_null(schema: StructType, name: str) -> Column:
-    """Tell whether a value is null; of a struct also whether one of its fields is."""
+    """Tell whether a value is null, or not a number; of a struct also whether one of its fields is."""
     kind = schema[name].dataType
-    condition = F.col(name).isNull()
+    condition = _is_nothing(F.col(name), kind)
     if isinstance(kind, StructType):
         for field in kind:
-            condition = condition | F.col(f"{name}.{quoted(field.name)}").isNull()
+            condition = condition | _is_nothing(F.col(f"{name}.{quoted(field.name)}"), field.dataType)
     return condition
+
+
+def _is_nothing(value: Column, kind: DataType) -> Column:
+    # Spark takes NaN for larger than any number: it would win for ever.
+    return value.isNull() | F.isnan(value) if isinstance(kind, FloatType | DoubleType) else value.isNull()

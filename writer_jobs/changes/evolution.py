@@ -7,19 +7,24 @@ from collections.abc import Iterator
 from pyspark.sql.types import (
     ByteType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
     IntegerType,
     LongType,
     ShortType,
+    StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from writer_jobs.delta.sql_names import quoted
 
 _WIDENING = "delta.enableTypeWidening"
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
+_FRACTIONS = (FloatType, DoubleType)
 
 
 def is_wider(wide: DataType, narrow: DataType) -> bool:
@@ -34,6 +39,25 @@ def is_wider(wide: DataType, narrow: DataType) -> bool:
         before = wide.precision - wide.scale >= narrow.precision - narrow.scale
         return bool(wide != narrow and before and wide.scale >= narrow.scale)
     return isinstance(wide, DoubleType) and isinstance(narrow, FloatType)
+
+
+def loses(table: DataType, changes: DataType) -> bool:
+    """Tell whether a value of the changes may become another one, in silence, in a column of the table.
+
+    A whole number that is too large for its column, or a text that is no number, is an error of Spark's; a number that
+    is rounded, or a moment that becomes a day, is none.
+    """
+    if table == changes or is_wider(table, changes):
+        return False
+    if isinstance(table, DoubleType):
+        return isinstance(changes, LongType | DecimalType)
+    if isinstance(table, FloatType):
+        return isinstance(changes, IntegerType | LongType | DoubleType | DecimalType)
+    if isinstance(table, DecimalType) and isinstance(changes, DecimalType):
+        return bool(changes.scale > table.scale)
+    if isinstance(table, (*_WHOLE, DecimalType)):
+        return isinstance(changes, _FRACTIONS) or (isinstance(changes, DecimalType) and changes.scale > 0)
+    return isinstance(table, DateType) and isinstance(changes, TimestampType | TimestampNTZType)
 
 
 def evolution_of(table: StructType, changes: StructType, columns: tuple[str, ...]) -> list[str]:
@@ -55,7 +79,12 @@ def _added(table: StructType, changes: StructType, columns: tuple[str, ...]) -> 
     known = {name.lower() for name in table.names}
     new = [changes[name] for name in columns if name.lower() not in known]
     if new:
-        yield f"ADD COLUMNS ({', '.join(f'{quoted(each.name)} {each.dataType.simpleString()}' for each in new)})"
+        yield f"ADD COLUMNS ({', '.join(map(_definition, new))})"
+
+
+def _definition(field: StructField) -> str:
+    comment = str(field.metadata.get("comment", "")).replace("\\", "\\\\").replace("'", "\\'")
+    return f"{quoted(field.name)} {field.dataType.simpleString()}" + (f" COMMENT '{comment}'" if comment else "")
 
 
 def _widened(table: StructType, changes: StructType, columns: tuple[str, ...]) -> Iterator[str]:

@@ -46,8 +46,12 @@ class Kind(Protocol):
         """Return the columns that the table needs beside those."""
         ...
 
-    def refuse_other_kind(self, columns: set[str]) -> None:
-        """Make sure that a table with these columns, in lower case, is of this kind.
+    def refuse_other_kind(self, table: StructType, row: StructType) -> None:
+        """Make sure that a table is of this kind, and its columns are those of a batch.
+
+        Args:
+            table: its schema.
+            row: what :meth:`row` returns.
 
         Raises:
             ChangesError: it is not.

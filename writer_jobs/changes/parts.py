@@ -8,7 +8,7 @@ from operator import and_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import AtomicType, StructField, StructType
+from pyspark.sql.types import AtomicType, StructField, StructType, VariantType
 
 from writer_jobs.changes.spec import DELETED
 from writer_jobs.delta.sql_names import quoted
@@ -30,7 +30,8 @@ def all_of(conditions: Iterable[Column]) -> Column:
 def comparable(field: StructField, alias: str | None = None) -> Column:
     """Return a column of which two values can be compared and hashed; what has parts as JSON."""
     column = F.col(quoted(field.name)) if alias is None else of(alias, field.name)
-    return column if isinstance(field.dataType, AtomicType) else F.to_json(F.struct(column))
+    has_parts = not isinstance(field.dataType, AtomicType) or isinstance(field.dataType, VariantType)
+    return F.to_json(F.struct(column)) if has_parts else column
 
 
 def content_hash(changes: DataFrame, columns: Sequence[str]) -> Column:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import DataType, StructField
+from pyspark.sql.types import DataType, StructField, StructType
 
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.kind import OfRows
@@ -35,9 +35,9 @@ class NewestRows(OfRows):
         #: Of each group of changes by these the newest counts.
         self.folded_by = spec.keys
 
-    def refuse_other_kind(self, columns: set[str]) -> None:
+    def refuse_other_kind(self, table: StructType, row: StructType) -> None:  # noqa: ARG002 (as others')
         """Make sure that the table is not one that keeps history."""
-        if keeps_history(columns):
+        if keeps_history(table.names):
             raise self._spec.misfit(f"the table keeps history ({START}, {END}): apply changes with SCD type 2")
 
     def keys(self, batch: ChangeBatch) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import DataType, StructField
+from pyspark.sql.types import DataType, StructField, StructType
 
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.kind import OfRows
@@ -43,9 +43,9 @@ class RowHistory(OfRows):
         #: Every change counts; those of one key and sequence are repetitions of one.
         self.folded_by = (*spec.keys, SEQ)
 
-    def refuse_other_kind(self, columns: set[str]) -> None:
+    def refuse_other_kind(self, table: StructType, row: StructType) -> None:  # noqa: ARG002 (as others')
         """Make sure that the table keeps history."""
-        if not keeps_history(columns):
+        if not keeps_history(table.names):
             raise self._spec.misfit(f"the table keeps no history (it has no {START}, {END}): make one of SCD type 2")
 
     def keys(self, batch: ChangeBatch) -> int:

@@ -34,11 +34,13 @@ class Remembered:
     Attributes:
         suffix: of the location.
         fields: columns beside the keys and the sequence.
+        is_all: whether the table's rows follow from it alone.
 
     """
 
     suffix: str
     fields: tuple[StructField, ...] = ()
+    is_all: bool = False
 
 
 #: Which keys were deleted, and by which sequence, so that an older change does not bring a row back.

@@ -160,8 +160,8 @@ class ChangeSpec:
 
 
 def keeps_history(columns: Collection[str]) -> bool:
-    """Tell whether a table with these columns, in lower case, is of SCD type 2."""
-    return {START.lower(), END.lower()} <= set(columns)
+    """Tell whether a table with these columns is of SCD type 2."""
+    return {START.lower(), END.lower()} <= {name.lower() for name in columns}
 
 
 def _column(given: str | Column) -> Column:

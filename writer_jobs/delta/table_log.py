@@ -269,8 +269,10 @@ class DeltaTableLog:
             StorageError, TableError: the log cannot be read.
 
         """
+        # First: what is committed meanwhile is not missing.
+        newest = self.head().version
         infos = [info for _, info in self._infos_after(after)]
-        return any(batch_of(info) == batch for info in infos) or len(infos) < self.head().version - after
+        return any(batch_of(info) == batch for info in infos) or len(infos) < newest - after
 
     def _infos_after(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Yield the versions after one, and the ``commitInfo`` of each, up to the first that is missing."""

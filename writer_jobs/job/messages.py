@@ -9,11 +9,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.errors import SourceError
 from writer_jobs.job.file_stream import ChangeFiles
-from writer_jobs.job.sources import LINES, SourceReader, find_sources
+from writer_jobs.job.sources import LINES, SourceFiles, SourceReader
 
 _TOPIC_COLUMNS = {"value", "topic", "partition", "offset"}
 
@@ -66,25 +65,24 @@ def messages_of_topic(
 
 
 def messages_of_files(
-    spark: SparkSession, sources: tuple[str, ...], file_format: str | None, options: Mapping[str, str], table: str
+    spark: SparkSession, sources: SourceFiles, file_format: str | None, options: Mapping[str, str], table: str
 ) -> Messages:
     """Return the messages in files.
 
     Args:
         spark: the session.
-        sources: files, folders, globs.
+        sources: the files.
         file_format: ``json`` (a message a line) or ``parquet``; None: what the names tell.
         options: of Spark's reader.
         table: canonical URI, for messages.
 
     Raises:
-        SourceError: they are not there, or have no such format.
+        SourceError: they have no such format.
 
     """
-    found = find_sources(HadoopFiles.of(spark), sources)
-    if _known(file_format or found.format) == "json":
-        return Messages(_of_lines(SourceReader(spark, found, "text", options, table).read(LINES)), are_lines=True)
-    reader = SourceReader(spark, found, "parquet", options, table)
+    if _known(file_format or sources.format) == "json":
+        return Messages(_of_lines(SourceReader(spark, sources, "text", options, table).read(LINES)), are_lines=True)
+    reader = SourceReader(spark, sources, "parquet", options, table)
     return _of_parquet(reader.read(reader.schema_of_changes(None)))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -52,6 +53,11 @@ class SourceFiles:
 
     files: tuple[FileStatus, ...]
     base: str | None
+
+    @property
+    def basis(self) -> list[list[Any]]:
+        """What tells these files from others: path and length of each."""
+        return [[file.path, file.length] for file in self.files]
 
     @property
     def format(self) -> str:

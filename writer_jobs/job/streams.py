@@ -143,8 +143,8 @@ class _Stream:
         """
         now = how.trigger == AVAILABLE_NOW
         stream = frame.writeStream.foreachBatch(self._batch).option("checkpointLocation", how.checkpoint)
-        stream = stream.trigger(availableNow=True) if now else stream.trigger(processingTime=how.trigger)
         try:
+            stream = stream.trigger(availableNow=True) if now else stream.trigger(processingTime=how.trigger)
             query = stream.start()
         except (*JVM_ERRORS, PySparkException) as error:
             self._query.set_exception(error)

@@ -118,6 +118,10 @@ class UpsertArguments(ChangesJobArguments):
         super().check()
         if self.column_list is not None and self.except_column_list is not None:
             raise ArgumentsError("give --columns or --except-columns, not both")
+        named = {name.lower() for name in (self.column_list if self.column_list is not None else self.keys)}
+        without = {name.lower() for name in self.except_column_list or ()}
+        if lost := [name for name in self.keys if name.lower() not in named or name.lower() in without]:
+            raise ArgumentsError(f"the table needs its key columns: {', '.join(lost)}")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:

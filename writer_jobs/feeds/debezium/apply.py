@@ -69,7 +69,8 @@ def apply_events(
         if decoded.dead_count:
             write_dead_letters(writer, decoded.dead, txn=txn, metadata=metadata)
         if not decoded.count:
-            return replace(ChangesResult.of_nothing(writer.table), dead_letters=decoded.dead_count)
+            nothing = ChangesResult.of_nothing(writer.table)
+            return replace(nothing, dead_letters=decoded.dead_count, skipped=decoded.skipped)
         result = apply_changes(
             writer,
             decoded.changes,

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
 from writer_jobs.changes.application import Application, ChangesResult, How
 from writer_jobs.changes.apply import RETENTION
+from writer_jobs.changes.kept import Kept
 from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.dead_letters import write_dead_letters
 from writer_jobs.feeds.hbase.cells import CellRows
 from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, REASON, decoded
@@ -68,20 +72,24 @@ def apply_cells(
     spec = ChangeSpec.of(writer.table, keys=mapping.keys, sequence_by=SEQ)
     options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write)
     how = How(evolves=True, partition_by=tuple(partition_by), retention_seconds=retention.total_seconds(), txn=txn)
-    found = decoded(cells, mapping)
-    bad = Observation()
-    good = found.observe(bad, F.count(REASON).alias("dead")).where(F.col(REASON).isNull())
-    prepared = good.drop(REASON, ORIGIN, MESSAGE)
-    with closing(Application(writer, spec, CellRows(spec, mapping), prepared, how)) as application:
+    with ExitStack() as open_ones:
+        # Read once: a topic may have more the next time.
+        found = open_ones.enter_context(closing(_kept(writer, decoded(cells, mapping)))).rows
+        good = found.where(F.col(REASON).isNull()).drop(REASON, ORIGIN, MESSAGE)
+        application = open_ones.enter_context(closing(Application(writer, spec, CellRows(spec, mapping), good, how)))
         dead = found.where(F.col(REASON).isNotNull()).select(
             F.lit(None).cast("binary").alias("key"),
             F.col(MESSAGE).alias("value"),
             F.col(ORIGIN).alias("origin"),
             F.col(REASON).alias("reason"),
         )
-        # Spark observes nothing where it knows beforehand that there is nothing.
-        letters = int(bad.get["dead"]) if application.batch.folded else dead.count()
-        if letters:
-            write_dead_letters(writer, dead, txn=txn, metadata=metadata)
+        letters = write_dead_letters(writer, dead, txn=txn, metadata=metadata)
         result, newest = application.run(options), application.batch.newest
         return replace(result, dead_letters=letters, newest_at=None if newest is None else newest / 1000)
+
+
+def _kept(writer: LockedDeltaWriter, found: DataFrame) -> Kept:
+    try:
+        return Kept(found)
+    except (*JVM_ERRORS, PySparkException) as error:
+        raise ChangesError(table=writer.table, reason=f"the cells cannot be read: {one_sentence(error)}") from error

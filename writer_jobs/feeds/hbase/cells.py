@@ -29,6 +29,7 @@ from writer_jobs.changes.side_table import Remembered
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, keeps_history
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
+from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase.decode import (
     DELETE,
     DELETE_COLUMN,
@@ -57,6 +58,7 @@ CELLS = Remembered(
         StructField(VALUE, BinaryType()),
         StructField(WRITTEN, LongType()),
     ),
+    is_all=True,
 )
 
 
@@ -101,20 +103,29 @@ class CellRows:
             name, cell = row[_COLUMN], f"{row[FAMILY]}:{row[QUALIFIER]}"
             key = name.lower()
             if source.setdefault(key, cell) != cell or (key in fields and cell not in self._mapping.columns):
-                raise self._spec.misfit(
-                    f"{cell} would be the column {name}, which is another one: name it in the mapping"
-                )
-            fields.setdefault(key, StructField(name, self._mapping.type_of(name).spark))
+                raise self._one_of_two(cell, name)
+            fields[key] = StructField(name, self._mapping.type_of(name).spark, metadata={"comment": cell})
         return StructType(list(fields.values()))
+
+    def _one_of_two(self, cell: str, column: str) -> ChangesError:
+        return self._spec.misfit(f"{cell} would be the column {column}, which is another one: name it in the mapping")
 
     def fields(self, sequence: DataType) -> list[StructField]:  # noqa: ARG002 (as others')
         """Return nothing: rows of cells have no sequence."""
         return []
 
-    def refuse_other_kind(self, columns: set[str]) -> None:
-        """Make sure that the table is not one that keeps history."""
-        if keeps_history(columns):
+    def refuse_other_kind(self, table: StructType, row: StructType) -> None:
+        """Make sure that the table keeps no history, and that each of its columns is of one column of HBase.
+
+        Which one that is the column's comment tells.
+        """
+        if keeps_history(table.names):
             raise self._spec.misfit("the table keeps history: cells make rows without it")
+        known = {field.name.lower(): field.metadata.get("comment") for field in table}
+        for field in row:
+            cell, before = field.metadata.get("comment"), known.get(field.name.lower())
+            if cell is not None and before is not None and before != cell:
+                raise self._one_of_two(cell, field.name)
 
     def noted(self, batch: ChangeBatch) -> DataFrame | None:
         """Return all of it."""

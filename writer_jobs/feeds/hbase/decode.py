@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import IntegralType, LongType, StringType, StructField, StructType
 
 from writer_jobs.changes.spec import DELETED, SEQ
 from writer_jobs.errors import SourceError
@@ -65,10 +65,13 @@ def cells_of_json(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
     found = messages.select("value", "origin", F.from_json(text, _JSON, options).alias("cell"))
     read = {name: _bytes(F.col(f"cell.{name}"), mapping.encoding) for name in _BYTES}
+    # As a list, for what stands behind a cell's end would be passed over; and it names a field once.
+    whole = F.try_parse_json(F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit("]")))
+    first, second = (F.try_variant_get(whole, f"$[{at}]", "variant") for at in (0, 1))
+    one = F.coalesce(first.isNotNull() & second.isNull(), F.expr("false"))
+    no_json = ~one | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
     bad = [
-        F.when(
-            ~F.is_valid_utf8(text) | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull(), "no JSON of a cell"
-        ),
+        F.when(no_json, "no JSON of one cell"),
         *(
             F.when(F.col(f"cell.{name}").isNotNull() & bytes_of.isNull(), f"{name} is not {mapping.encoding}")
             for name, bytes_of in read.items()
@@ -148,6 +151,9 @@ def decoded(cells: DataFrame, mapping: HBaseMapping) -> DataFrame:
     lost = [name for name in _NEEDED if name not in cells.columns]
     if lost:
         raise SourceError(f"the source has no column {', '.join(lost)}; a cell has {', '.join(_CELL)}")
+    for name in ("timestamp", "sequence"):
+        if name in cells.columns and not isinstance(cells.schema[name].dataType, IntegralType):
+            raise SourceError(f"the column {name} has {cells.schema[name].dataType.simpleString()}, not whole numbers")
     cells = _whole(cells)
     kind = _type_of(F.col("type"))
     text = {name: F.col(name).cast("string") for name in ("family", "qualifier")}
@@ -188,10 +194,7 @@ def _whole(cells: DataFrame) -> DataFrame:
     kinds = {"row": "binary", "family": "binary", "qualifier": "binary", "value": "binary", "type": "string"}
     kinds |= {"timestamp": "bigint", "sequence": "bigint", REASON: "string", ORIGIN: "string"}
     there = set(cells.columns)
-    found = {
-        name: (F.col(name) if name in there else F.lit(None)).try_cast(kind)  # a time stamp is no number of ms
-        for name, kind in kinds.items()
-    }
+    found = {name: (F.col(name) if name in there else F.lit(None)).cast(kind) for name, kind in kinds.items()}
     found["qualifier"] = F.coalesce(found["qualifier"], F.to_binary(F.lit("")))
     said = F.to_json(
         F.struct(*(F.hex(name).alias(name) if name in _BYTES else name for name in _CELL if name in there))

@@ -24,7 +24,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.errors import MappingError
-from writer_jobs.feeds.hbase.values import ValueType
+from writer_jobs.feeds.hbase.values import KEY_TYPES, ValueType
 
 #: How bytes are written in JSON.
 ENCODINGS = ("utf-8", "base64", "hex")
@@ -163,7 +163,7 @@ class HBaseMapping:
         last = self.row_key[-1]
         if last.length is not None:
             found[last.column] = F.when(rest == "", found[last.column])
-        return {part.column: part.type.decoded(F.unhex(found[part.column])) for part in self.row_key}
+        return {part.column: part.type.decoded_key(F.unhex(found[part.column])) for part in self.row_key}
 
     def column_of(self, family: Column, qualifier: Column) -> Column:
         """Return the table's column of a cell; null if the table does not get it."""
@@ -215,7 +215,7 @@ def _part(number: int, found: Any, *, last: bool) -> KeyPart:
         raise MappingError(f"{where}: length is a number of bytes, 1 or more")
     return KeyPart(
         _text(f"{where}, column", found["column"]),
-        ValueType(_text(f"{where}, type", found["type"])),
+        ValueType(_one_of(f"{where}, type", found["type"], KEY_TYPES)),
         None if until is None else until.encode(),
         length,
     )

@@ -56,6 +56,21 @@ _WHOLE: dict[str, tuple[DataType, int]] = {
 }
 
 
+#: Types of a row key's parts: no two different texts of bytes are one value of these.
+KEY_TYPES = (
+    "string",
+    "binary",
+    "byte",
+    "short",
+    "int",
+    "long",
+    "timestamp-millis",
+    "text:int",
+    "text:long",
+    "text:date",
+)
+
+
 class ValueType:
     """How bytes become a value.
 
@@ -73,6 +88,13 @@ class ValueType:
     def __init__(self, name: str) -> None:
         self.name = name
         self.spark, self._decode = _type_of(name)
+
+    def decoded_key(self, value: Column) -> Column:
+        """Return the value of a part of a row key; null, too, if other bytes would have the same value."""
+        found = self._decode(value)
+        if not self.name.startswith(_TEXT):
+            return found
+        return F.when(found.cast("string").cast("binary") == value, found)
 
     def decoded(self, value: Column) -> Column:
         """Return the value of some bytes; null if they are not of this type, or null."""
@@ -98,7 +120,10 @@ def _type_of(name: str) -> tuple[DataType, Callable[[Column], Column]]:
             DoubleType(),
             lambda value: _of_bits(value, 8, "java.lang.Double", "longBitsToDouble", "long", "double"),
         ),
-        "timestamp-millis": (TimestampType(), lambda value: F.timestamp_millis(_whole(value, 8))),
+        "timestamp-millis": (
+            TimestampType(),
+            lambda value: F.timestamp_micros(F.try_multiply(_whole(value, 8), F.lit(1000))),
+        ),
     }
     if name not in simple:
         raise MappingError(f"there is no type {name!r}; the types are {', '.join(TYPES)} and decimal(p,s)")

@@ -1,0 +1,96 @@
+"""One load of changes, which may have a name: then it is applied once, and the name is of that load alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pyspark.sql import DataFrame
+
+from lock_manager import Hold
+from writer_jobs.changes.application import ChangesResult
+from writer_jobs.delta.table_log import DeltaTableLog
+from writer_jobs.errors import RunError
+from writer_jobs.job.changes_arguments import ChangesJobArguments
+from writer_jobs.job.runner import JobContext, failing_store_is_a_failed_write
+from writer_jobs.writer import LockedDeltaWriter
+
+_A = TypeVar("_A", bound=ChangesJobArguments)
+_HEX_DIGITS = 15  # 60 bits: a txnVersion is a whole number of 64, and not negative
+
+
+class LoadMark:
+    """The transaction of a load with a name: its version is a hash of what the load is of.
+
+    Args:
+        log: of the table.
+        program: whose name it is.
+        run_id: the name.
+        basis: what the load is of; JSON values.
+
+    Attributes:
+        txn: ``(txnAppId, txnVersion)``.
+
+    """
+
+    def __init__(self, log: DeltaTableLog, program: str, run_id: str, basis: Mapping[str, Any]) -> None:
+        self._log = log
+        self._run_id = run_id
+        text = json.dumps(basis, sort_keys=True)
+        self.txn = (f"{program}/{run_id}", int(hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS], 16))
+
+    def check(self) -> None:
+        """Make sure that the table has no other load of this name.
+
+        Raises:
+            RunError: it has.
+
+        """
+        application, version = self.txn
+        if self._log.head(application).last_transaction not in (-1, version):
+            raise RunError(
+                f"run {self._run_id!r} is in the table, and was of other sources, or had other arguments: choose "
+                "another run id"
+            )
+
+
+def apply_once(
+    context: JobContext[_A],
+    program: str,
+    writer: LockedDeltaWriter,
+    rows: DataFrame,
+    basis: Mapping[str, Any],
+    apply: Callable[[DataFrame, tuple[str, int] | None, Callable[[Hold], None]], ChangesResult],
+) -> None:
+    """Apply one load, and say what became of it.
+
+    Args:
+        context: of the job.
+        program: its name.
+        writer: of the table.
+        rows: what is applied.
+        basis: what the load is of, for its name.
+        apply: applies rows with a transaction; calls its last argument under the lock.
+
+    Raises:
+        RunError: its name is of another load.
+        SluiceError: what ``apply`` raises.
+
+    """
+    output, run_id = context.output, context.arguments.run_id
+    mark = None if run_id is None else LoadMark(writer.log, program, run_id, basis)
+    if mark is not None:
+        mark.check()
+
+    def holding(hold: Hold) -> None:
+        if mark is not None:
+            mark.check()
+        output.holding(1, hold.token, hold.acquired_at)
+
+    with failing_store_is_a_failed_write(writer.table), context.stop.deferred(writer.cancel):
+        output.waiting(1, time.time())
+        result = apply(rows, None if mark is None else mark.txn, holding)
+        output.commit(1, result.commit, **result.counts, already_committed=result.already_applied)
