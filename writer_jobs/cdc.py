@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import DataFrame
 
 if __package__ in (None, ""):
     # Run as a script: import the packages from beside this folder, and nothing from within it.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:
+    from lock_manager import Hold
+    from writer_jobs.changes.application import ChangesResult
     from writer_jobs.delta.hadoop_files import HadoopFiles
     from writer_jobs.job.cdc_arguments import PROGRAM, CdcArguments, parse_arguments
-    from writer_jobs.job.cdc_feeds import feed_of
-    from writer_jobs.job.file_stream import ChangeFiles
-    from writer_jobs.job.messages import messages_of_files, messages_of_folder, messages_of_topic
+    from writer_jobs.job.cdc_feeds import Feed
+    from writer_jobs.job.file_stream import FileBatches
+    from writer_jobs.job.messages import Messages, messages_of_files, messages_of_topic
     from writer_jobs.job.once import apply_once
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.sources import find_sources
@@ -49,23 +53,38 @@ def _once(context: JobContext[CdcArguments], writer: LockedDeltaWriter) -> None:
         sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
         messages = messages_of_files(context.spark, sources, arguments.format, arguments.options, writer.table)
         basis = {"sources": sources.basis}
-    feed = feed_of(context.spark, arguments, writer, messages)
-    apply_once(context, PROGRAM, writer, messages.rows, {**arguments.query, **basis}, feed)
+    feed = Feed(context.spark, arguments, writer)
+    basis = {**arguments.query, **basis}
+
+    def apply(_: DataFrame, txn: tuple[str, int] | None, holding: Callable[[Hold], None]) -> ChangesResult:
+        return feed.apply(messages, txn, holding)
+
+    apply_once(context, PROGRAM, writer, messages.rows, basis, apply)
 
 
 def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:
-    arguments = context.arguments
-    files = HadoopFiles.of(context.spark)
-    query = {**arguments.query, "table": writer.table}
+    arguments, files = context.arguments, HadoopFiles.of(context.spark)
+    feed, query = Feed(context.spark, arguments, writer), {**arguments.query, "table": writer.table}
+
+    def apply_files(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
+        if (sources := batches.sources(batch)) is None:
+            return ChangesResult.of_nothing(writer.table)
+        found = messages_of_files(context.spark, sources, arguments.format, arguments.options, writer.table)
+        return feed.apply(found, txn, holding)
+
+    def apply_topic(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
+        return feed.apply(Messages(batch), txn, holding)
+
     if arguments.kafka is not None and arguments.topic is not None:
         claim_checkpoint(files, how.checkpoint, {**query, "topic": arguments.topic})
-        messages = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=True)
+        topic = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=True)
+        frame, apply = topic.rows, apply_topic
     else:
-        folder = ChangeFiles(context.spark, arguments.sources[0], arguments.format, arguments.options, how.checkpoint)
-        claim_checkpoint(files, how.checkpoint, {**query, "source": folder.path})
-        messages = messages_of_folder(folder, writer.table, arguments.max_files_per_batch)
+        batches = FileBatches(context.spark, arguments.sources[0])
+        claim_checkpoint(files, how.checkpoint, {**query, "source": batches.path})
+        frame, apply = batches.frame(arguments.max_files_per_batch), apply_files
     with failing_store_is_a_failed_write(writer.table):
-        run_stream(context, writer, messages.rows, how, feed_of(context.spark, arguments, writer, messages))
+        run_stream(context, writer, frame, how, apply)
 
 
 #: The job that ``spark-submit`` runs.

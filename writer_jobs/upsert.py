@@ -18,10 +18,10 @@ try:
     from writer_jobs.changes.application import ChangesResult
     from writer_jobs.changes.apply import apply_changes
     from writer_jobs.delta.hadoop_files import HadoopFiles
-    from writer_jobs.job.file_stream import ChangeFiles
+    from writer_jobs.job.file_stream import FileBatches
     from writer_jobs.job.once import apply_once
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
-    from writer_jobs.job.sources import SourceReader, find_sources
+    from writer_jobs.job.sources import SourceFiles, SourceReader, find_sources
     from writer_jobs.job.stream_arguments import StreamArguments
     from writer_jobs.job.streams import claim_checkpoint, run_stream
     from writer_jobs.job.upsert_arguments import PROGRAM, UpsertArguments, parse_arguments
@@ -45,27 +45,30 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
 def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter) -> None:
     arguments = context.arguments
     sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
-    reader = SourceReader(context.spark, sources, arguments.format or sources.format, arguments.options, writer.table)
-    changes = reader.read(reader.schema_of_changes(writer.log.state(), evolves=arguments.schema_evolution))
-
+    changes = _read(context, writer, sources)
     basis = {**arguments.query, "sources": sources.basis}
     apply_once(context, PROGRAM, writer, changes, basis, partial(_apply, arguments, writer))
 
 
 def _upsert_stream(context: JobContext[UpsertArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:
     arguments = context.arguments
-    source = ChangeFiles(context.spark, arguments.sources[0], arguments.format, arguments.options, how.checkpoint)
-    claim_checkpoint(
-        HadoopFiles.of(context.spark), how.checkpoint, {**arguments.query, "table": writer.table, "source": source.path}
-    )
-    changes = source.frame(
-        writer.log.state(),
-        writer.table,
-        evolves=arguments.schema_evolution,
-        most_files=arguments.max_files_per_batch,
-    )
+    batches = FileBatches(context.spark, arguments.sources[0])
+    query = {**arguments.query, "table": writer.table, "source": batches.path}
+    claim_checkpoint(HadoopFiles.of(context.spark), how.checkpoint, query)
+
+    def apply(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
+        if (sources := batches.sources(batch)) is None:
+            return ChangesResult.of_nothing(writer.table)
+        return _apply(arguments, writer, _read(context, writer, sources), txn, holding)
+
     with failing_store_is_a_failed_write(writer.table):
-        run_stream(context, writer, changes, how, partial(_apply, arguments, writer))
+        run_stream(context, writer, batches.frame(arguments.max_files_per_batch), how, apply)
+
+
+def _read(context: JobContext[UpsertArguments], writer: LockedDeltaWriter, sources: SourceFiles) -> DataFrame:
+    arguments = context.arguments
+    reader = SourceReader(context.spark, sources, arguments.format or sources.format, arguments.options, writer.table)
+    return reader.read(reader.schema_of_changes(writer.log.state(), evolves=arguments.schema_evolution))
 
 
 def _apply(

@@ -143,6 +143,7 @@ BAD: list[tuple[str, tuple[str, ...], int, str]] = [
     ("debezium", ("--source", "{truncate}"), 5, "truncated"),
     ("debezium", ("--source", "{keyless}"), 5, "key"),
     ("debezium", ("--kafka", "localhost:1", "--topic", "t"), 2, "--packages"),
+    ("debezium", ("--kafka", "localhost:1", "--topic", "t", "--format", "json"), 2, "--format"),
 ]
 
 

@@ -225,14 +225,12 @@ def test_a_signal_lets_a_batch_with_its_lock_come_to_its_end_and_one_that_waits_
     assert rows_of(table, "id", "name") == [(1, "Ada"), (2, "Bo")]
 
 
-def test_a_checkpoint_of_another_query_is_refused_and_a_folder_that_tells_no_columns(
+def test_a_checkpoint_of_another_query_is_refused(
     stream: Callable[..., Any], put: Callable[..., Path], landing: Path, table: Path, tmp_path: Path
 ) -> None:
     others = tmp_path / "others"
     others.mkdir()
     for arguments, says in [
-        ((), "--format"),
-        (("--format", "csv"), "no table that has the columns"),
         (("--format", "csv", "--run-id", "monday"), "not both"),
         (("--format", "csv", "--source", others), "one folder"),
     ]:
@@ -241,7 +239,6 @@ def test_a_checkpoint_of_another_query_is_refused_and_a_folder_that_tells_no_col
     file = put("1.csv", [(1, "Ada", 1, "c")])
     assert stream(*ONE_BY_ONE, source=file).code == 2
     assert stream(*ONE_BY_ONE).code == 0
-    # The columns are known although the files are gone.
     file.unlink()
     assert stream(*ONE_BY_ONE).code == 0
     elsewhere = tmp_path / "elsewhere"
@@ -257,3 +254,22 @@ def test_a_checkpoint_of_another_query_is_refused_and_a_folder_that_tells_no_col
     (tmp_path / "checkpoint" / "_sluice" / "query.json").unlink()
     done = stream(*ONE_BY_ONE)
     assert (done.code, "another program" in sentence(done)) == (2, True), done.error
+
+
+def test_a_column_comes_with_the_first_file_that_has_it(
+    stream: Callable[..., Any], landing: Path, rows_of: Callable[..., Any], table: Path
+) -> None:
+    def put_json(name: str, age: float, row: dict[str, Any]) -> Path:
+        file = landing / name
+        file.write_text(json.dumps(row) + "\n")
+        os.utime(file, (time.time() - age, time.time() - age))
+        return file
+
+    how = ("--keys", "id", "--sequence-by", "at", "--schema-evolution")
+    put_json("a b.json", 30, {"id": 1, "at": 1})
+    put_json("2.json", 20, {"id": 2, "at": 1, "name": "Bo"})
+    (landing / "empty.json").write_text("")
+    done = stream(*ONE_BY_ONE, how=how)
+    assert done.code == 0, done.error
+    assert rows_of(table, "id", "name") == [(1, None), (2, "Bo")]
+    assert [line["changes"] for line in done.commits] == [1, 1, 0]

@@ -119,6 +119,8 @@ class CdcArguments(ChangesJobArguments):
             raise ArgumentsError("--kafka and --topic belong together: give both, or none")
         if bool(self.sources) == (self.kafka is not None):
             raise ArgumentsError("give --source, or --kafka and --topic")
+        if self.kafka is not None and (self.format is not None or self.max_files_per_batch is not None):
+            raise ArgumentsError("--format and --max-files-per-batch are for files, not for --kafka")
         of_cells = self.decoder != "debezium"
         if of_cells != (self.mapping is not None):
             raise ArgumentsError("--mapping is needed for cells of HBase, and for nothing else")

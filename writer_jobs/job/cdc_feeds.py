@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -19,32 +18,68 @@ from writer_jobs.job.cdc_arguments import CdcArguments
 from writer_jobs.job.messages import Messages
 from writer_jobs.writer import LockedDeltaWriter
 
-Apply = Callable[[DataFrame, tuple[str, int] | None, Callable[[Hold], None]], ChangesResult]
-"""Applies a batch: its rows, its transaction, and what is to be called under the lock."""
 
-
-def feed_of(spark: SparkSession, arguments: CdcArguments, writer: LockedDeltaWriter, messages: Messages) -> Apply:
-    """Return what applies the messages of a feed.
+class Feed:
+    """What ``cdc.py`` does with batches.
 
     Args:
         spark: the session.
         arguments: of the job.
         writer: of the table.
-        messages: of which each batch is a part.
 
     Raises:
         MappingError: the mapping file does not make sense.
-        SourceError: it is not there, or the decoder cannot read such messages.
+        SourceError: it is not there.
 
     """
-    if arguments.mapping is None:
+
+    def __init__(self, spark: SparkSession, arguments: CdcArguments, writer: LockedDeltaWriter) -> None:
+        self._arguments = arguments
+        self._writer = writer
+        self._mapping: HBaseMapping | None = None
+        if arguments.mapping is not None:
+            text = HadoopFiles.of(spark).read_text(arguments.mapping)
+            if text is None:
+                raise SourceError(f"mapping {arguments.mapping} does not exist")
+            self._mapping = HBaseMapping.parsed(text)
+
+    def apply(self, messages: Messages, txn: tuple[str, int] | None, holding: Callable[[Hold], None]) -> ChangesResult:
+        """Apply a batch.
+
+        Args:
+            messages: the batch.
+            txn: its transaction.
+            holding: called under the lock.
+
+        Raises:
+            SourceError: the decoder cannot read such messages.
+            SluiceError: see :func:`apply_cells` and :func:`apply_events`.
+
+        """
+        arguments = self._arguments
+        if self._mapping is not None:
+            return apply_cells(
+                self._writer,
+                _cells_of(arguments.decoder, messages)(messages.rows, self._mapping),
+                self._mapping,
+                partition_by=arguments.partition_by,
+                retention=arguments.tombstone_retention,
+                txn=txn,
+                before_write=holding,
+            )
         if messages.are_rows:
             raise SourceError("the source has no messages: Debezium's events are JSON, or Parquet as of a topic")
-        return partial(_apply_events, arguments, writer)
-    text = HadoopFiles.of(spark).read_text(arguments.mapping)
-    if text is None:
-        raise SourceError(f"mapping {arguments.mapping} does not exist")
-    return partial(_apply_cells, arguments, writer, HBaseMapping.parsed(text), _cells_of(arguments.decoder, messages))
+        return apply_events(
+            self._writer,
+            messages.rows,
+            keys=arguments.keys,
+            sequence_by=arguments.sequence_by,
+            stored_as_scd_type=arguments.stored_as_scd_type,
+            partition_by=arguments.partition_by,
+            tombstone_retention=arguments.tombstone_retention,
+            txn=txn,
+            before_write=holding,
+        )
 
 
 def _cells_of(decoder: str, messages: Messages) -> Callable[[DataFrame, HBaseMapping], DataFrame]:
@@ -57,43 +92,3 @@ def _cells_of(decoder: str, messages: Messages) -> Callable[[DataFrame, HBaseMap
 
 def _as_they_are(rows: DataFrame, _: HBaseMapping) -> DataFrame:
     return rows
-
-
-def _apply_cells(
-    arguments: CdcArguments,
-    writer: LockedDeltaWriter,
-    mapping: HBaseMapping,
-    cells_of: Callable[[DataFrame, HBaseMapping], DataFrame],
-    rows: DataFrame,
-    txn: tuple[str, int] | None,
-    holding: Callable[[Hold], None],
-) -> ChangesResult:
-    return apply_cells(
-        writer,
-        cells_of(rows, mapping),
-        mapping,
-        partition_by=arguments.partition_by,
-        retention=arguments.tombstone_retention,
-        txn=txn,
-        before_write=holding,
-    )
-
-
-def _apply_events(
-    arguments: CdcArguments,
-    writer: LockedDeltaWriter,
-    rows: DataFrame,
-    txn: tuple[str, int] | None,
-    holding: Callable[[Hold], None],
-) -> ChangesResult:
-    return apply_events(
-        writer,
-        rows,
-        keys=arguments.keys,
-        sequence_by=arguments.sequence_by,
-        stored_as_scd_type=arguments.stored_as_scd_type,
-        partition_by=arguments.partition_by,
-        tombstone_retention=arguments.tombstone_retention,
-        txn=txn,
-        before_write=holding,
-    )

@@ -11,7 +11,6 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.errors import SourceError
-from writer_jobs.job.file_stream import ChangeFiles
 from writer_jobs.job.sources import LINES, SourceFiles, SourceReader
 
 _TOPIC_COLUMNS = {"value", "topic", "partition", "offset"}
@@ -84,23 +83,6 @@ def messages_of_files(
         return Messages(_of_lines(SourceReader(spark, sources, "text", options, table).read(LINES)), are_lines=True)
     reader = SourceReader(spark, sources, "parquet", options, table)
     return _of_parquet(reader.read(reader.schema_of_changes(None)))
-
-
-def messages_of_folder(files: ChangeFiles, table: str, most_files: int | None) -> Messages:
-    """Return the messages in the files that come into a folder, streaming.
-
-    Args:
-        files: the folder.
-        table: canonical URI, for messages.
-        most_files: of a micro-batch; None: all that are there.
-
-    Raises:
-        SourceError: nothing tells the format or the columns yet.
-
-    """
-    if _known(files.format) == "json":
-        return Messages(_of_lines(files.lines(table, most_files=most_files)), are_lines=True)
-    return _of_parquet(files.frame(None, table, evolves=False, most_files=most_files))
 
 
 def of_topic(read: DataFrame) -> DataFrame:

@@ -73,16 +73,11 @@ class SourceFiles:
         return str(formats.pop())
 
 
-def find_sources(files: HadoopFiles, sources: Iterable[str], *, may_come_later: bool = False) -> SourceFiles:
+def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
     """Find the files that paths, URIs, globs and folders stand for.
 
     A folder stands for the files directly in it, or for all files below it if its sub-folders are named
     ``column=value``; names that begin with ``_`` or ``.`` are passed over.
-
-    Args:
-        files: of the file system.
-        sources: paths, URIs, globs.
-        may_come_later: a folder may be empty, and a glob may match nothing.
 
     Raises:
         SourceError: nothing there, a folder of other folders, or several folders with columns.
@@ -102,9 +97,9 @@ def find_sources(files: HadoopFiles, sources: Iterable[str], *, may_come_later: 
                 found |= {file.path: file for file in inside}
         except StorageError as error:
             raise SourceError(f"source {error}") from error
-        if not matches and not (may_come_later and is_glob(source)):
+        if not matches:
             raise SourceError(f"source {source} does not exist")
-    if not found and not may_come_later:
+    if not found:
         raise SourceError(f"source {', '.join(sources)} has no files")
     if bases and any(not path.startswith(bases[0] + "/") for path in found):
         raise SourceError(f"source {bases[0]} has column=value folders: load it alone")
@@ -206,18 +201,6 @@ class SourceReader:
         reader = self._reader()
         # Given a schema, the Parquet reader would not look for columns that the schema lacks: it was inferred just now.
         return self._load(reader.schema(schema))
-
-    def stream(self, schema: StructType, path: str, options: Mapping[str, str]) -> DataFrame:
-        """Return the rows of files as they come, streaming; a record that does not fit fails the batch that has it.
-
-        Args:
-            schema: of the files.
-            path: folder or glob, as Spark's reader has to be given it.
-            options: of the source, beside and before which those of the reader count.
-
-        """
-        reader = self._spark.readStream.format(self._format).options(**{**options, **self.options})
-        return reader.schema(schema).load(path)
 
     def _reader(self) -> DataFrameReader:
         return self._spark.read.format(self._format).options(**self.options)

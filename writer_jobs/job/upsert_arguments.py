@@ -74,8 +74,8 @@ runs:
 """
 _END = """\
   The source is one folder, or a glob in quotes. A file is read once, so it has to come whole (rename it into place) and
-  must not change; remove it only when it is applied. Columns are those of the files that are there at the start: new
-  ones are read after the next start. A file that does not parse ends the stream: mend it in its place, and start again.
+  must not change; remove it only when it is applied. Each micro-batch is read as the files of one run are: a column
+  comes with the first file that has it. A file that does not parse ends the stream: mend it, and start again.
   --max-files-per-batch bounds a micro-batch; by default it has all files that are there.
 
 standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has changes,
