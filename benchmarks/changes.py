@@ -91,9 +91,11 @@ def plain_merge(spark: SparkSession, table: str, newest: DataFrame) -> dict[str,
 def measure_changes(spark: SparkSession, manager: ZookeeperLockManager, folder: Path, options: Any) -> Any:
     base = str(folder / "base")
     with_rows = spark.range(options.rows).select(
-        "id", F.concat(F.lit("name "), F.col("id")).alias("name"), F.rand(6).alias("amount"), F.lit(0).cast("long")
-        .alias("position"),
-    )  # fmt: skip
+        "id",
+        F.concat(F.lit("name "), F.col("id")).alias("name"),
+        F.rand(6).alias("amount"),
+        F.lit(0).cast("long").alias("position"),
+    )
     LockedDeltaWriter(spark, manager, base).append(with_rows)
 
     def ours(table: str, changes: DataFrame) -> dict[str, str]:
@@ -154,9 +156,11 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
     apply_cells(writer, reduce(DataFrame.union, first), MAPPING)
     kinds = F.array(*map(F.lit, ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")))
     kind = F.when(F.rand(3) < DELETES, kinds[(F.rand(4) * 4).cast("int")]).otherwise("Put")
-    some = spark.range(options.cells).select((F.rand(1) * options.rows / 4).cast("long").alias("id"), F.lit(0))
-    picked = some.select(
-        "id", (F.rand(2) * 3).cast("int").alias("at"), kind.alias("kind"), (F.rand(5) * 900 + 101).alias("t")
+    picked = spark.range(options.cells).select(
+        (F.rand(1) * options.rows / 4).cast("long").alias("id"),
+        (F.rand(2) * 3).cast("int").alias("at"),
+        kind.alias("kind"),
+        (F.rand(5) * 900 + 1_001).cast("long").alias("t"),
     )
     # Other values than before, so that rows change.
     values = {
@@ -165,7 +169,7 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
         "position": F.concat(row, F.lit("0")),
     }
     of_each = [
-        picked.where(F.col("at") == at).select(*cell(name, (F.col("t") + 900).cast("long"), F.col("kind"), value))
+        picked.where(F.col("at") == at).select(*cell(name, F.col("t"), F.col("kind"), value))
         for at, (name, value) in enumerate(values.items())
     ]
     reduce(DataFrame.union, of_each).distinct().write.parquet(cells)

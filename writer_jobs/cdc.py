@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import DataFrame
-
 if __package__ in (None, ""):
     # Run as a script: import the packages from beside this folder, and nothing from within it.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:
+    from pyspark.sql import DataFrame
+
     from lock_manager import Hold
     from writer_jobs.changes.application import ChangesResult
     from writer_jobs.delta.hadoop_files import HadoopFiles
@@ -56,10 +56,10 @@ def _once(context: JobContext[CdcArguments], writer: LockedDeltaWriter) -> None:
     feed = Feed(context.spark, arguments, writer)
     basis = {**arguments.query, **basis}
 
-    def apply(_: DataFrame, txn: tuple[str, int] | None, holding: Callable[[Hold], None]) -> ChangesResult:
+    def apply(txn: tuple[str, int] | None, holding: Callable[[Hold], None]) -> ChangesResult:
         return feed.apply(messages, txn, holding)
 
-    apply_once(context, PROGRAM, writer, messages.rows, basis, apply)
+    apply_once(context, PROGRAM, writer, basis, apply)
 
 
 def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:

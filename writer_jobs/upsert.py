@@ -47,7 +47,7 @@ def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter
     sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
     changes = _read(context, writer, sources)
     basis = {**arguments.query, "sources": sources.basis}
-    apply_once(context, PROGRAM, writer, changes, basis, partial(_apply, arguments, writer))
+    apply_once(context, PROGRAM, writer, basis, partial(_apply, arguments, writer, changes))
 
 
 def _upsert_stream(context: JobContext[UpsertArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:

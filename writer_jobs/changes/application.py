@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -134,17 +135,27 @@ class Application:
         kind: which rows the changes become.
         prepared: changes as :meth:`ChangeSpec.prepared` returns them.
         how: more.
+        options: of the write.
 
     Raises:
         ChangesError: the changes cannot be ordered.
 
     """
 
-    def __init__(self, writer: LockedDeltaWriter, spec: ChangeSpec, kind: Kind, prepared: DataFrame, how: How) -> None:
+    def __init__(
+        self,
+        writer: LockedDeltaWriter,
+        spec: ChangeSpec,
+        kind: Kind,
+        prepared: DataFrame,
+        how: How,
+        options: WriteOptions,
+    ) -> None:
         self._writer = writer
         self._spark = prepared.sparkSession
         self._spec = spec
         self._how = how
+        self._options = options
         self._id = uuid.uuid4().hex
         self._kind = kind
         self._side = SideTable(self._spark, writer.manager, writer.location, spec.keys, kind.remembered)
@@ -152,14 +163,14 @@ class Application:
         self.batch = ChangeBatch(self._fitted(prepared), spec, kind.folded_by, kind.preferred_by)
         # What has to be remembered of it, if anything, is committed first.
         self._noted = kind.noted(self.batch)
-        self._compacts = False
-        self._deadline = Deadline(writer.manager.settings.timeout_seconds)
+        seconds = options.lock_timeout_seconds
+        self._deadline = Deadline(writer.manager.settings.timeout_seconds if seconds is None else seconds)
 
     def close(self) -> None:
         """Give back what is kept of the batch."""
         self.batch.close()
 
-    def run(self, options: WriteOptions) -> ChangesResult:
+    def run(self) -> ChangesResult:
         """Lock, apply, give the lock back.
 
         Raises:
@@ -167,13 +178,10 @@ class Application:
             SluiceError: see :meth:`LockedDeltaWriter.append`.
 
         """
-        table_log, batch, txn = self._writer.log, self.batch, self._how.txn
-        if txn is not None and table_log.head(txn[0]).last_transaction >= txn[1]:
+        if self._is_applied():
             return self._result(None, already_applied=True)
-        if not batch.folded:
+        if not self.batch.folded:
             return self._result(None, already_applied=False)
-        seconds = options.lock_timeout_seconds
-        self._deadline = Deadline(self._writer.manager.settings.timeout_seconds if seconds is None else seconds)
         while True:
             state = self._table_state()
             known = self._side_state(state)
@@ -187,14 +195,22 @@ class Application:
                 if known is None and self._side.state() is not None:
                     # Another feed has made it meanwhile.
                     continue
-                if options.before_write is not None:
-                    options.before_write(hold)
-                if txn is not None and table_log.head(txn[0]).last_transaction >= txn[1]:
+                if self._options.before_write is not None:
+                    self._options.before_write(hold)
+                if self._is_applied():
                     return self._result(None, already_applied=True)
-                merged = self._apply(partitions, options, remembers=known is not None)
-                if self._compacts:
-                    self._compact(partitions)
+                merged = self._apply(partitions, remembers=known is not None)
             return self._result(merged, already_applied=merged.already_committed)
+
+    def _is_applied(self) -> bool:
+        """Tell whether the table has this transaction already, or a later one."""
+        txn = self._how.txn
+        return txn is not None and self._writer.log.head(txn[0]).last_transaction >= txn[1]
+
+    @cached_property
+    def _row(self) -> StructType:
+        """The columns that the table gets of the batch; some kinds look for them in its rows."""
+        return self._kind.row(self.batch)
 
     # -- before the lock -------------------------------------------------------------------------------------------
 
@@ -211,7 +227,7 @@ class Application:
 
     def _table_state(self) -> TableState:
         """Return the table's state, after making it, or its column for the sequence, if need be."""
-        table_log, row = self._writer.log, self._kind.row(self.batch)
+        table_log, row = self._writer.log, self._row
         ours = self._kind.fields(self.batch.rows.schema[SEQ].dataType)
         if (state := table_log.state()) is None:
             with self._locked(self._writer.location):
@@ -315,20 +331,20 @@ class Application:
 
     # -- under the lock --------------------------------------------------------------------------------------------
 
-    def _apply(self, partitions: Partitions | None, options: WriteOptions, *, remembers: bool) -> CommitResult:
+    def _apply(self, partitions: Partitions | None, *, remembers: bool) -> CommitResult:
         """Settle what ended batches have left; then commit what is to be remembered, then the table."""
         target = LockTarget.of(self._writer.log, partitions)
         held, batch = names_of(target.named), self.batch
         lock: Lock = "table" if partitions is None else list(partitions)
-        remembered = None
+        remembered, within, compacts = None, None, False
         if remembers:
             passed_over = self._settle(held, lock)
             # As it was before: what this batch adds to it, its rows say, too.
-            locked = LockTarget.of(self._side.writer.log, partitions).predicate()
-            remembered = self._side.all(locked, passed_over).where(batch.bounds())
+            within = LockTarget.of(self._side.writer.log, partitions).predicate()
+            remembered = self._side.all(within, passed_over).where(batch.bounds())
             if self._noted is not None:
                 self._notes.write(Note(self._id, self._writer.log.head().version, held))
-                self._compacts = self._side.add(self._noted, self._id, lock)
+                compacts = self._side.add(self._noted, self._id, lock)
 
         def read_table() -> DataFrame:
             table = self._spark.read.format("delta").load(self._writer.location)
@@ -337,18 +353,19 @@ class Application:
 
         source = self._kind.source(batch.rows, read_table, remembered)
         try:
-            merged = self._merge(self._kind.merge(self._writer, source, batch.bounds(T)), lock, options)
+            merged = self._merge(self._kind.merge(self._writer, source, batch.bounds(T)), lock)
         except WriteFailedError as error:
             if self._noted is not None and not isinstance(error, CommitUnknownError):
                 self._take_back(error, lock)
             raise
         if self._noted is not None:
             self._notes.remove(self._id)
+        if compacts:
+            self._compact(within, lock)
         return merged
 
-    def _compact(self, partitions: Partitions | None) -> None:
-        predicate = LockTarget.of(self._side.writer.log, partitions).predicate()
-        lock: Lock = "table" if partitions is None else list(partitions)
+    def _compact(self, predicate: str | None, lock: Lock) -> None:
+        """Rewrite what is remembered within a predicate without what has expired."""
         if self._notes.all():
             # Of a batch that has not ended, or was not undone yet, it is not known what counts.
             return
@@ -380,8 +397,8 @@ class Application:
                 self._notes.remove(note.batch)
         return passed_over
 
-    def _merge(self, merge: LockedMerge, lock: Lock, options: WriteOptions) -> CommitResult:
-        metadata = {**(options.metadata or {}), CHANGES: self._id}
+    def _merge(self, merge: LockedMerge, lock: Lock) -> CommitResult:
+        metadata = {**(self._options.metadata or {}), CHANGES: self._id}
         try:
             result: CommitResult = merge.execute(lock=lock, metadata=metadata, txn=self._how.txn)
         except WriteFailedError as error:
@@ -400,6 +417,7 @@ class Application:
 
     def _result(self, commit: CommitResult | None, *, already_applied: bool) -> ChangesResult:
         batch, counts = self.batch, commit.metrics if commit is not None else {}
+        keys = batch.count_keys()
         inserted, updated, deleted = (int(counts.get(f"numTargetRows{kind}", 0)) for kind in _METRICS)
         return ChangesResult(
             table=self._writer.table,
@@ -407,11 +425,11 @@ class Application:
             already_applied=already_applied,
             changes=batch.changes,
             folded=batch.folded,
-            keys=self._kind.keys(batch),
+            keys=keys,
             inserted=inserted,
             updated=updated,
             deleted=deleted,
-            unchanged=self._kind.unchanged(batch, inserted, updated, deleted),
+            unchanged=self._kind.unchanged(batch, keys, inserted, inserted + updated + deleted),
             newest_sequence=batch.newest,
             commit=commit,
             newest_at=moment_of(batch.newest),

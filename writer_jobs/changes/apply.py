@@ -118,5 +118,5 @@ def apply_changes(
             raise SchemaMismatchError(
                 table=writer.table, reason=f"the table has no column {', '.join(unknown)}; the changes have"
             )
-    with closing(Application(writer, spec, kind, spec.prepared(changes), how)) as application:
-        return application.run(options)
+    with closing(Application(writer, spec, kind, spec.prepared(changes), how, options)) as application:
+        return application.run()

@@ -67,6 +67,7 @@ class ChangeBatch:
         self, prepared: DataFrame, spec: ChangeSpec, folded_by: Sequence[str], preferred_by: str | None = None
     ) -> None:
         self._spec = spec
+        self._has_one_each = tuple(folded_by) == tuple(spec.keys)
         self._keyless = F.expr("false")
         for name in spec.keys:
             self._keyless = self._keyless | F.col(quoted(name)).isNull()
@@ -124,6 +125,12 @@ class ChangeBatch:
                 column = F.col(quoted(name)) if alias is None else of(alias, name)
                 conditions = conditions & column.between(F.lit(least), F.lit(most))
         return conditions
+
+    def count_keys(self) -> int:
+        """Return how many keys the changes have."""
+        if self._has_one_each:
+            return self.folded
+        return int(self.rows.select(*map(quoted, self._spec.keys)).distinct().count())
 
     def close(self) -> None:
         """Give back what is kept."""

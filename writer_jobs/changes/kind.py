@@ -78,12 +78,16 @@ class Kind(Protocol):
         """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
         ...
 
-    def keys(self, batch: ChangeBatch) -> int:
-        """Return how many keys a batch has."""
-        ...
+    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:
+        """Return how much of a batch the table had already, or something newer.
 
-    def unchanged(self, batch: ChangeBatch, inserted: int, updated: int, deleted: int) -> int:
-        """Return how much of a batch the table had already, or something newer."""
+        Args:
+            batch: the changes.
+            keys: how many they have.
+            inserted: rows that are new.
+            changed: those, and rows that were updated or deleted.
+
+        """
         ...
 
     def without_expired(self, rows: DataFrame, old: Column) -> DataFrame:

@@ -27,6 +27,11 @@ def all_of(conditions: Iterable[Column]) -> Column:
     return reduce(and_, conditions, F.expr("true"))
 
 
+def matched(names: Iterable[str], within: Column) -> Column:
+    """Return the condition of a merge that these columns are equal, for the table's rows ``within``."""
+    return all_of([within, *(of(T, name) == of(S, name) for name in names)])
+
+
 def comparable(field: StructField, alias: str | None = None) -> Column:
     """Return a column of which two values can be compared and hashed; what has parts as JSON."""
     column = F.col(quoted(field.name)) if alias is None else of(alias, field.name)

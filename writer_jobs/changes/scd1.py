@@ -10,7 +10,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.kind import OfRows
-from writer_jobs.changes.parts import S, T, all_of, comparable, named, of
+from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of
 from writer_jobs.changes.spec import DELETED, END, SEQ, SEQUENCE, START, ChangeSpec, keeps_history
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
@@ -39,10 +39,6 @@ class NewestRows(OfRows):
         """Make sure that the table is not one that keeps history."""
         if keeps_history(table.names):
             raise self._spec.misfit(f"the table keeps history ({START}, {END}): apply changes with SCD type 2")
-
-    def keys(self, batch: ChangeBatch) -> int:
-        """Return how many keys a batch has."""
-        return batch.folded
 
     def fields(self, sequence: DataType) -> list[StructField]:
         """Return the columns that the table needs beside those of the changes."""
@@ -77,9 +73,7 @@ class NewestRows(OfRows):
         if self.sequence == SEQUENCE:
             values[SEQUENCE] = new
         return (
-            writer.merge(
-                source.alias(S), all_of([within, *(of(T, name) == of(S, name) for name in self._spec.keys)]), alias=T
-            )
+            writer.merge(source.alias(S), matched(self._spec.keys, within), alias=T)
             .whenMatchedUpdate(
                 (new == known) & (deleted | ~same),
                 {quoted(self.sequence): F.raise_error(message).cast(source.schema[SEQ].dataType)},
@@ -90,9 +84,9 @@ class NewestRows(OfRows):
             .of_kept_source()
         )
 
-    def unchanged(self, batch: ChangeBatch, inserted: int, updated: int, deleted: int) -> int:
+    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as RowHistory's)
         """Return of how many keys the table had what the batch says, or something newer."""
-        return max(0, batch.folded - inserted - updated - deleted)
+        return max(0, keys - changed)
 
     def _without_stale(self, rows: DataFrame, tombstones: DataFrame) -> DataFrame:
         """Leave out what is older than the tombstone of its key, and fail on what is as old."""

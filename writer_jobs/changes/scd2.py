@@ -16,7 +16,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.kind import OfRows
-from writer_jobs.changes.parts import S, T, all_of, content_hash, named, of
+from writer_jobs.changes.parts import S, T, content_hash, matched, named, of
 from writer_jobs.changes.spec import DELETED, END, SEQ, START, ChangeSpec, keeps_history
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
@@ -47,10 +47,6 @@ class RowHistory(OfRows):
         """Make sure that the table keeps history."""
         if not keeps_history(table.names):
             raise self._spec.misfit(f"the table keeps no history (it has no {START}, {END}): make one of SCD type 2")
-
-    def keys(self, batch: ChangeBatch) -> int:
-        """Return how many keys a batch has."""
-        return int(batch.rows.select(*map(quoted, self._spec.keys)).distinct().count())
 
     def fields(self, sequence: DataType) -> list[StructField]:
         """Return the columns that the table needs beside those of the changes."""
@@ -88,15 +84,14 @@ class RowHistory(OfRows):
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
         """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
-        condition = all_of([within, *(of(T, name) == of(S, name) for name in (*self._spec.keys, START))])
         values = {quoted(name): of(S, name) for name in (*self._columns, START, END)}
         return (
-            writer.merge(source.alias(S), condition, alias=T)
+            writer.merge(source.alias(S), matched((*self._spec.keys, START), within), alias=T)
             .whenMatchedUpdate(None, {END: of(S, END)})
             .whenNotMatchedInsert(None, values)
         )
 
-    def unchanged(self, batch: ChangeBatch, inserted: int, updated: int, deleted: int) -> int:  # noqa: ARG002 (as SCD 1)
+    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as others')
         """Return how many of the changes that do not delete the table had already."""
         return max(0, batch.folded - batch.deletes - inserted)
 

@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from pyspark.sql import DataFrame
-
 from lock_manager import Hold
 from writer_jobs.changes.application import ChangesResult
 from writer_jobs.delta.table_log import DeltaTableLog
@@ -61,9 +59,8 @@ def apply_once(
     context: JobContext[_A],
     program: str,
     writer: LockedDeltaWriter,
-    rows: DataFrame,
     basis: Mapping[str, Any],
-    apply: Callable[[DataFrame, tuple[str, int] | None, Callable[[Hold], None]], ChangesResult],
+    apply: Callable[[tuple[str, int] | None, Callable[[Hold], None]], ChangesResult],
 ) -> None:
     """Apply one load, and say what became of it.
 
@@ -71,9 +68,8 @@ def apply_once(
         context: of the job.
         program: its name.
         writer: of the table.
-        rows: what is applied.
         basis: what the load is of, for its name.
-        apply: applies rows with a transaction; calls its last argument under the lock.
+        apply: applies it with a transaction; calls its last argument under the lock.
 
     Raises:
         RunError: its name is of another load.
@@ -92,5 +88,5 @@ def apply_once(
 
     with failing_store_is_a_failed_write(writer.table), context.stop.deferred(writer.cancel):
         output.waiting(1, time.time())
-        result = apply(rows, None if mark is None else mark.txn, holding)
+        result = apply(None if mark is None else mark.txn, holding)
         output.commit(1, result.commit, **result.counts, already_committed=result.already_applied)

@@ -42,6 +42,7 @@ from pyspark.sql.types import (
 )
 
 from writer_jobs.changes.evolution import is_wider
+from writer_jobs.feeds.wire import sign_extended, whole_number
 
 _MOST_DIGITS = 38
 _LONG_DIGITS = 18
@@ -314,12 +315,10 @@ def _unscaled(decoder: Decoder, value: Column) -> Column:
 
 def _short(unscaled: Column, scale: int) -> Column:
     """Return the decimal of a two's complement of at most 64 bits, as most are."""
-    hexed = F.hex(unscaled)
-    padded = F.lpad(hexed, F.lit(2 * _WORD), F.when(F.substring(hexed, 1, 1) >= "8", "F").otherwise("0"))
     unit = F.lit(Decimal(1).scaleb(-scale)).cast(DecimalType(scale + 1, scale))
     fits = F.length(unscaled).between(1, _WORD)
     # With more digits Spark would round the product: it has 38 in all.
-    return F.when(fits, F.conv(padded, 16, -10).try_cast(DecimalType(_LONG_DIGITS, 0)) * unit)
+    return F.when(fits, whole_number(unscaled).try_cast(DecimalType(_LONG_DIGITS, 0)) * unit)
 
 
 def _variable(decoder: Decoder, value: Column) -> Column:
@@ -346,7 +345,7 @@ def _decimal_text(unscaled: Column, scale: Column) -> Column:
 def _number(hexed: Column) -> Column:
     """Return the whole number of a two's complement of at most 32 hexadecimal digits; null if it has too many."""
     negative = F.substring(hexed, 1, 1) >= "8"
-    padded = F.lpad(hexed, F.lit(4 * _WORD), F.when(negative, "F").otherwise("0"))
+    padded = sign_extended(hexed, _MOST_BYTES)
     words = [F.conv(F.substring(padded, 1 + _WORD * at, _WORD), 16, 10).cast(_WHOLE) for at in range(4)]
     high = words[0] - F.when(negative, F.lit(_SHIFT)).otherwise(0).cast(_WHOLE)
     return reduce(

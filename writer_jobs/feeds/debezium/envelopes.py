@@ -10,6 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.feeds.debezium.decoders import is_object, member, path
+from writer_jobs.feeds.wire import listed, only_one
 
 #: Operations that change a row.
 ROW_OPS = ("c", "r", "u", "d")
@@ -30,16 +31,15 @@ def parsed(messages: DataFrame) -> DataFrame:
 
     """
     text, key_text = F.col("value").cast("string"), F.col("key").cast("string")
-    # As lists, for what stands behind a message's end would be passed over.
     read = messages.select(
         *("key", "value", "origin"),
-        F.try_parse_json(F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit("]"))).alias("all"),
-        F.try_parse_json(F.concat(F.lit("["), F.when(F.is_valid_utf8(key_text), key_text), F.lit("]"))).alias("keys"),
+        listed(text).alias("all"),
+        listed(key_text).alias("keys"),
     )
-    whole, second = (F.try_variant_get("all", f"$[{at}]", "variant") for at in (0, 1))
+    whole = only_one(F.col("all"))
     read = read.select(
         *("key", "value", "origin"),
-        F.when(second.isNull() & is_object(whole), whole).alias("whole"),
+        F.when(is_object(whole), whole).alias("whole"),
         F.try_variant_get("keys", "$[0]", "variant").alias("whole_key"),
     )
     whole = F.col("whole")

@@ -76,7 +76,8 @@ def apply_cells(
         # Read once: a topic may have more the next time.
         found = open_ones.enter_context(closing(_kept(writer, decoded(cells, mapping)))).rows
         good = found.where(F.col(REASON).isNull()).drop(REASON, ORIGIN, MESSAGE)
-        application = open_ones.enter_context(closing(Application(writer, spec, CellRows(spec, mapping), good, how)))
+        application = Application(writer, spec, CellRows(spec, mapping), good, how, options)
+        open_ones.enter_context(closing(application))
         dead = found.where(F.col(REASON).isNotNull()).select(
             F.lit(None).cast("binary").alias("key"),
             F.col(MESSAGE).alias("value"),
@@ -84,7 +85,7 @@ def apply_cells(
             F.col(REASON).alias("reason"),
         )
         letters = write_dead_letters(writer, dead, txn=txn, metadata=metadata)
-        result, newest = application.run(options), application.batch.newest
+        result, newest = application.run(), application.batch.newest
         return replace(result, dead_letters=letters, newest_at=None if newest is None else newest / 1000)
 
 

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
 from writer_jobs.changes.batch import ChangeBatch
-from writer_jobs.changes.parts import S, T, all_of, comparable, named, of
+from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of
 from writer_jobs.changes.side_table import Remembered
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, keeps_history
 from writer_jobs.commit.merge import LockedMerge
@@ -47,7 +47,7 @@ from writer_jobs.writer import LockedDeltaWriter
 
 _MOST_COLUMNS = 2000
 _GONE, _VALUES, _SEEN, _COLUMN = "__sluice_gone", "__sluice_values", "__sluice_seen", "__sluice_column"
-_SAID, _UNLIKE, _NEWEST = "__sluice_said", "__sluice_unlike", "__sluice_newest"
+_SAID, _OLD, _NEWEST = "__sluice_said", "__sluice_old", "__sluice_newest"
 #: The cells of a table, as they came.
 CELLS = Remembered(
     "_cells",
@@ -95,9 +95,8 @@ class CellRows:
         if len(found) > _MOST_COLUMNS:
             raise self._spec.misfit(f"the batch has more than {_MOST_COLUMNS} columns: qualifiers seem to be data")
         fields = {name.lower(): batch.rows.schema[name] for name in self._spec.keys}
-        named_columns = [each.column for each in self._mapping.columns.values() if each is not None]
-        for name in named_columns:
-            fields[name.lower()] = StructField(name, self._mapping.type_of(name).spark)
+        for each in self._mapping.targets:
+            fields[each.column.lower()] = StructField(each.column, each.type.spark)
         source: dict[str, str] = {}
         for row in sorted(row for row in found if row[_COLUMN] is not None):
             name, cell = row[_COLUMN], f"{row[FAMILY]}:{row[QUALIFIER]}"
@@ -159,21 +158,15 @@ class CellRows:
         same = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
         values = {quoted(field.name): of(S, field.name) for field in fields}
         return (
-            writer.merge(
-                source.alias(S), all_of([within, *(of(T, name) == of(S, name) for name in self._spec.keys)]), alias=T
-            )
+            writer.merge(source.alias(S), matched(self._spec.keys, within), alias=T)
             .whenMatchedDelete(gone)
             .whenMatchedUpdate(~gone & ~same, values)
             .whenNotMatchedInsert(~gone, values)
         )
 
-    def keys(self, batch: ChangeBatch) -> int:
-        """Return how many rows a batch touches."""
-        return int(batch.rows.select(*self._keys).distinct().count())
-
-    def unchanged(self, batch: ChangeBatch, inserted: int, updated: int, deleted: int) -> int:
+    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as RowHistory's)
         """Return how many of the rows that a batch touches are as they were."""
-        return max(0, self.keys(batch) - inserted - updated - deleted)
+        return max(0, keys - changed)
 
     def without_expired(self, rows: DataFrame, old: Column) -> DataFrame:
         """Return the cells without those that nobody can see again.
@@ -181,12 +174,10 @@ class CellRows:
         Hidden ones go: what hides them goes no sooner. Older versions, which a delete of the newer one could bring
         back, and deletes, which could hide a Put that is late, go when they are old.
         """
-        seen = self._seen(rows.withColumn("__sluice_old", old))
+        seen = self._seen(rows.withColumn(_OLD, old))
         newest = F.max(F.when(F.col(_SEEN), F.col(SEQ))).over(Window.partitionBy(*self._keys, FAMILY, QUALIFIER))
         is_put = F.col(TYPE) == PUT
-        kept = F.when(is_put, F.col(_SEEN) & (~F.col("__sluice_old") | (F.col(SEQ) == F.col(_NEWEST)))).otherwise(
-            ~F.col("__sluice_old")
-        )
+        kept = F.when(is_put, F.col(_SEEN) & (~F.col(_OLD) | (F.col(SEQ) == F.col(_NEWEST)))).otherwise(~F.col(_OLD))
         return seen.withColumn(_NEWEST, newest).where(kept)
 
     def _one_each(self, cells: DataFrame) -> DataFrame:

@@ -9,6 +9,7 @@ from pyspark.sql.types import IntegralType, LongType, StringType, StructField, S
 from writer_jobs.changes.spec import DELETED, SEQ
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
+from writer_jobs.feeds.wire import listed, only_one
 
 #: Types of cells. Source: ``org.apache.hadoop.hbase.KeyValue.Type``.
 PUT, DELETE, DELETE_FAMILY_VERSION, DELETE_COLUMN, DELETE_FAMILY = (
@@ -65,11 +66,7 @@ def cells_of_json(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
     found = messages.select("value", "origin", F.from_json(text, _JSON, options).alias("cell"))
     read = {name: _bytes(F.col(f"cell.{name}"), mapping.encoding) for name in _BYTES}
-    # As a list, for what stands behind a cell's end would be passed over; and it names a field once.
-    whole = F.try_parse_json(F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit("]")))
-    first, second = (F.try_variant_get(whole, f"$[{at}]", "variant") for at in (0, 1))
-    one = F.coalesce(first.isNotNull() & second.isNull(), F.expr("false"))
-    no_json = ~one | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
+    no_json = only_one(listed(text)).isNull() | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
     bad = [
         F.when(no_json, "no JSON of one cell"),
         *(

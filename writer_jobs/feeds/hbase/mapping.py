@@ -100,8 +100,10 @@ class HBaseMapping:
         self.encoding = encoding
         self.table = table
         self.proxy_deletes = proxy_deletes
-        self._types = {each.column.lower(): each.type for each in columns.values() if each is not None}
-        names = [*self.keys, *(each.column for each in columns.values() if each is not None)]
+        #: Those columns that the table gets.
+        self.targets = [each for each in columns.values() if each is not None]
+        self._types = {each.column.lower(): each.type for each in self.targets}
+        names = [*self.keys, *(each.column for each in self.targets)]
         if len({name.lower() for name in names}) != len(names):
             raise MappingError(f"the mapping names a column of the table twice: {', '.join(names)}")
 
@@ -182,10 +184,9 @@ class HBaseMapping:
     def undecodable(self, column: Column, value: Column) -> Column:
         """Tell whether a value cannot be decoded for its column of the table."""
         condition = F.expr("false")
-        for each in self.columns.values():
-            if each is not None:
-                condition = condition | ((column == each.column) & each.type.decoded(value).isNull())
-        named = [each.column for each in self.columns.values() if each is not None]
+        for each in self.targets:
+            condition = condition | ((column == each.column) & each.type.decoded(value).isNull())
+        named = [each.column for each in self.targets]
         unnamed = ~column.isin(*named) if named else F.expr("true")
         return F.coalesce(condition | (unnamed & self.new_type.decoded(value).isNull()), F.expr("false"))
 

@@ -28,12 +28,12 @@ from pyspark.sql.types import (
 )
 
 from writer_jobs.errors import MappingError
+from writer_jobs.feeds.wire import whole_number
 
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _MOST_DIGITS = 38
 _SCALE_BYTES = 4
 _MOST_UNSCALED_BYTES = 8
-_HEX = 16
 _TEXT = "text:"
 #: What a mapping can call the type of a value; ``decimal(p,s)`` beside these.
 TYPES = (
@@ -151,16 +151,8 @@ def _literal(text: Column, kind: DataType) -> Column:
     return F.when(text.rlike(r"^\s*[+-]?\d"), text.try_cast(kind)) if named_days else text.try_cast(kind)
 
 
-def _signed(value: Column) -> Column:
-    """Return up to eight bytes as a whole number, as if zeros stood before them; eight of them in two's complement."""
-    return F.conv(F.hex(value), _HEX, -10).cast("long")
-
-
 def _whole(value: Column, size: int) -> Column:
-    number = _signed(value)
-    if size < _MOST_UNSCALED_BYTES:
-        number = F.when(number >= 1 << (8 * size - 1), number - (1 << 8 * size)).otherwise(number)
-    return F.when(F.length(value) == size, number)
+    return F.when(F.length(value) == size, whole_number(value).cast("long"))
 
 
 def _of_bits(value: Column, size: int, of: str, method: str, bits: str, kind: str) -> Column:
@@ -173,9 +165,5 @@ def _decimal_of(value: Column, kind: DecimalType) -> Column:
     scale = _whole(F.substring(value, 1, _SCALE_BYTES), _SCALE_BYTES)
     size = F.length(value) - _SCALE_BYTES
     unscaled = F.substring(value, _SCALE_BYTES + 1, _MOST_UNSCALED_BYTES)
-    # Filled with its sign to eight bytes.
-    negative = F.conv(F.substring(F.hex(unscaled), 1, 1), _HEX, 10).cast("int") >= _HEX // 2
-    padding = F.when(negative, F.lit("F" * _HEX)).otherwise(F.lit("0" * _HEX))
-    number = F.conv(F.right(F.concat(padding, F.hex(unscaled)), F.lit(_HEX)), _HEX, -10)
     fits = size.between(1, _MOST_UNSCALED_BYTES) & scale.between(0, kind.scale)
-    return F.when(fits, F.concat(number, F.lit("E-"), scale.cast("string")).try_cast(kind))
+    return F.when(fits, F.concat(whole_number(unscaled), F.lit("E-"), scale.cast("string")).try_cast(kind))

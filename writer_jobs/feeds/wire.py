@@ -1,0 +1,33 @@
+"""What messages of several stores have in common: how they write numbers, and JSON."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+
+def sign_extended(hexed: Column, size: int) -> Column:
+    """Return the hexadecimal digits of a two's complement, big-endian, as those of one of ``size`` bytes.
+
+    What has more is cut: look at its length before.
+    """
+    return F.lpad(hexed, F.lit(2 * size), F.when(F.substring(hexed, 1, 1) >= "8", "F").otherwise("0"))
+
+
+def whole_number(octets: Column) -> Column:
+    """Return the digits of a two's complement, big-endian, of at most eight bytes, with its sign; a text."""
+    return F.conv(sign_extended(F.hex(octets), 8), 16, -10)
+
+
+def listed(text: Column) -> Column:
+    """Parse JSON as the elements of a list, for what stands behind a value's end would be passed over.
+
+    Null if the text is not UTF-8, is no JSON, or names a field twice.
+    """
+    return F.try_parse_json(F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit("]")))
+
+
+def only_one(elements: Column) -> Column:
+    """Return the element of a list that :func:`listed` has parsed; null if it has none, or several."""
+    first, second = (F.try_variant_get(elements, f"$[{at}]", "variant") for at in (0, 1))
+    return F.when(second.isNull(), first)
