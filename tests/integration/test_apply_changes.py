@@ -227,6 +227,26 @@ def test_negative_control_without_tombstones_a_late_row_does_not_end_where_it_wa
     assert len(set(history_of(table)) - set(history_model(changes))) > 20
 
 
+def test_a_row_of_a_history_has_from_the_one_before_what_its_change_does_not_say(
+    feed: Feed, table: Path, spark: SparkSession
+) -> None:
+    full = spark.createDataFrame([("a", 1, "one", "red"), ("b", 1, "one", "blue")], f"{SCHEMA}, color string")
+    how = {**HISTORY, "keys": ["key"], "sequence_by": "at", "apply_as_deletes": "value IS NULL"}
+    apply_changes(feed.writer, full, **how)
+    # The changes from here on have no color: those of a deleted row are gone, and what is late is between two.
+    feed.apply([("a", 5, "five"), ("b", 2, None), ("b", 3, "three"), ("c", 1, "one")], **HISTORY)
+    feed.apply([("a", 3, "three"), ("a", 5, "five")], **HISTORY)
+    found = DeltaTable(table).to_pyarrow_table(columns=["key", "__START_AT", "__END_AT", "value", "color"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in found) == [
+        ("a", 1, 3, "one", "red"),
+        ("a", 3, 5, "three", "red"),
+        ("a", 5, None, "five", "red"),
+        ("b", 1, 2, "one", "blue"),
+        ("b", 3, None, "three", None),
+        ("c", 1, None, "one", None),
+    ]
+
+
 @pytest.mark.parametrize("scd_type", [1, 2])
 def test_files_whose_keys_are_others_are_not_read(
     feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int

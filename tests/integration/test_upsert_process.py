@@ -119,6 +119,29 @@ def test_a_stream_that_is_killed_at_any_moment_under_its_lock_is_exactly_once(
     assert history_of(table) == history_model(changes)
 
 
+@pytest.mark.soak
+def test_eight_jobs_at_once_leave_one_current_row_a_key(
+    submit: Callable[..., SubmittedJob], csv_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """What dbt-core 4661, dbt-adapters 1759 and mack 85 report of snapshots that run at the same time."""
+    chance = random.Random(SEED)
+    table, jobs = tmp_path / "table", 8
+    changes = [(chance.randrange(KEYS), at, chance.choice("uuud")) for at in range(jobs * CHANGES)]
+    started = [
+        submit(
+            UPSERT, "--table", table, "--source", csv_file(f"{number}.csv", "id,at,op", changes[number::jobs]),
+            "--keys", "id", "--sequence-by", "at", "--scd-type", 2, "--apply-as-deletes", "op = 'd'",
+            "--except-columns", "op", "--lock-timeout", 500,
+        )
+        for number in range(jobs)
+    ]  # fmt: skip
+    assert [job.wait(590) for job in started] == [0] * jobs, [job.sentences for job in started]
+    found = history_of(table)
+    assert found == history_model(changes)
+    current = [key for key, _, end in found if end is None]
+    assert len(current) == len(set(current))
+
+
 def history_of(table: Path) -> list[tuple[int, int, int | None]]:
     rows = DeltaTable(table).to_pyarrow_table(columns=["id", "__START_AT", "__END_AT"]).to_pylist()
     return sorted((row["id"], row["__START_AT"], row["__END_AT"]) for row in rows)

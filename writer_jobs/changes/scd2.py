@@ -8,7 +8,7 @@ touches are made anew from what the table, the tombstones and the batch know of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
@@ -23,7 +23,7 @@ from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
 
 _KNOWN, _NEXT, _ROW, _WAS = "__sluice_known", "__sluice_next", "__sluice_row", "__sluice_was"
-_UNLIKE = "__sluice_unlike"
+_UNLIKE, _BEFORE = "__sluice_unlike", "__sluice_before"
 
 
 class RowHistory(OfRows):
@@ -61,16 +61,19 @@ class RowHistory(OfRows):
             tombstones: keys and ``SEQ`` of the deletes of earlier batches that are remembered.
 
         Returns:
-            The columns of the changes, ``START`` and ``END``.
+            The columns of the table. Those that the changes do not have are those of the row before.
 
         """
         keys = list(self._spec.keys)
         touched = rows.select(*map(quoted, keys)).distinct()
         known = read_table().join(touched, keys, "left_semi")
+        ours = {name.lower() for name in (*self._columns, START, END)}
+        missing = [name for name in known.columns if name.lower() not in ours]
         changes = rows.withColumn(_KNOWN, F.expr("false")).unionByName(
             known.select(
                 *map(quoted, self._columns), F.col(START).alias(SEQ), F.expr("false").alias(DELETED),
                 F.expr("true").alias(_KNOWN), F.col(END).alias(_WAS),
+                F.struct(F.expr("true"), *map(quoted, missing)).alias(_BEFORE),
             ),
             allowMissingColumns=True,
         )  # fmt: skip
@@ -80,11 +83,11 @@ class RowHistory(OfRows):
         changes = changes.unionByName(
             deletes.withColumn(DELETED, F.expr("true")).withColumn(_KNOWN, F.expr("false")), allowMissingColumns=True
         )
-        return self._ended(self._one_each(changes))
+        return self._ended(self._one_each(changes), missing)
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
         """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
-        values = {quoted(name): of(S, name) for name in (*self._columns, START, END)}
+        values = {quoted(name): of(S, name) for name in source.columns}
         return (
             writer.merge(source.alias(S), matched((*self._spec.keys, START), within), alias=T)
             .whenMatchedUpdate(None, {END: of(S, END)})
@@ -112,17 +115,28 @@ class RowHistory(OfRows):
             F.bool_or(DELETED).alias(DELETED),
             F.bool_or(_KNOWN).alias(_KNOWN),
             F.max(_WAS).alias(_WAS),
+            F.first(_BEFORE, ignorenulls=True).alias(_BEFORE),
             (F.min(said) != F.max(said)).alias(_UNLIKE),
         )
         message = named("a change has the sequence of another one and says something else: ", self._spec.keys)
         error = F.raise_error(message).cast(changes.schema[SEQ].dataType)
         return grouped.withColumn(SEQ, F.when(F.col(_UNLIKE), error).otherwise(F.col(SEQ)))
 
-    def _ended(self, changes: DataFrame) -> DataFrame:
-        """Return the rows that begin with a change and end with the next, as far as the table has them otherwise."""
+    def _ended(self, changes: DataFrame, missing: Sequence[str]) -> DataFrame:
+        """Return the rows that begin with a change and end with the next, as far as the table has them otherwise.
+
+        Columns that are ``missing`` in the changes a row has from the one before it, if that was not deleted.
+        """
         keys = [quoted(name) for name in self._spec.keys]
-        end = F.lead(SEQ).over(Window.partitionBy(*keys).orderBy(SEQ))
-        rows = changes.withColumn(END, end).where(~F.col(DELETED))
+        in_order = Window.partitionBy(*keys).orderBy(SEQ)
+        end = F.lead(SEQ).over(in_order)
+        last = F.last(F.when(F.col(DELETED) | F.col(_KNOWN), F.struct(DELETED, _BEFORE)), ignorenulls=True)
+        before = last.over(in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow))[_BEFORE]
+        rows = changes.withColumn(END, end).withColumn(_BEFORE, before).where(~F.col(DELETED))
         return rows.where(~F.col(_KNOWN) | ~F.col(END).eqNullSafe(F.col(_WAS))).select(
-            *keys, *(F.col(f"{_ROW}.{quoted(name)}") for name in self._others), F.col(SEQ).alias(START), END
+            *keys,
+            *(F.col(f"{_ROW}.{quoted(name)}") for name in self._others),
+            *(F.col(f"{_BEFORE}.{quoted(name)}") for name in missing),
+            F.col(SEQ).alias(START),
+            END,
         )
