@@ -26,7 +26,9 @@ from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 
-_PLACE, _HASH, _UNLIKE = "__sluice_place", "__sluice_hash", "__sluice_unlike"
+#: Whether another change of a group, as new as the one that is left, says something else; see :func:`folded`.
+UNLIKE = "__sluice_unlike"
+_PLACE, _HASH = "__sluice_place", "__sluice_hash"
 _COUNTS = ("changes", "keyless", "unordered", "folded", "deletes", "ambiguous")
 _SHOWN = 5
 # Types whose values are the same in Python and in Spark, whatever the session's time zone.
@@ -80,17 +82,17 @@ class ChangeBatch:
             F.count_if(self._keyless).alias("keyless"),
             F.count_if(self._unordered).alias("unordered"),
         )
-        folded_rows = _fold(counted, folded_by, preferred_by)
-        folded = folded_rows.observe(
+        newest = folded(counted, folded_by, preferred_by)
+        observed = newest.observe(
             left,
             F.count("*").alias("folded"),
             F.count_if(F.col(DELETED)).alias("deletes"),
-            F.count_if(F.col(_UNLIKE)).alias("ambiguous"),
+            F.count_if(F.col(UNLIKE)).alias("ambiguous"),
             F.max(SEQ).alias("newest"),
-            *self._ends(folded_rows.schema),
+            *self._ends(newest.schema),
         )
         try:
-            self._kept = Kept(folded)
+            self._kept = Kept(observed)
         except (*JVM_ERRORS, PySparkException) as error:
             raise spec.misfit(f"the changes cannot be read: {one_sentence(error)}") from error
         found: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "newest": None}
@@ -107,7 +109,7 @@ class ChangeBatch:
         self.deletes = int(found["deletes"])
         self.newest: Any = found["newest"]
         self._found = found
-        self.rows = self._kept.rows.drop(_UNLIKE)
+        self.rows = self._kept.rows.drop(UNLIKE)
 
     def bounds(self, alias: str | None = None) -> Column:
         """Return the condition on a table's keys that they are not outside those of the batch.
@@ -154,7 +156,7 @@ class ChangeBatch:
         if found["ambiguous"]:
             raise self._spec.misfit(
                 f"{found['ambiguous']} keys have several changes with one sequence, so that the newest is not known: "
-                f"{self._shown(self._kept.rows, F.col(_UNLIKE))}"
+                f"{self._shown(self._kept.rows, F.col(UNLIKE))}"
             )
 
     def _shown(self, rows: DataFrame, condition: Column) -> str:
@@ -164,10 +166,16 @@ class ChangeBatch:
         return "; ".join(found[:_SHOWN]) + ("; …" if len(found) > _SHOWN else "")
 
 
-def _fold(changes: DataFrame, folded_by: Sequence[str], preferred_by: str | None) -> DataFrame:
-    """Leave the newest of each group, and say in ``_UNLIKE`` whether others with its sequence say something else.
+def folded(changes: DataFrame, folded_by: Sequence[str], preferred_by: str | None) -> DataFrame:
+    """Leave the newest of each group, and say in ``UNLIKE`` whether others as new as it say something else.
 
     By a window: one shuffle and one sort, where aggregates of whole rows would sort before the shuffle, too.
+
+    Args:
+        changes: with ``SEQ`` and ``DELETED``.
+        folded_by: columns of which equal values make a group.
+        preferred_by: of two changes of a group with one sequence the one with more here is newer.
+
     """
     others = [name for name in changes.columns if name not in (*folded_by, SEQ, DELETED, preferred_by)]
     newest_first = [F.col(SEQ).desc()] if preferred_by is None else [F.col(SEQ).desc(), F.col(preferred_by).desc()]
@@ -176,7 +184,7 @@ def _fold(changes: DataFrame, folded_by: Sequence[str], preferred_by: str | None
     return (
         changes.withColumn(_HASH, content_hash(changes, others))
         .withColumn(_PLACE, F.row_number().over(group))
-        .withColumn(_UNLIKE, F.min(_HASH).over(same) != F.max(_HASH).over(same))
+        .withColumn(UNLIKE, F.min(_HASH).over(same) != F.max(_HASH).over(same))
         .where(F.col(_PLACE) == 1)
         .drop(_PLACE, _HASH)
     )

@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
-from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.batch import UNLIKE, ChangeBatch, folded
 from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of
 from writer_jobs.changes.side_table import Remembered
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, keeps_history
@@ -47,7 +47,9 @@ from writer_jobs.writer import LockedDeltaWriter
 
 _MOST_COLUMNS = 2000
 _GONE, _VALUES, _SEEN, _COLUMN = "__sluice_gone", "__sluice_values", "__sluice_seen", "__sluice_column"
-_SAID, _OLD, _NEWEST = "__sluice_said", "__sluice_old", "__sluice_newest"
+_OLD, _NEWEST = "__sluice_old", "__sluice_newest"
+_DELETED, _COLUMN_UP_TO = "__sluice_deleted_version", "__sluice_deleted_column_up_to"
+_FAMILY_UP_TO, _FAMILY_AT = "__sluice_deleted_family_up_to", "__sluice_deleted_family_at"
 #: The cells of a table, as they came.
 CELLS = Remembered(
     "_cells",
@@ -80,7 +82,7 @@ class CellRows:
         self._mapping = mapping
         self._keys = [quoted(name) for name in spec.keys]
         #: Cells of which one is left: HBase has one of each.
-        self.folded_by = (*spec.keys, FAMILY, QUALIFIER, TYPE, SEQ)
+        self.folded_by = (*spec.keys, FAMILY, QUALIFIER, SEQ, TYPE)
 
     def row(self, batch: ChangeBatch) -> StructType:
         """Return the columns that the table gets of a batch: those of the mapping, and of new qualifiers.
@@ -181,35 +183,40 @@ class CellRows:
         return seen.withColumn(_NEWEST, newest).where(kept)
 
     def _one_each(self, cells: DataFrame) -> DataFrame:
-        """Fold repetitions of a cell into one, and fail if they are not that."""
-        said = F.struct(WRITTEN, VALUE)
-        grouped = cells.groupBy(*self._keys, FAMILY, QUALIFIER, TYPE, SEQ).agg(F.collect_set(said).alias(_SAID))
-        newest = F.array_max(_SAID)
-        rivals = F.filter(F.col(_SAID), lambda each: each[WRITTEN] == newest[WRITTEN])
+        """Fold repetitions of a cell into one, and fail if they are not that.
+
+        A row's cells are in one task from here on, in the order by which :meth:`_seen` looks at them: one shuffle, one
+        sort.
+        """
+        cells = cells.withColumn(DELETED, F.expr("false")).repartition(*self._keys)
         message = named("two cells have one timestamp and different values: ", self._spec.keys)
-        error = F.raise_error(message).cast("bigint")
-        return grouped.select(
-            *self._keys, FAMILY, QUALIFIER, TYPE, newest[VALUE].alias(VALUE),
-            F.when(F.size(rivals) > 1, error).otherwise(F.col(SEQ)).alias(SEQ),
-        )  # fmt: skip
+        once = F.when(F.col(UNLIKE), F.raise_error(message).cast("string")).otherwise(F.col(TYPE))
+        return folded(cells, self.folded_by, self.preferred_by).withColumn(TYPE, once).drop(UNLIKE, DELETED)
 
     def _seen(self, cells: DataFrame) -> DataFrame:
         """Tell of each cell in ``_SEEN`` whether it is a Put that nothing hides."""
-        of_column, of_family = (
-            Window.partitionBy(*self._keys, FAMILY, QUALIFIER),
-            Window.partitionBy(*self._keys, FAMILY),
-        )
 
         def at(kind: str) -> Column:
             return F.when(F.col(TYPE) == kind, F.col(SEQ))
 
+        # From the narrowest to the widest, each a prefix of the one before: sorted once.
+        of_version = Window.partitionBy(*self._keys, FAMILY, QUALIFIER, SEQ)
+        of_column = Window.partitionBy(*self._keys, FAMILY, QUALIFIER)
+        of_family = Window.partitionBy(*self._keys, FAMILY)
         hidden = (
-            F.coalesce(F.col(SEQ) <= F.max(at(DELETE_COLUMN)).over(of_column), F.expr("false"))
-            | F.array_contains(F.collect_set(at(DELETE)).over(of_column), F.col(SEQ))
-            | F.coalesce(F.col(SEQ) <= F.max(at(DELETE_FAMILY)).over(of_family), F.expr("false"))
-            | F.array_contains(F.collect_set(at(DELETE_FAMILY_VERSION)).over(of_family), F.col(SEQ))
+            F.col(_DELETED)
+            | F.coalesce(F.col(SEQ) <= F.col(_COLUMN_UP_TO), F.expr("false"))
+            | F.coalesce(F.col(SEQ) <= F.col(_FAMILY_UP_TO), F.expr("false"))
+            | F.array_contains(_FAMILY_AT, F.col(SEQ))
         )
-        return cells.withColumn(_SEEN, (F.col(TYPE) == PUT) & ~hidden)
+        return (
+            cells.withColumn(_DELETED, F.bool_or(F.col(TYPE) == DELETE).over(of_version))
+            .withColumn(_COLUMN_UP_TO, F.max(at(DELETE_COLUMN)).over(of_column))
+            .withColumn(_FAMILY_UP_TO, F.max(at(DELETE_FAMILY)).over(of_family))
+            .withColumn(_FAMILY_AT, F.collect_set(at(DELETE_FAMILY_VERSION)).over(of_family))
+            .withColumn(_SEEN, (F.col(TYPE) == PUT) & ~hidden)
+            .drop(_DELETED, _COLUMN_UP_TO, _FAMILY_UP_TO, _FAMILY_AT)
+        )
 
     def _value(self, name: str) -> Column:
         """Return the value of a column of the table.
