@@ -25,7 +25,7 @@ try:
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.sources import find_sources
     from writer_jobs.job.stream_arguments import StreamArguments
-    from writer_jobs.job.streams import claim_checkpoint, run_stream
+    from writer_jobs.job.streams import Apply, claim_checkpoint, run_stream
     from writer_jobs.writer import LockedDeltaWriter
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
@@ -66,8 +66,8 @@ def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: S
     arguments, files = context.arguments, HadoopFiles.of(context.spark)
     feed, query = Feed(context.spark, arguments, writer), {**arguments.query, "table": writer.table}
 
-    def apply_files(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
-        if (sources := batches.sources(batch)) is None:
+    def apply_files(_: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
+        if (sources := batches.sources(txn[1])) is None:
             return ChangesResult.of_nothing(writer.table)
         found = messages_of_files(context.spark, sources, arguments.format, arguments.options, writer.table)
         return feed.apply(found, txn, holding)
@@ -75,12 +75,13 @@ def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: S
     def apply_topic(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
         return feed.apply(Messages(batch), txn, holding)
 
+    apply: Apply
     if arguments.kafka is not None and arguments.topic is not None:
         claim_checkpoint(files, how.checkpoint, {**query, "topic": arguments.topic})
         topic = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=True)
         frame, apply = topic.rows, apply_topic
     else:
-        batches = FileBatches(context.spark, arguments.sources[0])
+        batches = FileBatches(context.spark, arguments.sources[0], how.checkpoint)
         claim_checkpoint(files, how.checkpoint, {**query, "source": batches.path})
         frame, apply = batches.frame(arguments.max_files_per_batch), apply_files
     with failing_store_is_a_failed_write(writer.table):

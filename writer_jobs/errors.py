@@ -13,7 +13,7 @@
     ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
     ├── FeedError (ValueError)                     messages of a feed that cannot be taken for changes of rows
     ├── RunError (ValueError)                      a run id that was used for other sources, or by somebody else
-    ├── CheckpointError (ValueError)               a stream's checkpoint that is of another query
+    ├── CheckpointError (ValueError)               a stream's checkpoint that is of another query, or not whole
     ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
@@ -70,7 +70,7 @@ class RunError(SluiceError, ValueError):
 
 
 class CheckpointError(SluiceError, ValueError):
-    """A stream's checkpoint is of another query."""
+    """A stream's checkpoint is of another query, or lacks a file."""
 
 
 class WriteFailedError(SluiceError, RuntimeError):

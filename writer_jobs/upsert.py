@@ -52,12 +52,12 @@ def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter
 
 def _upsert_stream(context: JobContext[UpsertArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:
     arguments = context.arguments
-    batches = FileBatches(context.spark, arguments.sources[0])
+    batches = FileBatches(context.spark, arguments.sources[0], how.checkpoint)
     query = {**arguments.query, "table": writer.table, "source": batches.path}
     claim_checkpoint(HadoopFiles.of(context.spark), how.checkpoint, query)
 
-    def apply(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
-        if (sources := batches.sources(batch)) is None:
+    def apply(_: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
+        if (sources := batches.sources(txn[1])) is None:
             return ChangesResult.of_nothing(writer.table)
         return _apply(arguments, writer, _read(context, writer, sources), txn, holding)
 

@@ -109,9 +109,11 @@ def test_wrong_types_and_missing_files_are_too(
     wrong = csv_file("wrong.csv", HEADER, [("no", "one", "Ada", 2, "u")])
     empty = csv_file("empty.csv", HEADER, [])
     more = csv_file("more.csv", HEADER + ",age", [("no", 1, "Ada", 2, "u", 7)])
-    assert [(done.code, bool(sentence(done))) for done in map(upsert, (wrong, "/nowhere", more))] == [
-        (5, True), (2, True), (5, True),
+    unreachable = "hdfs://127.0.0.1:1/changes"
+    assert [(done.code, bool(sentence(done))) for done in map(upsert, (wrong, "/nowhere", more, unreachable))] == [
+        (5, True), (2, True), (5, True), (2, True),
     ]  # fmt: skip
+    assert "127.0.0.1:1" in sentence(upsert(unreachable))
     done = upsert(empty)
     assert (done.code, done.error) == (0, "")
     assert done.lines[-1]["changes"] == 0

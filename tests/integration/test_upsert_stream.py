@@ -167,6 +167,70 @@ def test_a_batch_whose_process_ends_behind_its_commit_is_not_applied_again(
     ]  # fmt: skip
 
 
+def test_a_batch_has_both_lists_of_files_if_it_was_killed_between_its_list_and_its_offset(
+    stream: Callable[..., Any],
+    put: Callable[..., Path],
+    landing: Path,
+    through_batches: Callable[..., None],
+    table: Path,
+    rows_of: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    alive = [False]
+
+    def apply(go_on: Callable[..., Any], txn: Any) -> Any:
+        if not alive[0]:
+            raise KilledError
+        return go_on(txn)
+
+    through_batches(apply)
+    put("1.csv", [(1, "Ada", 1, "c")], age=20)
+    with pytest.raises(KilledError):
+        stream(*ONE_BY_ONE)
+    alive[0] = True
+    for name in ("0", ".0.crc"):
+        (tmp_path / "checkpoint" / "offsets" / name).unlink()
+    put("2.csv", [(2, "Bo", 1, "c")], age=10)
+    # Every tenth list of files has those before, too.
+    for number in range(3, 12):
+        (landing / f"{number}.csv").touch()
+    put("12.csv", [(12, "Cy", 1, "c")], age=-10)
+    done = stream(*ONE_BY_ONE)
+    assert done.code == 0, done.error
+    assert [line["changes"] for line in done.commits] == [2, *[0] * 9, 1]
+    assert rows_of(table, "id") == [(1,), (12,), (2,)]
+
+
+def test_a_planned_file_that_is_gone_ends_the_stream_until_it_is_back(
+    stream: Callable[..., Any],
+    put: Callable[..., Path],
+    table: Path,
+    through_batches: Callable[..., None],
+    rows_of: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    planned = [False]
+
+    def apply(go_on: Callable[..., Any], txn: Any) -> Any:
+        if not planned[0]:
+            raise KilledError
+        return go_on(txn)
+
+    through_batches(apply)
+    file, elsewhere = put("1 %20é+.csv", [(1, "Ada", 1, "c")], age=20), tmp_path / "elsewhere.csv"
+    with pytest.raises(KilledError):
+        stream(*ONE_BY_ONE)
+    planned[0] = True
+    file.rename(elsewhere)
+    done = stream(*ONE_BY_ONE)
+    assert done.code == 2, done.error
+    assert f"{file} does not exist" in sentence(done)
+    assert not table.exists()
+    elsewhere.rename(file)
+    assert stream(*ONE_BY_ONE).code == 0
+    assert rows_of(table, "id", "name") == [(1, "Ada")]
+
+
 def test_what_a_batch_fails_with_ends_the_job_and_a_mended_file_lets_it_go_on(
     stream: Callable[..., Any],
     put: Callable[..., Path],

@@ -2,15 +2,22 @@
 
 The stream says no more than that. A batch is read as a run of the job reads its files: with the columns that they have,
 so that a column that comes later comes with the first file that has it.
+
+Which files a batch has stands in Spark's checkpoint, before the batch begins. Spark itself, when it reads them, passes
+over those that are gone meanwhile, says nothing, and never reads them again.
 """
 
 from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.errors import SourceError
+from writer_jobs.errors import CheckpointError, SourceError
 from writer_jobs.job.sources import SourceFiles, escaped, find_sources, is_glob
 
 # By default Spark passes over files that are a week older than the newest one, and says nothing.
@@ -32,6 +39,7 @@ class FileBatches:
     Args:
         spark: the session.
         source: folder or glob.
+        checkpoint: URI of the stream's folder.
 
     Attributes:
         path: what is read, as Spark's reader has to be given it.
@@ -41,8 +49,9 @@ class FileBatches:
 
     """
 
-    def __init__(self, spark: SparkSession, source: str) -> None:
+    def __init__(self, spark: SparkSession, source: str, checkpoint: str) -> None:
         self._spark = spark
+        self._checkpoint = checkpoint.rstrip("/")
         self._files = HadoopFiles.of(spark)
         folder = self._files.status(source)
         if folder is None and not is_glob(source):
@@ -63,17 +72,41 @@ class FileBatches:
         reader = self._spark.readStream.format("binaryFile").options(**options)
         return reader.schema(_FILES).load(self.path).select("path")
 
-    def sources(self, batch: DataFrame) -> SourceFiles | None:
+    def sources(self, batch: int) -> SourceFiles | None:
         """Return the files of a micro-batch of :meth:`frame`; None if there is nothing in them.
 
         Raises:
             SourceError: one is gone, and was never read.
+            CheckpointError: the checkpoint does not say which they are.
 
         """
-        paths = [row["path"] for row in batch.collect()]
-        found = find_sources(self._files, paths).files if paths else ()
-        files = tuple(file for file in found if file.length)
+        paths = list(self._planned(batch))
+        files = tuple(file for file in find_sources(self._files, paths).files if file.length)
         return SourceFiles(files, self._base(paths)) if files else None
+
+    def _planned(self, batch: int) -> Iterator[str]:
+        """Read from the checkpoint which files a batch has.
+
+        Source: Spark's ``OffsetSeqLog`` (a version, metadata, then a line for each source) and ``FileStreamSourceLog``
+        (a version, then a line for each file; every tenth has the lines of those before, too). If a process is killed
+        between the two, the next one makes one batch of two lists.
+        """
+        before = self._last_list(batch - 1) if batch else -1
+        for number in range(before + 1, self._last_list(batch) + 1):
+            for line in self._lines(f"sources/0/{number}", f"sources/0/{number}.compact")[1:]:
+                file = json.loads(line)
+                if file["batchId"] == number:
+                    yield unquote(file["path"])
+
+    def _last_list(self, batch: int) -> int:
+        """Return the number of the last list of files that came with a batch, or with one before."""
+        return int(json.loads(self._lines(f"offsets/{batch}")[2])["logOffset"])
+
+    def _lines(self, *names: str) -> list[str]:
+        for name in names:
+            if (text := self._files.read_text(f"{self._checkpoint}/{name}")) is not None:
+                return text.splitlines()
+        raise CheckpointError(f"{self._checkpoint}/{names[0]} is not there: the checkpoint is not whole")
 
     def _base(self, paths: list[str]) -> str | None:
         """Return the folder whose sub-folders are columns, if they are."""
