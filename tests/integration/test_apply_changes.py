@@ -136,6 +136,7 @@ def killed_between_the_commits(feed: Feed, changes: list[Change], monkeypatch: p
 def test_histories_in_any_order_equal_the_model(
     feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
+    """With a batch that is killed between the tombstones' commit and the table's: Spark 56683 has no test of that."""
     changes = histories(SEED, number)
     first, second, third, fourth = delivered(SEED, changes, 4)
     feed.apply(first)
@@ -251,6 +252,7 @@ def test_a_row_of_a_history_has_from_the_one_before_what_its_change_does_not_say
 def test_files_whose_keys_are_others_are_not_read(
     feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int
 ) -> None:
+    """Spark 56016: its AutoCDC reads the table whole for each batch."""
     how = {"stored_as_scd_type": scd_type}
     feed.apply([("a", 1, "one"), ("b", 1, "one")], **how)
     feed.apply([("m", 1, "one")], **how)
@@ -296,6 +298,7 @@ def hot_batches() -> list[list[Change]]:
 def test_eight_feeds_at_once_leave_one_current_row_a_key(
     spark: SparkSession, make_manager: Callable[[], ZookeeperLockManager], feed: Feed, table: Path
 ) -> None:
+    """What dbt-core 4661, dbt-adapters 1759 and mack 85 report of snapshots that run at the same time."""
     feed.apply([("first", 0, "first"), ("gone", 0, None)], **HISTORY)
     batches = hot_batches()
     failed = feeds_of_one_table(spark, [make_manager(timeout_seconds=300) for _ in batches], table, batches)
