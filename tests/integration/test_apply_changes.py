@@ -268,6 +268,30 @@ def test_files_whose_keys_are_others_are_not_read(
         feed.apply([("m", 3, "three")], **how)
 
 
+@pytest.mark.parametrize("key", ["number * 5000000000", "timestamp_seconds(number * 86400 * 365)"])
+def test_files_are_passed_over_by_numbers_and_by_moments_too(
+    feed: Feed, table: Path, spark: SparkSession, key: str
+) -> None:
+    rows = spark.range(1, 6).withColumnRenamed("id", "number")
+    rows = rows.selectExpr(f"{key} AS key", "number AS at", "'old' AS value")
+    feed.writer.append(rows.repartitionByRange(5, "key"))
+    files = sorted(
+        pa.table(DeltaTable(table).get_add_actions(flatten=True)).to_pylist(), key=lambda each: each["min.key"]
+    )
+    assert len(files) == 5
+    for number in (0, 2, 4):
+        (table / files[number]["path"]).unlink()
+    batch = ChangeBatch.__init__
+    news = rows.where("at IN (2, 4)").withColumn("at", F.lit(9))
+    with pytest.MonkeyPatch.context() as patch:
+        # Of the middle one, which is between the two, its ranges tell.
+        patch.setattr(ChangeBatch, "__init__", lambda *of, **how: batch(*of, **{**how, "ranged_by": "key"}))
+        done = apply_changes(feed.writer, news, keys=["key"], sequence_by="at")
+    assert done.updated == 2
+    with pytest.raises(WriteFailedError):
+        apply_changes(feed.writer, news.withColumn("at", F.lit(10)), keys=["key"], sequence_by="at")
+
+
 def test_a_table_is_of_one_type(feed: Feed) -> None:
     feed.apply([("a", 1, "one")], **HISTORY)
     with pytest.raises(ChangesError, match="keeps history"):

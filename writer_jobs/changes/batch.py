@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import (
-    ByteType,
     DataType,
     DoubleType,
     FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
     StructType,
 )
 
 from writer_jobs.changes.kept import Kept
-from writer_jobs.changes.parts import content_hash, of
+from writer_jobs.changes.key_bounds import KeyBounds
+from writer_jobs.changes.parts import content_hash
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
@@ -31,11 +27,6 @@ UNLIKE = "__sluice_unlike"
 _PLACE, _HASH = "__sluice_place", "__sluice_hash"
 _COUNTS = ("changes", "keyless", "unordered", "folded", "deletes", "ambiguous")
 _SHOWN = 5
-# Types whose values are the same in Python and in Spark, whatever the session's time zone.
-_BOUNDED = (ByteType, ShortType, IntegerType, LongType, StringType)
-_ENDS = ("least", "most")
-# What Python has in place of bytes that are no UTF-8.
-_NO_UTF8 = "\ufffd"
 
 
 class ChangeBatch:
@@ -52,6 +43,7 @@ class ChangeBatch:
         spec: how they are applied.
         folded_by: columns of which equal values are folded into one: the keys, or the keys and ``SEQ``.
         preferred_by: of two changes with one sequence the one with the largest value of this column counts.
+        ranged_by: the key column by which a table's files differ most, as those of an event time; None: none is known.
 
     Attributes:
         rows: the columns of ``prepared``, one row for each.
@@ -66,7 +58,12 @@ class ChangeBatch:
     """
 
     def __init__(
-        self, prepared: DataFrame, spec: ChangeSpec, folded_by: Sequence[str], preferred_by: str | None = None
+        self,
+        prepared: DataFrame,
+        spec: ChangeSpec,
+        folded_by: Sequence[str],
+        preferred_by: str | None = None,
+        ranged_by: str | None = None,
     ) -> None:
         self._spec = spec
         self._has_one_each = tuple(folded_by) == tuple(spec.keys)
@@ -83,13 +80,14 @@ class ChangeBatch:
             F.count_if(self._unordered).alias("unordered"),
         )
         newest = folded(counted, folded_by, preferred_by)
+        self._bounds = KeyBounds(newest.schema, spec.keys)
         observed = newest.observe(
             left,
             F.count("*").alias("folded"),
             F.count_if(F.col(DELETED)).alias("deletes"),
             F.count_if(F.col(UNLIKE)).alias("ambiguous"),
             F.max(SEQ).alias("newest"),
-            *self._ends(newest.schema),
+            *self._bounds.aggregates(),
         )
         try:
             self._kept = Kept(observed)
@@ -108,25 +106,19 @@ class ChangeBatch:
         self.folded = int(found["folded"])
         self.deletes = int(found["deletes"])
         self.newest: Any = found["newest"]
-        self._found = found
+        self._bounds.found(found)
         self.rows = self._kept.rows.drop(UNLIKE)
+        if ranged_by is not None:
+            self._bounds.refine(self.rows, ranged_by)
 
     def bounds(self, alias: str | None = None) -> Column:
         """Return the condition on a table's keys that they are not outside those of the batch.
-
-        It is on literals, so that files are passed over whose statistics tell that they have none of them.
 
         Args:
             alias: of the table; None: it has none.
 
         """
-        conditions = F.expr("true")
-        for number, name in enumerate(self._spec.keys):
-            least, most = (self._found.get(f"{end}{number}") for end in _ENDS)
-            if least is not None and most is not None and _NO_UTF8 not in f"{least}{most}":
-                column = F.col(quoted(name)) if alias is None else of(alias, name)
-                conditions = conditions & column.between(F.lit(least), F.lit(most))
-        return conditions
+        return self._bounds.condition(alias)
 
     def count_keys(self) -> int:
         """Return how many keys the changes have."""
@@ -137,12 +129,6 @@ class ChangeBatch:
     def close(self) -> None:
         """Give back what is kept."""
         self._kept.close()
-
-    def _ends(self, schema: StructType) -> Iterator[Column]:
-        for number, name in enumerate(self._spec.keys):
-            if isinstance(schema[name].dataType, _BOUNDED):
-                for end, of_rows in zip(_ENDS, (F.min, F.max), strict=True):
-                    yield of_rows(F.col(quoted(name))).alias(f"{end}{number}")
 
     def _check(self, found: dict[str, Any]) -> None:
         if found["keyless"]:
