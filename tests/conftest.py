@@ -52,7 +52,13 @@ SHARED_DRIVERS = {
         "test_writer_operations.py",
     ),
     "spark of rows": ("test_apply_changes.py", "test_how_to.py", "test_upsert_job.py", "test_upsert_stream.py"),
-    "spark of feeds": ("test_apply_cells.py", "test_cdc_job.py", "test_debezium.py"),
+    "spark of feeds": (
+        "test_apply_cells.py",
+        "test_apply_rows.py",
+        "test_cdc_job.py",
+        "test_debezium.py",
+        "test_stream_job.py",
+    ),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),
 }
 DRIVER_OF = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}

@@ -1,12 +1,14 @@
 """Spark jobs that write Delta tables under a ZooKeeper lock, and what they are made of.
 
-``append.py``, ``upsert.py`` and ``cdc.py`` are jobs for ``spark-submit``; :class:`LockedDeltaWriter`,
-:func:`apply_changes`, :func:`apply_cells` and :func:`apply_events` are the same for programs of your own. Every error
-is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``writer_jobs.errors``.
+``append.py``, ``upsert.py``, ``cdc.py`` and ``stream.py`` are jobs for ``spark-submit``; :class:`LockedDeltaWriter`,
+:func:`apply_changes`, :func:`apply_cells`, :func:`apply_events` and :func:`apply_rows` are the same for programs of
+your own. Every error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``writer_jobs.errors``.
 """
 
-from writer_jobs.changes.application import ChangesResult
+from writer_jobs.arrivals.apply import apply_rows
+from writer_jobs.arrivals.result import RowsResult
 from writer_jobs.changes.apply import apply_changes
+from writer_jobs.changes.result import ChangesResult
 from writer_jobs.commit.driver_guard import attach
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.delta.session import build_session
@@ -48,6 +50,7 @@ __all__ = [
     "Head",
     "LockedDeltaWriter",
     "MappingError",
+    "RowsResult",
     "RunError",
     "SchemaMismatchError",
     "SourceError",
@@ -61,6 +64,7 @@ __all__ = [
     "apply_cells",
     "apply_changes",
     "apply_events",
+    "apply_rows",
     "attach",
     "build_session",
     "locate_table",

@@ -15,7 +15,7 @@ try:
     from pyspark.sql import DataFrame
 
     from lock_manager import Hold
-    from writer_jobs.changes.application import ChangesResult
+    from writer_jobs.changes.result import ChangesResult
     from writer_jobs.delta.hadoop_files import HadoopFiles
     from writer_jobs.job.cdc_arguments import PROGRAM, CdcArguments, parse_arguments
     from writer_jobs.job.cdc_feeds import Feed
@@ -25,7 +25,9 @@ try:
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.sources import find_sources
     from writer_jobs.job.stream_arguments import StreamArguments
-    from writer_jobs.job.streams import Apply, claim_checkpoint, run_stream
+    from writer_jobs.job.streams import run_stream
+    from writer_jobs.streaming.checkpoint import claim_checkpoint
+    from writer_jobs.streaming.query import Apply
     from writer_jobs.writer import LockedDeltaWriter
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):

@@ -15,16 +15,17 @@ try:
     from pyspark.sql import DataFrame
 
     from lock_manager import Hold
-    from writer_jobs.changes.application import ChangesResult
     from writer_jobs.changes.apply import apply_changes
+    from writer_jobs.changes.result import ChangesResult
     from writer_jobs.delta.hadoop_files import HadoopFiles
     from writer_jobs.job.file_stream import FileBatches
     from writer_jobs.job.once import apply_once
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.sources import SourceFiles, SourceReader, find_sources
     from writer_jobs.job.stream_arguments import StreamArguments
-    from writer_jobs.job.streams import claim_checkpoint, run_stream
+    from writer_jobs.job.streams import run_stream
     from writer_jobs.job.upsert_arguments import PROGRAM, UpsertArguments, parse_arguments
+    from writer_jobs.streaming.checkpoint import claim_checkpoint
     from writer_jobs.writer import LockedDeltaWriter
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):

@@ -19,7 +19,8 @@ from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import HISTORIES, Killed, delivered, end_of_the_process
 from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
 from writer_jobs import LockedDeltaWriter
-from writer_jobs.changes.application import Application, ChangesResult
+from writer_jobs.changes.application import Application
+from writer_jobs.changes.result import ChangesResult
 from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.cells import CellRows

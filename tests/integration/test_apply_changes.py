@@ -20,9 +20,10 @@ from lock_manager import LockTimeoutError, ZookeeperLockManager
 from tests.support.deliveries import HISTORIES, Killed, delivered, end_of_the_process
 from tests.support.memory_coordinator import Memory
 from writer_jobs import LockedDeltaWriter
-from writer_jobs.changes.application import Application, ChangesResult
+from writer_jobs.changes.application import Application
 from writer_jobs.changes.apply import apply_changes
 from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.commit.merge import LockedMerge

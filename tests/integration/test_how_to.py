@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Callable
@@ -137,3 +138,43 @@ def test_cdc(
     }
     exec(compile(code, "cdc.md", "exec"), names)  # noqa: S102 (our own page)
     assert names["result"].counts["unchanged"] == 2
+
+
+def test_stream(
+    run_job: Callable[..., Any],
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    table: Path,
+    tmp_path: Path,
+    rows_of: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    first, second, counted = blocks("stream.md", "json")
+    (command,) = blocks("stream.md", "sh")
+    landing = tmp_path / "landing"
+    landing.mkdir()
+    for number, text in enumerate((first, second), start=1):
+        (landing / f"{number}.json").write_text(text, encoding="utf-8")
+        os.utime(landing / f"{number}.json", (1_700_000_000 + number,) * 2)
+    places = {
+        "s3a://landing/departures/": str(landing),
+        "s3a://lake/departures": str(table),
+        "s3a://lake/_streams/departures": str(tmp_path / "checkpoint"),
+    }
+    job, arguments = job_of(command, places)
+    done = run_job(job, *arguments)
+    assert (done.code, done.error) == (0, "")
+    said = json.loads(counted.replace(", …", ""))
+    assert {name: done.lines[-1][name] for name in said} == said
+    after = [("AA1141", 1), ("DL461", 2), ("UA1545", 1)]
+    assert rows_of(table, "flight", "version") == after
+    assert rows_of(Path(f"{table}_late"), "flight", "version") == [("B6725", 1)]
+    (code,) = blocks("stream.md", "python")
+    rows = spark.read.json(str(landing / "*.json")).where("flight != 'B6725'")
+    names = {
+        "writer": LockedDeltaWriter(spark, manager, str(table)),
+        "rows": rows.withColumn("departed_at", rows["departed_at"].cast("timestamp")),
+    }
+    exec(compile(code, "stream.md", "exec"), names)  # noqa: S102 (our own page)
+    assert "'repeated': 5" in capsys.readouterr().out
+    assert rows_of(table, "flight", "version") == after

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from writer_jobs.changes.application import moment_of
+from writer_jobs.changes.result import moment_of
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.stream_arguments import StreamArguments

@@ -10,7 +10,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 
 from lock_manager import Hold
-from writer_jobs.changes.application import Application, ChangesResult, How
+from writer_jobs.changes.application import Application, How
+from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.changes.spec import ChangeSpec

@@ -15,8 +15,8 @@ from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.writer import LockedDeltaWriter
 
 
-class Kind(Protocol):
-    """How changes become rows."""
+class RowKind(Protocol):
+    """How what is left of a batch becomes rows of a table."""
 
     @property
     def sequence(self) -> str | None:
@@ -31,11 +31,6 @@ class Kind(Protocol):
     @property
     def preferred_by(self) -> str | None:
         """Of two changes of a group with one sequence the one with more here; None: they have to say the same."""
-        ...
-
-    @property
-    def remembered(self) -> Remembered:
-        """What is kept beside the table."""
         ...
 
     def row(self, batch: ChangeBatch) -> StructType:
@@ -59,21 +54,6 @@ class Kind(Protocol):
         """
         ...
 
-    def noted(self, batch: ChangeBatch) -> DataFrame | None:
-        """Return what of a batch is to be remembered; None: nothing."""
-        ...
-
-    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], remembered: DataFrame | None) -> DataFrame:
-        """Return what is to be merged.
-
-        Args:
-            rows: the changes that count.
-            read_table: returns the table's rows.
-            remembered: keys, fields and ``SEQ`` of what earlier batches were remembered by; None: nothing.
-
-        """
-        ...
-
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
         """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
         ...
@@ -86,6 +66,30 @@ class Kind(Protocol):
             keys: how many they have.
             inserted: rows that are new.
             changed: those, and rows that were updated or deleted.
+
+        """
+        ...
+
+
+class Kind(RowKind, Protocol):
+    """How changes become rows, if something is remembered beside the table."""
+
+    @property
+    def remembered(self) -> Remembered:
+        """What is kept beside the table."""
+        ...
+
+    def noted(self, batch: ChangeBatch) -> DataFrame | None:
+        """Return what of a batch is to be remembered; None: nothing."""
+        ...
+
+    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], remembered: DataFrame | None) -> DataFrame:
+        """Return what is to be merged.
+
+        Args:
+            rows: the changes that count.
+            read_table: returns the table's rows.
+            remembered: keys, fields and ``SEQ`` of what earlier batches were remembered by; None: nothing.
 
         """
         ...

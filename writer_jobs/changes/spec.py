@@ -10,10 +10,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import BooleanType, MapType, VariantType
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.errors import ChangesError
+from writer_jobs.errors import ChangesError, WriteFailedError
 
+_RAISED = "USER_RAISED_EXCEPTION"
 SEQUENCE = "__SEQUENCE"
 """Column of the table with a row's sequence, where no column of the rows is the sequence."""
 
@@ -119,6 +120,11 @@ class ChangeSpec:
     def misfit(self, reason: str) -> ChangesError:
         """Return the error of changes that cannot be applied."""
         return ChangesError(table=self.table, reason=reason)
+
+    def refusal_in(self, error: WriteFailedError) -> ChangesError | None:
+        """Return the error of changes that a merge refused by ``raise_error``; None if it failed for another reason."""
+        cause = error.__cause__
+        return self.misfit(error.reason) if cause is not None and has_condition(cause, _RAISED) else None
 
     def sequence_column(self, columns: Collection[str]) -> str:
         """Return the table's column that has a row's sequence."""

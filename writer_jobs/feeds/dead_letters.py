@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
+from writer_jobs.changes.rows_beside import write_beside
 from writer_jobs.writer import LockedDeltaWriter
 
 _SUFFIX = "_dead_letters"
@@ -18,8 +19,6 @@ def write_dead_letters(
     writer: LockedDeltaWriter, dead: DataFrame, *, txn: tuple[str, int] | None, metadata: Mapping[str, Any] | None
 ) -> int:
     """Append messages to the table of dead letters of a table, ``<location>_dead_letters``.
-
-    Before their batch is applied: a batch that is in the table is not looked at again.
 
     Args:
         writer: of the table for which the messages were.
@@ -34,19 +33,6 @@ def write_dead_letters(
         SluiceError: see :meth:`LockedDeltaWriter.append`.
 
     """
-    each = F.xxhash64("key", "value", "origin", "reason")
-    number, same = dead.agg(F.count("*"), F.bit_xor(each)).collect()[0]
-    if not number:
-        return 0
-    # A batch that was refused may come again, mended, with others.
-    mark = None if txn is None else (f"{txn[0]}/{txn[1]}/{same:x}", 1)
-    rows = dead.select(
-        "reason",
-        "origin",
-        "key",
-        "value",
-        F.timestamp_seconds(F.lit(time.time())).alias("written_at"),
-    )
-    letters = LockedDeltaWriter(dead.sparkSession, writer.manager, writer.location.rstrip("/") + _SUFFIX)
-    letters.append(rows, txn=mark, hold="write", metadata=metadata)
-    return int(number)
+    rows = dead.select("reason", "origin", "key", "value")
+    notes = {"written_at": F.timestamp_seconds(F.lit(time.time()))}
+    return write_beside(writer, _SUFFIX, rows, notes, txn=txn, metadata=metadata)

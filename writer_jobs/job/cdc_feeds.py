@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import Hold
-from writer_jobs.changes.application import ChangesResult
+from writer_jobs.changes.result import ChangesResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.debezium.apply import apply_events

@@ -11,7 +11,7 @@ from writer_jobs.changes.apply import RETENTION
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import JobParser
 from writer_jobs.job.file_arguments import FileJobArguments, add_partition_by, add_reader_options, shared_by_file_jobs
-from writer_jobs.job.stream_arguments import StreamArguments, add_stream, stream_of
+from writer_jobs.job.stream_arguments import StreamArguments, add_stream, positive, stream_of
 
 _RETENTION_DAYS = RETENTION / timedelta(days=1)
 _MOST_DAYS = 36_500
@@ -88,7 +88,7 @@ def add_rest(parser: JobParser, remembered: str) -> None:
     parser.add_lock_timeout()
     add("--run-id", metavar="ID", help="name of this load, unique in the table: it is applied once")
     add_stream(parser)
-    add("--max-files-per-batch", type=_number, metavar="N", help="most files of a stream's micro-batch")
+    add("--max-files-per-batch", type=positive, metavar="N", help="most files of a stream's micro-batch")
     parser.add_report()
     add_reader_options(parser)
     parser.add_verbose()
@@ -108,12 +108,6 @@ def shared_by_changes_jobs(found: argparse.Namespace) -> dict[str, Any]:
         "max_files_per_batch": found.max_files_per_batch,
         **shared_by_file_jobs(found),
     }
-
-
-def _number(value: str) -> int:
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is no number from 1")
-    return int(value)
 
 
 def _days(value: str) -> float:

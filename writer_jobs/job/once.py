@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from lock_manager import Hold
-from writer_jobs.changes.application import ChangesResult
+from writer_jobs.changes.result import ChangesResult
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import RunError
 from writer_jobs.job.changes_arguments import ChangesJobArguments

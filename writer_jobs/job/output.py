@@ -13,7 +13,8 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from writer_jobs.changes.application import COUNTED
+from writer_jobs.arrivals.result import COUNTED as COUNTED_OF_ROWS
+from writer_jobs.changes.result import COUNTED
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
@@ -21,6 +22,7 @@ from writer_jobs.delta.session import driver_conf, running_session
 
 # A stream may make millions.
 _LAST = 20
+_COUNTED = dict.fromkeys((*COUNTED, *COUNTED_OF_ROWS))
 
 
 def under_spark_submit() -> bool:
@@ -112,7 +114,7 @@ class JobOutput:
         }
         self._commits.append(line)
         self._totals["commits"] += 1
-        self._totals.update({name: line[name] for name in COUNTED if name in line})
+        self._totals.update({name: line[name] for name in _COUNTED if name in line})
         self._line(**line)
 
     def made_before(self) -> str:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import JobParser, text
+from writer_jobs.streaming.query import AVAILABLE_NOW
 
-#: ``--trigger`` of a stream that ends when it has what was there at its start.
-AVAILABLE_NOW = "available-now"
 _INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour|day)s?")
 
 #: For ``--help`` of a job.
@@ -59,6 +58,13 @@ def stream_of(found: argparse.Namespace) -> StreamArguments | None:
     if (found.trigger is None) != (found.checkpoint is None):
         raise ArgumentsError("--trigger and --checkpoint belong together: give both, or none")
     return None if found.trigger is None else StreamArguments(found.trigger, found.checkpoint)
+
+
+def positive(value: str) -> int:
+    """Parse a whole number from 1."""
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{value!r} is no number from 1")
+    return int(value)
 
 
 def _trigger(value: str) -> str:

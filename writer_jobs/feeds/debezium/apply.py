@@ -10,8 +10,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from lock_manager import Hold
-from writer_jobs.changes.application import ChangesResult
 from writer_jobs.changes.apply import RETENTION, apply_changes
+from writer_jobs.changes.result import ChangesResult
 from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.dead_letters import write_dead_letters
 from writer_jobs.feeds.debezium.decode import decode

@@ -13,9 +13,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
-from writer_jobs.changes.application import Application, ChangesResult, How
+from writer_jobs.changes.application import Application, How
 from writer_jobs.changes.apply import RETENTION
 from writer_jobs.changes.kept import Kept
+from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence

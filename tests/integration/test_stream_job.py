@@ -1,0 +1,182 @@
+"""``stream.py`` in this process: files of rows that are repeated and late, each micro-batch once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from writer_jobs import stream as stream_module
+
+pytestmark = pytest.mark.spark
+
+HOW = ("--keys", "flight", "--event-time", "at", "--partition-by", "day")
+BEGIN = 1_700_000_000
+ONE_BY_ONE = ("--trigger", "available-now", "--max-files-per-batch", "1")
+
+
+class KilledError(BaseException):
+    """What stands for SIGKILL in this process: nobody handles it."""
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Callable[..., Path]:
+    """Put a file of rows into the folder: ``put("1", (flight, day, hour, …))``."""
+    folder = tmp_path / "landing"
+    folder.mkdir()
+
+    def write(name: str, *rows: tuple[Any, ...]) -> Path:
+        lines = [
+            {
+                "flight": flight,
+                "at": f"2013-01-{day:02}T{hour:02}:00:00Z",
+                "day": day,
+                "seats": seats,
+                "version": version,
+            }
+            for flight, day, hour, seats, version in rows
+        ]
+        file = folder / f"{name}.json"
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        os.utime(file, (BEGIN + int(name),) * 2)
+        return file
+
+    return write
+
+
+@pytest.fixture
+def stream(run_job: Callable[..., Any], table: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Run the job on the table: ``stream("--sequence-by", …)``."""
+
+    def run(*arguments: Any, how: tuple[str, ...] = (*HOW, *ONE_BY_ONE)) -> Any:
+        place = ("--table", table, "--source", tmp_path / "landing", "--checkpoint", tmp_path / "checkpoint")
+        return run_job("stream", *place, *how, *arguments)
+
+    return run
+
+
+def sentence(done: Any) -> str:
+    (said,) = [line for line in done.error.splitlines() if line.startswith("stream.py: ")]
+    return str(said)
+
+
+def test_rows_come_once_and_what_is_too_late_is_set_aside(
+    stream: Callable[..., Any], put: Callable[..., Path], table: Path, rows_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    late = ("--watermark-delay", "1 day", "--allowed-lateness", "1 week")
+    put("1", ("UA1", 1, 8, 100, 1), ("UA1", 1, 8, 100, 1), ("UA2", 3, 8, 90, 1))
+    put("2", ("UA3", 1, 9, 80, 1), ("UA1", 1, 8, 100, 1), ("UA4", 12, 9, 70, 1))
+    put("3")
+    put("4", ("UA5", 2, 9, 60, 1), ("UA2", 3, 8, 95, 2))
+    report = tmp_path / "report.json"
+    done = stream(*late, "--sequence-by", "version", "--report", report)
+    assert (done.code, done.error) == (0, "")
+    names = ("batch", "arrived", "repeated", "late", "too_late", "inserted", "updated")
+    assert [tuple(line[name] for name in names) for line in done.commits] == [
+        (0, 3, 1, 0, 0, 2, 0),
+        (1, 3, 1, 2, 0, 2, 0),
+        (2, 0, 0, 0, 0, 0, 0),
+        (3, 2, 0, 0, 2, 0, 0),
+    ]
+    assert [line["watermark"] for line in done.commits[1:]] == ["2013-01-11T09:00:00+00:00"] * 3
+    assert json.loads(report.read_text())["totals"] == {
+        "commits": 4, "arrived": 8, "repeated": 2, "late": 2, "too_late": 2, "inserted": 4, "updated": 0,
+    }  # fmt: skip
+    assert rows_of(table, "flight", "seats") == [("UA1", 100), ("UA2", 90), ("UA3", 80), ("UA4", 70)]
+    aside = DeltaTable(f"{table}_late").to_pyarrow_table().to_pylist()
+    assert sorted((each["flight"], each["seats"], each["__NEWEST_EVENT_TIME"]) for each in aside) == [
+        (flight, seats, datetime.fromisoformat("2013-01-12T09:00:00Z")) for flight, seats in (("UA2", 95), ("UA5", 60))
+    ]
+    # The watermark is that of before, and a later version comes into the table.
+    put("5", ("UA4", 12, 9, 75, 2), ("UA6", 6, 1, 50, 1))
+    (line,) = stream(*late, "--sequence-by", "version").commits
+    assert (line["late"], line["inserted"], line["updated"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("at", ["before", "after", "noted"])
+def test_a_batch_that_is_killed_is_once_in_both_tables(
+    stream: Callable[..., Any],
+    put: Callable[..., Path],
+    table: Path,
+    rows_of: Callable[..., Any],
+    versions: Callable[[Path], list[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    at: str,
+) -> None:
+    """Killed before its commit, behind it, and behind the note of the event time."""
+    apply_rows, after = stream_module.apply_rows, stream_module.EventClock.after
+    alive = [True]
+
+    def applied(*of: Any, **how: Any) -> Any:
+        alive[0] = how["txn"][1] != 1
+        if at == "before" and not alive[0]:
+            how["before_write"] = killed
+        done = apply_rows(*of, **how)
+        return killed() if at == "after" and not alive[0] else done
+
+    def noted(*of: Any) -> None:
+        after(*of)
+        if not alive[0]:
+            killed()
+
+    def killed(*_: Any) -> Any:
+        raise KilledError
+
+    late = ("--allowed-lateness", "1 day")
+    put("1", ("UA1", 9, 8, 100, 1))
+    put("2", ("UA2", 1, 8, 90, 1), ("UA3", 12, 8, 80, 1))
+    put("3", ("UA4", 2, 8, 70, 1), ("UA5", 11, 9, 60, 1))
+    with monkeypatch.context() as patch:
+        patch.setattr(stream_module, "apply_rows", applied)
+        patch.setattr(stream_module.EventClock, "after", noted)
+        with pytest.raises(KilledError):
+            stream(*late)
+    done = stream(*late)
+    assert (done.code, [line["batch"] for line in done.commits]) == (0, [1, 2]), done.error
+    assert done.commits[0]["already_committed"] == (at != "before")
+    assert rows_of(table, "flight", "day") == [("UA1", 9), ("UA3", 12), ("UA5", 11)]
+    assert rows_of(Path(f"{table}_late"), "flight", "day") == [("UA2", 1), ("UA4", 2)]
+    # One that made it, and one for each batch.
+    assert len(versions(table)) == 4
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [
+        (("--keys", "nobody", "--event-time", "at", *ONE_BY_ONE), 5, "no column nobody"),
+        (("--keys", "flight", "--event-time", "seats", *ONE_BY_ONE), 5, "no timestamp and no date"),
+        (("--keys", "at", "--event-time", "flight", *ONE_BY_ONE), 5, "UA1"),
+        ((*HOW, *ONE_BY_ONE, "--sequence-by", "nothing"), 5, "nothing"),
+        (HOW, 2, "--trigger"),
+        ((*HOW, *ONE_BY_ONE, "--watermark-delay", "soon"), 2, "10 minutes"),
+        ((*HOW, *ONE_BY_ONE, "--watermark-delay", "2 days", "--allowed-lateness", "1 day"), 2, "--allowed-lateness"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_nothing_is_written(
+    stream: Callable[..., Any], put: Callable[..., Path], table: Path, how: tuple[str, ...], code: int, says: str
+) -> None:
+    put("1", ("UA1", 1, 8, 100, 1))
+    done = stream(how=how)
+    assert done.code == code, done.error
+    assert says in sentence(done), done.error
+    assert not table.exists()
+
+
+def test_a_null_event_time_ends_the_stream_until_it_is_mended(
+    stream: Callable[..., Any], put: Callable[..., Path], table: Path, rows_of: Callable[..., Any]
+) -> None:
+    put("1", ("UA1", 1, 8, 100, 1))
+    bad = put("2", ("UA2", 2, 8, 100, 1))
+    good = bad.read_text()
+    bad.write_text(good.replace("2013-01-02T08:00:00Z", "").replace('""', "null"))
+    done = stream()
+    assert (done.code, "flight=UA2" in sentence(done)) == (5, True), done.error
+    bad.write_text(good)
+    assert stream().code == 0
+    assert rows_of(table, "flight") == [("UA1",), ("UA2",)]

@@ -1,0 +1,71 @@
+"""Which of several rows with one key stays: the first that came, or the one with the largest sequence."""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import DataType, StructField, StructType
+
+from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.kind import OfRows
+from writer_jobs.changes.parts import S, T, content_hash, matched, of
+from writer_jobs.changes.scd1 import NewestRows
+from writer_jobs.changes.spec import END, START, ChangeSpec, keeps_history
+from writer_jobs.commit.merge import LockedMerge
+from writer_jobs.delta.sql_names import quoted
+from writer_jobs.writer import LockedDeltaWriter
+
+_CONTENT = "__sluice_content"
+
+
+class FirstRows(OfRows):
+    """A row whose key the table has is a repetition, whatever else it says.
+
+    Of rows with one key that come in one batch one is chosen by what it says, the same one each time.
+
+    Args:
+        spec: how rows are applied.
+        columns: that the table gets of them.
+
+    """
+
+    sequence: str | None = None
+    preferred_by = _CONTENT
+
+    def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
+        super().__init__(spec, columns)
+        #: Of each group of rows by these one counts.
+        self.folded_by = spec.keys
+
+    def prepared(self, rows: DataFrame) -> DataFrame:
+        """Return what :meth:`ChangeSpec.prepared` returns with what one of several is chosen by."""
+        return rows.withColumn(_CONTENT, content_hash(rows, self._columns))
+
+    def refuse_other_kind(self, table: StructType, row: StructType) -> None:  # noqa: ARG002 (as others')
+        """Make sure that the table is not one that keeps history."""
+        if keeps_history(table.names):
+            raise self._spec.misfit(f"the table keeps history ({START}, {END})")
+
+    def fields(self, sequence: DataType) -> list[StructField]:  # noqa: ARG002 (as others')
+        """Return nothing: the rows have no sequence."""
+        return []
+
+    def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
+        """Return the merge of the rows into the table, whose rows that matter are ``within``."""
+        values = {quoted(name): of(S, name) for name in self._columns}
+        return (
+            writer.merge(source.alias(S), matched(self._spec.keys, within), alias=T)
+            .whenNotMatchedInsert(None, values)
+            .of_kept_source()
+        )
+
+    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as others')
+        """Return how many of the keys the table had."""
+        return max(0, keys - changed)
+
+
+class LatestRows(NewestRows):
+    """Of rows with one key the one with the largest sequence counts, whenever it comes; none is ever deleted."""
+
+    def prepared(self, rows: DataFrame) -> DataFrame:
+        """Return what :meth:`ChangeSpec.prepared` returns."""
+        return rows

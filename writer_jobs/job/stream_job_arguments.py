@@ -1,0 +1,178 @@
+"""Command line of ``stream.py``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from writer_jobs.errors import ArgumentsError
+from writer_jobs.job.arguments import JobParser, names, text
+from writer_jobs.job.exit_codes import HELP
+from writer_jobs.job.file_arguments import (
+    FileJobArguments,
+    add_partition_by,
+    add_reader_options,
+    add_source,
+    shared_by_file_jobs,
+)
+from writer_jobs.job.stream_arguments import HELP as STREAMS
+from writer_jobs.job.stream_arguments import StreamArguments, add_stream, positive, stream_of
+from writer_jobs.streaming.query import AVAILABLE_NOW
+
+#: Name of the job in its help and its messages.
+PROGRAM = "stream.py"
+_SPAN = re.compile(r"(\d+) (second|minute|hour|day|week)s?")
+_DESCRIPTION = """\
+Bring rows that arrive twice, out of order and late into a Delta table under the table's ZooKeeper lock, as a stream:
+each is there once, in the partition of its event time, and what comes too late is in a table of its own.
+"""
+_EPILOG = """\
+examples:
+  # every file that comes into the folder, looked for every 10 seconds
+  spark-submit $(sluice submit-args) writer_jobs/stream.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
+      --table s3a://lake/departures --partition-by month --source s3a://landing/departures/ --format json \\
+      --keys carrier,flight --event-time departed_at \\
+      --trigger "10 seconds" --checkpoint s3a://lake/_streams/departures
+
+  # what is there now; later versions of a row replace earlier ones; rows of more than 30 days ago are set aside
+  spark-submit $(sluice submit-args) writer_jobs/stream.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
+      --table s3a://lake/departures --source s3a://landing/departures/ --format json \\
+      --keys carrier,flight --event-time departed_at --sequence-by version \\
+      --watermark-delay "1 hour" --allowed-lateness "30 days" \\
+      --trigger available-now --checkpoint s3a://lake/_streams/departures
+
+rules:
+  A row is known by --keys, the event time, and the table's partition columns: all versions of it have these in common.
+  A row whose key the table has is a repetition, and is counted. With --sequence-by it is not if its sequence is larger:
+  then it replaces the other one. A row with a smaller sequence never replaces a newer one, however late it comes.
+  The table itself is what is remembered: nothing is forgotten, however late a repetition comes. Files whose statistics
+  cannot hold a batch's keys are not read. So name the event time's partition column, and partition by it.
+  The watermark is the newest event time of the batches before, less --watermark-delay. Older rows count as late, and
+  go into the table all the same. With --allowed-lateness, rows that are older than the newest event time by more go to
+  TABLE_late instead, with that event time, and are counted.
+  Text in the event time is read as a timestamp; without an offset, of the session's time zone.
+  A null in a key, or in the event time, ends the stream: mend the file, and start again.
+
+locks:
+  Files are read and rows are compared without the lock; it is held for the commit. Of a table whose partition columns
+  all come with the rows, only the partitions of a batch are locked. If another writer adds rows meanwhile that a batch
+  might have, too, the batch is compared again.
+
+"""
+_END = """\
+  The source is one folder, or a glob in quotes. A file is read once, so it has to come whole (rename it into place) and
+  must not change; remove it only when it is applied. --max-files-per-batch bounds a micro-batch; by default it has all
+  files that are there.
+
+standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has batch,
+arrived, repeated, late, too_late, inserted, updated, newest_event_time, watermark, and lag_s: how old the newest row
+is, in seconds. The report has the last commits, and totals.
+standard error has one sentence if the job fails; the stack trace with --verbose.
+The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
+
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamJobArguments(FileJobArguments):
+    """What ``stream.py`` was asked to do; see its ``--help``."""
+
+    keys: tuple[str, ...]
+    event_time: str
+    sequence_by: str | None
+    watermark_delay: timedelta
+    allowed_lateness: timedelta | None
+    schema_evolution: bool
+    stream: StreamArguments
+    max_files_per_batch: int | None
+
+    @property
+    def commits(self) -> None:
+        """Those of a stream until it ends."""
+        return
+
+    @property
+    def query(self) -> dict[str, str]:
+        """What a stream's checkpoint is bound to, beside its table and its source; by the names of the options."""
+        return {
+            "keys": ",".join(self.keys),
+            "event-time": self.event_time,
+            "sequence-by": self.sequence_by or "",
+        }
+
+    def check(self) -> None:
+        """Check what can be checked without asking anybody.
+
+        Raises:
+            SluiceError: something does not make sense; the message is one sentence.
+
+        """
+        super().check()
+        if len(self.sources) > 1:
+            raise ArgumentsError("--source is one folder or one glob in quotes")
+        if self.allowed_lateness is not None and self.allowed_lateness < self.watermark_delay:
+            raise ArgumentsError(
+                "--allowed-lateness is less than --watermark-delay: nothing is too late that is not late"
+            )
+
+
+def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
+    """Parse the command line; :meth:`StreamJobArguments.check` looks at the values.
+
+    Raises:
+        ArgumentsError: it cannot be parsed.
+        HelpShown: it asked for help.
+
+    """
+    parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS + _END + HELP)
+    parser.add_place()
+    add_source(parser)
+    add = parser.add_argument
+    add("--keys", required=True, type=names, metavar="COLS", help="columns that, with the event time, name a row")
+    add("--event-time", required=True, type=text, metavar="COL", help="when a row happened: a timestamp or a date")
+    add("--sequence-by", type=text, metavar="SQL", help="of versions of a row the one with the most here counts")
+    add(
+        "--watermark-delay", default=timedelta(0), type=_span, metavar="TIME",
+        help='how much older than the newest event time before it a row is not late yet, such as "10 minutes" (0)',
+    )  # fmt: skip
+    add(
+        "--allowed-lateness", type=_span, metavar="TIME",
+        help="how much older it may be to come into the table; by default any",
+    )  # fmt: skip
+    add_partition_by(parser)
+    add("--schema-evolution", action="store_true", help="add columns that the table has not, and widen its types")
+    parser.add_lock_timeout()
+    add_stream(parser)
+    add("--max-files-per-batch", type=positive, metavar="N", help="most files of a micro-batch")
+    parser.add_report()
+    add_reader_options(parser)
+    parser.add_verbose()
+    parser.set_defaults(run_id=None)
+    found = parser.parse(argv)
+    stream = stream_of(found)
+    if stream is None:
+        raise ArgumentsError(f"give --trigger ({AVAILABLE_NOW}, or an interval) and --checkpoint")
+    return StreamJobArguments(
+        keys=found.keys,
+        event_time=found.event_time,
+        sequence_by=found.sequence_by,
+        watermark_delay=found.watermark_delay,
+        allowed_lateness=found.allowed_lateness,
+        schema_evolution=found.schema_evolution,
+        stream=stream,
+        max_files_per_batch=found.max_files_per_batch,
+        **shared_by_file_jobs(found),
+    )
+
+
+def _span(value: str) -> timedelta:
+    found = _SPAN.fullmatch(value)
+    if found is None:
+        raise argparse.ArgumentTypeError(f'{value!r} is no time such as "10 minutes", "2 hours" or "30 days"')
+    try:
+        return timedelta(**{f"{found[2]}s": int(found[1])})
+    except OverflowError as error:
+        raise argparse.ArgumentTypeError(f"{value!r} is too long") from error

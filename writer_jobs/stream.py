@@ -1,0 +1,91 @@
+"""The job for rows that arrive as a stream; ``spark-submit … writer_jobs/stream.py --help`` describes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):
+    # Run as a script: import the packages from beside this folder, and nothing from within it.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+try:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StringType, TimestampType
+
+    from lock_manager import Hold
+    from writer_jobs.arrivals.apply import apply_rows
+    from writer_jobs.arrivals.result import RowsResult
+    from writer_jobs.delta.hadoop_files import HadoopFiles
+    from writer_jobs.delta.sql_names import quoted
+    from writer_jobs.job.file_stream import FileBatches
+    from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
+    from writer_jobs.job.sources import SourceReader
+    from writer_jobs.job.stream_job_arguments import PROGRAM, StreamJobArguments, parse_arguments
+    from writer_jobs.job.streams import run_stream
+    from writer_jobs.streaming.checkpoint import EventClock, claim_checkpoint
+    from writer_jobs.writer import LockedDeltaWriter
+except ModuleNotFoundError as missing:
+    if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
+        raise
+    print(f"stream.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints", file=sys.stderr)
+    sys.exit(2)
+
+
+def _stream(context: JobContext[StreamJobArguments]) -> None:
+    arguments, spark = context.arguments, context.spark
+    writer = LockedDeltaWriter(spark, context.manager, arguments.table)
+    context.report(table=writer.table)
+    checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
+    batches = FileBatches(spark, arguments.sources[0], checkpoint)
+    claim_checkpoint(files, checkpoint, {**arguments.query, "table": writer.table, "source": batches.path})
+    clock = EventClock(files, checkpoint)
+
+    def apply(_: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
+        before = clock.before(txn[1])
+        if (sources := batches.sources(txn[1])) is None:
+            clock.after(txn[1], before)
+            return RowsResult.of_nothing(writer.table, before, arguments.watermark_delay)
+        reader = SourceReader(spark, sources, arguments.format or sources.format, arguments.options, writer.table)
+        rows = reader.read(reader.schema_of_changes(writer.log.state(), evolves=arguments.schema_evolution))
+        done = apply_rows(
+            writer,
+            _with_moments(rows, arguments.event_time),
+            keys=arguments.keys,
+            event_time=arguments.event_time,
+            sequence_by=arguments.sequence_by,
+            newest_before=before,
+            watermark_delay=arguments.watermark_delay,
+            allowed_lateness=arguments.allowed_lateness,
+            schema_evolution=arguments.schema_evolution,
+            partition_by=arguments.partition_by,
+            txn=txn,
+            before_write=holding,
+        )
+        clock.after(txn[1], done.newest)
+        return done
+
+    with failing_store_is_a_failed_write(writer.table):
+        run_stream(context, writer, batches.frame(arguments.max_files_per_batch), arguments.stream, apply)
+
+
+def _with_moments(rows: DataFrame, event_time: str) -> DataFrame:
+    """Read the event time as a timestamp if it is text, as in JSON it is; what is none fails."""
+    for field in rows.schema:
+        if field.name.lower() == event_time.lower() and isinstance(field.dataType, StringType):
+            return rows.withColumn(field.name, rows[quoted(field.name)].cast(TimestampType()))
+    return rows
+
+
+#: The job that ``spark-submit`` runs.
+JOB = Job(PROGRAM, parse_arguments, _stream)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job and return its exit code; see :meth:`Job.run`."""
+    return JOB.run(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(JOB.run_as_program())

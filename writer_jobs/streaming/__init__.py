@@ -1,0 +1,1 @@
+"""Structured Streaming queries whose micro-batches go into a table under its lock, each exactly once."""
