@@ -21,7 +21,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-lock dist lock clean
+.PHONY: help setup demo test quick lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-late-rows bench-lock dist lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,9 @@ bench-requests: $(LOG_STORE) $(ARCHIVES) ## Requests to S3 of one append, in all
 
 bench-changes: $(LOG_STORE) $(ARCHIVES) ## A million changes applied to a million rows, beside a plain Delta MERGE (ARGS="--rounds 1")
 	@$(PY) benchmarks/changes.py $(ARGS)
+
+bench-late-rows: $(LOG_STORE) $(ARCHIVES) ## Late rows, a hundredth of the table, beside a plain Delta MERGE (ARGS="--rounds 1")
+	@$(PY) benchmarks/late_rows.py $(ARGS)
 
 bench-lock: $(LOG_STORE) $(ARCHIVES) ## The lock beside kazoo's and Curator's, and what the guard adds to a commit (ARGS="--servers 3")
 	@$(PY) benchmarks/lock.py $(ARGS)

@@ -13,11 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
@@ -27,19 +23,13 @@ from delta.tables import DeltaTable
 from figures import print_table
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from turns import SETTINGS, copy_table, in_turns, metrics_of, row, unguarded
 
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.jars import jar_paths
-from sluice.local.spark import LOCAL_DRIVER
 from writer_jobs import HBaseMapping, LockedDeltaWriter, apply_cells, apply_changes, build_session
 
-SETTINGS = {
-    "spark.master": "local[2]",
-    "spark.driver.memory": "4g",
-    "spark.sql.shuffle.partitions": "4",
-    **LOCAL_DRIVER,
-}
 DELETES, INSERTS = 0.1, 0.1
 
 
@@ -63,29 +53,13 @@ def make_changes(spark: SparkSession, rows: int, changes: int, folder: Path) -> 
     return everything, newest
 
 
-def peak_mb(pid: int, work: Callable[[], Any]) -> tuple[Any, float, float]:
-    """Do some work; return its result, its seconds, and the largest resident size of a process meanwhile, MB."""
-    # Has the kernel forget the largest size so far (proc(5), clear_refs).
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-    began = time.monotonic()
-    result = work()
-    seconds = time.monotonic() - began
-    (size,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
-    return result, seconds, int(size.split()[1]) / 1024
-
-
 def plain_merge(spark: SparkSession, table: str, newest: DataFrame) -> dict[str, str]:
-    conf: Any = spark.sparkContext._jsc.sc().conf()
-    conf.set("spark.sluice.guard", "off")
-    try:
-        values = {name: f"s.{name}" for name in ("id", "name", "amount", "position")}
+    values = {name: f"s.{name}" for name in ("id", "name", "amount", "position")}
+    with unguarded(spark):
         merge = DeltaTable.forPath(spark, table).alias("t").merge(newest.alias("s"), "t.id = s.id")
         merge = merge.whenMatchedDelete("s.op = 'd'").whenMatchedUpdate(None, values)
         merge.whenNotMatchedInsert("s.op <> 'd'", values).execute()
-    finally:
-        conf.set("spark.sluice.guard", "required")
-    (row,) = DeltaTable.forPath(spark, table).history(1).select("operationMetrics").collect()
-    return dict(row[0])
+    return metrics_of(spark, table)
 
 
 def measure_changes(spark: SparkSession, manager: ZookeeperLockManager, folder: Path, options: Any) -> Any:
@@ -196,48 +170,6 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
             "apply_cells": ours,
         },
     )
-
-
-def copy_table(table: str, to: str) -> None:
-    """Copy a table with what is remembered beside it."""
-    for suffix in ("", "_tombstones", "_cells"):
-        shutil.rmtree(to + suffix, ignore_errors=True)
-        if Path(table + suffix).exists():
-            shutil.copytree(table + suffix, to + suffix)
-
-
-def in_turns(
-    spark: SparkSession, folder: Path, base: str, rounds: int, works: dict[str, Callable[[str], dict[str, str]]]
-) -> dict[str, list[tuple[float, float, dict[str, str]]]]:
-    """Let each work on a copy of a table, once to warm up; return seconds, MB and Delta's metrics of the others."""
-    pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
-    found: dict[str, list[tuple[float, float, dict[str, str]]]] = {name: [] for name in works}
-    table = str(folder / "copy")
-    for number in range(rounds + 1):
-        for name, work in works.items():
-            copy_table(base, table)
-            metrics, seconds, memory = peak_mb(pid, lambda work=work: work(table))
-            if number:
-                found[name].append((seconds, memory, metrics))
-    return found
-
-
-def row(name: str, runs: list[tuple[float, float, dict[str, str]]], changes: int) -> dict[str, Any]:
-    seconds = statistics.median(each[0] for each in runs)
-    metrics = runs[-1][2]
-    return {
-        "": name,
-        "seconds": seconds,
-        "from": min(each[0] for each in runs),
-        "to": max(each[0] for each in runs),
-        "a second": int(changes / seconds),
-        "peak MB": int(max(each[1] for each in runs)),
-        "files removed": metrics.get("numTargetFilesRemoved"),
-        "files added": metrics.get("numTargetFilesAdded"),
-        "updated": metrics.get("numTargetRowsUpdated"),
-        "inserted": metrics.get("numTargetRowsInserted"),
-        "deleted": metrics.get("numTargetRowsDeleted"),
-    }
 
 
 def main() -> None:

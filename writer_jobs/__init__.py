@@ -1,12 +1,14 @@
 """Spark jobs that write Delta tables under a ZooKeeper lock, and what they are made of.
 
 ``append.py``, ``upsert.py``, ``cdc.py`` and ``stream.py`` are jobs for ``spark-submit``; :class:`LockedDeltaWriter`,
-:func:`apply_changes`, :func:`apply_cells`, :func:`apply_events` and :func:`apply_rows` are the same for programs of
-your own. Every error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``writer_jobs.errors``.
+:func:`apply_changes`, :func:`apply_cells`, :func:`apply_events`, :func:`apply_rows` and :func:`stream_into` are the
+same for programs of your own. Every error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in
+``writer_jobs.errors``.
 """
 
 from writer_jobs.arrivals.apply import apply_rows
 from writer_jobs.arrivals.result import RowsResult
+from writer_jobs.arrivals.stream import stream_into
 from writer_jobs.changes.apply import apply_changes
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.commit.driver_guard import attach
@@ -70,4 +72,5 @@ __all__ = [
     "locate_table",
     "locked",
     "locked_all",
+    "stream_into",
 ]

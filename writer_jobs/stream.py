@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -15,16 +16,16 @@ try:
     from pyspark.sql.types import StringType, TimestampType
 
     from lock_manager import Hold
-    from writer_jobs.arrivals.apply import apply_rows
     from writer_jobs.arrivals.result import RowsResult
+    from writer_jobs.arrivals.stream import RowStream
     from writer_jobs.delta.hadoop_files import HadoopFiles
     from writer_jobs.delta.sql_names import quoted
-    from writer_jobs.job.file_stream import FileBatches
+    from writer_jobs.feeds.dead_letters import write_dead_letters
+    from writer_jobs.job.row_sources import rows_of
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
-    from writer_jobs.job.sources import SourceReader
     from writer_jobs.job.stream_job_arguments import PROGRAM, StreamJobArguments, parse_arguments
     from writer_jobs.job.streams import run_stream
-    from writer_jobs.streaming.checkpoint import EventClock, claim_checkpoint
+    from writer_jobs.streaming.checkpoint import claim_checkpoint
     from writer_jobs.writer import LockedDeltaWriter
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
@@ -38,36 +39,18 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
     writer = LockedDeltaWriter(spark, context.manager, arguments.table)
     context.report(table=writer.table)
     checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
-    batches = FileBatches(spark, arguments.sources[0], checkpoint)
-    claim_checkpoint(files, checkpoint, {**arguments.query, "table": writer.table, "source": batches.path})
-    clock = EventClock(files, checkpoint)
+    source = rows_of(spark, writer, arguments)
+    claim_checkpoint(files, checkpoint, {**arguments.query, "table": writer.table, **source.name})
+    into = RowStream(writer, files, checkpoint, arguments.how)
 
-    def apply(_: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
-        before = clock.before(txn[1])
-        if (sources := batches.sources(txn[1])) is None:
-            clock.after(txn[1], before)
-            return RowsResult.of_nothing(writer.table, before, arguments.watermark_delay)
-        reader = SourceReader(spark, sources, arguments.format or sources.format, arguments.options, writer.table)
-        rows = reader.read(reader.schema_of_changes(writer.log.state(), evolves=arguments.schema_evolution))
-        done = apply_rows(
-            writer,
-            _with_moments(rows, arguments.event_time),
-            keys=arguments.keys,
-            event_time=arguments.event_time,
-            sequence_by=arguments.sequence_by,
-            newest_before=before,
-            watermark_delay=arguments.watermark_delay,
-            allowed_lateness=arguments.allowed_lateness,
-            schema_evolution=arguments.schema_evolution,
-            partition_by=arguments.partition_by,
-            txn=txn,
-            before_write=holding,
-        )
-        clock.after(txn[1], done.newest)
-        return done
+    def apply(found: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
+        with source.batch(found, txn[1]) as batch:
+            dead = 0 if batch.dead is None else write_dead_letters(writer, batch.dead, txn=txn, metadata=None)
+            rows = None if batch.rows is None else _with_moments(batch.rows, arguments.event_time)
+            return replace(into.apply(rows, txn, holding), dead_letters=dead)
 
     with failing_store_is_a_failed_write(writer.table):
-        run_stream(context, writer, batches.frame(arguments.max_files_per_batch), arguments.stream, apply)
+        run_stream(context, writer, source.frame, arguments.stream, apply)
 
 
 def _with_moments(rows: DataFrame, event_time: str) -> DataFrame:

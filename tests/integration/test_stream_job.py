@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
-from writer_jobs import stream as stream_module
+from lock_manager import ZookeeperLockManager
+from writer_jobs import CheckpointError, LockedDeltaWriter, stream_into
+from writer_jobs.arrivals import stream as arrivals_stream
 
 pytestmark = pytest.mark.spark
 
@@ -87,6 +90,7 @@ def test_rows_come_once_and_what_is_too_late_is_set_aside(
     assert [line["watermark"] for line in done.commits[1:]] == ["2013-01-11T09:00:00+00:00"] * 3
     assert json.loads(report.read_text())["totals"] == {
         "commits": 4, "arrived": 8, "repeated": 2, "late": 2, "too_late": 2, "inserted": 4, "updated": 0,
+        "dead_letters": 0,
     }  # fmt: skip
     assert rows_of(table, "flight", "seats") == [("UA1", 100), ("UA2", 90), ("UA3", 80), ("UA4", 70)]
     aside = DeltaTable(f"{table}_late").to_pyarrow_table().to_pylist()
@@ -99,7 +103,7 @@ def test_rows_come_once_and_what_is_too_late_is_set_aside(
     assert (line["late"], line["inserted"], line["updated"]) == (1, 1, 1)
 
 
-@pytest.mark.parametrize("at", ["before", "after", "noted"])
+@pytest.mark.parametrize("at", ["before", "after", "noted", "after, without its transaction"])
 def test_a_batch_that_is_killed_is_once_in_both_tables(
     stream: Callable[..., Any],
     put: Callable[..., Path],
@@ -109,16 +113,21 @@ def test_a_batch_that_is_killed_is_once_in_both_tables(
     monkeypatch: pytest.MonkeyPatch,
     at: str,
 ) -> None:
-    """Killed before its commit, behind it, and behind the note of the event time."""
-    apply_rows, after = stream_module.apply_rows, stream_module.EventClock.after
-    alive = [True]
+    """Killed before its commit, behind it, and behind the note of the event time.
+
+    The control has no transactions: rows of the table are known by their keys, those that are too late come twice.
+    """
+    apply_rows, after = arrivals_stream.apply_rows, arrivals_stream.EventClock.after
+    alive, again, marked = [True], [False], ("before", "after", "noted")
 
     def applied(*of: Any, **how: Any) -> Any:
-        alive[0] = how["txn"][1] != 1
+        alive[0] = how["txn"][1] != 1 or again[0]
         if at == "before" and not alive[0]:
             how["before_write"] = killed
+        if at not in marked:
+            how["txn"] = None
         done = apply_rows(*of, **how)
-        return killed() if at == "after" and not alive[0] else done
+        return killed() if at.startswith("after") and not alive[0] else done
 
     def noted(*of: Any) -> None:
         after(*of)
@@ -133,17 +142,23 @@ def test_a_batch_that_is_killed_is_once_in_both_tables(
     put("2", ("UA2", 1, 8, 90, 1), ("UA3", 12, 8, 80, 1))
     put("3", ("UA4", 2, 8, 70, 1), ("UA5", 11, 9, 60, 1))
     with monkeypatch.context() as patch:
-        patch.setattr(stream_module, "apply_rows", applied)
-        patch.setattr(stream_module.EventClock, "after", noted)
+        patch.setattr(arrivals_stream, "apply_rows", applied)
+        patch.setattr(arrivals_stream.EventClock, "after", noted)
         with pytest.raises(KilledError):
             stream(*late)
-    done = stream(*late)
+        again[0] = True
+        patch.setattr(arrivals_stream.EventClock, "after", after)
+        done = stream(*late)
     assert (done.code, [line["batch"] for line in done.commits]) == (0, [1, 2]), done.error
-    assert done.commits[0]["already_committed"] == (at != "before")
     assert rows_of(table, "flight", "day") == [("UA1", 9), ("UA3", 12), ("UA5", 11)]
-    assert rows_of(Path(f"{table}_late"), "flight", "day") == [("UA2", 1), ("UA4", 2)]
-    # One that made it, and one for each batch.
-    assert len(versions(table)) == 4
+    too_late = rows_of(Path(f"{table}_late"), "flight", "day")
+    if at in marked:
+        assert done.commits[0]["already_committed"] == (at != "before")
+        assert too_late == [("UA2", 1), ("UA4", 2)]
+        # One that made it, and one for each batch.
+        assert len(versions(table)) == 4
+    else:
+        assert too_late == [("UA2", 1), ("UA2", 1), ("UA4", 2)]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +170,8 @@ def test_a_batch_that_is_killed_is_once_in_both_tables(
         ((*HOW, *ONE_BY_ONE, "--sequence-by", "nothing"), 5, "nothing"),
         (HOW, 2, "--trigger"),
         ((*HOW, *ONE_BY_ONE, "--watermark-delay", "soon"), 2, "10 minutes"),
+        ((*HOW, *ONE_BY_ONE, "--source-table", "t"), 2, "one source"),
+        ((*HOW, *ONE_BY_ONE, "--topic", "t"), 2, "belong together"),
         ((*HOW, *ONE_BY_ONE, "--watermark-delay", "2 days", "--allowed-lateness", "1 day"), 2, "--allowed-lateness"),
     ],
 )
@@ -180,3 +197,88 @@ def test_a_null_event_time_ends_the_stream_until_it_is_mended(
     bad.write_text(good)
     assert stream().code == 0
     assert rows_of(table, "flight") == [("UA1",), ("UA2",)]
+
+
+def test_the_rows_of_another_table_come_as_they_are_appended_to_it(
+    run_job: Callable[..., Any],
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    table: Path,
+    rows_of: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    raw = tmp_path / "raw"
+    writer = LockedDeltaWriter(spark, manager, str(raw))
+
+    def append(*flights: str) -> None:
+        rows = [(flight, datetime.fromisoformat("2013-01-01T08:00:00+00:00")) for flight in flights]
+        writer.append(spark.createDataFrame(rows, "flight string, at timestamp"))
+
+    place = ("--table", table, "--checkpoint", tmp_path / "checkpoint", "--source-table", raw)
+    how = (*place, "--trigger", "available-now")
+    none = run_job("stream", *how, "--keys", "flight", "--event-time", "at")
+    assert (none.code, "source table" in sentence(none)) == (2, True), none.error
+    append("UA1", "UA2")
+    append("UA2", "UA3")
+    done = run_job("stream", *how, "--keys", "flight", "--event-time", "at", "--max-files-per-batch", "1")
+    assert done.code == 0, done.error
+    assert sum(line["inserted"] for line in done.commits) == 3
+    append("UA3", "UA4")
+    assert run_job("stream", *how, "--keys", "flight", "--event-time", "at").code == 0
+    assert rows_of(table, "flight") == [("UA1",), ("UA2",), ("UA3",), ("UA4",)]
+
+
+def test_messages_are_rows_if_their_values_are_json_of_the_schema(
+    stream: Callable[..., Any], spark: SparkSession, table: Path, rows_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The columns are those of Spark's source for Kafka; Kafka itself is not here."""
+    values = [
+        '{"flight": "UA1", "at": "2013-01-01T08:00:00Z", "seats": 100}',
+        '{"flight": "UA1", "at": "2013-01-01T08:00:00Z", "seats": 100} {}',
+        '{"flight": "UA1", "at": "soon"}',
+        "no",
+        None,
+    ]
+    messages = [
+        (None, None if value is None else bytearray(value.encode()), "departures", 0, number)
+        for number, value in enumerate(values)
+    ]
+    rows = spark.createDataFrame(messages, "key binary, value binary, topic string, partition int, offset long")
+    rows.coalesce(1).write.parquet(str(tmp_path / "landing"))
+    how = ("--keys", "flight", "--event-time", "at", "--trigger", "available-now", "--format", "parquet")
+    done = stream("--value-schema", "flight string, at timestamp, seats int", how=how)
+    assert (done.code, done.error) == (0, "")
+    (line,) = done.commits
+    assert (line["arrived"], line["dead_letters"]) == (1, 4)
+    assert rows_of(table, "flight", "seats") == [("UA1", 100)]
+    assert rows_of(Path(f"{table}_dead_letters"), "origin") == [(f"departures/0/{number}",) for number in (1, 2, 3, 4)]
+    wrong = stream("--value-schema", "flight", how=how)
+    assert (wrong.code, "--value-schema" in sentence(wrong)) == (2, True), wrong.error
+
+
+def test_a_program_of_ones_own_runs_a_stream(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    put: Callable[..., Path],
+    table: Path,
+    rows_of: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    put("1", ("UA1", 1, 8, 100, 1), ("UA1", 1, 8, 100, 1))
+    schema = "flight string, at timestamp, day int, seats int, version int"
+    rows = spark.readStream.schema(schema).json(str(tmp_path / "landing"))
+    how: dict[str, Any] = {"keys": ["flight"], "event_time": "at", "checkpoint": str(tmp_path / "checkpoint")}
+    told: list[tuple[int, int]] = []
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    stream_into(writer, rows, **how, on_batch=lambda batch, done: told.append((batch, done.inserted)))
+    put("2", ("UA1", 1, 8, 100, 1), ("UA2", 2, 8, 90, 1))
+    stream_into(writer, rows, **how, on_batch=lambda batch, done: told.append((batch, done.inserted)))
+    assert told == [(0, 1), (1, 1)]
+    assert rows_of(table, "flight") == [("UA1",), ("UA2",)]
+    with pytest.raises(CheckpointError, match="keys"):
+        stream_into(writer, rows, **{**how, "keys": ["seats"]})
+    # Nobody knows what is late if a note is gone.
+    (tmp_path / "checkpoint" / "_sluice" / "event_time" / "1.json").unlink()
+    put("3", ("UA3", 3, 8, 100, 1))
+    with pytest.raises(CheckpointError, match="not whole"):
+        stream_into(writer, rows, **how)

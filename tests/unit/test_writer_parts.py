@@ -93,6 +93,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "locate_table",
         "locked",
         "locked_all",
+        "stream_into",
     ]
     for name in writer_jobs.__all__:
         assert getattr(writer_jobs, name).__doc__

@@ -10,7 +10,7 @@ from typing import Any
 from writer_jobs.commit.held_write import CommitResult
 
 #: What a batch of rows counts, by its name.
-COUNTED = ("arrived", "repeated", "late", "too_late", "inserted", "updated")
+COUNTED = ("arrived", "repeated", "late", "too_late", "inserted", "updated", "dead_letters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class RowsResult:
         newest: the newest event time, of this batch and of before; None if there is none.
         watermark: the newest event time without the watermark's delay: rows that are older count as late from here on.
         commit: of the table; None if there was nothing to do.
+        dead_letters: messages that could not be read.
 
     """
 
@@ -45,6 +46,7 @@ class RowsResult:
     newest: datetime | None
     watermark: datetime | None
     commit: CommitResult | None
+    dead_letters: int = 0
 
     @classmethod
     def of_nothing(cls, table: str, newest: datetime | None, watermark_delay: timedelta) -> RowsResult:

@@ -60,7 +60,7 @@ def messages_of_topic(
                 f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
             )
         raise SourceError(f"topic {topic} cannot be read: {reason}") from error
-    return Messages(_of_topic(read))
+    return Messages(of_topic(read))
 
 
 def messages_of_files(
@@ -85,7 +85,7 @@ def messages_of_files(
     return _of_parquet(reader.read(reader.schema_of_changes(None)))
 
 
-def _of_topic(read: DataFrame) -> DataFrame:
+def of_topic(read: DataFrame) -> DataFrame:
     """Return messages of what has the columns of Kafka's source."""
     key = F.col("key") if "key" in read.columns else F.lit(None)
     origin = F.concat_ws("/", "topic", "partition", "offset")
@@ -101,7 +101,7 @@ def _of_lines(lines: DataFrame) -> DataFrame:
 
 
 def _of_parquet(rows: DataFrame) -> Messages:
-    return Messages(_of_topic(rows)) if set(rows.columns) >= _TOPIC_COLUMNS else Messages(rows, are_rows=True)
+    return Messages(of_topic(rows)) if set(rows.columns) >= _TOPIC_COLUMNS else Messages(rows, are_rows=True)
 
 
 def _known(file_format: str) -> str:

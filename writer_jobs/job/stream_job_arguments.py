@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import JobParser, names, text
@@ -44,6 +45,19 @@ examples:
       --watermark-delay "1 hour" --allowed-lateness "30 days" \\
       --trigger available-now --checkpoint s3a://lake/_streams/departures
 
+  # the rows that are appended to another table
+  spark-submit $(sluice submit-args) writer_jobs/stream.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
+      --table s3a://lake/departures --source-table s3a://lake/raw_departures \\
+      --keys carrier,flight --event-time departed_at \\
+      --trigger "1 minute" --checkpoint s3a://lake/_streams/departures
+
+  # messages of a topic, whose values are JSON objects
+  spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 $(sluice submit-args) \\
+      writer_jobs/stream.py --zookeeper zk1:2181,zk2:2181,zk3:2181 --table s3a://lake/departures \\
+      --kafka kafka1:9092 --topic departures --value-schema "flight string, departed_at timestamp, delay int" \\
+      --option maxOffsetsPerTrigger=100000 --keys flight --event-time departed_at \\
+      --trigger "10 seconds" --checkpoint s3a://lake/_streams/departures
+
 rules:
   A row is known by --keys, the event time, and the table's partition columns: all versions of it have these in common.
   A row whose key the table has is a repetition, and is counted. With --sequence-by it is not if its sequence is larger:
@@ -63,13 +77,16 @@ locks:
 
 """
 _END = """\
-  The source is one folder, or a glob in quotes. A file is read once, so it has to come whole (rename it into place) and
-  must not change; remove it only when it is applied. --max-files-per-batch bounds a micro-batch; by default it has all
-  files that are there.
+  With --source-table Delta's own source is read: a table whose rows are changed or removed needs --option
+  skipChangeCommits=true. Messages that are no JSON of --value-schema go to TABLE_dead_letters, and are counted.
+  --option is of Delta's source, or of Kafka's: maxBytesPerTrigger, maxOffsetsPerTrigger and the like bound a batch.
+  Of files, the source is one folder, or a glob in quotes. A file is read once, so it has to come whole (rename it into
+  place) and must not change; remove it only when it is applied. --max-files-per-batch bounds a micro-batch; by default
+  it has all files that are there.
 
 standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has batch,
-arrived, repeated, late, too_late, inserted, updated, newest_event_time, watermark, and lag_s: how old the newest row
-is, in seconds. The report has the last commits, and totals.
+arrived, repeated, late, too_late, inserted, updated, dead_letters, newest_event_time, watermark, and lag_s: how old the
+newest row is, in seconds. The report has the last commits, and totals.
 standard error has one sentence if the job fails; the stack trace with --verbose.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
 
@@ -80,6 +97,10 @@ The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUI
 class StreamJobArguments(FileJobArguments):
     """What ``stream.py`` was asked to do; see its ``--help``."""
 
+    source_table: str | None
+    kafka: str | None
+    topic: str | None
+    value_schema: str | None
     keys: tuple[str, ...]
     event_time: str
     sequence_by: str | None
@@ -93,6 +114,24 @@ class StreamJobArguments(FileJobArguments):
     def commits(self) -> None:
         """Those of a stream until it ends."""
         return
+
+    @property
+    def how(self) -> dict[str, Any]:
+        """What is the same for each batch; arguments of :func:`writer_jobs.apply_rows`."""
+        return {
+            "keys": self.keys,
+            "event_time": self.event_time,
+            "sequence_by": self.sequence_by,
+            "watermark_delay": self.watermark_delay,
+            "allowed_lateness": self.allowed_lateness,
+            "schema_evolution": self.schema_evolution,
+            "partition_by": self.partition_by,
+        }
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the report says of the stream from the start."""
+        return {**super().facts, "source_table": self.source_table, "topic": self.topic}
 
     @property
     def query(self) -> dict[str, str]:
@@ -111,6 +150,16 @@ class StreamJobArguments(FileJobArguments):
 
         """
         super().check()
+        if (self.kafka is None) != (self.topic is None):
+            raise ArgumentsError("--kafka and --topic belong together: give both, or none")
+        if bool(self.sources) + (self.source_table is not None) + (self.kafka is not None) != 1:
+            raise ArgumentsError("give one source: --source, --source-table, or --kafka and --topic")
+        if not self.sources and self.format is not None:
+            raise ArgumentsError("--format is of files: give it with --source")
+        if self.kafka is not None and (self.value_schema is None or self.max_files_per_batch is not None):
+            raise ArgumentsError("--kafka needs --value-schema, and has no --max-files-per-batch")
+        if self.source_table is not None and self.value_schema is not None:
+            raise ArgumentsError("--value-schema is of messages: a table has columns")
         if len(self.sources) > 1:
             raise ArgumentsError("--source is one folder or one glob in quotes")
         if self.allowed_lateness is not None and self.allowed_lateness < self.watermark_delay:
@@ -129,8 +178,16 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     """
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + STREAMS + _END + HELP)
     parser.add_place()
-    add_source(parser)
+    add_source(parser, required=False)
     add = parser.add_argument
+    add("--source-table", type=text, metavar="URI|NAME", help="a Delta table: the rows that are appended to it")
+    add("--kafka", type=text, metavar="HOSTS", help="host:port,… of a Kafka cluster; needs Spark's package for Kafka")
+    add("--topic", type=text, metavar="NAME", help="topic, from its earliest message on; --option startingOffsets=…")
+    add(
+        "--value-schema", type=text, metavar="DDL",
+        help='columns of messages whose values are JSON, such as "flight string, departed_at timestamp": of a topic, '
+        "or of Parquet files with the columns of Kafka's source",
+    )  # fmt: skip
     add("--keys", required=True, type=names, metavar="COLS", help="columns that, with the event time, name a row")
     add("--event-time", required=True, type=text, metavar="COL", help="when a row happened: a timestamp or a date")
     add("--sequence-by", type=text, metavar="SQL", help="of versions of a row the one with the most here counts")
@@ -156,6 +213,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     if stream is None:
         raise ArgumentsError(f"give --trigger ({AVAILABLE_NOW}, or an interval) and --checkpoint")
     return StreamJobArguments(
+        source_table=found.source_table,
+        kafka=found.kafka,
+        topic=found.topic,
+        value_schema=found.value_schema,
         keys=found.keys,
         event_time=found.event_time,
         sequence_by=found.sequence_by,

@@ -1,0 +1,124 @@
+"""Late rows, a hundredth of the table, by ``apply_rows``, beside a plain Delta MERGE over the whole table.
+
+The flights of 2013, ten times, in twelve monthly partitions of ten files each. The rows that come late are of one day
+of each month, as after an outage: half of them are flights that the table has not, half are later versions of those
+that it has. The plain MERGE is what people write: on the key, with the order in a clause, and no lock. In turns.
+
+    python benchmarks/late_rows.py [--copies 10] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+from delta.tables import DeltaTable
+from deltalake import DeltaTable as PlainTable
+from figures import print_table
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from turns import SETTINGS, in_turns, metrics_of, row, unguarded
+
+from lock_manager import ZookeeperLockManager
+from lock_manager.testing.embedded import EmbeddedZooKeeper
+from sluice.demo.flights import deal_flights
+from sluice.local.jars import jar_paths
+from writer_jobs import LockedDeltaWriter, apply_rows, build_session
+
+DAY, FILES = 15, 10
+KEYS = ("time_hour", "carrier", "flight")
+
+
+def read_flights(spark: SparkSession, folder: Path, copies: int) -> DataFrame:
+    """Return the flights, so many times, with a version; copies have other carriers."""
+    (file,), _ = deal_flights(folder, 1)
+    flights = spark.read.csv(str(file), header=True, inferSchema=True)
+    copy = F.explode(F.sequence(F.lit(1), F.lit(copies))).alias("copy")
+    made = flights.select("*", copy).withColumn("carrier", F.concat("carrier", "copy"))
+    return made.drop("copy").withColumn("version", F.lit(1))
+
+
+def plain_merge(spark: SparkSession, table: str, late: DataFrame) -> dict[str, str]:
+    condition = " AND ".join(f"t.{name} = s.{name}" for name in KEYS)
+    with unguarded(spark):
+        merge = DeltaTable.forPath(spark, table).alias("t").merge(late.alias("s"), condition)
+        merge.whenMatchedUpdateAll("s.version > t.version").whenNotMatchedInsertAll().execute()
+    return metrics_of(spark, table)
+
+
+def overlapping(table: str) -> tuple[int, int]:
+    """Return how many files there are, and how many have rows of those days by their statistics."""
+    files = pa.table(PlainTable(table).get_add_actions(flatten=True)).to_pylist()
+    days = [datetime(2013, month, DAY, tzinfo=UTC) for month in range(1, 13)]
+    near = [
+        file
+        for file in files
+        if any(file["min.time_hour"] < day + timedelta(days=1) and file["max.time_hour"] >= day for day in days)
+    ]
+    return len(files), len(near)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--copies", type=int, default=10, help="of the flights (10)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after one to warm up (3)")
+    parser.add_argument("--output", type=Path, default=Path("build/bench/late_rows.json"))
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        zookeeper = stack.enter_context(EmbeddedZooKeeper())
+        spark = build_session("late rows", jars=jar_paths(), launch_conf=SETTINGS, log_level="OFF")
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        stack.callback(spark.stop)
+        manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
+        base, late = str(folder / "base"), str(folder / "late")
+        rows = read_flights(spark, folder, options.copies)
+        in_files = rows.repartitionByRange(12 * FILES, "month", "time_hour")
+        LockedDeltaWriter(spark, manager, base).append(in_files, partition_by=["month"])
+        table_rows = rows.count()
+        picked = rows.where(F.dayofmonth("time_hour") == DAY).withColumn("chance", F.rand(1))
+        share = 0.01 * table_rows / picked.count()
+        picked = picked.where(F.col("chance") < share)
+        is_new = F.col("chance") < share / 2
+        picked.select(
+            *(name for name in rows.columns if name not in ("flight", "version", "arr_delay")),
+            F.when(is_new, F.col("flight") + 100_000).otherwise(F.col("flight")).alias("flight"),
+            F.lit(999).alias("arr_delay"),
+            F.when(is_new, 1).otherwise(2).alias("version"),
+        ).write.parquet(late)
+        number = spark.read.parquet(late).count()
+        files, near = overlapping(base)
+
+        def ours(table: str) -> dict[str, str]:
+            writer = LockedDeltaWriter(spark, manager, table)
+            done = apply_rows(
+                writer,
+                spark.read.parquet(late),
+                keys=["carrier", "flight"],
+                event_time="time_hour",
+                sequence_by="version",
+            )
+            return dict(done.commit.metrics) if done.commit else {}
+
+        found = in_turns(
+            spark,
+            folder,
+            base,
+            options.rounds,
+            {"plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(late)), "apply_rows": ours},
+        )
+    results = [row(name, runs, number) for name, runs in found.items()]
+    print_table(results)
+    print(f"{number:,} late rows for a table of {table_rows:,} rows in {files} files, of which {near} can have them")
+    print(f"apply_rows is {results[0]['seconds'] / results[1]['seconds']:.2f} times as fast as a plain MERGE")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps({"files": files, "near": near, "runs": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Several ways to change a table, each on a copy of the same one, in turns."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
+
+from sluice.local.spark import LOCAL_DRIVER
+
+SETTINGS = {
+    "spark.master": "local[2]",
+    "spark.driver.memory": "4g",
+    "spark.sql.shuffle.partitions": "4",
+    **LOCAL_DRIVER,
+}
+
+
+@contextmanager
+def unguarded(spark: SparkSession) -> Iterator[None]:
+    """Let this driver commit without a lock, as stock Delta does."""
+    conf: Any = spark.sparkContext._jsc.sc().conf()
+    conf.set("spark.sluice.guard", "off")
+    try:
+        yield
+    finally:
+        conf.set("spark.sluice.guard", "required")
+
+
+def metrics_of(spark: SparkSession, table: str) -> dict[str, str]:
+    """Return Delta's metrics of the last operation."""
+    (row,) = DeltaTable.forPath(spark, table).history(1).select("operationMetrics").collect()
+    return dict(row[0])
+
+
+def peak_mb(pid: int, work: Callable[[], Any]) -> tuple[Any, float, float]:
+    """Do some work; return its result, its seconds, and the largest resident size of a process meanwhile, MB."""
+    # Has the kernel forget the largest size so far (proc(5), clear_refs).
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    began = time.monotonic()
+    result = work()
+    seconds = time.monotonic() - began
+    (size,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
+    return result, seconds, int(size.split()[1]) / 1024
+
+
+def copy_table(table: str, to: str) -> None:
+    """Copy a table with what is remembered beside it."""
+    for suffix in ("", "_tombstones", "_cells"):
+        shutil.rmtree(to + suffix, ignore_errors=True)
+        if Path(table + suffix).exists():
+            shutil.copytree(table + suffix, to + suffix)
+
+
+def in_turns(
+    spark: SparkSession, folder: Path, base: str, rounds: int, works: dict[str, Callable[[str], dict[str, str]]]
+) -> dict[str, list[tuple[float, float, dict[str, str]]]]:
+    """Let each work on a copy of a table, once to warm up; return seconds, MB and Delta's metrics of the others."""
+    pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
+    found: dict[str, list[tuple[float, float, dict[str, str]]]] = {name: [] for name in works}
+    table = str(folder / "copy")
+    for number in range(rounds + 1):
+        for name, work in works.items():
+            copy_table(base, table)
+            metrics, seconds, memory = peak_mb(pid, lambda work=work: work(table))
+            if number:
+                found[name].append((seconds, memory, metrics))
+    return found
+
+
+def row(name: str, runs: list[tuple[float, float, dict[str, str]]], changes: int) -> dict[str, Any]:
+    seconds = statistics.median(each[0] for each in runs)
+    metrics = runs[-1][2]
+    return {
+        "": name,
+        "seconds": seconds,
+        "from": min(each[0] for each in runs),
+        "to": max(each[0] for each in runs),
+        "a second": int(changes / seconds),
+        "peak MB": int(max(each[1] for each in runs)),
+        "files removed": metrics.get("numTargetFilesRemoved"),
+        "files added": metrics.get("numTargetFilesAdded"),
+        "updated": metrics.get("numTargetRowsUpdated"),
+        "inserted": metrics.get("numTargetRowsInserted"),
+        "deleted": metrics.get("numTargetRowsDeleted"),
+    }

@@ -1,0 +1,153 @@
+"""``stream_into``: a streaming query whose rows come into a table once each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from lock_manager import Hold
+from writer_jobs.arrivals.apply import apply_rows
+from writer_jobs.arrivals.result import RowsResult
+from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.streaming.checkpoint import EventClock, claim_checkpoint
+from writer_jobs.streaming.query import AVAILABLE_NOW, BatchQuery
+from writer_jobs.writer import LockedDeltaWriter
+
+log = logging.getLogger(__name__)
+
+
+class RowStream:
+    """The micro-batches of one stream into one table.
+
+    Args:
+        writer: of the table.
+        files: of the checkpoint's file system.
+        checkpoint: URI of the stream's folder.
+        how: arguments of :func:`writer_jobs.apply_rows`, by name, that are the same for each batch.
+
+    """
+
+    def __init__(self, writer: LockedDeltaWriter, files: HadoopFiles, checkpoint: str, how: Mapping[str, Any]) -> None:
+        self._writer = writer
+        self._clock = EventClock(files, checkpoint)
+        self._how = how
+
+    def apply(self, rows: DataFrame | None, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
+        """Apply a batch.
+
+        Args:
+            rows: the batch; None: it has none.
+            txn: its transaction, with its number.
+            holding: called under the lock.
+
+        Raises:
+            CheckpointError: the checkpoint is not whole.
+            SluiceError: see :func:`writer_jobs.apply_rows`.
+
+        """
+        before = self._clock.before(txn[1])
+        if rows is None:
+            done = RowsResult.of_nothing(self._writer.table, before, self._how["watermark_delay"])
+        else:
+            done = apply_rows(self._writer, rows, **self._how, newest_before=before, txn=txn, before_write=holding)
+        self._clock.after(txn[1], done.newest)
+        return done
+
+
+def stream_into(
+    writer: LockedDeltaWriter,
+    rows: DataFrame,
+    *,
+    checkpoint: str,
+    keys: Sequence[str],
+    event_time: str,
+    trigger: str = AVAILABLE_NOW,
+    sequence_by: str | None = None,
+    watermark_delay: timedelta = timedelta(0),
+    allowed_lateness: timedelta | None = None,
+    schema_evolution: bool = False,
+    partition_by: Sequence[str] = (),
+    lock_timeout_seconds: float | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    on_batch: Callable[[int, RowsResult], None] | None = None,
+) -> None:
+    """Run a streaming query that brings its rows into a table, each of them once, until it ends.
+
+    ::
+
+        rows = spark.readStream.format("delta").load("s3a://lake/raw_departures")
+        stream_into(writer, rows, checkpoint="s3a://lake/_streams/departures", keys=["flight"],
+                    event_time="departed_at", trigger="10 seconds")
+
+    Killed at any point and started again with the same checkpoint it applies each micro-batch exactly once. Ctrl-C lets
+    a batch that has its lock come to its end, and one that waits for it give up.
+
+    Args:
+        writer: of the table, which is made if there is nothing at its location.
+        rows: streaming; a checkpoint does not know of which source, so keep them together.
+        checkpoint: URI of the folder in which the stream notes how far it is; of this stream alone.
+        keys: as for :func:`writer_jobs.apply_rows`, like ``event_time`` and all that is not named here.
+        event_time: likewise.
+        trigger: ``available-now``, to take what is there and end, or an interval that Spark understands.
+        sequence_by: likewise.
+        watermark_delay: likewise.
+        allowed_lateness: likewise.
+        schema_evolution: likewise.
+        partition_by: likewise.
+        lock_timeout_seconds: of each batch.
+        metadata: likewise.
+        on_batch: called with the number of each batch, and what became of it.
+
+    Raises:
+        CheckpointError: the checkpoint is of another query, or not whole.
+        StreamError: the query ended for a reason other than its batches.
+        SluiceError: what a batch raises; see :func:`writer_jobs.apply_rows`.
+
+    """
+    files = HadoopFiles.of(rows.sparkSession)
+    query = {"keys": ",".join(keys), "event-time": event_time, "sequence-by": sequence_by or "", "table": writer.table}
+    claim_checkpoint(files, checkpoint, query)
+    how = {
+        "keys": keys,
+        "event_time": event_time,
+        "sequence_by": sequence_by,
+        "watermark_delay": watermark_delay,
+        "allowed_lateness": allowed_lateness,
+        "schema_evolution": schema_evolution,
+        "partition_by": partition_by,
+        "lock_timeout_seconds": lock_timeout_seconds,
+        "metadata": metadata,
+    }
+    into = RowStream(writer, files, checkpoint, how)
+
+    def apply(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
+        done = into.apply(batch, txn, holding)
+        if on_batch is not None:
+            on_batch(txn[1], done)
+        return done
+
+    running = BatchQuery(writer, _Log(), apply)
+    try:
+        running.run(rows, trigger=trigger, checkpoint=checkpoint)
+    except KeyboardInterrupt:
+        running.stop()
+        raise
+
+
+class _Log:
+    """Tells the log what becomes of batches."""
+
+    def waiting(self, commit: int, requested_at: float, **more: Any) -> None:
+        log.debug("batch %s, the %d. since the start, begun at %.3f", more.get("batch"), commit, requested_at)
+
+    def holding(self, commit: int, token: int, acquired_at: float, **more: Any) -> None:
+        log.debug("batch %s, the %d., has the lock since %.3f, token %d", more.get("batch"), commit, acquired_at, token)
+
+    def commit(self, commit: int, result: CommitResult | None, **more: Any) -> None:
+        version = None if result is None else result.version
+        log.info("batch %s, the %d., is in version %s: %s", more.get("batch"), commit, version, more)
