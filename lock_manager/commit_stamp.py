@@ -24,6 +24,11 @@ _COMMIT_ID, _ATTEMPT, _FILLS = "commit_id", "attempt", "occupies"
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
 CHANGES = "changes"
 """Key of the note of a commit that applied a batch of changes; its value is the batch's id."""
+WATERMARK = "watermark"
+"""Key of the note of a commit with rows of a stream: before which event time it has all rows that were in time.
+
+Its value has the time in ISO 8601 (``at``) and the stream's id (``stream``; null if the rows came without one).
+"""
 
 
 @dataclass(frozen=True)

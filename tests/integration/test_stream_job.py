@@ -88,6 +88,10 @@ def test_rows_come_once_and_what_is_too_late_is_set_aside(
         (3, 2, 0, 0, 2, 0, 0),
     ]
     assert [line["watermark"] for line in done.commits[1:]] == ["2013-01-11T09:00:00+00:00"] * 3
+    infos = (json.loads(file.read_text().splitlines()[0]) for file in sorted(table.glob("_delta_log/*.json")))
+    notes = [info["commitInfo"]["sluice"].get("watermark") for info in infos]
+    assert [note and note["at"] for note in notes] == [None, "2013-01-02T08:00:00+00:00", "2013-01-11T09:00:00+00:00"]
+    assert len({note["stream"] for note in notes if note}) == 1
     assert json.loads(report.read_text())["totals"] == {
         "commits": 4, "arrived": 8, "repeated": 2, "late": 2, "too_late": 2, "inserted": 4, "updated": 0,
         "dead_letters": 0,

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.support.change_commits import batches_in
 from writer_jobs import upsert as upsert_module
+from writer_jobs.job.file_stream import FileBatches
 
 pytestmark = pytest.mark.spark
 
@@ -171,6 +173,7 @@ def test_a_batch_has_both_lists_of_files_if_it_was_killed_between_its_list_and_i
     stream: Callable[..., Any],
     put: Callable[..., Path],
     landing: Path,
+    spark: SparkSession,
     through_batches: Callable[..., None],
     table: Path,
     rows_of: Callable[..., Any],
@@ -194,11 +197,22 @@ def test_a_batch_has_both_lists_of_files_if_it_was_killed_between_its_list_and_i
     # Every tenth list of files has those before, too.
     for number in range(3, 12):
         (landing / f"{number}.csv").touch()
-    put("12.csv", [(12, "Cy", 1, "c")], age=-10)
+        os.utime(landing / f"{number}.csv", (time.time() + number,) * 2)
+    put("12.csv", [(12, "Cy", 1, "c")], age=-30)
     done = stream(*ONE_BY_ONE)
     assert done.code == 0, done.error
     assert [line["changes"] for line in done.commits] == [2, *[0] * 9, 1]
     assert rows_of(table, "id") == [(1,), (12,), (2,)]
+    # Where the second of two lists has those before, Spark may have removed the first.
+    offsets = tmp_path / "checkpoint" / "offsets" / "7"
+    offsets.write_text(offsets.read_text().replace('{"logOffset":8}', '{"logOffset":9}'))
+    offsets.with_name(".7.crc").unlink()
+    (tmp_path / "checkpoint" / "sources" / "0" / "8").unlink()
+    for name in ("9.csv", "10.csv"):
+        (landing / name).write_text("id\n")
+    planned = FileBatches(spark, str(landing), str(tmp_path / "checkpoint")).sources(7)
+    assert planned is not None
+    assert [Path(file.path).name for file in planned.files] == ["10.csv", "9.csv"]
 
 
 def test_a_planned_file_that_is_gone_ends_the_stream_until_it_is_back(

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
+from lock_manager.commit_stamp import WATERMARK
 from lock_manager.deadline import Deadline
 from writer_jobs.arrivals.kinds import FirstRows, LatestRows
 from writer_jobs.arrivals.lateness import EVENT_MICROS, Lateness, has_event_time, moment_of_micros, with_micros
@@ -125,7 +126,7 @@ def apply_rows(
         open_ones.enter_context(closing(batch))
         options = WriteOptions(
             lock_timeout_seconds=lock_timeout_seconds,
-            metadata={**(metadata or {}), **_noted(lateness, newest)},
+            metadata={**(metadata or {}), **_noted(lateness, newest, txn)},
             before_write=before_write,
         )
         commit = _merged(writer, spec, kind, shape, batch, txn, options) if batch.folded else None
@@ -171,10 +172,12 @@ def _set_aside(
     return write_beside(writer, _SUFFIX, too_late, notes, txn=txn, metadata=metadata)
 
 
-def _noted(lateness: Lateness, newest: datetime | None) -> dict[str, Any]:
+def _noted(lateness: Lateness, newest: datetime | None, txn: tuple[str, int] | None) -> dict[str, Any]:
     """Return what the commit says of the event time."""
     watermark = lateness.watermark(newest)
-    return {} if newest is None or watermark is None else {"watermark": watermark.isoformat()}
+    if watermark is None:
+        return {}
+    return {WATERMARK: {"at": watermark.isoformat(), "stream": None if txn is None else txn[0]}}
 
 
 def _merged(

@@ -88,24 +88,28 @@ class FileBatches:
         """Read from the checkpoint which files a batch has.
 
         Source: Spark's ``OffsetSeqLog`` (a version, metadata, then a line for each source) and ``FileStreamSourceLog``
-        (a version, then a line for each file; every tenth has the lines of those before, too). If a process is killed
-        between the two, the next one makes one batch of two lists.
+        (a version, then a line for each file; every tenth has the lines of those before, too, which may be removed
+        then). If a process is killed between the two, the next one makes one batch of two lists.
         """
-        before = self._last_list(batch - 1) if batch else -1
-        for number in range(before + 1, self._last_list(batch) + 1):
-            for line in self._lines(f"sources/0/{number}", f"sources/0/{number}.compact")[1:]:
-                file = json.loads(line)
-                if file["batchId"] == number:
+        before, last = self._last_list(batch - 1) if batch else -1, self._last_list(batch)
+        for number in range(last, before, -1):
+            name, lines = self._read(f"sources/0/{number}", f"sources/0/{number}.compact")
+            for file in map(json.loads, lines[1:]):
+                if before < file["batchId"] <= number:
                     yield unquote(file["path"])
+            if name.endswith(".compact"):
+                return
 
     def _last_list(self, batch: int) -> int:
         """Return the number of the last list of files that came with a batch, or with one before."""
-        return int(json.loads(self._lines(f"offsets/{batch}")[2])["logOffset"])
+        _, lines = self._read(f"offsets/{batch}")
+        return int(json.loads(lines[2])["logOffset"])
 
-    def _lines(self, *names: str) -> list[str]:
+    def _read(self, *names: str) -> tuple[str, list[str]]:
+        """Return which of these files of the checkpoint is there, and its lines."""
         for name in names:
             if (text := self._files.read_text(f"{self._checkpoint}/{name}")) is not None:
-                return text.splitlines()
+                return name, text.splitlines()
         raise CheckpointError(f"{self._checkpoint}/{names[0]} is not there: the checkpoint is not whole")
 
     def _base(self, paths: list[str]) -> str | None:
