@@ -1,10 +1,11 @@
 """Late rows, a hundredth of the table, by ``apply_rows``, beside a plain Delta MERGE over the whole table.
 
 The flights of 2013, ten times, in twelve monthly partitions of ten files each. The rows that come late are of one day
-of each month, as after an outage: half of them are flights that the table has not, half are later versions of those
-that it has. The plain MERGE is what people write: on the key, with the order in a clause, and no lock. In turns.
+of each month, as after an outage: some (--updates) are later versions of flights that the table has, the others are
+flights that it has not. The plain MERGE is what people write: on the key, with the order in a clause, and no lock. In
+turns.
 
-    python benchmarks/late_rows.py [--copies 10] [--rounds 3]
+    python benchmarks/late_rows.py [--copies 10] [--updates 0.5] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def overlapping(table: str) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", type=int, default=10, help="of the flights (10)")
+    parser.add_argument("--updates", type=float, default=0.5, help="share of later versions among late rows (0.5)")
     parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after one to warm up (3)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/late_rows.json"))
     options = parser.parse_args()
@@ -84,7 +86,7 @@ def main() -> None:
         picked = rows.where(F.dayofmonth("time_hour") == DAY).withColumn("chance", F.rand(1))
         share = 0.01 * table_rows / picked.count()
         picked = picked.where(F.col("chance") < share)
-        is_new = F.col("chance") < share / 2
+        is_new = F.col("chance") < share * (1 - options.updates)
         picked.select(
             *(name for name in rows.columns if name not in ("flight", "version", "arr_delay")),
             F.when(is_new, F.col("flight") + 100_000).otherwise(F.col("flight")).alias("flight"),
