@@ -40,8 +40,8 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
     context.report(table=writer.table)
     checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
     source = rows_of(spark, writer, arguments)
-    claim_checkpoint(files, checkpoint, {**arguments.query, "table": writer.table, **source.name})
     into = RowStream(writer, files, checkpoint, arguments.how)
+    claim_checkpoint(files, checkpoint, {**into.query, **source.name})
 
     def apply(found: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
         with source.batch(found, txn[1]) as batch:

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
+from tests.support.deliveries import Killed
 from writer_jobs import CheckpointError, LockedDeltaWriter, stream_into
 from writer_jobs.arrivals import stream as arrivals_stream
 
@@ -22,10 +23,6 @@ pytestmark = pytest.mark.spark
 HOW = ("--keys", "flight", "--event-time", "at", "--partition-by", "day")
 BEGIN = 1_700_000_000
 ONE_BY_ONE = ("--trigger", "available-now", "--max-files-per-batch", "1")
-
-
-class KilledError(BaseException):
-    """What stands for SIGKILL in this process: nobody handles it."""
 
 
 @pytest.fixture
@@ -139,7 +136,7 @@ def test_a_batch_that_is_killed_is_once_in_both_tables(
             killed()
 
     def killed(*_: Any) -> Any:
-        raise KilledError
+        raise Killed
 
     late = ("--allowed-lateness", "1 day")
     put("1", ("UA1", 9, 8, 100, 1))
@@ -148,7 +145,7 @@ def test_a_batch_that_is_killed_is_once_in_both_tables(
     with monkeypatch.context() as patch:
         patch.setattr(arrivals_stream, "apply_rows", applied)
         patch.setattr(arrivals_stream.EventClock, "after", noted)
-        with pytest.raises(KilledError):
+        with pytest.raises(Killed):
             stream(*late)
         again[0] = True
         patch.setattr(arrivals_stream.EventClock, "after", after)

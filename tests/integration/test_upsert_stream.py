@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.change_commits import batches_in
+from tests.support.deliveries import Killed
 from writer_jobs import upsert as upsert_module
 from writer_jobs.job.file_stream import FileBatches
 
@@ -23,10 +24,6 @@ HEADER = "id,name,at,op"
 DAY = 86_400
 HOW = ("--keys", "id", "--sequence-by", "at", "--apply-as-deletes", "op = 'd'", "--except-columns", "op")
 ONE_BY_ONE = ("--trigger", "available-now", "--max-files-per-batch", "1")
-
-
-class KilledError(BaseException):
-    """What stands for SIGKILL in this process: nobody handles it."""
 
 
 @pytest.fixture
@@ -147,13 +144,13 @@ def test_a_batch_whose_process_ends_behind_its_commit_is_not_applied_again(
     def apply(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
         done = go_on(txn if marked else None)
         if not alive[0]:
-            raise KilledError
+            raise Killed
         return done
 
     through_batches(apply)
     put("1.csv", [(1, "Ada", 1, "c"), (2, "Bo", 1, "c")], age=20)
     put("2.csv", [(1, "Eva", 2, "u"), (2, None, 3, "d")], age=10)
-    with pytest.raises(KilledError):
+    with pytest.raises(Killed):
         stream(*ONE_BY_ONE, how=how)
     alive[0] = True
     done = stream(*ONE_BY_ONE, how=how)
@@ -183,12 +180,12 @@ def test_a_batch_has_both_lists_of_files_if_it_was_killed_between_its_list_and_i
 
     def apply(go_on: Callable[..., Any], txn: Any) -> Any:
         if not alive[0]:
-            raise KilledError
+            raise Killed
         return go_on(txn)
 
     through_batches(apply)
     put("1.csv", [(1, "Ada", 1, "c")], age=20)
-    with pytest.raises(KilledError):
+    with pytest.raises(Killed):
         stream(*ONE_BY_ONE)
     alive[0] = True
     for name in ("0", ".0.crc"):
@@ -227,12 +224,12 @@ def test_a_planned_file_that_is_gone_ends_the_stream_until_it_is_back(
 
     def apply(go_on: Callable[..., Any], txn: Any) -> Any:
         if not planned[0]:
-            raise KilledError
+            raise Killed
         return go_on(txn)
 
     through_batches(apply)
     file, elsewhere = put("1 %20é+.csv", [(1, "Ada", 1, "c")], age=20), tmp_path / "elsewhere.csv"
-    with pytest.raises(KilledError):
+    with pytest.raises(Killed):
         stream(*ONE_BY_ONE)
     planned[0] = True
     file.rename(elsewhere)

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from datetime import datetime, timedelta
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
@@ -24,11 +23,10 @@ from writer_jobs.changes.parts import T
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.rows_beside import write_beside
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
-from writer_jobs.changes.table_shape import TableShape
+from writer_jobs.changes.table_shape import TableShape, refuse_unknown
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.locked_operation import WriteOptions
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.errors import SchemaMismatchError, WriteFailedError
+from writer_jobs.errors import WriteFailedError
 from writer_jobs.writer import LockedDeltaWriter
 
 _SUFFIX = "_late"
@@ -101,15 +99,13 @@ def apply_rows(
         kind = rows.schema[event_time].dataType.simpleString()
         raise spec.misfit(f"the event time {event_time} is no timestamp and no date, but {kind}")
     if not schema_evolution and state is not None:
-        known = {name.lower() for name in state.schema.names}
-        if unknown := [name for name in columns if name.lower() not in known]:
-            raise SchemaMismatchError(
-                table=writer.table, reason=f"the table has no column {', '.join(unknown)}; the rows have"
-            )
-    lateness = Lateness(event_time=event_time, watermark_delay=watermark_delay, allowed=allowed_lateness)
+        refuse_unknown(writer.table, state, columns, "rows")
+    lateness = Lateness(watermark_delay=watermark_delay, allowed=allowed_lateness)
     with ExitStack() as open_ones:
         # Read once: a topic may have more the next time.
-        kept = open_ones.enter_context(closing(_kept(spec, with_micros(spec.prepared(rows), event_time)))).rows
+        kept = open_ones.enter_context(
+            closing(Kept.of(spec, with_micros(spec.prepared(rows), event_time), "rows"))
+        ).rows
         is_too_late = lateness.is_too_late(newest_before)
         arrived, late, micros = kept.agg(
             F.count("*"), F.count_if(lateness.is_late(newest_before) & ~is_too_late), F.max(EVENT_MICROS)
@@ -147,13 +143,6 @@ def apply_rows(
         watermark=lateness.watermark(newest),
         commit=commit,
     )
-
-
-def _kept(spec: ChangeSpec, rows: DataFrame) -> Kept:
-    try:
-        return Kept(rows)
-    except (*JVM_ERRORS, PySparkException) as error:
-        raise spec.misfit(f"the rows cannot be read: {one_sentence(error)}") from error
 
 
 def _set_aside(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.types import DataType, StructField, StructType
 
-from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.kind import OfRows
 from writer_jobs.changes.parts import S, T, content_hash, matched, of
 from writer_jobs.changes.scd1 import NewestRows
@@ -57,10 +56,6 @@ class FirstRows(OfRows):
             .whenNotMatchedInsert(None, values)
             .of_kept_source()
         )
-
-    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as others')
-        """Return how many of the keys the table had."""
-        return max(0, keys - changed)
 
 
 class LatestRows(NewestRows):

@@ -21,13 +21,11 @@ class Lateness:
     """What is late, and what is too late.
 
     Attributes:
-        event_time: column of the rows, a moment or a day.
         watermark_delay: the watermark is this much before the newest event time: what is older is late.
         allowed: what is older than the newest event time by more is too late; None: nothing is.
 
     """
 
-    event_time: str
     watermark_delay: timedelta
     allowed: timedelta | None
 

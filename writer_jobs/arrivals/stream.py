@@ -37,6 +37,16 @@ class RowStream:
         self._clock = EventClock(files, checkpoint)
         self._how = how
 
+    @property
+    def query(self) -> dict[str, str]:
+        """What its checkpoint is bound to, beside its source; by the names of the job's options."""
+        return {
+            "keys": ",".join(self._how["keys"]),
+            "event-time": self._how["event_time"],
+            "sequence-by": self._how["sequence_by"] or "",
+            "table": self._writer.table,
+        }
+
     def apply(self, rows: DataFrame | None, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
         """Apply a batch.
 
@@ -110,8 +120,6 @@ def stream_into(
 
     """
     files = HadoopFiles.of(rows.sparkSession)
-    query = {"keys": ",".join(keys), "event-time": event_time, "sequence-by": sequence_by or "", "table": writer.table}
-    claim_checkpoint(files, checkpoint, query)
     how = {
         "keys": keys,
         "event_time": event_time,
@@ -124,6 +132,7 @@ def stream_into(
         "metadata": metadata,
     }
     into = RowStream(writer, files, checkpoint, how)
+    claim_checkpoint(files, checkpoint, into.query)
 
     def apply(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
         done = into.apply(batch, txn, holding)

@@ -15,8 +15,8 @@ from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.changes.spec import ChangeSpec
+from writer_jobs.changes.table_shape import refuse_unknown
 from writer_jobs.commit.locked_operation import WriteOptions
-from writer_jobs.errors import SchemaMismatchError
 from writer_jobs.writer import LockedDeltaWriter
 
 #: How long what is remembered of changes is kept, unless another time is given.
@@ -114,10 +114,6 @@ def apply_changes(
     columns = spec.columns(changes)
     kind = _TYPES[stored_as_scd_type](spec, columns)
     if not schema_evolution and (state := writer.log.state()) is not None:
-        known = {name.lower() for name in state.schema.names}
-        if unknown := [name for name in columns if name.lower() not in known]:
-            raise SchemaMismatchError(
-                table=writer.table, reason=f"the table has no column {', '.join(unknown)}; the changes have"
-            )
+        refuse_unknown(writer.table, state, columns, "changes")
     with closing(Application(writer, spec, kind, spec.prepared(changes), how, options)) as application:
         return application.run()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import (
@@ -19,7 +18,6 @@ from writer_jobs.changes.kept import Kept
 from writer_jobs.changes.key_bounds import KeyBounds
 from writer_jobs.changes.parts import content_hash
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 
 #: Whether another change of a group, as new as the one that is left, says something else; see :func:`folded`.
@@ -89,10 +87,7 @@ class ChangeBatch:
             F.max(SEQ).alias("newest"),
             *self._bounds.aggregates(),
         )
-        try:
-            self._kept = Kept(observed)
-        except (*JVM_ERRORS, PySparkException) as error:
-            raise spec.misfit(f"the changes cannot be read: {one_sentence(error)}") from error
+        self._kept = Kept.of(spec, observed, "changes")
         found: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "newest": None}
         # Spark observes nothing where it knows beforehand that there is nothing.
         if not self._kept.rows.isEmpty():

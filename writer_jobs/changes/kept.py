@@ -5,9 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS
+from writer_jobs.changes.spec import ChangeSpec
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 
 
 class Kept:
@@ -23,6 +25,24 @@ class Kept:
 
     def __init__(self, rows: DataFrame) -> None:
         self.rows = rows.localCheckpoint()
+
+    @classmethod
+    def of(cls, spec: ChangeSpec, rows: DataFrame, what: str) -> Kept:
+        """Make them of what comes from outside.
+
+        Args:
+            spec: of the table for which they are.
+            rows: to be made now.
+            what: they are, for the message.
+
+        Raises:
+            ChangesError: they cannot be read.
+
+        """
+        try:
+            return cls(rows)
+        except (*JVM_ERRORS, PySparkException) as error:
+            raise spec.misfit(f"the {what} cannot be read: {one_sentence(error)}") from error
 
     def close(self) -> None:
         """Give them back."""

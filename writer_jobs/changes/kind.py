@@ -123,6 +123,10 @@ class OfRows:
         """Return its deletes, if it has any."""
         return batch.rows.where(DELETED) if batch.deletes else None
 
+    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (RowHistory's)
+        """Return of how many keys the table had what the batch says, or something newer."""
+        return max(0, keys - changed)
+
     def without_expired(self, rows: DataFrame, old: Column) -> DataFrame:
         """Return tombstones without the old ones."""
         return rows.where(~old)

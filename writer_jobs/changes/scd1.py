@@ -8,7 +8,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField, StructType
 
-from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.kind import OfRows
 from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of
 from writer_jobs.changes.spec import DELETED, END, SEQ, SEQUENCE, START, ChangeSpec, keeps_history
@@ -83,10 +82,6 @@ class NewestRows(OfRows):
             .whenNotMatchedInsert(~deleted, values)
             .of_kept_source()
         )
-
-    def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as RowHistory's)
-        """Return of how many keys the table had what the batch says, or something newer."""
-        return max(0, keys - changed)
 
     def _without_stale(self, rows: DataFrame, tombstones: DataFrame) -> DataFrame:
         """Leave out what is older than the tombstone of its key, and fail on what is as old."""

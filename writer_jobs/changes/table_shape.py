@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 
 from pyspark.sql import DataFrame, SparkSession
@@ -145,6 +145,24 @@ class TableShape:
             self._spark.sql(f"ALTER TABLE delta.{quoted(self._writer.location)} {clause}")
         except JVM_ERRORS as error:
             raise SchemaMismatchError(table=self._writer.table, reason=one_sentence(error)) from error
+
+
+def refuse_unknown(table: str, state: TableState, columns: Collection[str], whose: str) -> None:
+    """Make sure that a table has all columns of what comes, where it is to get no new ones.
+
+    Args:
+        table: canonical URI, for the message.
+        state: of the table.
+        columns: that it needs.
+        whose: they are, for the message.
+
+    Raises:
+        SchemaMismatchError: it lacks one.
+
+    """
+    known = {name.lower() for name in state.schema.names}
+    if unknown := [name for name in columns if name.lower() not in known]:
+        raise SchemaMismatchError(table=table, reason=f"the table has no column {', '.join(unknown)}; the {whose} have")
 
 
 def lock_on(

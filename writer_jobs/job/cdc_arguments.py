@@ -15,7 +15,7 @@ from writer_jobs.job.changes_arguments import (
     shared_by_changes_jobs,
 )
 from writer_jobs.job.exit_codes import HELP
-from writer_jobs.job.file_arguments import add_source
+from writer_jobs.job.file_arguments import add_source, add_topic, refuse_half_a_topic
 from writer_jobs.job.stream_arguments import HELP as STREAMS
 
 #: Name of the job in its help and its messages.
@@ -115,8 +115,7 @@ class CdcArguments(ChangesJobArguments):
 
         """
         super().check()
-        if (self.kafka is None) != (self.topic is None):
-            raise ArgumentsError("--kafka and --topic belong together: give both, or none")
+        refuse_half_a_topic(self.kafka, self.topic)
         if bool(self.sources) == (self.kafka is not None):
             raise ArgumentsError("give --source, or --kafka and --topic")
         if self.kafka is not None and (self.format is not None or self.max_files_per_batch is not None):
@@ -145,8 +144,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     add("--decoder", required=True, choices=DECODERS, help="what the messages are")
     add("--mapping", type=text, metavar="FILE", help="JSON file: row key, columns and types, for cells of HBase")
     add_source(parser, formats=CDC_FORMATS, required=False)
-    add("--kafka", type=text, metavar="HOSTS", help="host:port,… of a Kafka cluster; needs Spark's package for Kafka")
-    add("--topic", type=text, metavar="NAME", help="topic, from its earliest message on; --option startingOffsets=…")
+    add_topic(parser)
     add("--keys", type=names, metavar="COLS", help="columns that name a row; by default the fields of messages' keys")
     add("--sequence-by", type=text, metavar="SQL", help="order of events, over source, op, ts_ms, transaction, origin")
     add_how_changes_are_stored(parser)

@@ -67,6 +67,24 @@ def add_source(parser: JobParser, *, formats: Sequence[str] = FORMATS, required:
     add("--format", choices=formats, help="of the files; by default what their names tell")
 
 
+def add_topic(parser: JobParser) -> None:
+    """Add which topic is read instead of files."""
+    add = parser.add_argument
+    add("--kafka", type=text, metavar="HOSTS", help="host:port,… of a Kafka cluster; needs Spark's package for Kafka")
+    add("--topic", type=text, metavar="NAME", help="topic, from its earliest message on; --option startingOffsets=…")
+
+
+def refuse_half_a_topic(kafka: str | None, topic: str | None) -> None:
+    """Make sure that both are given, or none.
+
+    Raises:
+        ArgumentsError: one is.
+
+    """
+    if (kafka is None) != (topic is None):
+        raise ArgumentsError("--kafka and --topic belong together: give both, or none")
+
+
 def add_partition_by(parser: JobParser) -> None:
     """Add how a new table is partitioned."""
     parser.add_argument(

@@ -71,7 +71,7 @@ class FileRows:
         self._writer = writer
         self._arguments = arguments
         self._batches = FileBatches(spark, arguments.sources[0], arguments.stream.checkpoint)
-        self._values = None if arguments.value_schema is None else _Values(spark, arguments.value_schema)
+        self._values = None if arguments.value_schema is None else _Values(arguments.value_schema)
         self.name = {"source": self._batches.path}
         self.frame = self._batches.frame(arguments.max_files_per_batch)
 
@@ -135,7 +135,7 @@ class TopicRows:
 
     def __init__(self, spark: SparkSession, arguments: StreamJobArguments) -> None:
         servers, topic, schema = arguments.kafka or "", arguments.topic or "", arguments.value_schema or ""
-        self._values = _Values(spark, schema)
+        self._values = _Values(schema)
         self.frame = messages_of_topic(spark, servers, topic, arguments.options, stream=True).rows
         self.name = {"topic": topic}
 
@@ -147,12 +147,11 @@ class TopicRows:
 class _Values:
     """Values of messages that are JSON objects with columns of a schema."""
 
-    def __init__(self, spark: SparkSession, schema: str) -> None:
+    def __init__(self, schema: str) -> None:
         try:
             parsed = StructType.fromDDL(schema)
         except (*JVM_ERRORS, PySparkException) as error:
             raise SourceError(f"--value-schema {schema!r}: {one_sentence(error)}") from error
-        self._spark = spark
         self._schema = StructType([*parsed, StructField(_CORRUPT, StringType())])
 
     @contextmanager

@@ -17,6 +17,8 @@ from writer_jobs.job.file_arguments import (
     add_partition_by,
     add_reader_options,
     add_source,
+    add_topic,
+    refuse_half_a_topic,
     shared_by_file_jobs,
 )
 from writer_jobs.job.stream_arguments import HELP as STREAMS
@@ -133,15 +135,6 @@ class StreamJobArguments(FileJobArguments):
         """What the report says of the stream from the start."""
         return {**super().facts, "source_table": self.source_table, "topic": self.topic}
 
-    @property
-    def query(self) -> dict[str, str]:
-        """What a stream's checkpoint is bound to, beside its table and its source; by the names of the options."""
-        return {
-            "keys": ",".join(self.keys),
-            "event-time": self.event_time,
-            "sequence-by": self.sequence_by or "",
-        }
-
     def check(self) -> None:
         """Check what can be checked without asking anybody.
 
@@ -150,8 +143,7 @@ class StreamJobArguments(FileJobArguments):
 
         """
         super().check()
-        if (self.kafka is None) != (self.topic is None):
-            raise ArgumentsError("--kafka and --topic belong together: give both, or none")
+        refuse_half_a_topic(self.kafka, self.topic)
         if bool(self.sources) + (self.source_table is not None) + (self.kafka is not None) != 1:
             raise ArgumentsError("give one source: --source, --source-table, or --kafka and --topic")
         if not self.sources and self.format is not None:
@@ -181,8 +173,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     add_source(parser, required=False)
     add = parser.add_argument
     add("--source-table", type=text, metavar="URI|NAME", help="a Delta table: the rows that are appended to it")
-    add("--kafka", type=text, metavar="HOSTS", help="host:port,… of a Kafka cluster; needs Spark's package for Kafka")
-    add("--topic", type=text, metavar="NAME", help="topic, from its earliest message on; --option startingOffsets=…")
+    add_topic(parser)
     add(
         "--value-schema", type=text, metavar="DDL",
         help='columns of messages whose values are JSON, such as "flight string, departed_at timestamp": of a topic, '

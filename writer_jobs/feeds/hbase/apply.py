@@ -8,7 +8,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
@@ -19,8 +18,6 @@ from writer_jobs.changes.kept import Kept
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.commit.locked_operation import WriteOptions
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.dead_letters import write_dead_letters
 from writer_jobs.feeds.hbase.cells import CellRows
 from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, REASON, decoded
@@ -75,7 +72,7 @@ def apply_cells(
     how = How(evolves=True, partition_by=tuple(partition_by), retention_seconds=retention.total_seconds(), txn=txn)
     with ExitStack() as open_ones:
         # Read once: a topic may have more the next time.
-        found = open_ones.enter_context(closing(_kept(writer, decoded(cells, mapping)))).rows
+        found = open_ones.enter_context(closing(Kept.of(spec, decoded(cells, mapping), "cells"))).rows
         good = found.where(F.col(REASON).isNull()).drop(REASON, ORIGIN, MESSAGE)
         application = Application(writer, spec, CellRows(spec, mapping), good, how, options)
         open_ones.enter_context(closing(application))
@@ -88,10 +85,3 @@ def apply_cells(
         letters = write_dead_letters(writer, dead, txn=txn, metadata=metadata)
         result, newest = application.run(), application.batch.newest
         return replace(result, dead_letters=letters, newest_at=None if newest is None else newest / 1000)
-
-
-def _kept(writer: LockedDeltaWriter, found: DataFrame) -> Kept:
-    try:
-        return Kept(found)
-    except (*JVM_ERRORS, PySparkException) as error:
-        raise ChangesError(table=writer.table, reason=f"the cells cannot be read: {one_sentence(error)}") from error
