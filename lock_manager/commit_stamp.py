@@ -14,6 +14,7 @@ import json
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from lock_manager.coordinator import Hold
@@ -159,6 +160,16 @@ def batch_of(info: Mapping[str, Any]) -> str | None:
     """Return the id of the batch of changes that a commit applied, by its stamp or its note; None if it is of none."""
     found = _object(info.get(_STAMP)).get(CHANGES) or note_of(info).get(CHANGES)
     return None if found is None else str(found)
+
+
+def watermark_of(info: Mapping[str, Any]) -> tuple[datetime, str | None] | None:
+    """Return the watermark that a commit notes, and the stream whose it is; None if it notes none."""
+    said = _object(_object(info.get(_STAMP)).get(WATERMARK) or note_of(info).get(WATERMARK))
+    try:
+        at, stream = datetime.fromisoformat(said["at"]), said.get("stream")
+    except (KeyError, TypeError, ValueError):
+        return None
+    return at, None if stream is None else str(stream)
 
 
 def _object(value: object) -> dict[str, Any]:

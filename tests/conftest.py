@@ -57,6 +57,7 @@ SHARED_DRIVERS = {
         "test_apply_rows.py",
         "test_cdc_job.py",
         "test_debezium.py",
+        "test_pins.py",
         "test_stream_job.py",
     ),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),

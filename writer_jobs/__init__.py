@@ -22,6 +22,7 @@ from writer_jobs.errors import (
     FeedError,
     GuardMissingError,
     MappingError,
+    PinError,
     RunError,
     SchemaMismatchError,
     SourceError,
@@ -36,9 +37,14 @@ from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.locking import locked, locked_all
+from writer_jobs.pins.pin import Pin, PinnedTable
+from writer_jobs.pins.read import ChangedSince, changed_since, pinned_rows
+from writer_jobs.pins.take import find_pin, list_pins, remove_pin, take_pin
+from writer_jobs.pins.vacuum import VacuumResult, vacuum
 from writer_jobs.writer import LockedDeltaWriter
 
 __all__ = [
+    "ChangedSince",
     "ChangesError",
     "ChangesResult",
     "CheckpointError",
@@ -52,6 +58,9 @@ __all__ = [
     "Head",
     "LockedDeltaWriter",
     "MappingError",
+    "Pin",
+    "PinError",
+    "PinnedTable",
     "RowsResult",
     "RunError",
     "SchemaMismatchError",
@@ -62,6 +71,7 @@ __all__ = [
     "TableState",
     "UnprovenCommitError",
     "UnsupportedSessionError",
+    "VacuumResult",
     "WriteFailedError",
     "apply_cells",
     "apply_changes",
@@ -69,8 +79,15 @@ __all__ = [
     "apply_rows",
     "attach",
     "build_session",
+    "changed_since",
+    "find_pin",
+    "list_pins",
     "locate_table",
     "locked",
     "locked_all",
+    "pinned_rows",
+    "remove_pin",
     "stream_into",
+    "take_pin",
+    "vacuum",
 ]

@@ -17,7 +17,7 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 import writer_jobs
 from lock_manager import LockLostError, SluiceError
 from lock_manager.commit_stamp import commit_ids_of, note_as_user_metadata, note_of, note_of_write
-from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
+from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, escaped
 from writer_jobs.delta.jvm_errors import _gist
 from writer_jobs.errors import (
     ChangesError,
@@ -25,6 +25,7 @@ from writer_jobs.errors import (
     CommitUnknownError,
     FeedError,
     MappingError,
+    PinError,
     RunError,
     SchemaMismatchError,
     SourceError,
@@ -37,7 +38,7 @@ from writer_jobs.errors import (
 )
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.runs import Run, RunRecords, check_same_basis
-from writer_jobs.job.sources import SourceFiles, _unknown_fields, escaped
+from writer_jobs.job.sources import SourceFiles, _unknown_fields
 from writer_jobs.job.stopping import Stopped, StopSignals
 
 ERRORS: list[SluiceError] = [
@@ -55,11 +56,13 @@ ERRORS: list[SluiceError] = [
     StreamError(table="s3://b/t", reason="no"),
     FeedError("no"),
     MappingError("no"),
+    PinError("no"),
 ]
 
 
 def test_the_public_surface_is_what_is_listed() -> None:
     assert writer_jobs.__all__ == [
+        "ChangedSince",
         "ChangesError",
         "ChangesResult",
         "CheckpointError",
@@ -73,6 +76,9 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "Head",
         "LockedDeltaWriter",
         "MappingError",
+        "Pin",
+        "PinError",
+        "PinnedTable",
         "RowsResult",
         "RunError",
         "SchemaMismatchError",
@@ -83,6 +89,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "TableState",
         "UnprovenCommitError",
         "UnsupportedSessionError",
+        "VacuumResult",
         "WriteFailedError",
         "apply_cells",
         "apply_changes",
@@ -90,10 +97,17 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "apply_rows",
         "attach",
         "build_session",
+        "changed_since",
+        "find_pin",
+        "list_pins",
         "locate_table",
         "locked",
         "locked_all",
+        "pinned_rows",
+        "remove_pin",
         "stream_into",
+        "take_pin",
+        "vacuum",
     ]
     for name in writer_jobs.__all__:
         assert getattr(writer_jobs, name).__doc__

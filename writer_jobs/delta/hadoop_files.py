@@ -17,6 +17,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_java, one_sentence
 from writer_jobs.errors import StorageError
 
 _T = TypeVar("_T")
+_GLOB_CHARACTERS = "\\{}[]*?"
 _NOT_FOUND = "java.io.FileNotFoundException"
 # S3A sends ``If-None-Match: *`` for it; other stores have the condition in their ordinary create, and do not know it.
 _IF_ABSENT = "fs.option.create.conditional.overwrite"
@@ -214,3 +215,13 @@ def _status(entry: Any) -> FileStatus:
         modified_ms=int(entry.getModificationTime()),
         is_folder=bool(entry.isDirectory()),
     )
+
+
+def is_glob(source: str) -> bool:
+    """Tell whether a source may stand for other names than its own."""
+    return any(character in source for character in _GLOB_CHARACTERS)
+
+
+def escaped(path: str) -> str:
+    """Return a path as Spark's reader has to be given it, which takes every one for a pattern."""
+    return "".join("\\" + character if character in _GLOB_CHARACTERS else character for character in path)

@@ -1,4 +1,4 @@
-"""A table's ``_delta_log`` as the driver sees it: the only module that touches Delta's internals.
+"""A table's ``_delta_log`` as the driver sees it: with ``version_files.py`` what touches Delta's internals.
 
 Two ways lead there. Delta's own ``DeltaLog``, through py4j, for what has to be replayed (the current version, the
 schema, the transactions of an application); and the version files themselves, read through Hadoop's ``FileSystem``,
@@ -111,14 +111,36 @@ class Snapshot:
     Attributes:
         location: of the table.
         version: its number, -1 if there is no table.
+        loaded: Delta's own snapshot, for :mod:`writer_jobs.delta.version_files`.
 
     """
 
     def __init__(self, spark: SparkSession, location: str, loaded: Any) -> None:
         self.location = location
         self.version = int(loaded.version())
+        self.loaded = loaded
         self._spark = spark
-        self._loaded = loaded
+
+    @property
+    def committed_at(self) -> float:
+        """When the version was committed, by the table's own clock, seconds since the epoch."""
+        return int(self.loaded.timestamp()) / 1000
+
+    @property
+    def file_retention_seconds(self) -> float:
+        """For how long VACUUM spares a file that was removed, or that belongs to no commit."""
+        jvm: Any = self._spark._jvm  # noqa: SLF001
+        return int(jvm.org.apache.spark.sql.delta.DeltaLog.tombstoneRetentionMillis(self.loaded.metadata())) / 1000
+
+    @property
+    def log_retention_seconds(self) -> float:
+        """For how long versions stay in the log."""
+        return int(self.loaded.deltaLog().deltaRetentionMillis(self.loaded.metadata())) / 1000
+
+    def property_of(self, name: str) -> str | None:
+        """Return a property of the table; None if it is not set."""
+        found = self.loaded.metadata().configuration().get(name)
+        return str(found.get()) if found.isDefined() else None
 
     def last_transaction(self, app_id: str) -> int:
         """Return the last ``txnVersion`` of an application, -1 if it has none.
@@ -128,7 +150,7 @@ class Snapshot:
         """
         if self.version < 0:
             return NO_VERSION
-        found = self._loaded.transactions().get(app_id)
+        found = self.loaded.transactions().get(app_id)
         return int(found.get()) if found.isDefined() else NO_VERSION
 
     @functools.cached_property
@@ -136,7 +158,7 @@ class Snapshot:
         """Schema, partitioning and adoption; None if there is no table."""
         if self.version < 0:
             return None
-        metadata = self._loaded.metadata()
+        metadata = self.loaded.metadata()
         # Not Spark's view of the table, which hides what Delta keeps in the fields' metadata.
         schema = StructType.fromJson(json.loads(metadata.schemaString()))
         columns = metadata.partitionColumns()
@@ -217,6 +239,40 @@ class DeltaTableLog:
             )
         return Snapshot(self._spark, self.location, snapshot)
 
+    def snapshot_at(self, version: int) -> Snapshot:
+        """Return an older version, which Delta makes from the log.
+
+        Raises:
+            TableError: there is no such version, or the log has been cleaned up there.
+            StorageError: the log cannot be read.
+
+        """
+        nothing = self._spark._jvm.scala.Option.empty()  # noqa: SLF001
+        try:
+            # However long ago it was: whether it may be read is for whoever reads it.
+            loaded = self._delta_log().getSnapshotAt(version, nothing, nothing, False)  # noqa: FBT003
+        except JVM_ERRORS as error:
+            if isinstance(error, LOST_CONTACT):
+                raise StorageError(f"the log of {self.location} cannot be read: {one_sentence(error)}") from error
+            raise TableError(f"version {version} of {self.location} is not there: {one_sentence(error)}") from error
+        return Snapshot(self._spark, self.location, loaded)
+
+    def make_checkpoint(self, version: int) -> None:
+        """Write a checkpoint of a version, if there is none: it can be read then, whatever of the log is older.
+
+        Delta's pointer to the newest checkpoint stays as it is.
+
+        Raises:
+            StorageError: it cannot be written.
+
+        """
+        try:
+            delta_log = self._delta_log()
+            if not delta_log.checkpointExistsAtVersion(version):
+                delta_log.createCheckpointAtVersion(version)
+        except JVM_ERRORS as error:
+            raise StorageError(f"no checkpoint of {self.location} can be written: {one_sentence(error)}") from error
+
     def head(self, app_id: str | None = None) -> Head:
         """Have Delta look for new versions now, and say which is the newest.
 
@@ -257,7 +313,7 @@ class DeltaTableLog:
 
         """
         version = after
-        for version, info in self._infos_after(after):
+        for version, info in self.infos_after(after):
             if commit_id in commit_ids_of(info):
                 return Commit.of(version, info.get("operationMetrics", {})), version
         return None, version
@@ -271,14 +327,21 @@ class DeltaTableLog:
         """
         # First: what is committed meanwhile is not missing.
         newest = self.head().version
-        infos = [info for _, info in self._infos_after(after)]
+        infos = [info for _, info in self.infos_after(after)]
         return any(batch_of(info) == batch for info in infos) or len(infos) < newest - after
 
-    def _infos_after(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the versions after one, and the ``commitInfo`` of each, up to the first that is missing."""
+    def infos_after(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the versions after one, and the ``commitInfo`` of each, up to the first that is missing.
+
+        The version files themselves are read, no cache.
+
+        Raises:
+            StorageError: the log cannot be read.
+
+        """
         version += 1
         while (line := self._first_line(version)) is not None:
-            yield version, _commit_info(line)
+            yield version, commit_info_of(line)
             version += 1
 
     def find_run(self, run_id: str, *, newest: int) -> tuple[Mapping[str, Any] | None, int]:
@@ -299,7 +362,7 @@ class DeltaTableLog:
         """
         version = newest
         while version >= 0 and (line := self._first_line(version)) is not None:
-            run = note_of(_commit_info(line)).get("run")
+            run = note_of(commit_info_of(line)).get("run")
             if isinstance(run, dict) and run.get("id") == run_id:
                 return run, version
             version -= 1
@@ -417,7 +480,8 @@ def _location_of_new(spark: SparkSession, parts: list[str]) -> str | None:
     return str(catalog.defaultTablePath(identifier).toString())
 
 
-def _commit_info(line: str) -> dict[str, Any]:
+def commit_info_of(line: str) -> dict[str, Any]:
+    """Return the ``commitInfo`` in a line of a version file; empty if it has none."""
     try:
         action = json.loads(line)
     except ValueError:

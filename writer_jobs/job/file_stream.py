@@ -16,9 +16,9 @@ from urllib.parse import unquote
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
 
-from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.hadoop_files import HadoopFiles, escaped, is_glob
 from writer_jobs.errors import CheckpointError, SourceError
-from writer_jobs.job.sources import SourceFiles, escaped, find_sources, is_glob
+from writer_jobs.job.sources import SourceFiles, find_sources
 
 # By default Spark passes over files that are a week older than the newest one, and says nothing.
 _ANY_AGE = {"maxFileAge": "36500d"}

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from writer_jobs.changes.evolution import is_wider
-from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
+from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, escaped, is_glob
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import SchemaMismatchError, SourceError, StorageError, WriteFailedError
@@ -25,7 +25,6 @@ from writer_jobs.errors import SchemaMismatchError, SourceError, StorageError, W
 FORMATS = ("csv", "json", "parquet")
 _SUFFIXES = {"csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json", "parquet": "parquet"}
 _COMPRESSED = ("gz", "bz2", "zst", "zstd", "snappy", "lz4", "deflate")
-_GLOB_CHARACTERS = "\\{}[]*?"
 # Over what spark.sql.files.* says.
 _NO_FILE_LESS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 _DEFAULT_OPTIONS: Mapping[str, Mapping[str, str]] = {
@@ -259,16 +258,6 @@ def _inside(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatus], b
         else:
             raise SourceError(f"source {folder.path} has a sub-folder, {entry.name}: name its files, or a glob")
     return found, partitioned
-
-
-def is_glob(source: str) -> bool:
-    """Tell whether a source may stand for other names than its own."""
-    return any(character in source for character in _GLOB_CHARACTERS)
-
-
-def escaped(path: str) -> str:
-    """Return a path as Spark's reader has to be given it, which takes every one for a pattern."""
-    return "".join("\\" + character if character in _GLOB_CHARACTERS else character for character in path)
 
 
 def _format_of(name: str) -> str | None:
