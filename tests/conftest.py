@@ -58,6 +58,7 @@ SHARED_DRIVERS = {
         "test_cdc_job.py",
         "test_debezium.py",
         "test_pins.py",
+        "test_snapshot_job.py",
         "test_stream_job.py",
     ),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),

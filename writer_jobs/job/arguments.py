@@ -12,7 +12,8 @@ from lock_manager import LockSettings, canonical_table_uri
 from lock_manager.metrics import Destination
 from writer_jobs.errors import ArgumentsError
 
-_NAME_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+#: A location, not the name of a table in a catalog.
+NAME_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class HelpShown(Exception):  # noqa: N818 (nothing went wrong)
@@ -71,7 +72,7 @@ class JobArguments:
         self.lock_settings()
         if self.metrics is not None:
             Destination.parse(self.metrics)
-        if _NAME_WITH_SCHEME.match(self.table):
+        if NAME_WITH_SCHEME.match(self.table):
             canonical_table_uri(self.table)
 
 
@@ -94,11 +95,15 @@ class JobParser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    def add_place(self) -> None:
-        """Add which table is written, and under whose lock."""
+    def add_place(self, *, several: bool = False) -> None:
+        """Add which table is written, or which tables are, and under whose lock."""
         add = self.add_argument
         add("--zookeeper", metavar="HOSTS", help="host:port,host:port[/chroot] of the ensemble ($SLUICE_ZK_HOSTS)")
-        add("--table", required=True, type=text, metavar="URI|NAME", help="location or CATALOG.SCHEMA.TABLE")
+        more = "; may be repeated" if several else ""
+        add(
+            "--table", required=True, type=text, metavar="URI|NAME", action="append" if several else "store",
+            help=f"location or CATALOG.SCHEMA.TABLE{more}",
+        )  # fmt: skip
 
     def add_lock_timeout(self) -> None:
         """Add how long the lock is waited for."""

@@ -117,6 +117,10 @@ class JobOutput:
         self._totals.update({name: line[name] for name in _COUNTED if name in line})
         self._line(**line)
 
+    def said(self, event: str, **fields: Any) -> None:
+        """Say what is no commit of a table; JSON values."""
+        self._line(event=event, **fields)
+
     def made_before(self) -> str:
         """Say which commits were made, for the sentence about the one that was not; empty if none were."""
         if not self._commits:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,13 +19,13 @@ from writer_jobs.job.file_arguments import (
     refuse_half_a_topic,
     shared_by_file_jobs,
 )
+from writer_jobs.job.moments import span
 from writer_jobs.job.stream_arguments import HELP as STREAMS
 from writer_jobs.job.stream_arguments import StreamArguments, add_stream, positive, stream_of
 from writer_jobs.streaming.query import AVAILABLE_NOW
 
 #: Name of the job in its help and its messages.
 PROGRAM = "stream.py"
-_SPAN = re.compile(r"(\d+) (second|minute|hour|day|week)s?")
 _DESCRIPTION = """\
 Bring rows that arrive twice, out of order and late into a Delta table under the table's ZooKeeper lock, as a stream:
 each is there once, in the partition of its event time, and what comes too late is in a table of its own.
@@ -183,11 +181,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     add("--event-time", required=True, type=text, metavar="COL", help="when a row happened: a timestamp or a date")
     add("--sequence-by", type=text, metavar="SQL", help="of versions of a row the one with the most here counts")
     add(
-        "--watermark-delay", default=timedelta(0), type=_span, metavar="TIME",
+        "--watermark-delay", default=timedelta(0), type=span, metavar="TIME",
         help='how much older than the newest event time before it a row is not late yet, such as "10 minutes" (0)',
     )  # fmt: skip
     add(
-        "--allowed-lateness", type=_span, metavar="TIME",
+        "--allowed-lateness", type=span, metavar="TIME",
         help="how much older it may be to come into the table; by default any",
     )  # fmt: skip
     add_partition_by(parser)
@@ -218,13 +216,3 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
         max_files_per_batch=found.max_files_per_batch,
         **shared_by_file_jobs(found),
     )
-
-
-def _span(value: str) -> timedelta:
-    found = _SPAN.fullmatch(value)
-    if found is None:
-        raise argparse.ArgumentTypeError(f'{value!r} is no time such as "10 minutes", "2 hours" or "30 days"')
-    try:
-        return timedelta(**{f"{found[2]}s": int(found[1])})
-    except OverflowError as error:
-        raise argparse.ArgumentTypeError(f"{value!r} is too long") from error

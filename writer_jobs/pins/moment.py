@@ -28,12 +28,18 @@ def up_to(schema: StructType, event_time: str, moment: datetime, table: str) -> 
         PinError: there is no such column, or it is no timestamp and no date.
 
     """
+    return F.expr(up_to_sql(schema, event_time, moment, table))
+
+
+def up_to_sql(schema: StructType, event_time: str, moment: datetime, table: str) -> str:
+    """Return the condition of :func:`up_to` as SQL, which means the same in any session."""
+    in_utc = moment.astimezone(UTC)
     for field in schema:
         if field.name.lower() == event_time.lower():
             if isinstance(field.dataType, TimestampType):
-                return F.col(quoted(field.name)) <= F.lit(moment)
+                return f"{quoted(field.name)} <= TIMESTAMP_LTZ '{in_utc:%Y-%m-%dT%H:%M:%S.%f}Z'"
             if isinstance(field.dataType, DateType):
-                return F.col(quoted(field.name)) <= F.lit(moment.astimezone(UTC).date())
+                return f"{quoted(field.name)} <= DATE '{in_utc:%Y-%m-%d}'"
             kind = field.dataType.simpleString()
             raise PinError(f"the event time {event_time} of {table} is no timestamp and no date, but {kind}")
     raise PinError(f"{table} has no column {event_time}; it has {', '.join(schema.names)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -74,6 +75,20 @@ class Pin:
             if each.table == uri:
                 return each
         raise PinError(f"pin {self.name} is of {', '.join(each.table for each in self.tables)}, not of {uri}")
+
+    def refuse_other(self, tables: Collection[str], at: datetime | None) -> None:
+        """Make sure that it is of these tables, and of this moment if one is given.
+
+        Raises:
+            PinError: it is not.
+
+        """
+        given, there = ({canonical_table_uri(each) for each in tables}, {each.table for each in self.tables})
+        if given != there:
+            raise PinError(f"pin {self.name} is of {', '.join(sorted(there))}, not of {', '.join(sorted(given))}")
+        if at is not None and at != self.at:
+            moment = "all rows" if self.at is None else self.at.isoformat()
+            raise PinError(f"pin {self.name} is of {moment}, not of {at.isoformat()}: choose another name")
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; :meth:`of_text` reads them."""

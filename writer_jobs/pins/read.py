@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 from lock_manager import canonical_table_uri
 from writer_jobs.changes.parts import comparable
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, locate_table
+from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState, locate_table
 from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.errors import PinError, TableError
 from writer_jobs.pins.moment import up_to
@@ -81,6 +81,11 @@ def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
     pinned = _pinned(spark, pin, table)
     log = DeltaTableLog(spark, pinned.location)
     newest = log.snapshot()
+    if newest.version == pinned.version:
+        files = 2 * VersionFiles(spark, newest).count()
+        return ChangedSince(
+            table=pinned.table, version=newest.version, rows_new=0, rows_gone=0, files=files, files_read=0
+        )
     then, now = (_Side(spark, pin, pinned, each) for each in (_pinned_version(log, pin, pinned), newest))
     names = then.schema.names
     if missing := {name.lower() for name in names} - {name.lower() for name in now.schema.names}:
@@ -98,6 +103,19 @@ def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
         files=then.all_files + now.all_files,
         files_read=new.count() + gone.count(),
     )
+
+
+def version_of(spark: SparkSession, pin: Pin, pinned: PinnedTable) -> TableState:
+    """Return schema and partitioning of a version that a pin keeps.
+
+    Raises:
+        PinError: it is not there any more.
+
+    """
+    state = _pinned_version(DeltaTableLog(spark, pinned.location), pin, pinned).state
+    if state is None:
+        raise PinError(f"pin {pin.name} no longer holds: {pinned.table} has no version {pinned.version}")
+    return state
 
 
 class _Side:

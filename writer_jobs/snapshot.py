@@ -1,0 +1,95 @@
+"""The job that pins tables at one moment; ``spark-submit … writer_jobs/snapshot.py --help`` describes it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+if __package__ in (None, ""):
+    # Run as a script: import the packages from beside this folder, and nothing from within it.
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+try:
+    from writer_jobs.delta.table_log import locate_table
+    from writer_jobs.errors import PinError
+    from writer_jobs.job.runner import Job, JobContext
+    from writer_jobs.job.snapshot_arguments import PROGRAM, SnapshotArguments, parse_arguments
+    from writer_jobs.pins.copies import copy_pinned, make_view, refuse_equal_names
+    from writer_jobs.pins.pin import Pin
+    from writer_jobs.pins.read import changed_since
+    from writer_jobs.pins.take import find_pin, list_pins, take_pin
+except ModuleNotFoundError as missing:
+    if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
+        raise
+    print(f"snapshot.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints", file=sys.stderr)
+    sys.exit(2)
+
+
+def _snapshot(context: JobContext[SnapshotArguments]) -> None:
+    arguments, output = context.arguments, context.output
+    pin, made = _pin(context)
+    context.report(pinned=pin.to_json())
+    if arguments.copy_to is not None or arguments.views is not None:
+        refuse_equal_names(pin)
+    for pinned in pin.tables:
+        since = asdict(changed_since(context.spark, pin, pinned.location))
+        del since["table"]
+        newest = since.pop("version")
+        output.said("pinned", table=pinned.table, version=pinned.version, made=made, newest_version=newest, **since)
+    for pinned in pin.tables:
+        if arguments.copy_to is not None:
+            target, copied = copy_pinned(
+                context.spark,
+                pin,
+                pinned,
+                arguments.copy_to,
+                manager=context.manager,
+                lock_timeout_seconds=arguments.lock_timeout,
+            )
+            output.said("copied", table=pinned.table, to=target, rows=copied.rows)
+        if arguments.views is not None:
+            output.said("view", table=pinned.table, view=make_view(context.spark, pin, pinned, arguments.views))
+
+
+def _pin(context: JobContext[SnapshotArguments]) -> tuple[Pin, bool]:
+    """Return the pin, and whether it was made now."""
+    arguments, spark = context.arguments, context.spark
+    if any(pin.name == arguments.pin for pin in list_pins(spark, arguments.table)):
+        try:
+            pin = find_pin(spark, arguments.table, arguments.pin)
+        except PinError:
+            # It has expired, or was never whole: nobody could read it.
+            if arguments.expires is None:
+                raise
+        else:
+            pin.refuse_other([locate_table(spark, table) for table in arguments.tables], arguments.at)
+            return pin, False
+    if arguments.expires is None:
+        raise PinError(f"{arguments.table} has no pin {arguments.pin}: give --expires to make one")
+    pin = take_pin(
+        spark,
+        arguments.event_time_of,
+        name=arguments.pin,
+        at=arguments.at,
+        expires_at=arguments.expires,
+        manager=context.manager,
+        lock_timeout_seconds=arguments.lock_timeout,
+        streams_left_out=arguments.streams_left_out,
+        without_watermarks=arguments.without_watermarks,
+    )
+    return pin, True
+
+
+#: The job that ``spark-submit`` runs.
+JOB = Job(PROGRAM, parse_arguments, _snapshot)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the job and return its exit code; see :meth:`Job.run`."""
+    return JOB.run(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(JOB.run_as_program())
