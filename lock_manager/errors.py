@@ -12,6 +12,7 @@
     ├── ClosedError (RuntimeError)                 the manager was closed, or belongs to the parent of a fork
     ├── NoChrootError (RuntimeError)               the chroot of the connection string does not exist
     ├── MetricsError (RuntimeError)                metrics cannot be served
+    ├── PinError (ValueError)                      a pin that cannot be made, is not there, or no longer holds
     ├── NotStagedError (RuntimeError)              a write has to be done again, with the lock from its beginning
     └── LockError
         ├── LockTimeoutError (TimeoutError)        not acquired before the deadline
@@ -51,6 +52,10 @@ def _restore(cls: type[SluiceError], args: tuple[Any, ...], state: dict[str, Any
 
 class ResourceError(SluiceError, ValueError):
     """A table's name is no URI or path that could be locked."""
+
+
+class PinError(SluiceError, ValueError):
+    """A pin cannot be made, is not there, or no longer holds."""
 
 
 class SettingsError(SluiceError, ValueError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,8 +14,6 @@ from lock_manager import (
     ZookeeperLockManager,
     canonical_table_uri,
 )
-from sluice.local.jars import jar_paths
-from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -130,25 +127,3 @@ def describe(done: AdoptResult) -> str:
     how = "adopted by" if done.moved_from is None else f"moved from ensemble {done.moved_from} to"
     name = f" under this name, no longer {done.renamed_from}" if done.renamed_from else ""
     return f"{done.table} was {how} ensemble {done.ensemble}{name}, by version {done.version}"
-
-
-def start_spark(conf: Mapping[str, str]) -> SparkSession:
-    """Start a small driver with the jars of this installation; leaving its ``with`` block stops it.
-
-    Args:
-        conf: Spark's settings; they win over ``spark-defaults.conf``.
-
-    Raises:
-        JarsError: the jars are not there; the message says how to bring them.
-
-    """
-    from writer_jobs import build_session  # noqa: PLC0415 (needs PySpark)
-
-    small = {
-        **LOCAL_DRIVER,
-        "spark.master": "local[1]",
-        "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": QUICK_JVM,
-        **FEW_ROWS,
-    }
-    return build_session(_NAME, jars=jar_paths(), launch_conf={**small, **conf}, log_level="FATAL")

@@ -6,6 +6,8 @@ same for programs of your own. Every error is a :class:`~lock_manager.errors.Slu
 ``writer_jobs.errors``.
 """
 
+from lock_manager.errors import PinError
+from lock_manager.pins import Pin, PinnedTable
 from writer_jobs.arrivals.apply import apply_rows
 from writer_jobs.arrivals.result import RowsResult
 from writer_jobs.arrivals.stream import stream_into
@@ -22,7 +24,6 @@ from writer_jobs.errors import (
     FeedError,
     GuardMissingError,
     MappingError,
-    PinError,
     RunError,
     SchemaMismatchError,
     SourceError,
@@ -37,7 +38,6 @@ from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.locking import locked, locked_all
-from writer_jobs.pins.pin import Pin, PinnedTable
 from writer_jobs.pins.read import ChangedSince, changed_since, pinned_rows
 from writer_jobs.pins.take import find_pin, list_pins, remove_pin, take_pin
 from writer_jobs.pins.vacuum import VacuumResult, vacuum

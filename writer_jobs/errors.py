@@ -14,7 +14,7 @@
     ├── FeedError (ValueError)                     messages of a feed that cannot be taken for changes of rows
     ├── RunError (ValueError)                      a run id that was used for other sources, or by somebody else
     ├── CheckpointError (ValueError)               a stream's checkpoint that is of another query, or not whole
-    ├── PinError (ValueError)                      a pin that cannot be made, is not there, or no longer holds
+    ├── PinError                                   (lock_manager.errors)
     ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
@@ -72,10 +72,6 @@ class RunError(SluiceError, ValueError):
 
 class CheckpointError(SluiceError, ValueError):
     """A stream's checkpoint is of another query, or lacks a file."""
-
-
-class PinError(SluiceError, ValueError):
-    """A pin cannot be made, is not there, or no longer holds."""
 
 
 class WriteFailedError(SluiceError, RuntimeError):

@@ -12,12 +12,12 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:
+    from lock_manager.errors import PinError
+    from lock_manager.pins import Pin
     from writer_jobs.delta.table_log import locate_table
-    from writer_jobs.errors import PinError
     from writer_jobs.job.runner import Job, JobContext
     from writer_jobs.job.snapshot_arguments import PROGRAM, SnapshotArguments, parse_arguments
     from writer_jobs.pins.copies import copy_pinned, make_view, refuse_equal_names
-    from writer_jobs.pins.pin import Pin
     from writer_jobs.pins.read import changed_since
     from writer_jobs.pins.take import find_pin, list_pins, take_pin
 except ModuleNotFoundError as missing:

@@ -1,10 +1,10 @@
-"""The ``_delta_log`` folder of a table, listed and read file by file: on S3, or on this machine's disk."""
+"""The ``_delta_log`` folder of a table, or another one beside it, listed and read file by file: on S3, or on a disk."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 
 
 class LogFolder(Protocol):
-    """The ``_delta_log`` folder of a table, in whatever store.
+    """The ``_delta_log`` folder of a table, or another one beside it, in whatever store.
 
     Attributes:
         uri: the table's location, as ``deltalake`` wants it.
@@ -46,9 +46,24 @@ class LogFolder(Protocol):
 
         """
 
+    def files_of_table(self) -> set[str]:
+        """List all files below the table's location, by their paths from there.
 
-def open_log(table: str | os.PathLike[str], options: Mapping[str, str] | None = None) -> LogFolder:
+        Raises:
+            LogAccessError: the store refuses, or does not answer.
+
+        """
+
+
+def open_log(
+    table: str | os.PathLike[str], options: Mapping[str, str] | None = None, *, folder: str = "_delta_log"
+) -> LogFolder:
     """Return the log of the table at ``s3://``, ``s3a://``, ``file:`` or a local path.
+
+    Args:
+        table: its location.
+        options: ``deltalake``'s storage options.
+        folder: another folder of the table.
 
     Raises:
         LogAccessError: a URI of another kind.
@@ -56,18 +71,19 @@ def open_log(table: str | os.PathLike[str], options: Mapping[str, str] | None = 
     """
     name = os.fspath(table)
     if (found := parse_s3(name)) is not None:
-        return _S3Log(*found, dict(options or {}))
+        return _S3Log(*found, folder, dict(options or {}))
     if _SCHEME.match(name) and not name.lower().startswith("file:"):
         raise LogAccessError(f"{name!r}: only s3://, s3a://, file: and local paths can be read")
     path = canonical_table_uri(name).removeprefix("file:") if _SCHEME.match(name) else name
-    return _LocalLog(Path(path).resolve(), dict(options or {}))
+    return _LocalLog(Path(path).resolve(), folder, dict(options or {}))
 
 
 class _LocalLog:
-    def __init__(self, folder: Path, options: dict[str, str]) -> None:
-        self.uri = str(folder)
+    def __init__(self, table: Path, folder: str, options: dict[str, str]) -> None:
+        self.uri = str(table)
         self.options = options
-        self._log = folder / "_delta_log"
+        self._table = table
+        self._log = table / folder
 
     def names(self) -> list[str]:
         try:
@@ -82,6 +98,9 @@ class _LocalLog:
             return (self._log / name).read_bytes()
         except OSError as error:
             raise LogAccessError(f"{self._log / name} cannot be read: {error.strerror}") from error
+
+    def files_of_table(self) -> set[str]:
+        return {path.relative_to(self._table).as_posix() for path in self._table.rglob("*") if path.is_file()}
 
 
 def parse_s3(location: str) -> tuple[str, str] | None:
@@ -127,27 +146,32 @@ def _plain(options: Mapping[str, str]) -> dict[str, str]:
 
 
 class _S3Log:
-    def __init__(self, bucket: str, prefix: str, options: dict[str, str]) -> None:
+    def __init__(self, bucket: str, prefix: str, folder: str, options: dict[str, str]) -> None:
         self.uri = f"s3://{bucket}/{prefix}".rstrip("/")
         self._bucket = bucket
-        self._prefix = f"{prefix}/_delta_log/".lstrip("/")
+        self._table = f"{prefix}/".lstrip("/")
+        self._folder = folder
+        self._prefix = f"{self._table}{folder}/"
         self.options = dict(options)
         if (s3_endpoint(options) or "").startswith("http://") and "allow_http" not in _plain(options):
             self.options["AWS_ALLOW_HTTP"] = "true"
         self._client = s3_client(options)
 
     def names(self) -> list[str]:
+        return sorted(self._listed(self._prefix, Delimiter="/"))
+
+    def files_of_table(self) -> set[str]:
+        return set(self._listed(self._table))
+
+    def _listed(self, prefix: str, **how: str) -> Iterator[str]:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
 
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"
-        )
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=prefix, **how)
         try:
-            return sorted(
-                entry["Key"].removeprefix(self._prefix) for page in pages for entry in page.get("Contents", ())
-            )
+            for page in pages:
+                yield from (entry["Key"].removeprefix(prefix) for entry in page.get("Contents", ()))
         except (BotoCoreError, ClientError) as error:
-            raise LogAccessError(f"{self.uri}/_delta_log cannot be listed: {error}") from error
+            raise LogAccessError(f"s3://{self._bucket}/{prefix} cannot be listed: {error}") from error
 
     def read(self, name: str) -> bytes:
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
@@ -156,5 +180,5 @@ class _S3Log:
             answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name)
             content: bytes = answer["Body"].read()
         except (BotoCoreError, ClientError) as error:
-            raise LogAccessError(f"{self.uri}/_delta_log/{name} cannot be read: {error}") from error
+            raise LogAccessError(f"{self.uri}/{self._folder}/{name} cannot be read: {error}") from error
         return content

@@ -37,6 +37,7 @@ from sluice.audit.checks import (
 )
 from sluice.audit.log_files import LogCommit, read_checksums, read_commits, version_files
 from sluice.audit.log_folder import LogFolder, open_log
+from sluice.audit.pins import examine_pins, problems_of
 from sluice.errors import VerifyError
 
 _EXAMPLES = 3
@@ -64,6 +65,7 @@ class Verification:
         adopted_name: under which the table is locked, likewise; None also if an earlier release adopted it.
         conflicts: commits without the lock that lost at least one race for a version, by their ``readVersion``.
         overlapping_holds: pairs of recorded holds that share time.
+        pins: that have not expired.
         problems: one sentence each; empty if every check passed.
 
     """
@@ -85,6 +87,7 @@ class Verification:
     adopted_name: str | None = None
     conflicts: int = 0
     overlapping_holds: int = 0
+    pins: int = 0
     problems: tuple[str, ...] = ()
 
     @property
@@ -155,6 +158,8 @@ def verify_table(
     problems += check_names(commits, adopted_name=(adoption.table or "") if unchanged and adoption else "")
     if reading.refusal and not problems:  # a log with a gap cannot be opened: the gap says more
         problems.append(reading.refusal)
+    pins, damaged = examine_pins(table, storage_options)
+    problems += [*problems_of(pins), *damaged]
     unlocked = unlocked_writers(commits)
     unlocked_commits = sum(map(len, unlocked.values()))
     return Verification(
@@ -175,6 +180,7 @@ def verify_table(
         adopted_name=adoption.table if adoption else None,
         conflicts=count_conflicts(commits),
         overlapping_holds=len(overlapping),
+        pins=sum(not pin.has_expired for pin in pins),
         problems=(*problems, *reading.problems),
     )
 

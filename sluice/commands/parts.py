@@ -35,6 +35,15 @@ StorageOption = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE", help="As deltalake takes it; may be repeated.  [dim]default: AWS_* variables[/]"),
 ]
+#: The options of commands that start a small Spark.
+SparkConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="Of Spark, such as an S3A endpoint; may be repeated."),
+]
+#: Likewise.
+LockTimeoutOption = Annotated[
+    float | None, typer.Option(min=0.0, metavar="SECONDS", help="To wait for the lock.  [dim]default: 300[/]")
+]
 #: The options of commands that ask an ensemble.
 ZooKeeperOption = Annotated[
     str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
@@ -83,7 +92,14 @@ def key_and_value(option: str, hint: str = "--storage-option") -> tuple[str, str
     return name.strip(), value
 
 
-def lock_settings(zookeeper: str | None, lock_root: str | None = None) -> LockSettings:
+def conf_of(options: list[str] | None) -> dict[str, str]:
+    """Return what was given with ``--conf``."""
+    return dict(key_and_value(option, "--conf") for option in options or ())
+
+
+def lock_settings(
+    zookeeper: str | None, lock_root: str | None = None, timeout_seconds: float | None = None
+) -> LockSettings:
     """Return the settings of the environment, with what options say instead.
 
     Raises:
@@ -92,6 +108,6 @@ def lock_settings(zookeeper: str | None, lock_root: str | None = None) -> LockSe
     """
     # What goes wrong is told in a sentence; kazoo warns of every attempt to connect.
     logging.getLogger("kazoo").addHandler(logging.NullHandler())
-    given: dict[str, Any] = {"zk_hosts": zookeeper, "lock_root": lock_root}
+    given: dict[str, Any] = {"zk_hosts": zookeeper, "lock_root": lock_root, "timeout_seconds": timeout_seconds}
     given = {name: value for name, value in given.items() if value is not None}
     return LockSettings.from_env(hosts_hint=ZOOKEEPER_HINT, **given)

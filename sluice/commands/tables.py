@@ -1,4 +1,4 @@
-"""Commands on one table: ``verify``, ``log``, ``adopt``."""
+"""Commands on one table: ``verify``, ``log``, ``adopt``, ``pins``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from sluice.commands.parts import FAILED, ZOOKEEPER_HINT, StorageOption, Verbose, in_a_sentence, key_and_value
+from sluice.commands.parts import (
+    FAILED,
+    LockTimeoutOption,
+    SparkConfOption,
+    StorageOption,
+    Verbose,
+    ZooKeeperOption,
+    conf_of,
+    in_a_sentence,
+    key_and_value,
+    lock_settings,
+)
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -21,6 +32,7 @@ def register(app: typer.Typer) -> None:
     app.command()(verify)
     app.command()(log)
     app.command()(adopt)
+    app.command()(pins)
 
 
 @in_a_sentence
@@ -48,8 +60,9 @@ def verify(
     Versions are contiguous and none was overwritten; the rows are those that
     the log counts; no key is there twice; fencing tokens rise, recorded holds
     do not overlap, and all are of the table's own ZooKeeper ensemble and under
-    its own name (sluice adopt). Commits without the lock are no failure: they
-    are listed, by engine and version.
+    its own name (sluice adopt). The versions that pins keep can be read, with
+    all their data files. Commits without the lock are no failure: they are
+    listed, by engine and version.
 
     [bold]sluice verify s3a://lake/flights --key time_hour,carrier,flight[/]
     [bold]sluice verify ./flights --json[/]
@@ -101,9 +114,7 @@ def log(
 def adopt(
     table: Annotated[str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.")],
     *,
-    zookeeper: Annotated[
-        str | None, typer.Option(metavar="HOSTS", help="host:port,…  [dim]default: $SLUICE_ZK_HOSTS[/]")
-    ] = None,
+    zookeeper: ZooKeeperOption = None,
     move: Annotated[
         bool, typer.Option("--move", help="Also if the table is adopted by another ensemble or under another name.")
     ] = False,
@@ -111,12 +122,8 @@ def adopt(
         str | None,
         typer.Option("--from", metavar="HOSTS", help="The ensemble to move from: hold its lock meanwhile, too."),
     ] = None,
-    lock_timeout: Annotated[
-        float | None, typer.Option(min=0.0, metavar="SECONDS", help="To wait for the lock.  [dim]default: 300[/]")
-    ] = None,
-    conf: Annotated[
-        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Of Spark, such as an S3A endpoint; may be repeated.")
-    ] = None,
+    lock_timeout: LockTimeoutOption = None,
+    conf: SparkConfOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
 ) -> None:
@@ -133,19 +140,63 @@ def adopt(
     [bold]sluice adopt s3a://lake/flights --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice adopt s3a://lake/flights --zookeeper new:2181 --move --from old:2181[/]
     """
-    from lock_manager import LockSettings  # noqa: PLC0415
-    from sluice.adopt import adopt_table, describe, start_spark  # noqa: PLC0415
+    from sluice.adopt import adopt_table, describe  # noqa: PLC0415
+    from sluice.local.spark import start_spark  # noqa: PLC0415
 
-    given: dict[str, Any] = {"zk_hosts": zookeeper, "timeout_seconds": lock_timeout}
-    given = {name: value for name, value in given.items() if value is not None}
-    settings = LockSettings.from_env(hosts_hint=ZOOKEEPER_HINT, **given)
-    options = dict(key_and_value(option, "--conf") for option in conf or ())
-    with interruptible(), start_spark(options) as spark:
+    settings = lock_settings(zookeeper, timeout_seconds=lock_timeout)
+    with interruptible(), start_spark("sluice adopt", conf_of(conf)) as spark:
         done = adopt_table(spark, table, settings, move=move, old_hosts=from_hosts)
     if as_json:
         print(json.dumps(asdict(done), indent=2))
     else:
         print(describe(done))
+
+
+@in_a_sentence
+def pins(
+    table: Annotated[str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.")],
+    *,
+    add: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Pin the newest version under this name; needs --expires.")
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="TIME", help='Until when it is kept: 2013-02-01, or "30 days" from now.')
+    ] = None,
+    remove: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Remove this pin, from all tables that it is of.")
+    ] = None,
+    zookeeper: ZooKeeperOption = None,
+    lock_timeout: LockTimeoutOption = None,
+    conf: SparkConfOption = None,
+    storage_option: StorageOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """List the pins of a table and whether they hold; add one, or remove one.
+
+    A pin keeps a version until it expires: our vacuum spares its files, and the
+    table's retention is as long as it needs. Pins are listed without Spark and
+    without ZooKeeper. To add or remove one takes the table's lock, with a small
+    Spark of its own. snapshot.py pins several tables at one moment of their
+    event time.
+
+    [bold]sluice pins s3a://lake/flights[/]
+    [bold]sluice pins s3a://lake/flights --add audit --expires "90 days"[/]
+    [bold]sluice pins s3a://lake/flights --remove audit[/]
+
+    Exit codes: 0 done, and all pins hold; 1 one does not hold; 2 wrong
+    arguments, no such table or pin.
+    """
+    from sluice.pins import change_pins, print_pins  # noqa: PLC0415
+
+    if (add is None) != (expires is None):
+        raise typer.BadParameter("--add and --expires belong together")
+    if add is not None or remove is not None:
+        settings = lock_settings(zookeeper, timeout_seconds=lock_timeout)
+        change_pins(table, settings, conf_of(conf), add=add, expires=expires, remove=remove)
+    options = dict(key_and_value(option) for option in storage_option or ())
+    if not print_pins(table, options, as_json=as_json):
+        raise typer.Exit(FAILED)
 
 
 def _print_verification(found: Verification, console: Console) -> None:
@@ -176,6 +227,8 @@ def _print_verification(found: Verification, console: Console) -> None:
         ("rows in the data files", say(found.rows_found, "not readable")),
         ("rows by the log's statistics", say(found.rows_in_log, "not known")),
     ]
+    if found.pins:
+        rows.append(("pins", f"{found.pins:,}"))
     if found.ensemble is not None:
         rows.append(("adopted by ensemble", found.ensemble))
     if found.adopted_name is not None and found.is_adopted_elsewhere:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +19,7 @@ from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ZookeeperLockManager
+from sluice.audit.verify import verify_table
 from writer_jobs import (
     LockedDeltaWriter,
     PinError,
@@ -509,3 +513,30 @@ def test_files_of_one_version_that_are_not_in_another(
     assert {row[0] for row in second.paths().collect()} == {
         str(path.relative_to(table)) for path in table.rglob("*.parquet") if "_delta_log" not in path.parts
     }
+
+
+def test_the_command_lists_adds_and_removes(
+    spark: SparkSession, zookeeper: Any, table: Path, put: Callable[..., None], jars: list[Path]
+) -> None:
+    put(range(3))
+
+    def run(*arguments: str) -> tuple[int, dict[str, Any], str]:
+        command = [sys.executable, "-m", "sluice", "pins", str(table), "--json", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        return done.returncode, json.loads(done.stdout or "{}"), done.stderr
+
+    assert run() == (0, {"table": str(table), "ok": True, "pins": [], "damaged": []}, "")
+    code, said, error = run("--zookeeper", zookeeper.hosts, "--add", "audit", "--expires", "90 days")
+    assert code == 0, error
+    (pin,) = said["pins"]
+    assert (pin["name"], pin["expired"], pin["problem"], pin["tables"][0]["version"]) == ("audit", False, None, 1)
+    assert verify_table(table).pins == 1
+
+    next(table.glob("place=*/*.parquet")).unlink()
+    code, said, _ = run()
+    assert (code, said["ok"]) == (1, False)
+    assert "pin audit is broken: 1 of the 1 data files of version 1 are gone" in said["pins"][0]["problem"]
+    assert said["pins"][0]["problem"] in verify_table(table).problems
+    code, said, error = run("--zookeeper", zookeeper.hosts, "--remove", "audit")
+    assert (code, said["pins"]) == (0, []), error
+    assert run("--add", "x")[0] == run("--add", "x", "--expires", "soon", "--zookeeper", zookeeper.hosts)[0] == 2

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from arro3.core import Array, DataType, Table
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
+from lock_manager.pins import PINS_FOLDER, Pin, PinnedTable
+from sluice.audit.log_folder import s3_client
+from sluice.audit.pins import examine_pins
 from sluice.audit.verify import verify_table
 from sluice.errors import LogAccessError, VerifyError
 from tests.support.lake import S3, lake
@@ -51,3 +56,40 @@ def test_a_table_is_found_by_the_environment(s3: S3, monkeypatch: pytest.MonkeyP
         verify_table(f"s3a://{s3.root}/raw/nothing")
     with pytest.raises(LogAccessError, match=r"cannot be listed.*NoSuchBucket"):
         verify_table("s3a://nobucket/table")
+
+
+def test_pins_are_found_on_s3_and_what_is_gone_of_them(s3: S3) -> None:
+    uri, client = f"s3://{s3.root}/raw/pinned", s3_client(s3.environment)
+    bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+    options = s3.environment | {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}
+    for number in range(3):
+        data = Table.from_pydict({"id": Array([number], type=DataType.int64())})
+        write_deltalake(uri, data, mode="append", storage_options=options)
+    now = datetime.now(UTC)
+    for name, version, days in (("early", 0, 1), ("late", 1, 1), ("over", 1, -1)):
+        pin = Pin(
+            name=name,
+            pin_id=name,
+            at=None,
+            created_at=now,
+            expires_at=now + timedelta(days=days),
+            tables=(PinnedTable(table=uri, location=uri, version=version, event_time=None),),
+        )
+        body = json.dumps(pin.to_json()).encode()
+        client.put_object(Bucket=bucket, Key=f"{prefix}/{PINS_FOLDER}/{name}.json", Body=body)
+    found = verify_table(f"s3a://{s3.root}/raw/pinned", storage_options=s3.environment)
+    assert (found.problems, found.pins) == ((), 2)
+
+    (second,) = (
+        DeltaTable(uri, version=1, storage_options=s3.environment).get_add_actions().column("path").to_pylist()[:1]
+    )
+    client.delete_object(Bucket=bucket, Key=f"{prefix}/{second}")
+    pins, damaged = examine_pins(uri, s3.environment)
+    assert damaged == []
+    broken = f"pin late is broken: 1 of the 2 data files of version 1 are gone, such as {second}"
+    assert [(each.pin.name, each.has_expired, each.problem) for each in pins] == [
+        ("early", False, None),
+        ("late", False, broken),
+        ("over", True, None),
+    ]
+    assert broken in verify_table(uri, storage_options=s3.environment).problems

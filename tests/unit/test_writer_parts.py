@@ -25,7 +25,6 @@ from writer_jobs.errors import (
     CommitUnknownError,
     FeedError,
     MappingError,
-    PinError,
     RunError,
     SchemaMismatchError,
     SourceError,
@@ -56,7 +55,6 @@ ERRORS: list[SluiceError] = [
     StreamError(table="s3://b/t", reason="no"),
     FeedError("no"),
     MappingError("no"),
-    PinError("no"),
 ]
 
 

@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from lock_manager import canonical_table_uri
+from lock_manager.pins import check_name
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import NAME_WITH_SCHEME, JobArguments, JobParser, text
 from writer_jobs.job.exit_codes import HELP
 from writer_jobs.job.moments import moment, moment_or_span
-from writer_jobs.pins.pin import check_name
 
 #: Name of the job in its help and its messages.
 PROGRAM = "snapshot.py"

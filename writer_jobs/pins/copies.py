@@ -8,12 +8,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from lock_manager import LockManager
+from lock_manager.errors import PinError
+from lock_manager.pins import Pin, PinnedTable
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.errors import PinError, TableError
+from writer_jobs.errors import TableError
 from writer_jobs.pins.moment import up_to_sql
-from writer_jobs.pins.pin import Pin, PinnedTable
 from writer_jobs.pins.read import pinned_rows, version_of
 from writer_jobs.writer import LockedDeltaWriter
 

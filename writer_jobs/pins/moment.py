@@ -8,8 +8,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DateType, StructType, TimestampType
 
+from lock_manager.errors import PinError
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.errors import PinError
 
 
 def up_to(schema: StructType, event_time: str, moment: datetime, table: str) -> Column:

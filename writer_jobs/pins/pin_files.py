@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
+from lock_manager.errors import PinError
+from lock_manager.pins import PINS_FOLDER, Pin, check_name
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.errors import PinError
-from writer_jobs.pins.pin import PINS_FOLDER, Pin, check_name
 
 _SUFFIX = ".json"
 

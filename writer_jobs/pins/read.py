@@ -9,13 +9,14 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructType
 
 from lock_manager import canonical_table_uri
+from lock_manager.errors import PinError
+from lock_manager.pins import Pin, PinnedTable
 from writer_jobs.changes.parts import comparable
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState, locate_table
 from writer_jobs.delta.version_files import VersionFiles
-from writer_jobs.errors import PinError, TableError
+from writer_jobs.errors import TableError
 from writer_jobs.pins.moment import up_to
-from writer_jobs.pins.pin import Pin, PinnedTable
 
 _TIMES = "__sluice_times"
 

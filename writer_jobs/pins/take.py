@@ -11,14 +11,15 @@ from datetime import UTC, datetime
 from pyspark.sql import SparkSession
 
 from lock_manager import LockManager, SluiceError, canonical_table_uri
+from lock_manager.errors import PinError
+from lock_manager.pins import Pin, PinnedTable, check_name
 from writer_jobs.commit.driver_guard import attach_unless_off
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.table_log import DeltaTableLog, locate_table
 from writer_jobs.delta.version_files import VersionFiles
-from writer_jobs.errors import PinError, TableError
+from writer_jobs.errors import TableError
 from writer_jobs.locking import locked_all
 from writer_jobs.pins.moment import up_to
-from writer_jobs.pins.pin import Pin, PinnedTable, check_name
 from writer_jobs.pins.pin_files import PinFiles, is_whole, whole_pin
 from writer_jobs.pins.retention import Retention
 from writer_jobs.pins.watermarks import Watermarks

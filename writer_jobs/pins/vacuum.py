@@ -11,14 +11,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import LockManager, canonical_table_uri
+from lock_manager.errors import PinError
+from lock_manager.pins import Pin
 from writer_jobs.commit.operation import session_with
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, locate_table
 from writer_jobs.delta.version_files import VersionFiles
-from writer_jobs.errors import PinError, TableError, WriteFailedError
-from writer_jobs.pins.pin import Pin
+from writer_jobs.errors import TableError, WriteFailedError
 from writer_jobs.pins.pin_files import PinFiles
 from writer_jobs.pins.retention import seconds_without_pins
 from writer_jobs.pins.take import remove_expired_pins

@@ -10,10 +10,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager.commit_stamp import watermark_of
+from lock_manager.errors import PinError
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog, commit_info_of
-from writer_jobs.errors import PinError, StorageError
+from writer_jobs.errors import StorageError
 
 _UNNAMED = "(rows without a stream)"
 

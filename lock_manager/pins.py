@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from lock_manager import canonical_table_uri
-from writer_jobs.errors import PinError
+from lock_manager.errors import PinError
 
 #: Name of the folder below a table's location that has its pins. Spark's readers and VACUUM pass over it.
 PINS_FOLDER = "_sluice_pins"
