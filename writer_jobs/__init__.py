@@ -1,9 +1,9 @@
 """Spark jobs that write Delta tables under a ZooKeeper lock, and what they are made of.
 
-``append.py``, ``upsert.py``, ``cdc.py`` and ``stream.py`` are jobs for ``spark-submit``; :class:`LockedDeltaWriter`,
-:func:`apply_changes`, :func:`apply_cells`, :func:`apply_events`, :func:`apply_rows` and :func:`stream_into` are the
-same for programs of your own. Every error is a :class:`~lock_manager.errors.SluiceError`: the tree is drawn in
-``writer_jobs.errors``.
+``append.py``, ``upsert.py``, ``cdc.py``, ``stream.py`` and ``snapshot.py`` are jobs for ``spark-submit``;
+:class:`LockedDeltaWriter`, :func:`apply_changes`, :func:`apply_cells`, :func:`apply_events`, :func:`apply_rows`,
+:func:`stream_into` and :func:`take_pin` are the same for programs of your own. Every error is a
+:class:`~lock_manager.errors.SluiceError`: the tree is drawn in ``writer_jobs.errors``.
 """
 
 from lock_manager.errors import PinError
@@ -38,7 +38,7 @@ from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.locking import locked, locked_all
-from writer_jobs.pins.read import ChangedSince, changed_since, pinned_rows
+from writer_jobs.pins.read import ChangedSince, changed_since, pinned_rows, rows_since
 from writer_jobs.pins.take import find_pin, list_pins, remove_pin, take_pin
 from writer_jobs.pins.vacuum import VacuumResult, vacuum
 from writer_jobs.writer import LockedDeltaWriter
@@ -87,6 +87,7 @@ __all__ = [
     "locked_all",
     "pinned_rows",
     "remove_pin",
+    "rows_since",
     "stream_into",
     "take_pin",
     "vacuum",

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
-from writer_jobs import LockedDeltaWriter
+from writer_jobs import LockedDeltaWriter, apply_rows
 
 pytestmark = pytest.mark.spark
 
@@ -178,3 +178,45 @@ def test_stream(
     exec(compile(code, "stream.md", "exec"), names)  # noqa: S102 (our own page)
     assert "'repeated': 5" in capsys.readouterr().out
     assert rows_of(table, "flight", "version") == after
+
+
+def test_pins(
+    run_job: Callable[..., Any],
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    tmp_path: Path,
+    rows_of: Callable[..., Any],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    made, again = blocks("pins.md", "json")
+    take, read, _ = blocks("pins.md", "sh")
+    in_python, vacuumed = blocks("pins.md", "python")
+    places = {f"s3a://lake/{name}": str(tmp_path / name) for name in ("departures", "arrivals", "january/")}
+
+    def bring(name: str, column: str, batch: int, days: range) -> None:
+        at = f"timestamp '2013-01-01T00:00:00Z' + make_dt_interval(id) as {column}"
+        rows = spark.range(days.start, days.stop).selectExpr("id", at)
+        writer = LockedDeltaWriter(spark, manager, places[f"s3a://lake/{name}"])
+        apply_rows(writer, rows.coalesce(1), keys=["id"], event_time=column, txn=(name, batch))
+
+    for name, column in (("departures", "departed_at"), ("arrivals", "arrived_at")):
+        bring(name, column, 0, range(1, 40))
+    for command, page in ((take, made), (read, again)):
+        job, arguments = job_of(command, places)
+        done = run_job(job, *arguments)
+        assert (done.code, done.error) == (0, "")
+        said = json.loads(page.replace(", …", "")) | {"table": f"file:{places['s3a://lake/departures']}"}
+        assert {name: done.lines[0][name] for name in said} == said
+        bring("departures", "departed_at", 1, range(-3, -2))
+    for name in ("departures", "arrivals"):
+        assert sorted(rows_of(tmp_path / "january" / name, "id")) == [(day,) for day in range(1, 32)]
+
+    names = {"spark": spark, "manager": manager}
+    for code in (in_python, vacuumed):
+        for written, here in places.items():
+            code = code.replace(written, here)  # noqa: PLW2901
+        exec(compile(code, "pins.md", "exec"), names)  # noqa: S102 (our own page)
+    said_there = capsys.readouterr().out
+    assert "31 1\n" in said_there
+    assert "|new" in said_there.replace(" ", "")
+    assert "pins=('2013-01',), dry_run=False" in said_there

@@ -30,6 +30,7 @@ from writer_jobs import (
     locked_all,
     pinned_rows,
     remove_pin,
+    rows_since,
     take_pin,
     vacuum,
 )
@@ -37,6 +38,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.pins import take
 from writer_jobs.pins.pin_files import PinFiles
+from writer_jobs.pins.read import CHANGE
 from writer_jobs.pins.retention import RETENTION_PROPERTY
 
 pytestmark = pytest.mark.spark
@@ -112,218 +114,228 @@ def stock_vacuum(spark: SparkSession, table: Path, how: str = "") -> None:
         spark.conf.set(parallel, before)
 
 
-class TestMoment:
-    def test_rows_of_the_moment_stay_the_same_and_what_comes_later_is_counted(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
-    ) -> None:
-        for batch in range(10):
-            bring("flights", batch, *((batch * 10 + each, batch * 10 + each, "1") for each in range(10)))
-        pin = take_pin(spark, {str(table): "at"}, name="day-49", at=day(49), expires_at=soon(), manager=manager)
-        assert find_pin(spark, str(table), "day-49") == pin
-        assert list_pins(spark, str(table)) == [pin]
-        assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(50))
-        same = changed_since(spark, pin, str(table))
-        assert (same.rows_new, same.rows_gone, same.files_read, same.files) == (0, 0, 0, 20)
+def test_rows_of_the_moment_stay_the_same_and_what_comes_later_is_counted(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
+) -> None:
+    for batch in range(10):
+        bring("flights", batch, *((batch * 10 + each, batch * 10 + each, "1") for each in range(10)))
+    pin = take_pin(spark, {str(table): "at"}, name="day-49", at=day(49), expires_at=soon(), manager=manager)
+    assert find_pin(spark, str(table), "day-49") == pin
+    assert list_pins(spark, str(table)) == [pin]
+    assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(50))
+    same = changed_since(spark, pin, str(table))
+    assert (same.rows_new, same.rows_gone, same.files_read, same.files) == (0, 0, 0, 20)
 
-        # One that is late, another version of one, and one that is not of the moment.
-        bring("flights", 10, (1000, 12.5, "late"), (30, 30, "2"), (100, 100, "1"))
-        changed = changed_since(spark, pin, str(table))
-        assert (changed.rows_new, changed.rows_gone) == (2, 1)
-        assert 0 < changed.files_read <= 4
-        assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(50))
+    # One that is late, another version of one, and one that is not of the moment.
+    bring("flights", 10, (1000, 12.5, "late"), (30, 30, "2"), (100, 100, "1"))
+    changed = changed_since(spark, pin, str(table))
+    assert (changed.rows_new, changed.rows_gone) == (2, 1)
+    assert 0 < changed.files_read <= 4
+    since = rows_since(spark, pin, str(table)).collect()
+    assert sorted((row["key"], row["value"], row[CHANGE]) for row in since) == [
+        (30, "1", "gone"), (30, "2", "new"), (1000, "late", "new"),
+    ]  # fmt: skip
+    assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(50))
 
-    def test_other_files_with_the_same_rows_are_no_change(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-    ) -> None:
-        for start in range(0, 40, 10):
-            put(range(start, start + 10))
-        writer = LockedDeltaWriter(spark, manager, str(table))
-        pin = take_pin(spark, {str(table): None}, name="all", expires_at=soon(), manager=manager)
-        writer.optimize()
-        same = changed_since(spark, pin, str(table))
-        assert (same.rows_new, same.rows_gone, same.files_read) == (0, 0, 5)
-        writer.delete("key < 5")
-        assert changed_since(spark, pin, str(table)).rows_gone == 5
-        assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(40)) == elsewhere(table, 3)
 
-    def test_a_moment_that_a_stream_is_not_past_is_refused_and_the_stream_is_named(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
-    ) -> None:
-        bring("fast", 0, (1, 20, "1"))
-        bring("slow", 0, (2, 10, "1"))
+def test_other_files_with_the_same_rows_are_no_change(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    for start in range(0, 40, 10):
+        put(range(start, start + 10))
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    pin = take_pin(spark, {str(table): None}, name="all", expires_at=soon(), manager=manager)
+    writer.optimize()
+    same = changed_since(spark, pin, str(table))
+    assert (same.rows_new, same.rows_gone, same.files_read) == (0, 0, 5)
+    assert rows_since(spark, pin, str(table)).isEmpty()
+    writer.delete("key < 5")
+    assert changed_since(spark, pin, str(table)).rows_gone == 5
+    assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(40)) == elsewhere(table, 3)
 
-        def take_at(moment: datetime, **how: Any) -> Any:
-            return take_pin(spark, {str(table): "at"}, name="x", at=moment, expires_at=soon(), manager=manager, **how)
 
-        with pytest.raises(PinError, match="stream slow has its watermark at 2013-01-11T00:00:00"):
-            take_at(day(10))
-        assert list_pins(spark, str(table)) == []
-        assert take_at(day(10), streams_left_out=["slow"]).at == day(10)
+def test_a_moment_that_a_stream_is_not_past_is_refused_and_the_stream_is_named(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
+) -> None:
+    bring("fast", 0, (1, 20, "1"))
+    bring("slow", 0, (2, 10, "1"))
+
+    def take_at(moment: datetime, **how: Any) -> Any:
+        return take_pin(spark, {str(table): "at"}, name="x", at=moment, expires_at=soon(), manager=manager, **how)
+
+    with pytest.raises(PinError, match="stream slow has its watermark at 2013-01-11T00:00:00"):
+        take_at(day(10))
+    assert list_pins(spark, str(table)) == []
+    assert take_at(day(10), streams_left_out=["slow"]).at == day(10)
+    remove_pin(spark, str(table), "x", manager=manager)
+    assert take_at(day(9.9)).tables[0].version == DeltaTable(str(table)).version()
+
+
+def test_without_a_watermark_nothing_says_that_all_rows_are_there(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(5))
+    how: dict[str, Any] = {"name": "x", "at": day(3), "expires_at": soon(), "manager": manager}
+    with pytest.raises(PinError, match="no stream has noted a watermark"):
+        take_pin(spark, {str(table): "at"}, **how)
+    pin = take_pin(spark, {str(table): "at"}, **how, without_watermarks=True)
+    assert keys_of(pinned_rows(spark, pin, str(table))) == [0, 1, 2, 3]
+    with pytest.raises(PinError, match="has a pin x, made at"):
+        take_pin(spark, {str(table): "at"}, **how, without_watermarks=True)
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ({"expires_at": datetime(2013, 1, 1, tzinfo=UTC)}, PinError, "would have expired already"),
+        ({"expires_at": datetime(2100, 1, 1)}, ValueError, "with a time zone"),  # noqa: DTZ001
+        ({"name": "../x"}, PinError, "cannot be called"),
+        ({"at": BEGIN}, ValueError, "needs the column with the event time"),
+    ],
+)
+def test_arguments_that_make_no_pin(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    table: Path,
+    how: dict[str, Any],
+    kind: type[Exception],
+    words: str,
+) -> None:
+    with pytest.raises(kind, match=words):
+        take_pin(spark, {str(table): None}, **{"name": "x", "expires_at": soon(), "manager": manager, **how})
+
+
+def test_columns_that_are_no_event_time(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(2))
+    for column, words in (("value", "is no timestamp and no date, but string"), ("when", "has no column when")):
+        with pytest.raises(PinError, match=words):
+            take_pin(spark, {str(table): column}, name="x", at=BEGIN, expires_at=soon(), manager=manager)
+
+
+def test_a_pin_that_is_not_there_or_is_damaged(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(2))
+    with pytest.raises(PinError, match="has no pin x"):
+        find_pin(spark, str(table), "x")
+    with pytest.raises(PinError, match="has no pin x"):
         remove_pin(spark, str(table), "x", manager=manager)
-        assert take_at(day(9.9)).tables[0].version == DeltaTable(str(table)).version()
-
-    def test_without_a_watermark_nothing_says_that_all_rows_are_there(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-    ) -> None:
-        put(range(5))
-        how: dict[str, Any] = {"name": "x", "at": day(3), "expires_at": soon(), "manager": manager}
-        with pytest.raises(PinError, match="no stream has noted a watermark"):
-            take_pin(spark, {str(table): "at"}, **how)
-        pin = take_pin(spark, {str(table): "at"}, **how, without_watermarks=True)
-        assert keys_of(pinned_rows(spark, pin, str(table))) == [0, 1, 2, 3]
-        with pytest.raises(PinError, match="has a pin x, made at"):
-            take_pin(spark, {str(table): "at"}, **how, without_watermarks=True)
+    (table / "_sluice_pins").mkdir()
+    (table / "_sluice_pins" / "x.json").write_text('{"format": 1')
+    with pytest.raises(PinError, match="is no pin that can be read"):
+        find_pin(spark, str(table), "x")
+    # What it keeps is not known, so nothing is removed.
+    with pytest.raises(PinError, match="is no pin that can be read"):
+        vacuum(spark, str(table), retain=NOW, manager=manager)
 
 
-class TestRefused:
-    @pytest.mark.parametrize(
-        ("how", "kind", "words"),
-        [
-            ({"expires_at": datetime(2013, 1, 1, tzinfo=UTC)}, PinError, "would have expired already"),
-            ({"expires_at": datetime(2100, 1, 1)}, ValueError, "with a time zone"),  # noqa: DTZ001
-            ({"name": "../x"}, PinError, "cannot be called"),
-            ({"at": BEGIN}, ValueError, "needs the column with the event time"),
-        ],
-    )
-    def test_arguments_that_make_no_pin(
-        self,
-        spark: SparkSession,
-        manager: ZookeeperLockManager,
-        table: Path,
-        how: dict[str, Any],
-        kind: type[Exception],
-        words: str,
-    ) -> None:
-        with pytest.raises(kind, match=words):
-            take_pin(spark, {str(table): None}, **{"name": "x", "expires_at": soon(), "manager": manager, **how})
-
-    def test_columns_that_are_no_event_time(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-    ) -> None:
-        put(range(2))
-        for column, words in (("value", "is no timestamp and no date, but string"), ("when", "has no column when")):
-            with pytest.raises(PinError, match=words):
-                take_pin(spark, {str(table): column}, name="x", at=BEGIN, expires_at=soon(), manager=manager)
-
-    def test_a_pin_that_is_not_there_or_is_damaged(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-    ) -> None:
-        put(range(2))
-        with pytest.raises(PinError, match="has no pin x"):
-            find_pin(spark, str(table), "x")
-        with pytest.raises(PinError, match="has no pin x"):
-            remove_pin(spark, str(table), "x", manager=manager)
-        (table / "_sluice_pins").mkdir()
-        (table / "_sluice_pins" / "x.json").write_text('{"format": 1')
-        with pytest.raises(PinError, match="is no pin that can be read"):
-            find_pin(spark, str(table), "x")
-        # What it keeps is not known, so nothing is removed.
-        with pytest.raises(PinError, match="is no pin that can be read"):
-            vacuum(spark, str(table), retain=NOW, manager=manager)
-
-    def test_a_shallow_clone_whose_files_are_another_table_s(
-        self, spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path, put: Callable[..., None], table: Path
-    ) -> None:
-        put(range(2))
-        clone = tmp_path / "clone"
-        with locked_all(spark, {str(clone): None}, manager=manager):
-            spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{table}`")
-        with pytest.raises(PinError, match="is a shallow clone"):
-            take_pin(spark, {str(clone): None}, name="x", expires_at=soon(), manager=manager)
+def test_a_shallow_clone_whose_files_are_another_table_s(
+    spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path, put: Callable[..., None], table: Path
+) -> None:
+    put(range(2))
+    clone = tmp_path / "clone"
+    with locked_all(spark, {str(clone): None}, manager=manager):
+        spark.sql(f"CREATE TABLE delta.`{clone}` SHALLOW CLONE delta.`{table}`")
+    with pytest.raises(PinError, match="is a shallow clone"):
+        take_pin(spark, {str(clone): None}, name="x", expires_at=soon(), manager=manager)
 
 
-class TestTwoTables:
-    @pytest.fixture
-    def pair(self, spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> list[LockedDeltaWriter]:
-        writers = [LockedDeltaWriter(spark, manager, str(tmp_path / name)) for name in ("one", "two")]
-        for each in writers:
-            each.append(spark.range(1).coalesce(1))
-        return writers
+@pytest.fixture
+def pair(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> list[LockedDeltaWriter]:
+    writers = [LockedDeltaWriter(spark, manager, str(tmp_path / name)) for name in ("one", "two")]
+    for each in writers:
+        each.append(spark.range(1).coalesce(1))
+    return writers
 
-    @pytest.fixture
-    def both_written(self, spark: SparkSession, zookeeper: Any, pair: list[LockedDeltaWriter]) -> Iterator[Any]:
-        """Write both tables, both under one hold, again and again: whoever sees both sees as many versions of each."""
-        end, failed = threading.Event(), []
 
-        def write() -> None:
-            rows = spark.range(1).coalesce(1)
-            with ZookeeperLockManager(zookeeper.hosts) as own:
-                while not end.is_set():
-                    with locked_all(spark, dict.fromkeys(each.location for each in pair), manager=own):
-                        for each in pair:
-                            rows.write.format("delta").mode("append").save(each.location)
+@pytest.fixture
+def both_written(spark: SparkSession, zookeeper: Any, pair: list[LockedDeltaWriter]) -> Iterator[Any]:
+    """Write both tables, both under one hold, again and again: whoever sees both sees as many versions of each."""
+    end, failed = threading.Event(), []
 
-        def run() -> None:
-            try:
-                write()
-            except Exception as error:
-                failed.append(error)
+    def write() -> None:
+        rows = spark.range(1).coalesce(1)
+        with ZookeeperLockManager(zookeeper.hosts) as own:
+            while not end.is_set():
+                with locked_all(spark, dict.fromkeys(each.location for each in pair), manager=own):
+                    for each in pair:
+                        rows.write.format("delta").mode("append").save(each.location)
 
-        thread = threading.Thread(target=run)
-        thread.start()
-        yield thread
-        end.set()
-        thread.join()
-        assert failed == []
+    def run() -> None:
+        try:
+            write()
+        except Exception as error:
+            failed.append(error)
 
-    @pytest.mark.usefixtures("both_written")
-    def test_what_is_pinned_together_was_there_together(
-        self, spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter]
-    ) -> None:
-        seen = set()
-        for number in range(6):
-            tables = {each.location: None for each in pair}
-            pin = take_pin(spark, tables, name=f"pin-{number}", expires_at=soon(), manager=manager)
-            one, two = (each.version for each in pin.tables)
-            assert one == two
-            assert find_pin(spark, pair[1].location, f"pin-{number}") == pin
-            seen.add(one)
-        assert len(seen) > 1
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield thread
+    end.set()
+    thread.join()
+    assert failed == []
 
-    @pytest.mark.usefixtures("both_written")
-    def test_negative_control_pinned_one_after_the_other_they_were_not(
-        self, spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter]
-    ) -> None:
-        for number in range(30):
-            one, two = (
-                take_pin(spark, {each.location: None}, name=f"pin-{number}", expires_at=soon(), manager=manager)
-                for each in pair
-            )
-            if one.tables[0].version != two.tables[0].version:
-                return
-        pytest.fail("whatever is not pinned at once was there at once all the same")
 
-    def test_a_run_that_is_killed_in_the_middle_leaves_no_pin_and_its_name_can_be_used(
-        self,
-        spark: SparkSession,
-        manager: ZookeeperLockManager,
-        pair: list[LockedDeltaWriter],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+@pytest.mark.usefixtures("both_written")
+def test_what_is_pinned_together_was_there_together(
+    spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter]
+) -> None:
+    seen = set()
+    for number in range(6):
         tables = {each.location: None for each in pair}
-        with monkeypatch.context() as patch:
-            write = PinFiles.write
-            monkeypatch.setattr(take, "_taken_back", lambda *_: _Nothing())
+        pin = take_pin(spark, tables, name=f"pin-{number}", expires_at=soon(), manager=manager)
+        one, two = (each.version for each in pin.tables)
+        assert one == two
+        assert find_pin(spark, pair[1].location, f"pin-{number}") == pin
+        seen.add(one)
+    assert len(seen) > 1
 
-            def killed(pins: PinFiles, pin: Any) -> None:
-                if "/two" in pins._folder:
-                    raise KeyboardInterrupt
-                write(pins, pin)
 
-            patch.setattr(PinFiles, "write", killed)
-            with pytest.raises(KeyboardInterrupt):
-                take_pin(spark, tables, name="x", expires_at=soon(), manager=manager)
-            monkeypatch.undo()
-        with pytest.raises(PinError, match="is not in all of its tables"):
-            find_pin(spark, pair[0].location, "x")
-        # Until it is removed, or made again, it keeps what it names.
-        pair[0].delete()
-        assert vacuum(spark, pair[0].location, retain=NOW, manager=manager).kept_for_pins == 1
-        assert take_pin(spark, tables, name="x", expires_at=soon(), manager=manager) == find_pin(
-            spark, pair[1].location, "x"
+@pytest.mark.usefixtures("both_written")
+def test_negative_control_pinned_one_after_the_other_they_were_not(
+    spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter]
+) -> None:
+    for number in range(30):
+        one, two = (
+            take_pin(spark, {each.location: None}, name=f"pin-{number}", expires_at=soon(), manager=manager)
+            for each in pair
         )
-        remove_pin(spark, pair[1].location, "x", manager=manager)
-        assert [list_pins(spark, each.location) for each in pair] == [[], []]
+        if one.tables[0].version != two.tables[0].version:
+            return
+    pytest.fail("whatever is not pinned at once was there at once all the same")
+
+
+def test_a_run_that_is_killed_in_the_middle_leaves_no_pin_and_its_name_can_be_used(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    pair: list[LockedDeltaWriter],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tables = {each.location: None for each in pair}
+    with monkeypatch.context() as patch:
+        write = PinFiles.write
+        monkeypatch.setattr(take, "_taken_back", lambda *_: _Nothing())
+
+        def killed(pins: PinFiles, pin: Any) -> None:
+            if "/two" in pins._folder:
+                raise KeyboardInterrupt
+            write(pins, pin)
+
+        patch.setattr(PinFiles, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            take_pin(spark, tables, name="x", expires_at=soon(), manager=manager)
+        monkeypatch.undo()
+    with pytest.raises(PinError, match="is not in all of its tables"):
+        find_pin(spark, pair[0].location, "x")
+    # Until it is removed, or made again, it keeps what it names.
+    pair[0].delete()
+    assert vacuum(spark, pair[0].location, retain=NOW, manager=manager).kept_for_pins == 1
+    assert take_pin(spark, tables, name="x", expires_at=soon(), manager=manager) == find_pin(
+        spark, pair[1].location, "x"
+    )
+    remove_pin(spark, pair[1].location, "x", manager=manager)
+    assert [list_pins(spark, each.location) for each in pair] == [[], []]
 
 
 class _Nothing:
@@ -334,171 +346,182 @@ class _Nothing:
         return
 
 
-class TestVacuum:
-    def test_pinned_versions_are_read_back_whole_and_other_files_are_gone(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-    ) -> None:
-        writer = LockedDeltaWriter(spark, manager, str(table))
-        for start in range(0, 30, 10):
-            put(range(start, start + 10))
-        first = take_pin(spark, {str(table): None}, name="first", expires_at=soon(), manager=manager)
-        pinned = data_files(table)
-        rewrite(writer)
-        between = data_files(table) - pinned
-        rewrite(writer)
-        kept = data_files(table) - between
+def test_pinned_versions_are_read_back_whole_and_other_files_are_gone(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    for start in range(0, 30, 10):
+        put(range(start, start + 10))
+    first = take_pin(spark, {str(table): None}, name="first", expires_at=soon(), manager=manager)
+    pinned = data_files(table)
+    rewrite(writer)
+    between = data_files(table) - pinned
+    rewrite(writer)
+    kept = data_files(table) - between
 
-        would = vacuum(spark, str(table), retain=NOW, dry_run=True, manager=manager)
-        assert data_files(table) == kept | between
-        done = vacuum(spark, str(table), retain=NOW, manager=manager)
-        assert (would.files, would.size) == (done.files, done.size) == (len(between), done.size)
-        assert (done.kept_for_pins, done.pins) == (len(pinned), ("first",))
-        assert data_files(table) == kept
-        assert keys_of(pinned_rows(spark, first, str(table))) == list(range(30)) == elsewhere(table, 2)
-        with pytest.raises(Exception, match=r"does not exist|FILE_NOT_EXIST|No such file"):
-            spark.read.format("delta").option("versionAsOf", 3).load(str(table)).collect()
-
-        # Control: without the pin the read fails.
-        remove_pin(spark, str(table), "first", manager=manager)
-        assert vacuum(spark, str(table), retain=NOW, manager=manager).files == len(pinned)
-        with pytest.raises(Exception, match=r"does not exist|FILE_NOT_EXIST|No such file"):
-            pinned_rows(spark, first, str(table)).collect()
-        with pytest.raises(Exception, match=r"(?i)not found|no such file"):
-            elsewhere(table, 2)
-        assert keys_of(spark.read.format("delta").load(str(table))) == list(range(30))
-
-    def test_deletion_vectors_of_a_pinned_version_are_kept(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, copy_of: Callable[..., Path]
-    ) -> None:
-        copy_of(
-            "create table {t} using delta tblproperties ('delta.enableDeletionVectors' = 'true') as "
-            "select /*+ coalesce(1) */ id as key from range(100)",
-            "delete from {t} where key % 10 = 3",
-        )
-        writer = LockedDeltaWriter(spark, manager, str(table))
-        pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-        writer.delete("key % 10 = 4")
-        # As if it had been written so long ago that it can be of no commit that is on its way.
-        with locked_all(spark, {str(table): None}, manager=manager):
-            spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval 0 hours')")
-        writer.update({"key": "key"})
-        vectors = {path.name for path in table.rglob("*.bin")}
-        assert len(vectors) == 2
-        vacuum(spark, str(table), retain=NOW, manager=manager)
-        assert len({path.name for path in table.rglob("*.bin")} & vectors) == 1
-        with locked_all(spark, {str(table): None}, manager=manager):
-            spark.sql(f"ALTER TABLE delta.`{table}` UNSET TBLPROPERTIES ('{FILES}')")
-        assert keys_of(pinned_rows(spark, pin, str(table))) == [key for key in range(100) if key % 10 != 3]
-
-    def test_files_of_a_commit_that_is_on_its_way_are_spared_and_old_ones_of_none_are_not(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-    ) -> None:
-        put(range(3))
-        folder = next(table.glob("place=*"))
-        young, old = folder / "part-0-young.parquet", folder / "part-0-old.parquet"
-        for each in (young, old):
-            each.write_bytes(b"PAR1")
-        week = 8 * 24 * 3600
-        os.utime(old, (time.time() - week,) * 2)
-        result = vacuum(spark, str(table), retain=NOW, manager=manager)
-        assert (result.files, old.exists(), young.exists()) == (1, False, True)
-        assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
-
-    def test_streams_go_on_beside_it(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
-    ) -> None:
-        bring("one", 0, *((key, key, "1") for key in range(20)))
-        pin = take_pin(spark, {str(table): "at"}, name="x", at=day(9), expires_at=soon(), manager=manager)
-        end, failed = threading.Event(), []
-
-        def sweep() -> None:
-            try:
-                while not end.is_set():
-                    vacuum(spark, str(table), retain=NOW, manager=manager)
-            except Exception as error:
-                failed.append(error)
-
-        sweeper = threading.Thread(target=sweep)
-        sweeper.start()
-        for batch in range(1, 4):
-            bring("one", batch, *((key, key, str(batch + 1)) for key in range(20)))
-        end.set()
-        sweeper.join()
-        assert failed == []
-        vacuum(spark, str(table), retain=NOW, manager=manager)
-        found = spark.read.format("delta").load(str(table)).collect()
-        assert sorted((row["key"], row["value"]) for row in found) == [(key, "4") for key in range(20)]
-        assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(10))
+    would = vacuum(spark, str(table), retain=NOW, dry_run=True, manager=manager)
+    assert data_files(table) == kept | between
+    done = vacuum(spark, str(table), retain=NOW, manager=manager)
+    assert (would.files, would.size) == (done.files, done.size) == (len(between), done.size)
+    assert (done.kept_for_pins, done.pins) == (len(pinned), ("first",))
+    assert data_files(table) == kept
+    assert keys_of(pinned_rows(spark, first, str(table))) == list(range(30)) == elsewhere(table, 2)
+    with pytest.raises(Exception, match=r"does not exist|FILE_NOT_EXIST|No such file"):
+        spark.read.format("delta").option("versionAsOf", 3).load(str(table)).collect()
 
 
-class TestRetention:
-    def properties(self, table: Path) -> dict[str, str]:
-        found = DeltaTable(str(table)).metadata().configuration
-        return {name: value for name, value in found.items() if name in (FILES, LOG, RETENTION_PROPERTY)}
+def test_negative_control_without_the_pin_the_read_fails(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(3))
+    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
+    rewrite(LockedDeltaWriter(spark, manager, str(table)))
+    remove_pin(spark, str(table), "x", manager=manager)
+    assert vacuum(spark, str(table), retain=NOW, manager=manager).files == 1
+    with pytest.raises(Exception, match=r"does not exist|FILE_NOT_EXIST|No such file"):
+        pinned_rows(spark, pin, str(table)).collect()
+    with pytest.raises(Exception, match=r"(?i)not found|no such file"):
+        elsewhere(table, 0)
+    assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
 
-    def test_it_is_raised_as_long_as_pins_need_it_and_then_what_it_was(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-    ) -> None:
-        put(range(3))
-        with locked_all(spark, {str(table): None}, manager=manager):
-            spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval 2 days')")
-        before = self.properties(table)
-        short = take_pin(spark, {str(table): None}, name="short", expires_at=soon(0.5), manager=manager)
-        assert (self.properties(table), short.tables[0].version) == (before, 1)
-        longer = take_pin(spark, {str(table): None}, name="longer", expires_at=soon(10), manager=manager)
-        raised = self.properties(table)
-        assert (raised[FILES], LOG in raised, longer.tables[0].version) == ("interval 264 hours", False, 2)
-        take_pin(spark, {str(table): None}, name="longest", expires_at=soon(100), manager=manager)
-        raised = self.properties(table)
-        assert raised[FILES] == raised[LOG] == "interval 2424 hours"
-        for name in ("longest", "longer"):
-            remove_pin(spark, str(table), name, manager=manager)
-            assert self.properties(table) == raised
-        remove_pin(spark, str(table), "short", manager=manager)
-        assert self.properties(table) == before
 
-    def test_stock_vacuum_spares_what_is_pinned(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-    ) -> None:
-        put(range(3))
-        with locked_all(spark, {str(table): None}, manager=manager):
-            spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval 0 hours')")
-        pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-        rewrite(LockedDeltaWriter(spark, manager, str(table)))
-        with locked_all(spark, {str(table): None}, manager=manager):
-            stock_vacuum(spark, table)
-            with pytest.raises(Exception, match="retention"):
-                stock_vacuum(spark, table, "RETAIN 0 HOURS")
-        assert keys_of(pinned_rows(spark, pin, str(table))) == [0, 1, 2]
-        # Control: with the table's own retention it takes them.
-        remove_pin(spark, str(table), "x", manager=manager)
-        with locked_all(spark, {str(table): None}, manager=manager):
-            stock_vacuum(spark, table)
-        with pytest.raises(Exception, match=r"(?i)retention|does not exist|FILE_NOT_EXIST"):
-            pinned_rows(spark, pin, str(table)).collect()
+def test_deletion_vectors_of_a_pinned_version_are_kept(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, copy_of: Callable[..., Path]
+) -> None:
+    copy_of(
+        "create table {t} using delta tblproperties ('delta.enableDeletionVectors' = 'true') as "
+        "select /*+ coalesce(1) */ id as key from range(100)",
+        "delete from {t} where key % 10 = 3",
+    )
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
+    writer.delete("key % 10 = 4")
+    # As if it had been written so long ago that it can be of no commit that is on its way.
+    with locked_all(spark, {str(table): None}, manager=manager):
+        spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval 0 hours')")
+    writer.update({"key": "key"})
+    vectors = {path.name for path in table.rglob("*.bin")}
+    assert len(vectors) == 2
+    vacuum(spark, str(table), retain=NOW, manager=manager)
+    assert len({path.name for path in table.rglob("*.bin")} & vectors) == 1
+    with locked_all(spark, {str(table): None}, manager=manager):
+        spark.sql(f"ALTER TABLE delta.`{table}` UNSET TBLPROPERTIES ('{FILES}')")
+    assert keys_of(pinned_rows(spark, pin, str(table))) == [key for key in range(100) if key % 10 != 3]
 
-    def test_what_has_expired_keeps_nothing_and_goes_with_the_next_vacuum(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-    ) -> None:
-        put(range(3))
-        pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(100), manager=manager)
-        PinFiles(HadoopFiles.of(spark), pin.tables[0].location).write(replace(pin, expires_at=BEGIN))
-        with pytest.raises(PinError, match="has expired on 2013"):
-            find_pin(spark, str(table), "x")
-        rewrite(LockedDeltaWriter(spark, manager, str(table)))
-        assert vacuum(spark, str(table), retain=NOW, manager=manager).files == 1
-        assert (list_pins(spark, str(table)), self.properties(table)) == ([], {})
 
-    def test_a_pinned_version_can_be_read_when_the_log_before_it_is_gone(
-        self, spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
-    ) -> None:
-        for key in range(3):
-            put([key])
-        pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
-        put([3])
-        for version in range(2):
-            (table / "_delta_log" / f"{version:020}.json").unlink()
-        assert elsewhere(table, pin.tables[0].version) == [0, 1, 2]
+def test_files_of_a_commit_that_is_on_its_way_are_spared_and_old_ones_of_none_are_not(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(3))
+    folder = next(table.glob("place=*"))
+    young, old = folder / "part-0-young.parquet", folder / "part-0-old.parquet"
+    for each in (young, old):
+        each.write_bytes(b"PAR1")
+    week = 8 * 24 * 3600
+    os.utime(old, (time.time() - week,) * 2)
+    result = vacuum(spark, str(table), retain=NOW, manager=manager)
+    assert (result.files, old.exists(), young.exists()) == (1, False, True)
+    assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
+
+
+def test_streams_go_on_beside_it(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
+) -> None:
+    bring("one", 0, *((key, key, "1") for key in range(20)))
+    pin = take_pin(spark, {str(table): "at"}, name="x", at=day(9), expires_at=soon(), manager=manager)
+    end, failed = threading.Event(), []
+
+    def sweep() -> None:
+        try:
+            while not end.is_set():
+                vacuum(spark, str(table), retain=NOW, manager=manager)
+        except Exception as error:
+            failed.append(error)
+
+    sweeper = threading.Thread(target=sweep)
+    sweeper.start()
+    for batch in range(1, 4):
+        bring("one", batch, *((key, key, str(batch + 1)) for key in range(20)))
+    end.set()
+    sweeper.join()
+    assert failed == []
+    vacuum(spark, str(table), retain=NOW, manager=manager)
+    found = spark.read.format("delta").load(str(table)).collect()
+    assert sorted((row["key"], row["value"]) for row in found) == [(key, "4") for key in range(20)]
+    assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(10))
+
+
+def properties(table: Path) -> dict[str, str]:
+    found = DeltaTable(str(table)).metadata().configuration
+    return {name: value for name, value in found.items() if name in (FILES, LOG, RETENTION_PROPERTY)}
+
+
+def test_it_is_raised_as_long_as_pins_need_it_and_then_what_it_was(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(3))
+    with locked_all(spark, {str(table): None}, manager=manager):
+        spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval 2 days')")
+    before = properties(table)
+    short = take_pin(spark, {str(table): None}, name="short", expires_at=soon(0.5), manager=manager)
+    assert (properties(table), short.tables[0].version) == (before, 1)
+    longer = take_pin(spark, {str(table): None}, name="longer", expires_at=soon(10), manager=manager)
+    raised = properties(table)
+    assert (raised[FILES], LOG in raised, longer.tables[0].version) == ("interval 264 hours", False, 2)
+    take_pin(spark, {str(table): None}, name="longest", expires_at=soon(100), manager=manager)
+    raised = properties(table)
+    assert raised[FILES] == raised[LOG] == "interval 2424 hours"
+    for name in ("longest", "longer"):
+        remove_pin(spark, str(table), name, manager=manager)
+        assert properties(table) == raised
+    remove_pin(spark, str(table), "short", manager=manager)
+    assert properties(table) == before
+
+
+def test_stock_vacuum_spares_what_is_pinned(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(3))
+    with locked_all(spark, {str(table): None}, manager=manager):
+        spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval 0 hours')")
+    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
+    rewrite(LockedDeltaWriter(spark, manager, str(table)))
+    with locked_all(spark, {str(table): None}, manager=manager):
+        stock_vacuum(spark, table)
+        with pytest.raises(Exception, match="retention"):
+            stock_vacuum(spark, table, "RETAIN 0 HOURS")
+    assert keys_of(pinned_rows(spark, pin, str(table))) == [0, 1, 2]
+    # Control: with the table's own retention it takes them.
+    remove_pin(spark, str(table), "x", manager=manager)
+    with locked_all(spark, {str(table): None}, manager=manager):
+        stock_vacuum(spark, table)
+    with pytest.raises(Exception, match=r"(?i)retention|does not exist|FILE_NOT_EXIST"):
+        pinned_rows(spark, pin, str(table)).collect()
+
+
+def test_what_has_expired_keeps_nothing_and_goes_with_the_next_vacuum(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(3))
+    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(100), manager=manager)
+    PinFiles(HadoopFiles.of(spark), pin.tables[0].location).write(replace(pin, expires_at=BEGIN))
+    with pytest.raises(PinError, match="has expired on 2013"):
+        find_pin(spark, str(table), "x")
+    rewrite(LockedDeltaWriter(spark, manager, str(table)))
+    assert vacuum(spark, str(table), retain=NOW, manager=manager).files == 1
+    assert (list_pins(spark, str(table)), properties(table)) == ([], {})
+
+
+def test_a_pinned_version_can_be_read_when_the_log_before_it_is_gone(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    for key in range(3):
+        put([key])
+    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
+    put([3])
+    for version in range(2):
+        (table / "_delta_log" / f"{version:020}.json").unlink()
+    assert elsewhere(table, pin.tables[0].version) == [0, 1, 2]
 
 
 def test_files_of_one_version_that_are_not_in_another(

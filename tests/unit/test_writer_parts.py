@@ -103,6 +103,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "locked_all",
         "pinned_rows",
         "remove_pin",
+        "rows_since",
         "stream_into",
         "take_pin",
         "vacuum",

@@ -18,7 +18,10 @@ from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.errors import TableError
 from writer_jobs.pins.moment import up_to
 
-_TIMES = "__sluice_times"
+CHANGE = "__CHANGE"
+"""Column of :func:`rows_since`."""
+
+_TIMES, _SAME = "__sluice_times", "__sluice_same"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +66,34 @@ def pinned_rows(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
     return rows if (condition := _condition(pin, pinned, rows.schema)) is None else rows.where(condition)
 
 
+def rows_since(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
+    """Return the rows of a pin's moment that have come since, or are gone.
+
+    What the pin keeps without those that are gone, and with the new ones, is what the newest version has of the moment.
+
+    Args:
+        spark: the session.
+        pin: see :func:`take_pin` and :func:`find_pin`.
+        table: location or name in the catalog.
+
+    Returns:
+        The columns of the pinned version, and ``__CHANGE``: ``new`` or ``gone``. A row that was replaced is there as
+        both. Columns that the table has got since are not there.
+
+    Raises:
+        PinError: the pin is of other tables, its version is not there any more, or a column of it.
+        TableError, StorageError: no such table, or it cannot be read.
+
+    """
+    difference = _Difference(spark, pin, table)
+    change = F.when(F.col(_TIMES) > 0, "new").otherwise("gone").alias(CHANGE)
+    each = F.explode(F.sequence(F.lit(1), F.abs(_TIMES))).alias(_TIMES)
+    rows = difference.times().where(F.col(_TIMES) != 0)
+    return rows.select(*map(quoted, difference.names), change, each).drop(_TIMES)
+
+
 def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
-    """Find out what has become of a pin's moment: rows of it that came later, or were changed.
+    """Find out what has become of a pin's moment: how many rows of it came later, or are gone.
 
     Only files that are in one of both versions are read, and only those whose statistics say that they may have rows of
     the moment.
@@ -79,31 +108,55 @@ def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
         TableError, StorageError: no such table, or it cannot be read.
 
     """
-    pinned = _pinned(spark, pin, table)
-    log = DeltaTableLog(spark, pinned.location)
-    newest = log.snapshot()
-    if newest.version == pinned.version:
-        files = 2 * VersionFiles(spark, newest).count()
-        return ChangedSince(
-            table=pinned.table, version=newest.version, rows_new=0, rows_gone=0, files=files, files_read=0
-        )
-    then, now = (_Side(spark, pin, pinned, each) for each in (_pinned_version(log, pin, pinned), newest))
-    names = then.schema.names
-    if missing := {name.lower() for name in names} - {name.lower() for name in now.schema.names}:
-        raise PinError(f"{pinned.table} has no column {', '.join(sorted(missing))} any more, but pin {pin.name} has")
-    gone, new = then.files.without(now.files), now.files.without(then.files)
-    rows = new.rows().where(now.condition).select(*_values(then.schema), F.lit(1).alias(_TIMES))
-    rows = rows.union(gone.rows().where(then.condition).select(*_values(then.schema), F.lit(-1).alias(_TIMES)))
-    times = rows.groupBy(*map(quoted, names)).agg(F.sum(_TIMES).alias(_TIMES))
-    found = times.agg(F.sum(F.greatest(_TIMES, F.lit(0))), F.sum(F.greatest(-F.col(_TIMES), F.lit(0)))).collect()[0]
+    difference = _Difference(spark, pin, table)
+    files_read = 0 if difference.is_none else difference.new.count() + difference.gone.count()
+    new, gone = 0, 0
+    if files_read:
+        more, less = (F.sum(F.greatest(sign * F.col(_TIMES), F.lit(0))) for sign in (1, -1))
+        new, gone = (number or 0 for number in difference.times().agg(more, less).collect()[0])
     return ChangedSince(
-        table=pinned.table,
-        version=newest.version,
-        rows_new=found[0] or 0,
-        rows_gone=found[1] or 0,
-        files=then.all_files + now.all_files,
-        files_read=new.count() + gone.count(),
+        table=difference.table,
+        version=difference.version,
+        rows_new=new,
+        rows_gone=gone,
+        files=difference.files,
+        files_read=files_read,
     )
+
+
+class _Difference:
+    """Of which files a table's newest version and the pinned one differ, in what belongs to the pin's moment."""
+
+    def __init__(self, spark: SparkSession, pin: Pin, table: str) -> None:
+        pinned = _pinned(spark, pin, table)
+        log = DeltaTableLog(spark, pinned.location)
+        newest = log.snapshot()
+        then, now = (_Side(spark, pin, pinned, each) for each in (_pinned_version(log, pin, pinned), newest))
+        self.table = pinned.table
+        self.version = newest.version
+        self.is_none = newest.version == pinned.version
+        self.names = then.schema.names
+        there = {name.lower() for name in now.schema.names}
+        if missing := [name for name in self.names if name.lower() not in there]:
+            raise PinError(f"{pinned.table} has no column {', '.join(missing)} any more, but pin {pin.name} has")
+        self.files = then.all_files + now.all_files
+        self.new, self.gone = now.files.without(then.files), then.files.without(now.files)
+        self._schema = then.schema
+        self._conditions = (now.condition, then.condition)
+
+    def times(self) -> DataFrame:
+        """Return each row of those files once, and how many times more often the newest version has it."""
+        # By these rows are grouped, whatever their types.
+        same = {f"{_SAME}{number}": comparable(field) for number, field in enumerate(self._schema)}
+        whole = list(map(quoted, self.names))
+        new, gone = (
+            files.rows()
+            .where(condition)
+            .select(*whole, *(value.alias(name) for name, value in same.items()), F.lit(sign).alias(_TIMES))
+            for files, condition, sign in zip((self.new, self.gone), self._conditions, (1, -1), strict=True)
+        )
+        first = (F.first(quoted(name)).alias(name) for name in self.names)
+        return new.union(gone).groupBy(*same).agg(*first, F.sum(_TIMES).alias(_TIMES)).drop(*same)
 
 
 def version_of(spark: SparkSession, pin: Pin, pinned: PinnedTable) -> TableState:
@@ -132,11 +185,6 @@ class _Side:
         self.all_files = files.count()
         self.files = files if condition is None else files.within(condition)
         self.condition = F.expr("true") if condition is None else condition
-
-
-def _values(schema: StructType) -> list[Column]:
-    """Return columns that can be grouped by, whatever their types."""
-    return [comparable(field).alias(field.name) for field in schema]
 
 
 def _pinned(spark: SparkSession, pin: Pin, table: str) -> PinnedTable:
