@@ -211,6 +211,9 @@ def test_rows_that_cannot_be_placed_are_refused(stream: Stream, table: Path, spa
     long_ago = {"newest_before": BEGIN, "watermark_delay": timedelta(800_000), "allowed_lateness": timedelta(900_000)}
     done = apply_rows(stream.writer, days, keys=["key"], event_time="day.of_it", **long_ago)
     assert (done.inserted, done.newest, done.watermark) == (1, BEGIN, datetime(1, 1, 1, tzinfo=UTC))
+    ends = [(1, date(1, 1, 3)), (1, date(9999, 12, 29))]
+    done = apply_rows(stream.writer, spark.createDataFrame(ends, days.schema), keys=["key"], event_time="day.of_it")
+    assert (done.inserted, done.newest) == (2, datetime(9999, 12, 29, tzinfo=UTC))
     assert not Path(f"{table}_late").exists()
 
 

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import Hold, LockCancelledError, ZookeeperLockManager
-from writer_jobs import ChangesResult, LockedDeltaWriter
+from writer_jobs import ChangesResult, LockedDeltaWriter, WriteFailedError
 from writer_jobs.streaming.query import BatchQuery
 
 pytestmark = pytest.mark.spark
@@ -39,10 +39,9 @@ class Queries:
     folder: Path
     eventually: Callable[..., None]
 
-    def compute(self, tasks: int) -> None:
-        """Have Spark work for so many twentieths of a second, or half of them; what is cancelled ends at once."""
-        rows = self.spark.range(0, tasks, 1, tasks)
-        rows.selectExpr("reflect('java.lang.Thread', 'sleep', 50L)").collect()
+    def rows(self, tasks: int) -> DataFrame:
+        """Rows, so many twentieths of a second of work in as many tasks: what is cancelled ends at once."""
+        return self.spark.range(0, tasks, 1, tasks).selectExpr("reflect('java.lang.Thread', 'sleep', 50L) AS slept")
 
     def busy(self) -> bool:
         return bool(self.spark.sparkContext.statusTracker().getActiveJobsIds())
@@ -81,15 +80,24 @@ def test_a_batch_that_has_no_lock_gives_up_and_one_that_has_it_ends(
     table, held, done = queries.writer.table, threading.Event(), []
 
     def computes(_: Holding) -> None:
-        queries.compute(20_000)
+        queries.rows(20_000).collect()
 
     with queries.stopped(computes, queries.busy) as running, pytest.raises(Exception, match="cancelled"):
         running.result(60)
 
+    queries.writer.append(queries.rows(1))
+
+    def writes(_: Holding) -> None:
+        queries.writer.append(queries.rows(20_000))
+
+    with queries.stopped(writes, queries.busy) as running, pytest.raises(WriteFailedError, match="cancelled"):
+        running.result(60)
+    assert queries.writer.log.head().version == 0
+
     def has_it(holding: Holding) -> None:
         with manager.acquire(table) as hold:
             holding(hold)
-            queries.compute(30)
+            queries.rows(30).collect()
             held.set()
         done.append("has it")
 
@@ -101,7 +109,7 @@ def test_a_batch_that_has_no_lock_gives_up_and_one_that_has_it_ends(
         with manager.acquire(table) as hold:
             holding(hold)
             hold.record_commit(7)
-        queries.compute(30)
+        queries.rows(30).collect()
         done.append("is committed")
 
     with queries.stopped(is_committed, queries.busy) as running:

@@ -28,7 +28,7 @@ from writer_jobs.commit.lock_target import LockTarget, rows_within
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.delta.moments import moment_of_micros
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.delta.table_log import TableState
+from writer_jobs.delta.table_log import Snapshot, TableState
 from writer_jobs.errors import SchemaMismatchError, WriteFailedError
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -140,7 +140,7 @@ def apply_rows(
             in_time = kind.prepared(kept.where(~is_too_late).drop(EVENT_MICROS))
             batch = ChangeBatch(in_time, spec, kind.folded_by, kind.preferred_by, ranged_by=event_time)
             open_ones.enter_context(closing(batch))
-            commit = _merged(writer, spec, kind, shape, state, batch, txn, options)
+            commit = _merged(writer, spec, kind, shape, snapshot, batch, txn, options)
             already_applied = commit is not None and commit.already_committed
             done = ChangesResult.of_batch(writer.table, kind, batch, commit, already_applied=already_applied)
         too_late = 0
@@ -209,20 +209,20 @@ def _merged(
     spec: ChangeSpec,
     kind: FirstRows | LatestRows,
     shape: TableShape,
-    before: TableState | None,
+    before: Snapshot,
     batch: ChangeBatch,
     txn: tuple[str, int] | None,
     options: WriteOptions,
 ) -> CommitResult | None:
     """Merge a batch into the table; None: the table has all of it, so that there is nothing to commit."""
     deadline = options.deadline(writer.manager)
-    state = shape.state(before, kind.row(batch), batch.rows.schema[SEQ].dataType, deadline)
+    state = shape.state(before.state, kind.row(batch), batch.rows.schema[SEQ].dataType, deadline)
     partitions = shape.partitions(batch.rows, state)
     with ExitStack() as open_ones:
         source = batch.rows
-        if before is not None and kind.rewrites_for_nothing:
+        if before.state is not None and kind.rewrites_for_nothing:
             # What others commit from here on the merge itself compares.
-            table = rows_within(source.sparkSession, LockTarget.of(writer.log, partitions), batch.bounds())
+            table = rows_within(source.sparkSession, LockTarget.of(writer.log, partitions, before), batch.bounds())
             source = open_ones.enter_context(closing(Kept.of(writer.table, kind.news(source, table), _THERE))).rows
             if source.isEmpty():
                 return None

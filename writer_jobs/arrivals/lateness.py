@@ -49,8 +49,10 @@ class Lateness:
 EVENT_MICROS = "__sluice_event_micros"
 """Column of :func:`with_micros`."""
 
-#: The event times that can be, in microseconds since the epoch: those of the years 1 to 9999.
-EVENT_RANGE = (FIRST_MICROS, LAST_MICROS)
+# In another time zone Python may not have the first and the last day.
+_EDGE = 2 * _DAY_MICROS
+#: The event times that can be, in microseconds since the epoch: those of the years 1 to 9999, but for a day or two.
+EVENT_RANGE = (FIRST_MICROS + _EDGE, LAST_MICROS - _EDGE)
 
 
 def is_event_time(kind: DataType) -> bool:
