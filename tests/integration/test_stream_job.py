@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -330,3 +331,9 @@ def test_a_program_of_ones_own_runs_a_stream(
     put("3", ("UA3", 3, 8, 100, 1))
     with pytest.raises(CheckpointError, match="not whole"):
         stream_into(writer, rows, **how)
+    # With Spark's part of a checkpoint gone a query begins anew, and our notes are of another one.
+    (tmp_path / "checkpoint" / "metadata").unlink()
+    for part in ("offsets", "commits", "sources"):
+        shutil.rmtree(tmp_path / "checkpoint" / part)
+    stream_into(writer, rows, **how, on_batch=lambda batch, done: told.append((batch, done.inserted)))
+    assert told[2:] == [(0, 1)]

@@ -77,8 +77,8 @@ class TableShape:
             if confuses(kind, given):
                 raise SchemaMismatchError(
                     table=self._writer.table,
-                    reason=f"{column} is {kind.simpleString()} in the table and {given.simpleString()} in the rows: "
-                    f"cast, different values of a key or a sequence could become one",
+                    reason=f"the column {column} is {kind.simpleString()}, and of values of type "
+                    f"{given.simpleString()} two could become one there, which a key or a sequence must not",
                 )
             prepared = prepared.withColumn(name, F.col(quoted(name)).cast(kind))
         return prepared
