@@ -57,9 +57,12 @@ SHARED_DRIVERS = {
         "test_apply_rows.py",
         "test_cdc_job.py",
         "test_debezium.py",
+        "test_late_rows.py",
         "test_pins.py",
+        "test_rows_among_writers.py",
         "test_snapshot_job.py",
         "test_stream_job.py",
+        "test_stream_stop.py",
     ),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),
 }

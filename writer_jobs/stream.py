@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -13,14 +13,11 @@ if __package__ in (None, ""):
 
 try:
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import StringType, TimestampType
 
     from lock_manager import Hold
     from writer_jobs.arrivals.result import RowsResult
     from writer_jobs.arrivals.stream import RowStream
     from writer_jobs.delta.hadoop_files import HadoopFiles
-    from writer_jobs.delta.sql_names import quoted
-    from writer_jobs.feeds.dead_letters import write_dead_letters
     from writer_jobs.job.row_sources import rows_of
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.stream_job_arguments import PROGRAM, StreamJobArguments, parse_arguments
@@ -44,21 +41,10 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
     claim_checkpoint(files, checkpoint, {**into.query, **source.name})
 
     def apply(found: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
-        with source.batch(found, txn[1]) as batch:
-            dead = 0 if batch.dead is None else write_dead_letters(writer, batch.dead, txn=txn, metadata=None)
-            rows = None if batch.rows is None else _with_moments(batch.rows, arguments.event_time)
-            return replace(into.apply(rows, txn, holding), dead_letters=dead)
+        return into.apply(partial(source.batch, found, txn[1]), txn, holding)
 
     with failing_store_is_a_failed_write(writer.table):
         run_stream(context, writer, source.frame, arguments.stream, apply)
-
-
-def _with_moments(rows: DataFrame, event_time: str) -> DataFrame:
-    """Read the event time as a timestamp if it is text, as in JSON it is; what is none fails."""
-    for field in rows.schema:
-        if field.name.lower() == event_time.lower() and isinstance(field.dataType, StringType):
-            return rows.withColumn(field.name, rows[quoted(field.name)].cast(TimestampType()))
-    return rows
 
 
 #: The job that ``spark-submit`` runs.

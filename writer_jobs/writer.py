@@ -72,6 +72,7 @@ class LockedDeltaWriter:
         self._cancelled = threading.Event()
         self._changed = threading.Condition()
         self._writes: list[BackgroundWrite] = []
+        self._beside: dict[str, LockedDeltaWriter] = {}
 
     @property
     def manager(self) -> LockManager:
@@ -419,6 +420,32 @@ class LockedDeltaWriter:
             of_table=True,
         )
 
+    def beside(self, suffix: str) -> LockedDeltaWriter:
+        """Return the writer of a table beside this one; :meth:`give_up` and :meth:`cancel` are of its writes, too.
+
+        Args:
+            suffix: of its location.
+
+        Raises:
+            TableError, StorageError: as for this one.
+
+        """
+        with self._changed:
+            if (known := self._beside.get(suffix)) is not None:
+                return known
+        made = LockedDeltaWriter(self._spark, self._manager, self.location.rstrip("/") + suffix)
+        with self._changed:
+            made = self._beside.setdefault(suffix, made)
+        if self._cancelled.is_set():
+            made.cancel()
+        return made
+
+    def give_up(self) -> None:
+        """Have what waits for the lock raise LockCancelledError; what has it goes on."""
+        self._manager.cancel(self.table)
+        for other in self._others():
+            other.give_up()
+
     def cancel(self) -> None:
         """Write no more, and end what is being written in other threads; return when that has ended.
 
@@ -427,6 +454,8 @@ class LockedDeltaWriter:
         thread that the handler starts: the interrupted thread may hold what is needed here.
         """
         self._cancelled.set()
+        for other in self._others():
+            other.cancel()
         while True:
             self._manager.cancel(self.table)
             with self._changed:
@@ -435,6 +464,10 @@ class LockedDeltaWriter:
                 if not self._changed.wait_for(lambda: not self._writes, CANCEL_AGAIN_SECONDS):
                     continue
             return
+
+    def _others(self) -> list[LockedDeltaWriter]:
+        with self._changed:
+            return list(self._beside.values())
 
     @contextmanager
     def _running(self, write: BackgroundWrite) -> Iterator[None]:

@@ -22,6 +22,7 @@ from writer_jobs import LockedDeltaWriter
 from writer_jobs.changes.application import Application
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.errors import ChangesError
+from writer_jobs.feeds.hbase import apply as hbase_apply
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.cells import CellRows
 from writer_jobs.feeds.hbase.decode import cells_of_avro, cells_of_json
@@ -188,7 +189,7 @@ def line(row: bytes, column: str, said: bytes | None, **more: Any) -> str:
 
 
 def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
-    feed: Feed, table: Path, spark: SparkSession
+    feed: Feed, table: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mapping = HBaseMapping.parsed(TYPED)
     key = b"no|" + struct.pack(">h", 260) + b"17"
@@ -229,9 +230,21 @@ def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
     found = {row["value"].decode(errors="surrogateescape"): row["reason"] for row in letters}
     assert found == bad
     assert letters[0]["origin"].startswith("file:")
-    # The same batch again: neither its cells nor its dead letters come twice.
+    # The same batch again: neither its cells nor its dead letters come twice. One that is killed behind the table's
+    # commit has them when it comes again.
     assert apply_cells(feed.writer, cells_of_json(messages, mapping), mapping, txn=("run", 1)).already_applied
     assert DeltaTable(f"{table}_dead_letters").version() == 0
+    killed = spark.createDataFrame([(good[0].encode(), "file:a"), (b"no", "file:b")], messages.schema)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(hbase_apply, "write_dead_letters", end_of_the_process)
+        apply_cells(feed.writer, cells_of_json(killed, mapping), mapping, txn=("run", 2))
+    assert DeltaTable(f"{table}_dead_letters").version() == 0
+    for _ in range(2):
+        again = apply_cells(feed.writer, cells_of_json(killed, mapping), mapping, txn=("run", 2))
+        assert (again.already_applied, again.dead_letters) == (True, 1)
+    letters = DeltaTable(f"{table}_dead_letters")
+    assert [letters.transaction_version(name) for name in ("run/dead_letters", "run")] == [2, None]
+    assert letters.to_pyarrow_table().num_rows == len(bad) + 1
 
 
 def test_events_of_hbases_kafka_proxy_are_cells(feed: Feed, table: Path, spark: SparkSession) -> None:

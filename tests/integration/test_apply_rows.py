@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from writer_jobs.arrivals.kinds import LatestRows
 from writer_jobs.arrivals.result import RowsResult
 from writer_jobs.changes.kind import RowKind
 from writer_jobs.commit.merge import LockedMerge
-from writer_jobs.errors import ChangesError, WriteFailedError
+from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
 
 pytestmark = pytest.mark.spark
 
@@ -53,18 +54,24 @@ class Model:
 
     def apply(self, batch: Iterable[Row]) -> tuple[int, int]:
         """Apply a batch; return how many are late and too late."""
-        before, batch, late = self.newest, list(batch), 0
-        aside = [each for each in batch if before is not None and each[1] < before - ALLOWED]
+        before, batch, late, behind = self.newest, list(batch), 0, []
         for each in batch:
             if before is not None and each[1] < before - ALLOWED:
+                behind.append(each)
                 continue
             late += before is not None and each[1] < before - DELAY
             there = self.rows.setdefault(each[:2], each)
             if self.latest and each[3] > there[3]:
                 self.rows[each[:2]] = each
+        aside = [each for each in behind if not self.has(each)]
         self.too_late += aside
         self.newest = max(each[1] for each in batch) if before is None else max(before, *(each[1] for each in batch))
         return late, len(aside)
+
+    def has(self, row: Row) -> bool:
+        """Whether a row is there, as new or newer."""
+        there = self.rows.get(row[:2])
+        return there is not None and (not self.latest or there[3] >= row[3])
 
 
 def arrivals(number: int, batches: int, versions: int) -> list[list[Row]]:
@@ -166,16 +173,29 @@ def test_late_rows_rewrite_the_files_that_have_older_versions_and_look_into_no_o
 
 
 def test_streams_with_the_same_rows_have_each_of_them_once_in_the_table(
-    spark: SparkSession, make_manager: Callable[..., ZookeeperLockManager], stream: Stream, table: Path
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    make_manager: Callable[..., ZookeeperLockManager],
+    stream: Stream,
+    table: Path,
+    eventually: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """All have compared their rows with the table before the first one commits: the others do so again."""
+    caplog.set_level(logging.INFO)
     rows = [row(key, key / 4) for key in range(120)]
     stream.apply(rows[:3])
     others = [Stream(spark, make_manager(timeout_seconds=300), table) for _ in range(4)]
     with ThreadPoolExecutor(len(others)) as pool:
-        given = [random.Random(SEED + number).sample(rows, 100) for number in range(len(others))]
-        done = list(pool.map(Stream.apply, others, given))
+        with manager.acquire(stream.writer.table):
+            given = [random.Random(SEED + number).sample(rows, 100) for number in range(len(others))]
+            done = [pool.submit(Stream.apply, other, sample) for other, sample in zip(others, given, strict=True)]
+            waiting = len(others) + 1
+            eventually(lambda: len(manager.queue(stream.writer.table)) == waiting, within=120, what="all at the gate")
+        inserted = sum(each.result().inserted for each in done)
     there = rows_of(table)
-    assert len({each[0] for each in there}) == len(there) == 3 + sum(each.inserted for each in done)
+    assert len({each[0] for each in there}) == len(there) == 3 + inserted
+    assert caplog.text.count("writing again: ") == len(others) - 1
 
 
 def test_rows_that_cannot_be_placed_are_refused(stream: Stream, table: Path, spark: SparkSession) -> None:
@@ -184,7 +204,43 @@ def test_rows_that_cannot_be_placed_are_refused(stream: Stream, table: Path, spa
     nameless = spark.createDataFrame([(1, None, "2013-01", 1, "x")], SCHEMA)
     with pytest.raises(ChangesError, match="key=1"):
         apply_rows(stream.writer, nameless, **HOW)
-    days = spark.createDataFrame([(1, date(2013, 1, 1))], "key long, day date")
-    done = apply_rows(stream.writer, days, keys=["key"], event_time="day")
-    assert (done.inserted, done.newest) == (1, BEGIN)
+    beyond = spark.sql("SELECT 1L key, timestamp'+10000-01-01' at")
+    with pytest.raises(ChangesError, match="event time at of a row is before the year 1, or after"):
+        apply_rows(stream.writer, beyond, keys=["key"], event_time="at")
+    days = spark.createDataFrame([(1, date(2013, 1, 1))], "key long, `day.of_it` date")
+    long_ago = {"newest_before": BEGIN, "watermark_delay": timedelta(800_000), "allowed_lateness": timedelta(900_000)}
+    done = apply_rows(stream.writer, days, keys=["key"], event_time="day.of_it", **long_ago)
+    assert (done.inserted, done.newest, done.watermark) == (1, BEGIN, datetime(1, 1, 1, tzinfo=UTC))
+    ends = [(1, date(1, 1, 3)), (1, date(9999, 12, 29))]
+    done = apply_rows(stream.writer, spark.createDataFrame(ends, days.schema), keys=["key"], event_time="day.of_it")
+    assert (done.inserted, done.newest) == (2, datetime(9999, 12, 29, tzinfo=UTC))
     assert not Path(f"{table}_late").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ("key LONG, at DATE) USING delta", "column at is date, and of values of type timestamp two could become one"),
+        ("key LONG, at STRING) USING delta", "event time at is no timestamp and no date in the table, but string"),
+        ("key INT, at TIMESTAMP, month STRING) USING delta PARTITIONED BY (month)", "no column month, by which"),
+        (
+            "key LONG, at TIMESTAMP, day DATE GENERATED ALWAYS AS (CAST(at AS DATE))) USING delta PARTITIONED BY (day)",
+            "no column day, by which .* even if Delta could generate it",
+        ),
+        ("key TIMESTAMP_NTZ, at TIMESTAMP) USING delta", "column key is timestamp_ntz"),
+    ],
+)
+def test_a_table_in_which_other_rows_would_be_one_is_refused(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    copy_of: Callable[..., Path],
+    versions: Callable[[Path], list[str]],
+    columns: str,
+    says: str,
+) -> None:
+    table = copy_of(f"CREATE TABLE {{t}} ({columns}")
+    key = "timestamp'2013-01-01'" if "_NTZ" in columns else "1L"
+    rows = spark.sql(f"SELECT {key} key, timestamp'2013-01-01' at")
+    with pytest.raises(SchemaMismatchError, match=says):
+        apply_rows(LockedDeltaWriter(spark, manager, str(table)), rows, keys=["key"], event_time="at")
+    assert len(versions(table)) == 1

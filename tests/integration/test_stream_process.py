@@ -51,7 +51,10 @@ def recomputed(batches: list[pd.DataFrame]) -> tuple[pd.DataFrame, pd.DataFrame]
     for batch in batches:
         too_late = batch["time_hour"] < newest - ALLOWED if newest is not None else pd.Series(False, index=batch.index)
         kept.append(batch[~too_late])
-        aside.append(batch[too_late])
+        # A repetition of what the table has is not set aside.
+        known = pd.concat(kept).groupby(KEY)["version"].max().rename("known")
+        told = batch[too_late].join(known, on=KEY)
+        aside.append(told[~(told["known"] >= told["version"])].drop(columns="known"))
         newest = max(each for each in (newest, batch["time_hour"].max()) if each is not None)
     rows = pd.concat(kept).sort_values("version", kind="stable").drop_duplicates(KEY, keep="last")
     return rows, pd.concat(aside)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
+from writer_jobs.arrivals.kinds import FirstRows
 from writer_jobs.changes.result import moment_of
+from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.stream_arguments import StreamArguments
@@ -54,6 +56,12 @@ def test_a_sequence_is_a_moment_if_it_is_one_or_a_day_s_begin() -> None:
     assert 0 <= time.time() - (moment_of(now.date()) or 0) < 90_000
     others: list[Any] = [None, 7, "2026-11-01", Row(position=7), ()]
     assert [moment_of(each) for each in others] == [None] * 5
+
+
+def test_only_changes_are_remembered_beside_the_table() -> None:
+    of_changes = {"remembered", "noted", "without_expired"}
+    assert of_changes <= set(dir(NewestRows))
+    assert not of_changes & set(dir(FirstRows))
 
 
 def test_of_a_stream_the_report_has_the_last_commits_and_totals(capsys: pytest.CaptureFixture[str]) -> None:

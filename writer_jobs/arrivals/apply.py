@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,23 +13,26 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
 from lock_manager.commit_stamp import WATERMARK
-from lock_manager.deadline import Deadline
 from writer_jobs.arrivals.kinds import FirstRows, LatestRows
-from writer_jobs.arrivals.lateness import EVENT_MICROS, Lateness, has_event_time, moment_of_micros, with_micros
+from writer_jobs.arrivals.lateness import EVENT_MICROS, EVENT_RANGE, Lateness, is_event_time, with_micros
 from writer_jobs.arrivals.result import RowsResult
+from writer_jobs.arrivals.too_late import set_aside
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.kept import Kept
 from writer_jobs.changes.parts import T
 from writer_jobs.changes.result import ChangesResult
-from writer_jobs.changes.rows_beside import write_beside
-from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
+from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.changes.table_shape import TableShape, refuse_unknown
 from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.lock_target import LockTarget, rows_within
 from writer_jobs.commit.locked_operation import WriteOptions
-from writer_jobs.errors import WriteFailedError
+from writer_jobs.delta.moments import moment_of_micros
+from writer_jobs.delta.sql_names import quoted
+from writer_jobs.delta.table_log import Snapshot, TableState
+from writer_jobs.errors import SchemaMismatchError, WriteFailedError
 from writer_jobs.writer import LockedDeltaWriter
 
-_SUFFIX = "_late"
+_THERE = "rows of the table"
 
 
 def apply_rows(
@@ -57,12 +60,16 @@ def apply_rows(
 
     The table itself is what is remembered of earlier rows, so that nothing is ever forgotten. What can have a batch's
     keys is found by the files' statistics: only files in the batch's partitions, and within the ranges in which its
-    event times and its other keys are, are read; only those with a row that gets a newer version are rewritten.
+    event times and its other keys are, are read. With ``sequence_by`` the rows in these files are compared before the
+    merge, so that a repetition rewrites no file; only files with a row that gets a newer version are rewritten.
 
     A row's key has its event time, and the table's partition columns, in it: versions of a row have these in common.
 
-    What it does **not** promise: that of two rows with one key that say different things, and have no sequence, the one
-    that was sent first stays. It is the one that comes in an earlier batch.
+    Rows that are too late are written after the table's commit: what is refused leaves none. Of these a repetition of a
+    row in the table is left out; a row that is in ``<location>_late`` only, and comes again, is there again.
+
+    What it does **not** promise, without ``sequence_by``: of two rows with one key that say different things, that the
+    one that was sent first stays. The one stays that comes in the earlier batch; within a batch, any of the two.
 
     Args:
         writer: of the table, which is made if there is nothing at its location.
@@ -71,94 +78,122 @@ def apply_rows(
         event_time: column with the moment, or the day, at which the row happened.
         sequence_by: column, or SQL, of which the largest value of a key counts; as for
             :func:`writer_jobs.apply_changes`. None: the row that comes first.
-        newest_before: the newest event time that came before, by which rows are late; None: none is.
+        newest_before: the newest event time that came before, by which rows are late; None: none is. Give this, and the
+            two that follow, again as they were when a batch with ``txn`` is tried again.
         watermark_delay: by how much a row may be older than that, without being counted as late.
         allowed_lateness: what is older than that by more goes to ``<location>_late``; None: nothing does.
         schema_evolution: as for :func:`writer_jobs.apply_changes`, like all that follows.
         partition_by: likewise.
-        txn: likewise; with it rows that are too late are written once, too.
+        txn: likewise; with it rows that are too late are written once, too, also if the table has the transaction and
+            the process was killed before they were written.
         lock_timeout_seconds: likewise; the lock is asked for when the rows are ready to be committed.
         metadata: likewise.
         before_write: likewise.
 
     Raises:
         ValueError: arguments that contradict each other.
-        ChangesError: the rows lack a column, a key is null, or two rows have one sequence.
-        SchemaMismatchError: they do not fit the table.
+        ChangesError: the rows lack a column, a key is null, an event time is beyond the years 1 to 9999, or two rows
+            have one sequence and say different things.
+        SchemaMismatchError: they do not fit the table, or lack one of its partition columns.
         SluiceError: see :meth:`LockedDeltaWriter.append`.
 
     """
-    state = writer.log.state()
+    snapshot = writer.log.snapshot()
+    state = snapshot.state
+    already_applied = txn is not None and snapshot.last_transaction(txn[0]) >= txn[1]
     partitioned_by = tuple(partition_by) if state is None else state.partition_columns
+    _refuse_without(writer.table, rows, partitioned_by)
     names = {name.lower(): name for name in (*keys, event_time, *partitioned_by)}
-    spec = ChangeSpec.of(writer.table, keys=list(names.values()), sequence_by=sequence_by or event_time)
+    spec = ChangeSpec.of(writer.table, keys=list(names.values()), sequence_by=sequence_by or quoted(event_time))
     spec = spec.of_changes(rows)
     columns = spec.columns(rows)
     (event_time,) = (name for name in columns if name.lower() == event_time.lower())
-    if not has_event_time(rows.schema, event_time):
-        kind = rows.schema[event_time].dataType.simpleString()
-        raise spec.misfit(f"the event time {event_time} is no timestamp and no date, but {kind}")
+    _refuse_other_than_event_time(spec, state, rows, event_time)
     if not schema_evolution and state is not None:
         refuse_unknown(writer.table, state, columns, "rows")
     lateness = Lateness(watermark_delay=watermark_delay, allowed=allowed_lateness)
+    kind = (FirstRows if sequence_by is None else LatestRows)(spec, columns)
+    shape = TableShape(
+        rows.sparkSession, writer, spec, kind, evolves=schema_evolution, partition_by=tuple(partition_by)
+    )
     with ExitStack() as open_ones:
         # Read once: a topic may have more the next time.
-        kept = open_ones.enter_context(
-            closing(Kept.of(spec, with_micros(spec.prepared(rows), event_time), "rows"))
-        ).rows
+        fitted = with_micros(shape.fitted(spec.prepared(rows), state), event_time)
+        kept = open_ones.enter_context(closing(Kept.of(writer.table, fitted, "rows"))).rows
         is_too_late = lateness.is_too_late(newest_before)
-        arrived, late, micros = kept.agg(
-            F.count("*"), F.count_if(lateness.is_late(newest_before) & ~is_too_late), F.max(EVENT_MICROS)
+        arrived, late, behind, *ends = kept.agg(
+            F.count("*"),
+            F.count_if(lateness.is_late(newest_before) & ~is_too_late),
+            F.count_if(is_too_late),
+            F.min(EVENT_MICROS),
+            F.max(EVENT_MICROS),
         ).collect()[0]
-        found = moment_of_micros(micros)
-        newest = max((each for each in (newest_before, found) if each is not None), default=None)
-        too_late = _set_aside(writer, kept, lateness, newest_before, txn, metadata)
-        kind = (FirstRows if sequence_by is None else LatestRows)(spec, columns)
-        shape = TableShape(
-            rows.sparkSession, writer, spec, kind, evolves=schema_evolution, partition_by=tuple(partition_by)
-        )
-        in_time = kind.prepared(shape.fitted(kept.where(~is_too_late).drop(EVENT_MICROS)))
-        batch = ChangeBatch(in_time, spec, kind.folded_by, kind.preferred_by, ranged_by=event_time)
-        open_ones.enter_context(closing(batch))
+        newest = _newest(spec, event_time, newest_before, ends)
         options = WriteOptions(
+            hold="commit" if state is None or state.is_serializable else "write",
             lock_timeout_seconds=lock_timeout_seconds,
             metadata={**(metadata or {}), **_noted(lateness, newest, txn)},
             before_write=before_write,
         )
-        commit = _merged(writer, spec, kind, shape, batch, txn, options) if batch.folded else None
-        done = ChangesResult.of_batch(
-            writer.table, kind, batch, commit, already_applied=commit is not None and commit.already_committed
-        )
+        done = ChangesResult.of_nothing(writer.table)
+        if not already_applied and behind < arrived:
+            in_time = kind.prepared(kept.where(~is_too_late).drop(EVENT_MICROS))
+            batch = ChangeBatch(in_time, spec, kind.folded_by, kind.preferred_by, ranged_by=event_time)
+            open_ones.enter_context(closing(batch))
+            commit = _merged(writer, spec, kind, shape, snapshot, batch, txn, options)
+            already_applied = commit is not None and commit.already_committed
+            done = ChangesResult.of_batch(writer.table, kind, batch, commit, already_applied=already_applied)
+        too_late = 0
+        if behind and newest_before is not None:
+            aside = kept.where(is_too_late).drop(EVENT_MICROS)
+            beside = replace(options.after(writer.manager, done.commit), metadata=metadata)
+            too_late = set_aside(writer, spec, kind, aside, event_time, newest_before, txn, beside)
     return RowsResult(
         table=writer.table,
         version=done.version,
-        already_applied=done.already_applied,
+        already_applied=already_applied,
         arrived=arrived,
-        repeated=0 if done.already_applied else done.changes - done.inserted - done.updated,
+        repeated=behind - too_late + (0 if already_applied else done.changes - done.inserted - done.updated),
         late=late,
         too_late=too_late,
         inserted=done.inserted,
         updated=done.updated,
         newest=newest,
         watermark=lateness.watermark(newest),
-        commit=commit,
+        commit=done.commit,
     )
 
 
-def _set_aside(
-    writer: LockedDeltaWriter,
-    rows: DataFrame,
-    lateness: Lateness,
-    newest: datetime | None,
-    txn: tuple[str, int] | None,
-    metadata: Mapping[str, Any] | None,
-) -> int:
-    """Write the rows that are too late after this newest event time into a table of their own; return how many."""
-    if newest is None or lateness.allowed is None:
-        return 0
-    too_late = rows.where(lateness.is_too_late(newest)).drop(EVENT_MICROS, SEQ, DELETED)
-    notes = {"__ARRIVED_AT": F.timestamp_seconds(F.lit(time.time())), "__NEWEST_EVENT_TIME": F.lit(newest)}
-    return write_beside(writer, _SUFFIX, too_late, notes, txn=txn, metadata=metadata)
+def _refuse_without(table: str, rows: DataFrame, partitioned_by: Collection[str]) -> None:
+    """Make sure that rows have a table's partition columns."""
+    has = {name.lower() for name in rows.columns}
+    if lost := [name for name in partitioned_by if name.lower() not in has]:
+        raise SchemaMismatchError(
+            table=table,
+            reason=f"the rows have no column {', '.join(lost)}, by which the table is partitioned: add it to the rows, "
+            "even if Delta could generate it",
+        )
+
+
+def _refuse_other_than_event_time(spec: ChangeSpec, state: TableState | None, rows: DataFrame, event_time: str) -> None:
+    """Make sure that a column has moments or days, in the rows and in the table."""
+    if not is_event_time(given := rows.schema[event_time].dataType):
+        raise spec.misfit(f"the event time {event_time} is no timestamp and no date, but {given.simpleString()}")
+    there = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
+    if not is_event_time(kind := there.get(event_time.lower(), given)):
+        raise SchemaMismatchError(
+            table=spec.table,
+            reason=f"the event time {event_time} is no timestamp and no date in the table, but {kind.simpleString()}",
+        )
+
+
+def _newest(spec: ChangeSpec, event_time: str, before: datetime | None, ends: Sequence[int | None]) -> datetime | None:
+    """Return the newest of event times, of which the first and the last are given, and of those before."""
+    least, most = EVENT_RANGE
+    found = [micros for micros in ends if micros is not None]
+    if any(not least <= micros <= most for micros in found):
+        raise spec.misfit(f"the event time {event_time} of a row is before the year 1, or after the year 9999")
+    return max((each for each in (before, *map(moment_of_micros, found)) if each is not None), default=None)
 
 
 def _noted(lateness: Lateness, newest: datetime | None, txn: tuple[str, int] | None) -> dict[str, Any]:
@@ -174,26 +209,34 @@ def _merged(
     spec: ChangeSpec,
     kind: FirstRows | LatestRows,
     shape: TableShape,
+    before: Snapshot,
     batch: ChangeBatch,
     txn: tuple[str, int] | None,
     options: WriteOptions,
-) -> CommitResult:
-    seconds = options.lock_timeout_seconds
-    deadline = Deadline(writer.manager.settings.timeout_seconds if seconds is None else seconds)
-    state = shape.state(kind.row(batch), batch.rows.schema[SEQ].dataType, deadline)
+) -> CommitResult | None:
+    """Merge a batch into the table; None: the table has all of it, so that there is nothing to commit."""
+    deadline = options.deadline(writer.manager)
+    state = shape.state(before.state, kind.row(batch), batch.rows.schema[SEQ].dataType, deadline)
     partitions = shape.partitions(batch.rows, state)
-    merge = kind.merge(writer, batch.rows, batch.bounds(T))
-    try:
-        result: CommitResult = merge.execute(
-            lock="table" if partitions is None else list(partitions),
-            hold="commit",
-            lock_timeout_seconds=deadline.remaining(),
-            metadata=options.metadata,
-            before_write=options.before_write,
-            txn=txn,
-        )
-    except WriteFailedError as error:
-        if refusal := spec.refusal_in(error):
-            raise refusal from error
-        raise
+    with ExitStack() as open_ones:
+        source = batch.rows
+        if before.state is not None and kind.rewrites_for_nothing:
+            # What others commit from here on the merge itself compares.
+            table = rows_within(source.sparkSession, LockTarget.of(writer.log, partitions, before), batch.bounds())
+            source = open_ones.enter_context(closing(Kept.of(writer.table, kind.news(source, table), _THERE))).rows
+            if source.isEmpty():
+                return None
+        try:
+            result: CommitResult = kind.merge(writer, source, batch.bounds(T)).execute(
+                lock="table" if partitions is None else list(partitions),
+                hold=options.hold,
+                lock_timeout_seconds=deadline.remaining(),
+                metadata=options.metadata,
+                before_write=options.before_write,
+                txn=txn,
+            )
+        except WriteFailedError as error:
+            if refusal := spec.refusal_in(error):
+                raise refusal from error
+            raise
     return result

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField, StructType
 
 from writer_jobs.changes.kind import OfRows
-from writer_jobs.changes.parts import S, T, content_hash, matched, of
+from writer_jobs.changes.parts import S, T, all_of, comparable, content_hash, matched, of, without_known
 from writer_jobs.changes.scd1 import NewestRows
-from writer_jobs.changes.spec import END, START, ChangeSpec, keeps_history
+from writer_jobs.changes.spec import DELETED, END, SEQ, START, ChangeSpec, keeps_history
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
@@ -29,6 +30,8 @@ class FirstRows(OfRows):
 
     sequence: str | None = None
     preferred_by = _CONTENT
+    #: Whether a merge rewrites files for rows that change nothing.
+    rewrites_for_nothing = False
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         super().__init__(spec, columns)
@@ -48,6 +51,10 @@ class FirstRows(OfRows):
         """Return nothing: the rows have no sequence."""
         return []
 
+    def news(self, rows: DataFrame, table: DataFrame) -> DataFrame:
+        """Leave out rows whose keys a table has."""
+        return without_known(rows, table, self._spec.keys, F.expr("true"))
+
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
         """Return the merge of the rows into the table, whose rows that matter are ``within``."""
         values = {quoted(name): of(S, name) for name in self._columns}
@@ -61,6 +68,27 @@ class FirstRows(OfRows):
 class LatestRows(NewestRows):
     """Of rows with one key the one with the largest sequence counts, whenever it comes; none is ever deleted."""
 
+    #: Delta rewrites each file that has a match, also of a row that is not newer.
+    rewrites_for_nothing = True
+
     def prepared(self, rows: DataFrame) -> DataFrame:
         """Return what :meth:`ChangeSpec.prepared` returns."""
         return rows
+
+    def news(self, rows: DataFrame, table: DataFrame) -> DataFrame:
+        """Leave out rows of which a table has the key and a larger sequence, or the same one and the same row.
+
+        What has the sequence of the table's row, and says something else, stays: :meth:`merge` refuses it.
+        """
+        there = {name.lower() for name in table.columns}
+        if self.sequence.lower() not in there:
+            return rows
+
+        def is_same(field: StructField) -> Column:
+            if field.name.lower() not in there:
+                return of(S, field.name).isNull()
+            return comparable(field, S).eqNullSafe(comparable(field, T))
+
+        new, known = of(S, SEQ), of(T, self.sequence)
+        same = all_of(is_same(field) for field in rows.schema if field.name not in (SEQ, DELETED))
+        return without_known(rows, table, self._spec.keys, (new < known) | ((new == known) & same))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
+from writer_jobs.arrivals.lateness import Lateness
 from writer_jobs.commit.held_write import CommitResult
 
 #: What a batch of rows counts, by its name.
@@ -22,15 +23,16 @@ class RowsResult:
         version: of the table that has them; None if there was nothing to do, or they were there before (``txn``).
         already_applied: the table had this transaction already.
         arrived: how many rows there were.
-        repeated: those whose key came before, in the batch or in the table, as new or newer.
+        repeated: those whose key came before, in the batch or in the table, as new or newer; also if they are too late.
         late: those older than the watermark, but not too late.
-        too_late: those in ``<location>_late``, older than what was agreed.
+        too_late: those in ``<location>_late``, older than what was agreed, and not in the table.
         inserted: rows that are new in the table.
         updated: rows that were replaced by newer ones.
         newest: the newest event time, of this batch and of before; None if there is none.
-        watermark: the newest event time without the watermark's delay: rows that are older count as late from here on.
+        watermark: the newest event time, less the watermark's delay: rows that are older count as late from here on.
         commit: of the table; None if there was nothing to do.
-        dead_letters: messages that could not be read.
+        dead_letters: messages that could not be read, and rows without a key or an event time, of a source that nobody
+            can mend.
 
     """
 
@@ -49,11 +51,13 @@ class RowsResult:
     dead_letters: int = 0
 
     @classmethod
-    def of_nothing(cls, table: str, newest: datetime | None, watermark_delay: timedelta) -> RowsResult:
-        """Return what became of a batch without rows."""
+    def of_nothing(
+        cls, table: str, newest: datetime | None, lateness: Lateness, *, already_applied: bool = False
+    ) -> RowsResult:
+        """Return what became of a batch without rows, or of one that was done before."""
         return cls(
-            table=table, version=None, already_applied=False, arrived=0, repeated=0, late=0, too_late=0, inserted=0,
-            updated=0, newest=newest, watermark=None if newest is None else newest - watermark_delay, commit=None,
+            table=table, version=None, already_applied=already_applied, arrived=0, repeated=0, late=0, too_late=0,
+            inserted=0, updated=0, newest=newest, watermark=lateness.watermark(newest), commit=None,
         )  # fmt: skip
 
     @property

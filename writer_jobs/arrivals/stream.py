@@ -4,21 +4,41 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from pyspark.sql import DataFrame
 
 from lock_manager import Hold
 from writer_jobs.arrivals.apply import apply_rows
+from writer_jobs.arrivals.lateness import Lateness
 from writer_jobs.arrivals.result import RowsResult
 from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.moments import MICROSECOND
+from writer_jobs.feeds.dead_letters import write_dead_letters
 from writer_jobs.streaming.checkpoint import EventClock, claim_checkpoint
 from writer_jobs.streaming.query import AVAILABLE_NOW, BatchQuery
 from writer_jobs.writer import LockedDeltaWriter
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RowBatch:
+    """What a micro-batch has.
+
+    Attributes:
+        rows: those that could be read; None: there is nothing.
+        dead: what could not, as :func:`write_dead_letters` takes it; None: nothing.
+
+    """
+
+    rows: DataFrame | None
+    dead: DataFrame | None = None
 
 
 class RowStream:
@@ -47,11 +67,16 @@ class RowStream:
             "table": self._writer.table,
         }
 
-    def apply(self, rows: DataFrame | None, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
-        """Apply a batch.
+    def apply(
+        self,
+        read: Callable[[], AbstractContextManager[RowBatch]],
+        txn: tuple[str, int],
+        holding: Callable[[Hold], None],
+    ) -> RowsResult:
+        """Apply a batch: its rows, then its dead letters. One that is done is not read again.
 
         Args:
-            rows: the batch; None: it has none.
+            read: returns the batch.
             txn: its transaction, with its number.
             holding: called under the lock.
 
@@ -60,13 +85,57 @@ class RowStream:
             SluiceError: see :func:`writer_jobs.apply_rows`.
 
         """
-        before = self._clock.before(txn[1])
-        if rows is None:
-            done = RowsResult.of_nothing(self._writer.table, before, self._how["watermark_delay"])
-        else:
-            done = apply_rows(self._writer, rows, **self._how, newest_before=before, txn=txn, before_write=holding)
-        self._clock.after(txn[1], done.newest)
+        number = txn[1]
+        if self._clock.is_done(txn):
+            return RowsResult.of_nothing(
+                self._writer.table, self._clock.before(number + 1), self._lateness, already_applied=True
+            )
+        before = self._clock.before(number)
+        lateness = _lateness_of(self._clock.begun(txn, _noted(self._lateness)))
+        with read() as batch:
+            done = RowsResult.of_nothing(self._writer.table, before, lateness)
+            if batch.rows is not None:
+                done = self._applied(batch.rows, before, lateness, txn, holding)
+            if batch.dead is not None:
+                options = WriteOptions(
+                    lock_timeout_seconds=self._how.get("lock_timeout_seconds"), metadata=self._how.get("metadata")
+                )
+                left = options.after(self._writer.manager, done.commit)
+                done = replace(done, dead_letters=write_dead_letters(self._writer, batch.dead, txn, left))
+        self._clock.after(txn, done.newest)
         return done
+
+    def _applied(
+        self,
+        rows: DataFrame,
+        before: datetime | None,
+        lateness: Lateness,
+        txn: tuple[str, int],
+        holding: Callable[[Hold], None],
+    ) -> RowsResult:
+        how = {**self._how, "watermark_delay": lateness.watermark_delay, "allowed_lateness": lateness.allowed}
+        return apply_rows(self._writer, rows, **how, newest_before=before, txn=txn, before_write=holding)
+
+    @property
+    def _lateness(self) -> Lateness:
+        return Lateness(watermark_delay=self._how["watermark_delay"], allowed=self._how["allowed_lateness"])
+
+
+def _noted(lateness: Lateness) -> dict[str, int | None]:
+    """Return what is late as JSON has it: in microseconds."""
+    allowed = lateness.allowed
+    return {
+        "watermark_delay_us": lateness.watermark_delay // MICROSECOND,
+        "allowed_lateness_us": None if allowed is None else allowed // MICROSECOND,
+    }
+
+
+def _lateness_of(noted: Mapping[str, Any]) -> Lateness:
+    allowed = noted["allowed_lateness_us"]
+    return Lateness(
+        watermark_delay=noted["watermark_delay_us"] * MICROSECOND,
+        allowed=None if allowed is None else allowed * MICROSECOND,
+    )
 
 
 def stream_into(
@@ -94,8 +163,9 @@ def stream_into(
         stream_into(writer, rows, checkpoint="s3a://lake/_streams/departures", keys=["flight"],
                     event_time="departed_at", trigger="10 seconds")
 
-    Killed at any point and started again with the same checkpoint it applies each micro-batch exactly once. Ctrl-C lets
-    a batch that has its lock come to its end, and one that waits for it give up.
+    Killed at any point and started again with the same checkpoint it applies each micro-batch exactly once; one that
+    was begun is decided with the lateness that it was begun with. Ctrl-C lets a batch that has its lock come to its
+    end, and one that computes, or waits for it, give up.
 
     Args:
         writer: of the table, which is made if there is nothing at its location.
@@ -135,7 +205,7 @@ def stream_into(
     claim_checkpoint(files, checkpoint, into.query)
 
     def apply(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
-        done = into.apply(batch, txn, holding)
+        done = into.apply(lambda: nullcontext(RowBatch(batch)), txn, holding)
         if on_batch is not None:
             on_batch(txn[1], done)
         return done

@@ -12,7 +12,6 @@ from pyspark.sql.types import StructType
 
 from lock_manager import SluiceError
 from lock_manager.commit_stamp import CHANGES
-from lock_manager.deadline import Deadline
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.kind import Kind
 from writer_jobs.changes.parts import T
@@ -22,7 +21,7 @@ from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.changes.table_shape import TableShape, lock_on
 from writer_jobs.changes.unfinished import Note, Notes, names_of
 from writer_jobs.commit.held_write import CommitResult
-from writer_jobs.commit.lock_target import Lock, LockTarget, Partitions
+from writer_jobs.commit.lock_target import Lock, LockTarget, Partitions, rows_within
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.hadoop_files import HadoopFiles
@@ -87,11 +86,11 @@ class Application:
         self._side = SideTable(self._spark, writer.manager, writer.location, spec.keys, kind.remembered)
         self._notes = Notes(HadoopFiles.of(self._spark), writer.location)
         self._shape = TableShape(self._spark, writer, spec, kind, evolves=how.evolves, partition_by=how.partition_by)
-        self.batch = ChangeBatch(self._shape.fitted(prepared), spec, kind.folded_by, kind.preferred_by)
+        fitted = self._shape.fitted(prepared, writer.log.state())
+        self.batch = ChangeBatch(fitted, spec, kind.folded_by, kind.preferred_by)
         # What has to be remembered of it, if anything, is committed first.
         self._noted = kind.noted(self.batch)
-        seconds = options.lock_timeout_seconds
-        self._deadline = Deadline(writer.manager.settings.timeout_seconds if seconds is None else seconds)
+        self._deadline = options.deadline(writer.manager)
 
     def close(self) -> None:
         """Give back what is kept of the batch."""
@@ -110,7 +109,9 @@ class Application:
         if not self.batch.folded:
             return self._result(None, already_applied=False)
         while True:
-            state = self._shape.state(self._row, self.batch.rows.schema[SEQ].dataType, self._deadline)
+            state = self._shape.state(
+                self._writer.log.state(), self._row, self.batch.rows.schema[SEQ].dataType, self._deadline
+            )
             known = self._side_state(state)
             partitions = self._shape.partitions(self.batch.rows, state)
             tables = {self._writer.location: partitions}
@@ -195,9 +196,7 @@ class Application:
                 compacts = self._side.add(self._noted, self._id, lock)
 
         def read_table() -> DataFrame:
-            table = self._spark.read.format("delta").load(self._writer.location)
-            table = table if (where := target.predicate()) is None else table.where(where)
-            return table.where(batch.bounds())
+            return rows_within(self._spark, target, batch.bounds())
 
         source = self._kind.source(batch.rows, read_table, remembered)
         try:

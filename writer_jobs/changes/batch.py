@@ -87,7 +87,7 @@ class ChangeBatch:
             F.max(SEQ).alias("newest"),
             *self._bounds.aggregates(),
         )
-        self._kept = Kept.of(spec, observed, "changes")
+        self._kept = Kept.of(spec.table, observed, "changes")
         found: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "newest": None}
         # Spark observes nothing where it knows beforehand that there is nothing.
         if not self._kept.rows.isEmpty():

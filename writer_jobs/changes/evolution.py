@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pyspark.sql.types import (
+    AtomicType,
     ByteType,
     DataType,
     DateType,
@@ -58,6 +59,22 @@ def loses(table: DataType, changes: DataType) -> bool:
     if isinstance(table, (*_WHOLE, DecimalType)):
         return isinstance(changes, _FRACTIONS) or (isinstance(changes, DecimalType) and changes.scale > 0)
     return isinstance(table, DateType) and isinstance(changes, TimestampType | TimestampNTZType)
+
+
+def confuses(table: DataType, keys: DataType) -> bool:
+    """Tell whether two values of a key may become one, or one another, in silence, in a column of the table.
+
+    Beside what :func:`loses` says: a moment is another text, and another local time, in another time zone.
+    """
+    are_moments = isinstance(keys, TimestampType | TimestampNTZType) and type(keys) is not type(table)
+    return are_moments or loses(table, keys)
+
+
+def joined(table: DataType, rows: DataType) -> DataType:
+    """Return the type in which rows come into a column: that of the column, or theirs if it would lose something."""
+    if not (isinstance(table, AtomicType) and isinstance(rows, AtomicType)):
+        return rows
+    return rows if is_wider(rows, table) or confuses(table, rows) else table
 
 
 def evolution_of(table: StructType, changes: StructType, columns: tuple[str, ...]) -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from writer_jobs.changes.spec import ChangeSpec
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.errors import ChangesError
 
 
 class Kept:
@@ -27,11 +27,11 @@ class Kept:
         self.rows = rows.localCheckpoint()
 
     @classmethod
-    def of(cls, spec: ChangeSpec, rows: DataFrame, what: str) -> Kept:
+    def of(cls, table: str, rows: DataFrame, what: str) -> Kept:
         """Make them of what comes from outside.
 
         Args:
-            spec: of the table for which they are.
+            table: canonical URI of the one for which they are.
             rows: to be made now.
             what: they are, for the message.
 
@@ -42,7 +42,7 @@ class Kept:
         try:
             return cls(rows)
         except (*JVM_ERRORS, PySparkException) as error:
-            raise spec.misfit(f"the {what} cannot be read: {one_sentence(error)}") from error
+            raise ChangesError(table=table, reason=f"the {what} cannot be read: {one_sentence(error)}") from error
 
     def close(self) -> None:
         """Give them back."""

@@ -27,6 +27,7 @@ from pyspark.sql.types import (
 )
 
 from writer_jobs.changes.parts import of
+from writer_jobs.delta.moments import EPOCH
 from writer_jobs.delta.sql_names import quoted
 
 # By which SQL tells the type of a whole number.
@@ -34,7 +35,6 @@ _SUFFIXES: dict[type[DataType], str] = {ByteType: "Y", ShortType: "S", IntegerTy
 _ENDS = ("least", "most")
 # What Python has in place of bytes that are no UTF-8.
 _NO_UTF8 = "\ufffd"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # Before that the calendars of Spark and of Java's literals are not the same; after it Python has no dates.
 _FIRST, _LAST = datetime(1900, 1, 2, tzinfo=UTC), datetime(9999, 12, 30, tzinfo=UTC)
 _DAY = timedelta(days=1)
@@ -54,6 +54,15 @@ class KeyBounds:
     def __init__(self, schema: StructType, keys: Sequence[str]) -> None:
         self._types = {name: schema[name].dataType for name in keys if _is_bounded(schema[name].dataType)}
         self._ranges: dict[str, list[tuple[Any, Any]]] = {}
+
+    @classmethod
+    def of(cls, rows: DataFrame, keys: Sequence[str], ranged_by: str) -> KeyBounds:
+        """Make it of rows: two passes; see :meth:`refine`."""
+        bounds = cls(rows.schema, keys)
+        if bounds._types:
+            bounds.found(rows.agg(*bounds.aggregates()).collect()[0].asDict())
+            bounds.refine(rows, ranged_by)
+        return bounds
 
     def aggregates(self) -> Iterator[Column]:
         """Yield what is to be found out of the batch for :meth:`found`."""
@@ -120,9 +129,9 @@ def _literal(value: Any, kind: DataType) -> Column | None:
     if not isinstance(kind, TimestampType | DateType):
         return F.expr(f"{value}{_SUFFIXES[type(kind)]}")
     since = timedelta(microseconds=value) if isinstance(kind, TimestampType) else value * _DAY
-    if not _FIRST - _EPOCH <= since <= _LAST - _EPOCH:
+    if not _FIRST - EPOCH <= since <= _LAST - EPOCH:
         return None
-    moment = _EPOCH + since
+    moment = EPOCH + since
     return F.lit(moment if isinstance(kind, TimestampType) else moment.date())
 
 

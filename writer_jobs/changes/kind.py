@@ -100,7 +100,7 @@ class Kind(RowKind, Protocol):
 
 
 class OfRows:
-    """What both SCD types have in common: changes are whole rows, and deletes are remembered.
+    """What all kinds of whole rows have in common.
 
     Args:
         spec: how changes are applied.
@@ -109,7 +109,6 @@ class OfRows:
     """
 
     preferred_by: str | None = None
-    remembered = TOMBSTONES
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         self._spec = spec
@@ -119,13 +118,25 @@ class OfRows:
         """Return the columns that the table gets of a batch."""
         return StructType([batch.rows.schema[name] for name in self._columns])
 
-    def noted(self, batch: ChangeBatch) -> DataFrame | None:
-        """Return its deletes, if it has any."""
-        return batch.rows.where(DELETED) if batch.deletes else None
-
     def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (RowHistory's)
         """Return of how many keys the table had what the batch says, or something newer."""
         return max(0, keys - changed)
+
+
+class OfChanges(OfRows):
+    """What both SCD types have in common: of changes deletes are remembered.
+
+    Args:
+        spec: how changes are applied.
+        columns: that the table gets of the changes.
+
+    """
+
+    remembered = TOMBSTONES
+
+    def noted(self, batch: ChangeBatch) -> DataFrame | None:
+        """Return its deletes, if it has any."""
+        return batch.rows.where(DELETED) if batch.deletes else None
 
     def without_expired(self, rows: DataFrame, old: Column) -> DataFrame:
         """Return tombstones without the old ones."""

@@ -32,6 +32,20 @@ def matched(names: Iterable[str], within: Column) -> Column:
     return all_of([within, *(of(T, name) == of(S, name) for name in names)])
 
 
+def without_known(rows: DataFrame, table: DataFrame, keys: Sequence[str], is_known: Column) -> DataFrame:
+    """Leave out rows of which a table has one with their keys, if a condition holds of both.
+
+    Args:
+        rows: some may have the same keys.
+        table: all of its rows that may have these keys.
+        keys: columns of both, with the same types.
+        is_known: of the source and of the table.
+
+    """
+    near = table.join(rows.select(*map(quoted, keys)), list(keys), "left_semi")
+    return rows.alias(S).join(near.alias(T), matched(keys, is_known), "left_anti")
+
+
 def comparable(field: StructField, alias: str | None = None) -> Column:
     """Return a column of which two values can be compared and hashed; what has parts as JSON."""
     column = F.col(quoted(field.name)) if alias is None else of(alias, field.name)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import StructType
 
-from writer_jobs.changes.parts import comparable
+from writer_jobs.changes.evolution import evolution_of, joined
+from writer_jobs.changes.table_shape import evolved
+from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
 
 
@@ -17,36 +20,58 @@ def write_beside(
     suffix: str,
     rows: DataFrame,
     notes: Mapping[str, Column],
-    *,
     txn: tuple[str, int] | None,
-    metadata: Mapping[str, Any] | None,
+    options: WriteOptions,
 ) -> int:
     """Append rows to a table beside another one.
 
-    Before their batch is applied: a batch that is in the table is not looked at again.
+    After their batch is in the other one: a batch that is refused leaves none here. If the process is killed between
+    the two commits, the batch that comes again is in that table, and not in this one. So call this whether the batch
+    was applied now or before: each table has a transaction of its own.
+
+    Columns that the other table lacks are added, and types widened.
 
     Args:
         writer: of the table for which they were.
-        suffix: of the other one's location.
+        suffix: of the other one's location; also of the ``txnAppId`` there, behind a ``/``.
         rows: what they are; the same each time they are read.
         notes: more columns, by name, which say when and why.
-        txn: of the batch: with it the same rows are written once, however often the batch is tried.
-        metadata: more to note in the commit.
+        txn: of the batch: with it rows of one batch are written once, however often it is tried.
+        options: ``lock_timeout_seconds`` and ``metadata`` of the write.
 
     Returns:
         How many there are.
 
     Raises:
+        SchemaMismatchError: the other table has columns of types that cannot become theirs.
         SluiceError: see :meth:`LockedDeltaWriter.append`.
 
     """
-    each = F.xxhash64(*(comparable(field) for field in rows.schema))
-    number, same = rows.agg(F.count("*"), F.bit_xor(each)).collect()[0]
+    number: int = rows.count()
     if not number:
         return 0
-    # A batch that was refused may come again, mended, with others.
-    mark = None if txn is None else (f"{txn[0]}/{txn[1]}/{number}-{same:x}", 1)
-    beside = LockedDeltaWriter(rows.sparkSession, writer.manager, writer.location.rstrip("/") + suffix)
+    beside, deadline = writer.beside(f"_{suffix}"), options.deadline(writer.manager)
+    mark = None if txn is None else (f"{txn[0]}/{suffix}", txn[1])
+    snapshot = beside.log.snapshot()
+    if mark is not None and snapshot.last_transaction(mark[0]) >= mark[1]:
+        return number
     noted = rows.select("*", *(column.alias(name) for name, column in notes.items()))
-    beside.append(noted, txn=mark, hold="write", metadata=metadata, options={"mergeSchema": "true"})
-    return int(number)
+    if snapshot.state is not None:
+        noted = as_in(noted, snapshot.state.schema)
+        schema, columns = noted.schema, tuple(noted.columns)
+        evolved(
+            rows.sparkSession,
+            beside,
+            snapshot.state,
+            lambda found: evolution_of(found.schema, schema, columns),
+            deadline,
+        )
+    beside.append(noted, txn=mark, lock_timeout_seconds=deadline.remaining(), metadata=options.metadata)
+    return number
+
+
+def as_in(rows: DataFrame, table: StructType) -> DataFrame:
+    """Cast rows to the types of a table's columns, where that loses nothing."""
+    types = {field.name.lower(): field.dataType for field in table}
+    kinds = {field.name: joined(types.get(field.name.lower(), field.dataType), field.dataType) for field in rows.schema}
+    return rows.select(*(F.col(quoted(name)).cast(kind).alias(name) for name, kind in kinds.items()))

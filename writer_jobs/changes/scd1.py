@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField, StructType
 
-from writer_jobs.changes.kind import OfRows
+from writer_jobs.changes.kind import OfChanges
 from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of
 from writer_jobs.changes.spec import DELETED, END, SEQ, SEQUENCE, START, ChangeSpec, keeps_history
 from writer_jobs.commit.merge import LockedMerge
@@ -18,7 +18,7 @@ from writer_jobs.writer import LockedDeltaWriter
 _TOMB = "__sluice_tombstone"
 
 
-class NewestRows(OfRows):
+class NewestRows(OfChanges):
     """How changes become rows of which each key has one, the newest.
 
     Args:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField, StructType
 
 from writer_jobs.changes.batch import ChangeBatch
-from writer_jobs.changes.kind import OfRows
+from writer_jobs.changes.kind import OfChanges
 from writer_jobs.changes.parts import S, T, content_hash, matched, named, of
 from writer_jobs.changes.spec import DELETED, END, SEQ, START, ChangeSpec, keeps_history
 from writer_jobs.commit.merge import LockedMerge
@@ -26,7 +26,7 @@ _KNOWN, _NEXT, _ROW, _WAS = "__sluice_known", "__sluice_next", "__sluice_row", "
 _UNLIKE, _BEFORE = "__sluice_unlike", "__sluice_before"
 
 
-class RowHistory(OfRows):
+class RowHistory(OfChanges):
     """How changes become rows with the time for which each was valid.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 from lock_manager import Hold
 from lock_manager.deadline import Deadline
 from lock_manager.partitions import MOST_PARTITIONS
-from writer_jobs.changes.evolution import evolution_of, loses
+from writer_jobs.changes.evolution import confuses, evolution_of, loses
 from writer_jobs.changes.kind import RowKind
 from writer_jobs.changes.side_table import partition_keys
 from writer_jobs.changes.spec import SEQ, ChangeSpec
@@ -55,21 +55,39 @@ class TableShape:
         self._evolves = evolves
         self._partition_by = partition_by
 
-    def fitted(self, prepared: DataFrame) -> DataFrame:
-        """Cast keys and sequence to the table's types: keys that it takes for one are one."""
-        state = self._writer.log.state()
+    def fitted(self, prepared: DataFrame, state: TableState | None) -> DataFrame:
+        """Cast keys and sequence to the table's types: keys that it takes for one are one.
+
+        Args:
+            prepared: changes as :meth:`ChangeSpec.prepared` returns them.
+            state: of the table; None if there is none.
+
+        Raises:
+            SchemaMismatchError: of the table's types a key, or the sequence, would become another one in silence.
+
+        """
         types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
-        for name in self._spec.keys:
-            if (kind := types.get(name.lower())) is not None:
-                prepared = prepared.withColumn(name, F.col(quoted(name)).cast(kind))
-        if (kind := types.get((self._kind.sequence or "").lower())) is not None:
-            prepared = prepared.withColumn(SEQ, F.col(SEQ).cast(kind))
+        ours = {name: name for name in self._spec.keys}
+        if self._kind.sequence is not None:
+            ours[SEQ] = self._kind.sequence
+        for name, column in ours.items():
+            kind, given = types.get(column.lower()), prepared.schema[name].dataType
+            if kind is None:
+                continue
+            if confuses(kind, given):
+                raise SchemaMismatchError(
+                    table=self._writer.table,
+                    reason=f"the column {column} is {kind.simpleString()}, and of values of type "
+                    f"{given.simpleString()} two could become one there, which a key or a sequence must not",
+                )
+            prepared = prepared.withColumn(name, F.col(quoted(name)).cast(kind))
         return prepared
 
-    def state(self, row: StructType, sequence: DataType, deadline: Deadline) -> TableState:
+    def state(self, before: TableState | None, row: StructType, sequence: DataType, deadline: Deadline) -> TableState:
         """Return the table's state, after making it, or columns of it, if need be, under its lock.
 
         Args:
+            before: what is known of it; it may have more columns by now.
             row: the columns that it gets of the batch.
             sequence: type of the sequence.
             deadline: for its locks.
@@ -80,25 +98,19 @@ class TableShape:
             SluiceError: see :meth:`LockedDeltaWriter.append`.
 
         """
-        table_log = self._writer.log
         ours = self._kind.fields(sequence)
-        if (state := table_log.state()) is None:
+        if before is None:
             with lock_on(self._spark, self._writer, self._writer.location, deadline):
                 # Another feed may have made it meanwhile, with columns of its own.
-                if table_log.state() is None:
+                if (made := self._writer.log.state()) is None:
                     empty = self._spark.createDataFrame([], StructType([*row, *ours]))
                     self._writer.append(empty, partition_by=self._partition_by, hold="write")
-            return self.state(row, sequence, deadline)
-        self._kind.refuse_other_kind(state.schema, row)
-        if self._needed(state, row, ours):
-            with lock_on(self._spark, self._writer, self._writer.location, deadline):
-                # Another feed may have done so meanwhile.
-                if (now := table_log.state()) is not None:
-                    for each in self._needed(now, row, ours):
-                        self._alter(each)
-            state = table_log.state()
-        if state is None:
-            raise TableError(f"{self._writer.table} was removed while changes were applied to it")
+                    made = self._writer.log.state()
+            return self.state(_there(self._writer, made), row, sequence, deadline)
+        self._kind.refuse_other_kind(before.schema, row)
+        state = evolved(
+            self._spark, self._writer, before, lambda found: self._needed(found.schema, row, ours), deadline
+        )
         self._refuse_loss(state, row)
         return state
 
@@ -126,9 +138,9 @@ class TableShape:
                     f"{field.dataType.simpleString()} would be cut",
                 )
 
-    def _needed(self, state: TableState, row: StructType, ours: Sequence[StructField]) -> list[str]:
+    def _needed(self, schema: StructType, row: StructType, ours: Sequence[StructField]) -> list[str]:
         """Return what is to be altered of the table, before it can take the changes."""
-        there = {name.lower() for name in state.schema.names}
+        there = {name.lower() for name in schema.names}
         needed = [
             f"ADD COLUMNS ({field.name} {field.dataType.simpleString()})"
             for field in ours
@@ -137,14 +149,50 @@ class TableShape:
         if self._evolves:
             # The types of these stay: what is remembered has them, too.
             fixed = {name.lower() for name in (*self._spec.keys, self._kind.sequence or "")}
-            needed += evolution_of(state.schema, row, tuple(name for name in row.names if name.lower() not in fixed))
+            needed += evolution_of(schema, row, tuple(name for name in row.names if name.lower() not in fixed))
         return needed
 
-    def _alter(self, clause: str) -> None:
-        try:
-            self._spark.sql(f"ALTER TABLE delta.{quoted(self._writer.location)} {clause}")
-        except JVM_ERRORS as error:
-            raise SchemaMismatchError(table=self._writer.table, reason=one_sentence(error)) from error
+
+def evolved(
+    spark: SparkSession,
+    writer: LockedDeltaWriter,
+    before: TableState,
+    needed: Callable[[TableState], list[str]],
+    deadline: Deadline,
+) -> TableState:
+    """Alter a table, if need be, under its lock.
+
+    Args:
+        spark: the session.
+        writer: of the table.
+        before: what is known of it.
+        needed: returns what is to be altered of it; what follows ``ALTER TABLE name``.
+        deadline: for its lock.
+
+    Returns:
+        The table's state.
+
+    Raises:
+        SchemaMismatchError: it cannot be altered so.
+        SluiceError: see :meth:`LockedDeltaWriter.append`.
+
+    """
+    if not needed(before):
+        return before
+    with lock_on(spark, writer, writer.location, deadline):
+        # Another feed may have done so meanwhile.
+        for clause in needed(_there(writer, writer.log.state())):
+            try:
+                spark.sql(f"ALTER TABLE delta.{quoted(writer.location)} {clause}")
+            except JVM_ERRORS as error:
+                raise SchemaMismatchError(table=writer.table, reason=one_sentence(error)) from error
+    return _there(writer, writer.log.state())
+
+
+def _there(writer: LockedDeltaWriter, state: TableState | None) -> TableState:
+    if state is None:
+        raise TableError(f"{writer.table} was removed while changes were applied to it")
+    return state
 
 
 def refuse_unknown(table: str, state: TableState, columns: Collection[str], whose: str) -> None:

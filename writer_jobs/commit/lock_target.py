@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -17,6 +17,7 @@ from pyspark.sql.types import TimestampType
 from lock_manager import Hold, PartitionSchema, ResourceError, TableResource, TableScope
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
 from writer_jobs.commit.guarded import GuardedTable, guarded
+from writer_jobs.delta.moments import moment_of_micros
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState
 
@@ -24,7 +25,6 @@ _log = logging.getLogger(__name__)
 
 # As SQL names what Delta's schema names otherwise.
 _SQL_NAMES = {"byte": "TINYINT", "short": "SMALLINT", "integer": "INT", "long": "BIGINT"}
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WHOLE = re.compile(r"-?\d+")
 # Quotes and backslashes depend on the session; ${…} Spark replaces, before it parses, by what it stands for.
 _NEEDS_ESCAPE = re.compile(r"['\\$\x00-\x1f]")
@@ -146,6 +146,12 @@ def lock_target_of(log: DeltaTableLog, lock: Lock, find: Finder) -> LockTarget:
         return LockTarget.of(log, None)
 
 
+def rows_within(spark: SparkSession, target: LockTarget, bounds: Column) -> DataFrame:
+    """Return the rows of a table, as it is now, in what is to be locked of it and within bounds."""
+    rows = spark.read.format("delta").load(target.log.location)
+    return (rows if (where := target.predicate()) is None else rows.where(where)).where(bounds)
+
+
 def partitions_of_rows(
     df: DataFrame, state: TableState, names: Mapping[str, Column] | None = None
 ) -> Partitions | None:
@@ -174,11 +180,15 @@ def partitions_of_rows(
     ]
     rows = [row.asDict() for row in df.select(*columns).distinct().limit(MOST_PARTITIONS + 1).collect()]
     moments = [name for name, kind in types.items() if isinstance(kind, TimestampType)]
-    return [{**row, **{name: _moment(row[name]) for name in moments}} for row in rows]
+    try:
+        return [{**row, **{name: _moment(row[name]) for name in moments}} for row in rows]
+    except OverflowError:
+        # Nobody can name such a partition.
+        return None
 
 
 def _moment(microseconds: str | None) -> datetime | None:
-    return None if microseconds is None else _EPOCH + timedelta(microseconds=int(microseconds))
+    return None if microseconds is None else moment_of_micros(int(microseconds))
 
 
 def _sql_literal(type_name: str, value: str) -> str:

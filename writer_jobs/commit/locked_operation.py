@@ -11,6 +11,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
+from lock_manager.deadline import Deadline
 from lock_manager.errors import NotStagedError
 from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.background_write import BackgroundWrite
@@ -45,6 +46,24 @@ class WriteOptions:
     lock_timeout_seconds: float | None = None
     metadata: Mapping[str, Any] | None = None
     before_write: Callable[[Hold], None] | None = None
+
+    def deadline(self, manager: LockManager) -> Deadline:
+        """Begin the time in which the lock has to be had."""
+        seconds = self.lock_timeout_seconds
+        return Deadline(manager.settings.timeout_seconds if seconds is None else seconds)
+
+    def after(self, manager: LockManager, commit: CommitResult | None) -> WriteOptions:
+        """Return what is left of this for a write of the same batch: the time for its lock, and what to note.
+
+        Args:
+            manager: gives the lock.
+            commit: of the write before; None: there was none.
+
+        """
+        waited = 0.0 if commit is None else commit.waited_seconds
+        return WriteOptions(
+            lock_timeout_seconds=max(0.0, self.deadline(manager).seconds - waited), metadata=self.metadata
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +116,7 @@ class LockedOperation:
         """
         parts, options, lock = self.parts, self.options, self.options.lock
         check_hold(options.hold)
-        hold, timeout = options.hold, options.lock_timeout_seconds
-        seconds = parts.manager.settings.timeout_seconds if timeout is None else timeout
+        hold, seconds = options.hold, options.deadline(parts.manager).seconds
         again = self.find if self.of_table and lock == "partitions" else None
         write = BackgroundWrite(options.metadata or {}, parts.spark)
         with parts.running(write):

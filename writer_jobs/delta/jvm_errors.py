@@ -34,6 +34,8 @@ _NOISE = (
     re.compile(r"\b[a-z]\w*(\.[a-z]\w*)+\.\w+(Exception|Error): "),  # names of Java classes
 )
 _CONFLICT = re.compile(r"(io\.)?delta\.exceptions\..*(Concurrent\w+|MetadataChanged|ProtocolChanged)Exception")
+# Delta raises it if the columns have changed between the analysis of a statement and its transaction.
+_CHANGED_SINCE = "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
 _CAUSES = 20
 _LONGEST = 300
 
@@ -45,11 +47,13 @@ def is_java(error: BaseException, class_name: str) -> bool:
 
 
 def is_conflict(error: BaseException | None) -> bool:
-    """Tell whether Delta refused a commit because of what another transaction had committed meanwhile."""
+    """Tell whether Delta refused a write because of what another transaction had committed meanwhile."""
+    if error is None:
+        return False
     # Delta's Python module has made them exceptions of its own, without the Java one.
     names = [f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__]
-    names += [str(layer.getClass().getName()) for layer in _layers(error)] if error is not None else []
-    return any(_CONFLICT.fullmatch(name) for name in names)
+    names += [str(layer.getClass().getName()) for layer in _layers(error)]
+    return any(_CONFLICT.fullmatch(name) for name in names) or has_condition(error, _CHANGED_SINCE)
 
 
 def has_condition(error: BaseException, *prefixes: str) -> bool:

@@ -34,6 +34,7 @@ _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
 _PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _RETENTION = "delta.setTransactionRetentionDuration"
+_ISOLATION = "delta.isolationLevel"
 # To Java an IOException, like some of Delta's own; to us a damaged log.
 _NOT_JSON = "com.fasterxml.jackson.core.JacksonException"
 # Delta itself lets nobody near a catalog-managed table by its path.
@@ -67,6 +68,8 @@ class TableState:
         supplied_columns: columns that Delta fills in by itself (generated, identity, with a default).
         forgets_transactions: whether ``txnVersion`` is kept for a limited time only.
         adoption: which lock on the table counts, None if any does; see :mod:`lock_manager.adoption`.
+        is_serializable: whether rows that others append to what a transaction has read are a conflict to Delta, as they
+            are by default.
 
     """
 
@@ -76,6 +79,7 @@ class TableState:
     supplied_columns: frozenset[str]
     forgets_transactions: bool
     adoption: Adoption | None = None
+    is_serializable: bool = True
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,7 @@ class Snapshot:
         columns = metadata.partitionColumns()
         properties = metadata.configuration()
         found = {name: properties.get(name) for name in (ENSEMBLE_PROPERTY, TABLE_PROPERTY)}
+        isolation = properties.get(_ISOLATION)
         return TableState(
             version=self.version,
             schema=schema,
@@ -171,6 +176,7 @@ class Snapshot:
             supplied_columns=frozenset(field.name for field in schema if _supplied(field.metadata)),
             forgets_transactions=bool(properties.contains(_RETENTION)),
             adoption=Adoption.of({name: str(value.get()) for name, value in found.items() if value.isDefined()}),
+            is_serializable=not isolation.isDefined() or str(isolation.get()).lower() == "serializable",
         )
 
     def partition_schema(self) -> PartitionSchema:

@@ -22,6 +22,8 @@ from writer_jobs.job.sources import SourceFiles, find_sources
 
 # By default Spark passes over files that are a week older than the newest one, and says nothing.
 _ANY_AGE = {"maxFileAge": "36500d"}
+# Of both kinds of files; the default of Spark 4.2.
+_VERSION, _VERSION_SETTING = "v1", "spark.sql.streaming.offsetLog.formatVersion"
 # The columns of Spark's format of whole files; what is in them is not read, because it is not selected.
 _FILES = StructType(
     [
@@ -77,7 +79,7 @@ class FileBatches:
 
         Raises:
             SourceError: one is gone, and was never read.
-            CheckpointError: the checkpoint does not say which they are.
+            CheckpointError: the checkpoint does not say which they are, or in a format that is not known.
 
         """
         paths = list(self._planned(batch))
@@ -109,7 +111,13 @@ class FileBatches:
         """Return which of these files of the checkpoint is there, and its lines."""
         for name in names:
             if (text := self._files.read_text(f"{self._checkpoint}/{name}")) is not None:
-                return name, text.splitlines()
+                lines = text.splitlines()
+                if lines[:1] != [_VERSION]:
+                    raise CheckpointError(
+                        f"{self._checkpoint}/{name} has the format {''.join(lines[:1])}, and this program knows "
+                        f"{_VERSION} only: begin with a checkpoint of its own, and without {_VERSION_SETTING}"
+                    )
+                return name, lines
         raise CheckpointError(f"{self._checkpoint}/{names[0]} is not there: the checkpoint is not whole")
 
     def _base(self, paths: list[str]) -> str | None:

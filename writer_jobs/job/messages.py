@@ -60,7 +60,7 @@ def messages_of_topic(
                 f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
             )
         raise SourceError(f"topic {topic} cannot be read: {reason}") from error
-    return Messages(of_topic(read))
+    return Messages(_of_topic(read))
 
 
 def messages_of_files(
@@ -85,11 +85,16 @@ def messages_of_files(
     return _of_parquet(reader.read(reader.schema_of_changes(None)))
 
 
-def of_topic(read: DataFrame) -> DataFrame:
+def _of_topic(read: DataFrame) -> DataFrame:
     """Return messages of what has the columns of Kafka's source."""
     key = F.col("key") if "key" in read.columns else F.lit(None)
     origin = F.concat_ws("/", "topic", "partition", "offset")
-    return read.select(key.cast("binary").alias("key"), F.col("value").cast("binary"), origin.alias("origin"))
+    try:
+        return read.select(key.cast("binary").alias("key"), F.col("value").cast("binary"), origin.alias("origin"))
+    except PySparkException as error:
+        raise SourceError(
+            f"the files have no messages as Spark's source for Kafka has them: {one_sentence(error)}"
+        ) from error
 
 
 def _of_lines(lines: DataFrame) -> DataFrame:
@@ -101,7 +106,7 @@ def _of_lines(lines: DataFrame) -> DataFrame:
 
 
 def _of_parquet(rows: DataFrame) -> Messages:
-    return Messages(of_topic(rows)) if set(rows.columns) >= _TOPIC_COLUMNS else Messages(rows, are_rows=True)
+    return Messages(_of_topic(rows)) if set(rows.columns) >= _TOPIC_COLUMNS else Messages(rows, are_rows=True)
 
 
 def _known(file_format: str) -> str:

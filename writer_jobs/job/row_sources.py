@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import StringType, StructField, StructType
 
 from lock_manager import SluiceError
-from writer_jobs.changes.kept import Kept
+from writer_jobs.arrivals.stream import RowBatch
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import locate_table
 from writer_jobs.errors import SourceError
-from writer_jobs.feeds.wire import listed, only_one
 from writer_jobs.job.file_stream import FileBatches
-from writer_jobs.job.messages import messages_of_topic, of_topic
-from writer_jobs.job.sources import SourceReader
+from writer_jobs.job.message_rows import ROW, JsonValues, placed, with_moments
+from writer_jobs.job.messages import messages_of_files, messages_of_topic
+from writer_jobs.job.sources import SourceFiles, SourceReader
 from writer_jobs.job.stream_job_arguments import StreamJobArguments
 from writer_jobs.writer import LockedDeltaWriter
-
-_CORRUPT, _ROW = "__sluice_corrupt", "__sluice_row"
-
-
-@dataclass(frozen=True)
-class Batch:
-    """What a micro-batch has.
-
-    Attributes:
-        rows: those that could be read; None: there is nothing.
-        dead: messages that could not, as :func:`write_dead_letters` takes them; None: a source of rows has none.
-
-    """
-
-    rows: DataFrame | None
-    dead: DataFrame | None = None
 
 
 class RowSource(Protocol):
@@ -52,7 +34,7 @@ class RowSource(Protocol):
     def frame(self) -> DataFrame:
         """The stream."""
 
-    def batch(self, found: DataFrame, number: int) -> AbstractContextManager[Batch]:
+    def batch(self, found: DataFrame, number: int) -> AbstractContextManager[RowBatch]:
         """Return the rows of a micro-batch, of which the stream has ``found``; as long as it is open."""
 
 
@@ -71,21 +53,37 @@ class FileRows:
         self._writer = writer
         self._arguments = arguments
         self._batches = FileBatches(spark, arguments.sources[0], arguments.stream.checkpoint)
-        self._values = None if arguments.value_schema is None else _Values(arguments.value_schema)
+        self._values = None if arguments.value_schema is None else JsonValues(writer, arguments, arguments.value_schema)
         self.name = {"source": self._batches.path}
         self.frame = self._batches.frame(arguments.max_files_per_batch)
 
-    def batch(self, found: DataFrame, number: int) -> AbstractContextManager[Batch]:  # noqa: ARG002 (the files say it)
+    def batch(self, found: DataFrame, number: int) -> AbstractContextManager[RowBatch]:  # noqa: ARG002 (the files say it)
         """Return the rows of a micro-batch."""
         sources = self._batches.sources(number)
         if sources is None:
-            return nullcontext(Batch(None))
+            return nullcontext(RowBatch(None))
+        if self._values is not None:
+            return self._values.of(self._messages(sources))
         how, table = self._arguments, self._writer
         reader = SourceReader(self._spark, sources, how.format or sources.format, how.options, table.table)
-        if self._values is not None:
-            return self._values.of(of_topic(reader.read(reader.schema_of_changes(None))))
-        return nullcontext(
-            Batch(reader.read(reader.schema_of_changes(table.log.state(), evolves=how.schema_evolution)))
+        rows = reader.read(reader.schema_of_changes(table.log.state(), evolves=how.schema_evolution))
+        return nullcontext(RowBatch(with_moments(rows, how.event_time)))
+
+    def _messages(self, sources: SourceFiles) -> DataFrame:
+        """Return messages that files have as Spark's source for Kafka has them.
+
+        Raises:
+            SourceError: the files are others.
+
+        """
+        how = self._arguments
+        if (form := how.format or sources.format) == "parquet":
+            messages = messages_of_files(self._spark, sources, form, how.options, self._writer.table)
+            if not messages.are_rows:
+                return messages.rows
+        raise SourceError(
+            "--value-schema is of messages: the files are not Parquet with the columns value, topic, partition and "
+            "offset, as Spark's source for Kafka has them"
         )
 
 
@@ -94,21 +92,26 @@ class TableRows:
 
     Args:
         spark: the session.
-        table: its location or its name.
-        options: of Delta's source, such as ``startingVersion`` or ``skipChangeCommits``.
-        most_files: of a micro-batch; None: as many as Delta takes by default.
+        writer: of the table that gets them.
+        arguments: of the job; its options are of Delta's source, such as ``skipChangeCommits``.
+        table: location or name of the one that has them.
 
     Raises:
         SourceError: there is no such table.
 
     """
 
-    def __init__(self, spark: SparkSession, table: str, options: Mapping[str, str], most_files: int | None) -> None:
-        limit = {} if most_files is None else {"maxFilesPerTrigger": str(most_files)}
+    def __init__(
+        self, spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments, table: str
+    ) -> None:
+        self._writer = writer
+        self._arguments = arguments
+        most = arguments.max_files_per_batch
+        limit = {} if most is None else {"maxFilesPerTrigger": str(most)}
         try:
             location = locate_table(spark, table)
             #: The stream.
-            self.frame = spark.readStream.format("delta").options(**{**options, **limit}).load(location)
+            self.frame = spark.readStream.format("delta").options(**{**arguments.options, **limit}).load(location)
         except (*JVM_ERRORS, PySparkException) as error:
             raise SourceError(f"source table {table} cannot be read: {one_sentence(error)}") from error
         except SluiceError as error:
@@ -116,9 +119,16 @@ class TableRows:
         #: What the checkpoint is bound to.
         self.name = {"source-table": location}
 
-    def batch(self, found: DataFrame, number: int) -> AbstractContextManager[Batch]:  # noqa: ARG002 (as others')
-        """Return the rows of a micro-batch."""
-        return nullcontext(Batch(found))
+    def batch(self, found: DataFrame, number: int) -> AbstractContextManager[RowBatch]:  # noqa: ARG002 (as others')
+        """Return the rows of a micro-batch; as a message a row is its JSON."""
+        text = F.to_json(F.struct("*"), {"ignoreNullFields": "false"})
+        messages = found.select(
+            F.lit(None).cast("binary").alias("key"),
+            text.cast("binary").alias("value"),
+            F.lit(self.name["source-table"]).alias("origin"),
+            F.struct("*").alias(ROW),
+        )
+        return nullcontext(placed(messages, self._writer, self._arguments))
 
 
 class TopicRows:
@@ -126,6 +136,7 @@ class TopicRows:
 
     Args:
         spark: the session.
+        writer: of the table that gets them.
         arguments: of the job.
 
     Raises:
@@ -133,37 +144,15 @@ class TopicRows:
 
     """
 
-    def __init__(self, spark: SparkSession, arguments: StreamJobArguments) -> None:
+    def __init__(self, spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> None:
         servers, topic, schema = arguments.kafka or "", arguments.topic or "", arguments.value_schema or ""
-        self._values = _Values(schema)
+        self._values = JsonValues(writer, arguments, schema)
         self.frame = messages_of_topic(spark, servers, topic, arguments.options, stream=True).rows
         self.name = {"topic": topic}
 
-    def batch(self, found: DataFrame, number: int) -> AbstractContextManager[Batch]:  # noqa: ARG002 (as others')
+    def batch(self, found: DataFrame, number: int) -> AbstractContextManager[RowBatch]:  # noqa: ARG002 (as others')
         """Return the rows of a micro-batch."""
         return self._values.of(found)
-
-
-class _Values:
-    """Values of messages that are JSON objects with columns of a schema."""
-
-    def __init__(self, schema: str) -> None:
-        try:
-            parsed = StructType.fromDDL(schema)
-        except (*JVM_ERRORS, PySparkException) as error:
-            raise SourceError(f"--value-schema {schema!r}: {one_sentence(error)}") from error
-        self._schema = StructType([*parsed, StructField(_CORRUPT, StringType())])
-
-    @contextmanager
-    def of(self, messages: DataFrame) -> Iterator[Batch]:
-        text = F.col("value").cast("string")
-        options = {"columnNameOfCorruptRecord": _CORRUPT}
-        kept = Kept(messages.select("key", "value", "origin", F.from_json(text, self._schema, options).alias(_ROW)))
-        bad = only_one(listed(text)).isNull() | F.col(_ROW).isNull() | F.col(f"{_ROW}.{_CORRUPT}").isNotNull()
-        dead = kept.rows.where(bad).select("key", "value", "origin", F.lit("no JSON of the schema").alias("reason"))
-        rows = kept.rows.where(~bad).select(f"{_ROW}.*").drop(_CORRUPT)
-        with closing(kept):
-            yield Batch(rows, dead)
 
 
 def rows_of(spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowSource:
@@ -174,7 +163,7 @@ def rows_of(spark: SparkSession, writer: LockedDeltaWriter, arguments: StreamJob
 
     """
     if arguments.source_table is not None:
-        return TableRows(spark, arguments.source_table, arguments.options, arguments.max_files_per_batch)
+        return TableRows(spark, writer, arguments, arguments.source_table)
     if arguments.kafka is not None:
-        return TopicRows(spark, arguments)
+        return TopicRows(spark, writer, arguments)
     return FileRows(spark, writer, arguments)

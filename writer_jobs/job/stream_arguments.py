@@ -19,8 +19,9 @@ streams:
   such as "10 seconds", goes on until it is stopped. The checkpoint folder knows what was applied. Killed at any point
   and started again with the same one, the job applies each micro-batch exactly once: its number is noted in the commit,
   as txnAppId (id of the query) and txnVersion. A checkpoint belongs to one query and one table, and one process at a
-  time uses it. SIGTERM and Ctrl-C let a batch that has its lock come to its end; one that waits for it gives up. A
-  second signal, 10 seconds later, cancels. The JVM of spark-submit, if it gets the signal, ends at once, as if killed.
+  time uses it. SIGTERM and Ctrl-C let a batch that has its lock come to its end; one that computes, or waits for it,
+  gives up. A second signal, 10 seconds later, cancels. The JVM of spark-submit, if it gets the signal, ends at once, as
+  if killed.
 """
 
 

@@ -66,9 +66,10 @@ rules:
   cannot hold a batch's keys are not read. So name the event time's partition column, and partition by it.
   The watermark is the newest event time of the batches before, less --watermark-delay. Older rows count as late, and
   go into the table all the same. With --allowed-lateness, rows that are older than the newest event time by more go to
-  TABLE_late instead, with that event time, and are counted.
+  TABLE_late instead, with that event time, and are counted; repetitions of rows in the table do not.
   Text in the event time is read as a timestamp; without an offset, of the session's time zone.
-  A null in a key, or in the event time, ends the stream: mend the file, and start again.
+  In a file, a null in a key, or in the event time, ends the stream: mend the file, and start again. In a message, or in
+  a row of --source-table, it makes it a dead letter.
 
 locks:
   Files are read and rows are compared without the lock; it is held for the commit. Of a table whose partition columns
@@ -78,7 +79,8 @@ locks:
 """
 _END = """\
   With --source-table Delta's own source is read: a table whose rows are changed or removed needs --option
-  skipChangeCommits=true. Messages that are no JSON of --value-schema go to TABLE_dead_letters, and are counted.
+  skipChangeCommits=true. Messages that are no JSON of --value-schema go to TABLE_dead_letters, and are counted; so do
+  messages, and rows of a table, with a null in a key, or without an event time of the years 1 to 9999.
   --option is of Delta's source, or of Kafka's: maxBytesPerTrigger, maxOffsetsPerTrigger and the like bound a batch.
   Of files, the source is one folder, or a glob in quotes. A file is read once, so it has to come whole (rename it into
   place) and must not change; remove it only when it is applied. --max-files-per-batch bounds a micro-batch; by default

@@ -22,7 +22,7 @@ def run_stream(
     """Apply the micro-batches of a streaming query until it ends, is stopped, or a batch fails.
 
     Each batch has its lines: ``waiting``, ``holding``, ``commit``. A signal lets a batch that has its lock come to its
-    end, and one that waits for it give up; another signal cancels the write.
+    end, and one that computes or waits for it give up; another signal cancels the write.
 
     Args:
         context: of the job.

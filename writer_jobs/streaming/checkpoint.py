@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
+from typing import Any
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import CheckpointError
@@ -50,8 +52,8 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
 class EventClock:
     """The newest event time that a stream has seen, batch by batch.
 
-    It is noted when a batch is in the table, before Spark notes that. So it is the same each time a batch is tried, and
-    so is what is late in it.
+    It is noted when a batch is in the table, and all that is beside it, before Spark notes that. So it is the same each
+    time a batch is tried. So is what is late in it: how that is decided is noted before the batch is applied.
 
     Args:
         files: of the file system.
@@ -73,23 +75,66 @@ class EventClock:
         """
         if batch == 0:
             return None
-        text = self._files.read_text(self._note(batch - 1))
-        if text is None:
-            raise CheckpointError(f"{self._note(batch - 1)} is not there: the checkpoint is not whole")
-        newest = json.loads(text)["newest_event_time"]
+        if (noted := self._read(self._done(batch - 1))) is None:
+            raise CheckpointError(f"{self._done(batch - 1)} is not there: the checkpoint is not whole")
+        newest = noted["newest_event_time"]
         return None if newest is None else datetime.fromisoformat(newest)
 
-    def after(self, batch: int, newest: datetime | None) -> None:
-        """Note the newest event time of this batch and of all before it.
+    def is_done(self, txn: tuple[str, int]) -> bool:
+        """Tell whether :meth:`after` was called for this batch: Spark may not know yet that it is done.
+
+        Raises:
+            StorageError: it cannot be read.
+
+        """
+        return self._noted(self._done(txn[1]), txn[0]) is not None
+
+    def begun(self, txn: tuple[str, int], how: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return how a batch was applied when it was first begun; if it was not, note this, and return it.
+
+        Args:
+            txn: id of the query, and number of the batch.
+            how: how it is to be applied; JSON values.
+
+        Raises:
+            StorageError: it cannot be read or written.
+
+        """
+        query, batch = txn
+        if (noted := self._noted(self._begun(batch), query)) is not None:
+            return noted
+        self._files.write_text(self._begun(batch), json.dumps({"query": query, **how}) + "\n")
+        return how
+
+    def after(self, txn: tuple[str, int], newest: datetime | None) -> None:
+        """Note the newest event time of this batch and of all before it: this one is done.
 
         Raises:
             StorageError: it cannot be written.
 
         """
-        noted = {"newest_event_time": None if newest is None else newest.isoformat()}
-        self._files.write_text(self._note(batch), json.dumps(noted) + "\n")
+        query, batch = txn
+        noted = {"query": query, "newest_event_time": None if newest is None else newest.isoformat()}
+        self._files.write_text(self._done(batch), json.dumps(noted) + "\n")
         if batch >= _NOTES:
-            self._files.remove(self._note(batch - _NOTES))
+            self._files.remove(self._done(batch - _NOTES))
+            self._files.remove(self._begun(batch - _NOTES))
 
-    def _note(self, batch: int) -> str:
+    def _done(self, batch: int) -> str:
         return f"{self._folder}/{batch}.json"
+
+    def _begun(self, batch: int) -> str:
+        return f"{self._folder}/{batch}.begun.json"
+
+    def _noted(self, note: str, query: str) -> Mapping[str, Any] | None:
+        """Return a note of this query: Spark's part of a checkpoint may have been removed, and ours not."""
+        found = self._read(note)
+        return found if found is not None and found.get("query") == query else None
+
+    def _read(self, note: str) -> Mapping[str, Any] | None:
+        """Return a note; None if there is none, or a part of one whose writer was killed, and did no more."""
+        text = self._files.read_text(note)
+        with suppress(ValueError):
+            found: Mapping[str, Any] | None = None if text is None else json.loads(text)
+            return found
+        return None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Protocol
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming import StreamingQuery
@@ -80,14 +82,16 @@ class BatchQuery:
         self._apply = apply
         # The first batch may begin before it is known.
         self._query: Future[StreamingQuery] = Future()
+        self._context: SparkContext | None = None
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         # Held while a batch is applied.
         self._busy = threading.Lock()
         # Between a batch that gets its lock, and whoever wants it to wait no longer.
         self._turn = threading.Lock()
-        self._holds = False
+        self._hold: Hold | None = None
         self._number = 0
+        self._tag = f"sluice-stream-{uuid.uuid4()}"
 
     def run(self, frame: DataFrame, *, trigger: str, checkpoint: str) -> None:
         """Start the query, and return when it has ended.
@@ -101,6 +105,7 @@ class BatchQuery:
             StreamError: it did not start, or failed.
 
         """
+        self._context = frame.sparkSession.sparkContext
         now = trigger == AVAILABLE_NOW
         stream = frame.writeStream.foreachBatch(self._batch).option("checkpointLocation", checkpoint)
         try:
@@ -122,9 +127,11 @@ class BatchQuery:
             raise StreamError(table=self._writer.table, reason=one_sentence(failed)) from failed
 
     def stop(self) -> None:
-        """Let the running batch come to its end, unless it waits for its lock, and stop the query.
+        """Let a batch that has its lock, or is in the table, come to its end, and stop the query.
 
-        The second time: cancel what it writes.
+        Before that it gives up: what it waits for, and the Spark jobs by which it finds out what is to be committed.
+        What is written beside the table after its commit waits for no lock any more, and is written when the batch is
+        tried again. The second time: cancel what it writes.
         """
         if self._stopping.is_set():
             self._writer.cancel()
@@ -132,8 +139,7 @@ class BatchQuery:
         self._stopping.set()
         while not self._busy.acquire(timeout=_LOOK_SECONDS):
             with self._turn:
-                if not self._holds:
-                    self._writer.manager.cancel(self._writer.table)
+                self._give_up()
         # No batch begins from here on.
         self._busy.release()
         with suppress(*JVM_ERRORS, PySparkException):  # it did not start, or the JVM is gone
@@ -141,6 +147,15 @@ class BatchQuery:
             while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
                 time.sleep(_LOOK_SECONDS)
             query.stop()
+
+    def _give_up(self) -> None:
+        if self._hold is not None and not self._hold.over:
+            return
+        self._writer.give_up()
+        is_committed = self._hold is not None and bool(self._hold.commits)
+        if self._context is not None and not is_committed:
+            with suppress(*JVM_ERRORS):
+                self._context.cancelJobsWithTag(self._tag)
 
     def _batch(self, rows: DataFrame, batch: int) -> None:
         try:
@@ -155,11 +170,13 @@ class BatchQuery:
         if self._stopping.is_set():
             raise LockCancelledError(resource=self._writer.table)
         self._number += 1
-        number, self._holds = self._number, False
+        number, self._hold = self._number, None
+        # Each thread has its own; those in which a batch is written have this one's.
+        rows.sparkSession.sparkContext.addJobTag(self._tag)
 
         def holding(hold: Hold) -> None:
             with self._turn:
-                self._holds = True
+                self._hold = hold
             self._listener.holding(number, hold.token, hold.acquired_at, batch=batch)
 
         self._listener.waiting(number, time.time(), batch=batch)

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from lock_manager import Hold
 from writer_jobs.changes.apply import RETENTION, apply_changes
 from writer_jobs.changes.result import ChangesResult
+from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.dead_letters import write_dead_letters
 from writer_jobs.feeds.debezium.decode import decode
@@ -66,24 +67,23 @@ def apply_events(
     except FeedError as error:
         raise ChangesError(table=writer.table, reason=str(error)) from error
     with decoded:
+        result = ChangesResult.of_nothing(writer.table)
+        if decoded.count:
+            result = apply_changes(
+                writer,
+                decoded.changes,
+                **decoded.how,
+                stored_as_scd_type=stored_as_scd_type,
+                schema_evolution=True,
+                partition_by=partition_by,
+                tombstone_retention=tombstone_retention,
+                txn=txn,
+                lock_timeout_seconds=lock_timeout_seconds,
+                metadata=metadata,
+                before_write=before_write,
+            )
+            result = replace(result, newest_at=decoded.newest_source_time)
         if decoded.dead_count:
-            write_dead_letters(writer, decoded.dead, txn=txn, metadata=metadata)
-        if not decoded.count:
-            nothing = ChangesResult.of_nothing(writer.table)
-            return replace(nothing, dead_letters=decoded.dead_count, skipped=decoded.skipped)
-        result = apply_changes(
-            writer,
-            decoded.changes,
-            **decoded.how,
-            stored_as_scd_type=stored_as_scd_type,
-            schema_evolution=True,
-            partition_by=partition_by,
-            tombstone_retention=tombstone_retention,
-            txn=txn,
-            lock_timeout_seconds=lock_timeout_seconds,
-            metadata=metadata,
-            before_write=before_write,
-        )
-        return replace(
-            result, dead_letters=decoded.dead_count, skipped=decoded.skipped, newest_at=decoded.newest_source_time
-        )
+            options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata)
+            write_dead_letters(writer, decoded.dead, txn, options.after(writer.manager, result.commit))
+        return replace(result, dead_letters=decoded.dead_count, skipped=decoded.skipped)

@@ -72,7 +72,7 @@ def apply_cells(
     how = How(evolves=True, partition_by=tuple(partition_by), retention_seconds=retention.total_seconds(), txn=txn)
     with ExitStack() as open_ones:
         # Read once: a topic may have more the next time.
-        found = open_ones.enter_context(closing(Kept.of(spec, decoded(cells, mapping), "cells"))).rows
+        found = open_ones.enter_context(closing(Kept.of(spec.table, decoded(cells, mapping), "cells"))).rows
         good = found.where(F.col(REASON).isNull()).drop(REASON, ORIGIN, MESSAGE)
         application = Application(writer, spec, CellRows(spec, mapping), good, how, options)
         open_ones.enter_context(closing(application))
@@ -82,6 +82,6 @@ def apply_cells(
             F.col(ORIGIN).alias("origin"),
             F.col(REASON).alias("reason"),
         )
-        letters = write_dead_letters(writer, dead, txn=txn, metadata=metadata)
         result, newest = application.run(), application.batch.newest
+        letters = write_dead_letters(writer, dead, txn, options.after(writer.manager, result.commit))
         return replace(result, dead_letters=letters, newest_at=None if newest is None else newest / 1000)

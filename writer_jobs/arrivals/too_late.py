@@ -1,0 +1,59 @@
+"""Rows that are too late: in a table of their own, ``<location>_late``, unless they are repetitions."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from datetime import datetime
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+from writer_jobs.arrivals.kinds import FirstRows, LatestRows
+from writer_jobs.changes.kept import Kept
+from writer_jobs.changes.key_bounds import KeyBounds
+from writer_jobs.changes.rows_beside import as_in, write_beside
+from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
+from writer_jobs.commit.lock_target import LockTarget, rows_within
+from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.writer import LockedDeltaWriter
+
+_SUFFIX = "late"
+
+
+def set_aside(
+    writer: LockedDeltaWriter,
+    spec: ChangeSpec,
+    kind: FirstRows | LatestRows,
+    rows: DataFrame,
+    event_time: str,
+    newest: datetime,
+    txn: tuple[str, int] | None,
+    options: WriteOptions,
+) -> int:
+    """Write rows that are too late into their table, but for those that the other one has, as new or newer.
+
+    Args:
+        writer: of the table for which they were.
+        spec: what names a row.
+        kind: which of several rows with one key stays.
+        rows: prepared, and with the table's types; the same each time they are read.
+        event_time: their column.
+        newest: the newest event time that came before.
+        txn: of the batch; see :func:`write_beside`.
+        options: likewise.
+
+    Returns:
+        How many were written, now or before.
+
+    Raises:
+        SluiceError: see :func:`write_beside`.
+
+    """
+    if writer.log.head().version >= 0:
+        bounds = KeyBounds.of(rows, spec.keys, ranged_by=event_time).condition()
+        table = rows_within(rows.sparkSession, LockTarget.of(writer.log, None), bounds)
+        rows = as_in(kind.news(rows, table), table.schema)
+    notes = {"__ARRIVED_AT": F.timestamp_seconds(F.lit(time.time())), "__NEWEST_EVENT_TIME": F.lit(newest)}
+    with closing(Kept.of(writer.table, rows.drop(SEQ, DELETED), "rows of the table")) as kept:
+        return write_beside(writer, _SUFFIX, kept.rows, notes, txn, options)
