@@ -1,11 +1,11 @@
 """Late rows, a hundredth of the table, by ``apply_rows``, beside a plain Delta MERGE over the whole table.
 
-The flights of 2013, ten times, in twelve monthly partitions of ten files each. The rows that come late are of one day
-of each month, as after an outage: some (--updates) are later versions of flights that the table has, the others are
-flights that it has not. The plain MERGE is what people write: on the key, with the order in a clause, and no lock. In
-turns.
+The flights of 2013, ten times (--copies), in twelve monthly partitions of ten files each (--files). The rows that come
+late are of one day of each month, as after an outage: some (--updates) are later versions of flights that the table has,
+the others are flights that it has not. The plain MERGE is what people write: on the key, with the order in a clause,
+and no lock. In turns.
 
-    python benchmarks/late_rows.py [--copies 10] [--updates 0.5] [--rounds 3]
+    python benchmarks/late_rows.py [--copies 10] [--files 10] [--updates 0.5] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from sluice.demo.flights import deal_flights
 from sluice.local.jars import jar_paths
 from writer_jobs import LockedDeltaWriter, apply_rows, build_session
 
-DAY, FILES = 15, 10
+DAY = 15
 KEYS = ("time_hour", "carrier", "flight")
 
 
@@ -67,6 +67,7 @@ def overlapping(table: str) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", type=int, default=10, help="of the flights (10)")
+    parser.add_argument("--files", type=int, default=10, help="of a month (10)")
     parser.add_argument("--updates", type=float, default=0.5, help="share of later versions among late rows (0.5)")
     parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after one to warm up (3)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/late_rows.json"))
@@ -80,7 +81,7 @@ def main() -> None:
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
         base, late = str(folder / "base"), str(folder / "late")
         rows = read_flights(spark, folder, options.copies)
-        in_files = rows.repartitionByRange(12 * FILES, "month", "time_hour")
+        in_files = rows.repartitionByRange(12 * options.files, "month", "time_hour")
         LockedDeltaWriter(spark, manager, base).append(in_files, partition_by=["month"])
         table_rows = rows.count()
         picked = rows.where(F.dayofmonth("time_hour") == DAY).withColumn("chance", F.rand(1))

@@ -15,7 +15,7 @@ from lock_manager.errors import PinError
 #: Name of the folder below a table's location that has its pins. Spark's readers and VACUUM pass over it.
 PINS_FOLDER = "_sluice_pins"
 _FORMAT = 1
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,4 +140,6 @@ def check_name(name: str) -> None:
 
     """
     if _NAME.fullmatch(name) is None:
-        raise PinError(f"a pin cannot be called {name!r}: letters, digits, dots, dashes, at most 100")
+        raise PinError(
+            f"a pin cannot be called {name!r}: it has letters, digits, dots, dashes and underscores, at most 100"
+        )

@@ -385,6 +385,23 @@ def test_negative_control_without_the_pin_the_read_fails(
     assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("scheme", ["s3a", "s3"])
+def test_a_table_on_s3_by_any_of_its_names(
+    spark: SparkSession, manager: ZookeeperLockManager, s3: Any, scheme: str
+) -> None:
+    root = f"{s3.root}/pins-{scheme}"
+    writer = LockedDeltaWriter(spark, manager, f"{scheme}://{root}/a b+c%20/")
+    for key in range(2):
+        writer.append(spark.range(key, key + 1).selectExpr("id as key", "'x y' as place"), partition_by=["place"])
+    pin = take_pin(spark, {writer.location: None}, name="x", expires_at=soon(), manager=manager)
+    writer.update({"key": "key + 10"})
+    writer.update({"key": "key + 10"})
+    done = vacuum(spark, writer.location, retain=NOW, manager=manager)
+    assert (done.files, done.kept_for_pins) == (2, 2)
+    assert keys_of(pinned_rows(spark, pin, f"s3a://{root}/a b+c%20")) == [0, 1]
+    assert keys_of(spark.read.format("delta").load(writer.location)) == [20, 21]
+
+
 def test_deletion_vectors_of_a_pinned_version_are_kept(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, copy_of: Callable[..., Path]
 ) -> None:

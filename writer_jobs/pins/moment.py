@@ -37,9 +37,9 @@ def up_to_sql(schema: StructType, event_time: str, moment: datetime, table: str)
     for field in schema:
         if field.name.lower() == event_time.lower():
             if isinstance(field.dataType, TimestampType):
-                return f"{quoted(field.name)} <= TIMESTAMP_LTZ '{in_utc:%Y-%m-%dT%H:%M:%S.%f}Z'"
+                return f"{quoted(field.name)} <= TIMESTAMP_LTZ '{in_utc.isoformat()}'"
             if isinstance(field.dataType, DateType):
-                return f"{quoted(field.name)} <= DATE '{in_utc:%Y-%m-%d}'"
+                return f"{quoted(field.name)} <= DATE '{in_utc.date().isoformat()}'"
             kind = field.dataType.simpleString()
             raise PinError(f"the event time {event_time} of {table} is no timestamp and no date, but {kind}")
     raise PinError(f"{table} has no column {event_time}; it has {', '.join(schema.names)}")

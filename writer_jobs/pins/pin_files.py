@@ -84,7 +84,11 @@ def whole_pin(files: HadoopFiles, location: str, name: str) -> Pin:
     if pin is None:
         raise PinError(f"{location} has no pin {name}")
     if not is_whole(files, pin):
-        raise PinError(f"pin {name} is not in all of its tables, because a run was killed: remove it, or make it again")
+        tables = ", ".join(each.table for each in pin.tables)
+        raise PinError(
+            f"pin {name} is not in all of its tables ({tables}): a run was killed, or a table is gone; remove the pin, "
+            "or make it again"
+        )
     return pin
 
 

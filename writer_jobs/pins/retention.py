@@ -55,9 +55,12 @@ class Retention:
         needed = moment - now + _MARGIN
         if all(timedelta(seconds=seconds) >= needed + age for seconds in there.values()):
             return
-        # The commit that says so is the newest version then.
+        # Whatever is committed now is the newest version then, and young.
         text = f"interval {math.ceil(needed / _HOUR)} hours"
         wanted = {name: text for name, seconds in there.items() if timedelta(seconds=seconds) < needed}
+        if not wanted:
+            self._log.commit_nothing()
+            return
         noted = _note(snapshot)
         note = {
             "raised": {**noted["raised"], **wanted},

@@ -187,7 +187,10 @@ def remove_pin(
     pin = PinFiles(files, location).find(name)
     if pin is None:
         raise PinError(f"{location} has no pin {name}")
-    locations = dict.fromkeys([location, *(each.location for each in pin.tables)])
+    locations = dict.fromkeys([location])
+    if canonical_table_uri(location) in {each.table for each in pin.tables}:
+        # Else the table is a copy, with the pins of the original.
+        locations |= dict.fromkeys(each.location for each in pin.tables)
     with locked_all(spark, locations, manager=manager, timeout_seconds=lock_timeout_seconds):
         for each in locations:
             pins = PinFiles(files, each)

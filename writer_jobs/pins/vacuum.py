@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -13,13 +14,14 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from lock_manager import LockManager, canonical_table_uri
 from lock_manager.errors import PinError
 from lock_manager.pins import Pin
+from writer_jobs.changes.kept import Kept
 from writer_jobs.commit.operation import session_with
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, locate_table
 from writer_jobs.delta.version_files import VersionFiles
-from writer_jobs.errors import TableError, WriteFailedError
+from writer_jobs.errors import StorageError, TableError, WriteFailedError
 from writer_jobs.pins.pin_files import PinFiles
 from writer_jobs.pins.retention import seconds_without_pins
 from writer_jobs.pins.take import remove_expired_pins
@@ -109,17 +111,22 @@ def vacuum(
     if snapshot.state is None:
         raise TableError(f"there is no Delta table at {log.location}")
     pins = [pin for pin in PinFiles(HadoopFiles.of(spark), log.location).all() if not pin.has_expired()]
-    removable = _removable(spark, snapshot, retain).localCheckpoint()
-    chosen = _not_pinned(spark, log, removable, pins).localCheckpoint()
-    number, size = chosen.agg(F.count("*"), F.coalesce(F.sum("length"), F.lit(0))).collect()[0]
-    if number and not dry_run:
-        _remove(spark, log.location, chosen)
+    with ExitStack() as stack:
+        try:
+            removable = stack.enter_context(closing(Kept(_removable(spark, snapshot, retain)))).rows
+            chosen = stack.enter_context(closing(Kept(_not_pinned(spark, log, removable, pins)))).rows
+        except (*JVM_ERRORS, PySparkException) as error:
+            raise StorageError(f"the files of {log.location} cannot be listed: {one_sentence(error)}") from error
+        without_pins = removable.count()
+        number, size = chosen.agg(F.count("*"), F.coalesce(F.sum("length"), F.lit(0))).collect()[0]
+        if number and not dry_run:
+            _remove(spark, log.location, chosen)
     return VacuumResult(
         table=canonical_table_uri(log.location),
         version=snapshot.version,
         files=number,
         size=size,
-        kept_for_pins=removable.count() - number,
+        kept_for_pins=without_pins - number,
         pins=tuple(pin.name for pin in pins),
         dry_run=dry_run,
     )
@@ -152,8 +159,9 @@ def _listed(spark: SparkSession, location: str) -> DataFrame:
     if HadoopFiles.of(spark).status(f"{location}/{_CHANGE_DATA}") is not None:
         folders.append(f"{location}/{_CHANGE_DATA}")
     found = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load([*map(escaped, folders)])
-    return found.select(
-        F.expr(f"substr(path, {len(location.rstrip('/')) + 2})").alias("path"),
+    base = f"{location.rstrip('/')}/"
+    return found.where(F.col("path").startswith(base)).select(
+        F.expr(f"substr(path, {len(base) + 1})").alias("path"),
         F.col("path").alias("full_path"),
         "length",
         F.unix_millis("modificationTime").alias("modified_ms"),
@@ -161,15 +169,11 @@ def _listed(spark: SparkSession, location: str) -> DataFrame:
 
 
 def _not_pinned(spark: SparkSession, log: DeltaTableLog, files: DataFrame, pins: list[Pin]) -> DataFrame:
-    table = canonical_table_uri(log.location)
     for pin in pins:
-        version = pin.of(table).version
         try:
-            kept = log.snapshot_at(version)
-        except TableError as error:
-            raise PinError(
-                f"pin {pin.name} no longer holds, so that it is not known which files it keeps: remove it ({error})"
-            ) from error
+            kept = log.snapshot_at(pin.of(log.location).version)
+        except (PinError, TableError) as error:
+            raise PinError(f"it is not known which files pin {pin.name} keeps: remove it ({error})") from error
         files = files.join(VersionFiles(spark, kept).paths(), "path", "left_anti")
     return files
 

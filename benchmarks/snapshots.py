@@ -1,0 +1,140 @@
+"""The state of a stream at one moment, by a pin and what has come since, beside a filter over all data.
+
+The flights of 2013, several times, come as a stream in the order of their departures, one in a hundred of them late. A
+pin is made when the watermark is past the moment that 95 % of the rows are before; then the rest comes. What the
+newest version has of that moment is the pin's rows, which somebody has, with what has come and without what is gone
+since. In turns: what has come and gone since, and a filter over the whole table; and both have to give the same rows.
+
+    python benchmarks/snapshots.py [--copies 3] [--batches 40] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from figures import print_table
+from late_rows import read_flights
+from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from turns import SETTINGS
+
+from lock_manager import ZookeeperLockManager
+from lock_manager.testing.embedded import EmbeddedZooKeeper
+from sluice.local.jars import jar_paths
+from writer_jobs import (
+    LockedDeltaWriter,
+    Pin,
+    apply_rows,
+    build_session,
+    changed_since,
+    pinned_rows,
+    rows_since,
+    take_pin,
+)
+from writer_jobs.pins.read import CHANGE
+
+LATE, MOMENT = 0.01, 0.95
+KEYS = ("carrier", "flight")
+
+
+def batches_of(rows: DataFrame, folder: Path, number: int) -> list[str]:
+    """Write the stream's batches: by departure, but for late ones, which come in any later batch."""
+    order = F.percent_rank().over(Window.orderBy("time_hour"))
+    due = F.least(F.floor(order * number), F.lit(number - 1))
+    late = F.floor(due + F.rand(2) * (number - due))
+    batch = F.when(F.rand(1) < LATE, late).otherwise(due)
+    rows.withColumn("batch", batch.cast("int")).write.partitionBy("batch").parquet(str(folder))
+    return [f"{folder}/batch={each}" for each in range(number)]
+
+
+def same_rows(one: DataFrame, other: DataFrame) -> bool:
+    return one.exceptAll(other).isEmpty() and other.exceptAll(one).isEmpty()
+
+
+def moment_of(rows: DataFrame) -> datetime:
+    (at,) = rows.select(F.unix_seconds("time_hour").alias("at")).approxQuantile("at", [MOMENT], 0.0)
+    return datetime.fromtimestamp(at, UTC)
+
+
+def filtered(spark: SparkSession, table: str, at: datetime) -> DataFrame:
+    return spark.read.format("delta").load(table).where(F.col("time_hour") <= F.lit(at))
+
+
+def in_seconds(work: DataFrame) -> float:
+    begin = time.perf_counter()
+    work.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--copies", type=int, default=3, help="of the flights (3)")
+    parser.add_argument("--batches", type=int, default=40, help="of the stream (40)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after one to warm up (3)")
+    parser.add_argument("--output", type=Path, default=Path("build/bench/snapshots.json"))
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        zookeeper = stack.enter_context(EmbeddedZooKeeper())
+        spark = build_session("snapshots", jars=jar_paths(), launch_conf=SETTINGS, log_level="OFF")
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        stack.callback(spark.stop)
+        manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
+        table = str(folder / "table")
+        writer = LockedDeltaWriter(spark, manager, table)
+        rows = read_flights(spark, folder, options.copies)
+        at, pin = moment_of(rows), None
+        for number, batch in enumerate(batches_of(rows, folder / "batches", options.batches)):
+            arrived = spark.read.parquet(batch)
+            done = apply_rows(
+                writer,
+                arrived,
+                keys=list(KEYS),
+                event_time="time_hour",
+                partition_by=["month"],
+                txn=("flights", number),
+            )
+            if pin is None and done.watermark is not None and done.watermark > at:
+                expires = datetime.now(UTC) + timedelta(days=1)
+                pin = take_pin(spark, {table: "time_hour"}, name="x", at=at, expires_at=expires, manager=manager)
+        if pin is None:
+            parser.error("no batch is past the moment: give more batches")
+        print_figures(spark, table, pin, at, options)
+
+
+def print_figures(spark: SparkSession, table: str, pin: Pin, at: datetime, options: argparse.Namespace) -> None:
+    since = changed_since(spark, pin, table)
+    everything = len(filtered(spark, table, at).inputFiles())
+    changes = rows_since(spark, pin, table)
+    new, gone = (changes.where(F.col(CHANGE) == what).drop(CHANGE) for what in ("new", "gone"))
+    state = pinned_rows(spark, pin, table).exceptAll(gone).unionAll(new)
+    equal = same_rows(state, filtered(spark, table, at))
+    seconds: dict[str, list[float]] = {"rows_since": [], "filter over all data": []}
+    for turn in range(options.rounds + 1):
+        for name, work in (
+            ("rows_since", rows_since(spark, pin, table)),
+            ("filter over all data", filtered(spark, table, at)),
+        ):
+            took = in_seconds(work)
+            if turn:
+                seconds[name].append(took)
+    files = {"rows_since": since.files_read, "filter over all data": everything}
+    results = [{"what": name, "files": files[name], "seconds": min(took)} for name, took in seconds.items()]
+    print_table(results)
+    print(
+        f"the moment is {at.isoformat()}, of version {pin.tables[0].version}; version {since.version} has "
+        f"{since.rows_new:,} more rows of it, and {since.rows_gone:,} are gone; the same rows: {equal}"
+    )
+    print(f"{everything / since.files_read:.1f} times fewer files")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps({"equal": equal, "runs": results}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
