@@ -205,7 +205,7 @@ def test_rows_that_cannot_be_placed_are_refused(stream: Stream, table: Path, spa
     with pytest.raises(ChangesError, match="key=1"):
         apply_rows(stream.writer, nameless, **HOW)
     beyond = spark.sql("SELECT 1L key, timestamp'+10000-01-01' at")
-    with pytest.raises(ChangesError, match="event time at of a row is before the year 1, or after"):
+    with pytest.raises(ChangesError, match="event time at beyond the years 1 to 9999"):
         apply_rows(stream.writer, beyond, keys=["key"], event_time="at")
     days = spark.createDataFrame([(1, date(2013, 1, 1))], "key long, `day.of_it` date")
     long_ago = {"newest_before": BEGIN, "watermark_delay": timedelta(800_000), "allowed_lateness": timedelta(900_000)}

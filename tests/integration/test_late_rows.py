@@ -105,8 +105,9 @@ def test_the_late_rows_table_gets_columns_and_wider_types_and_waits_no_longer_th
     # Another hold of the table's lock: the first waits its time, the second gives up when it is told to.
     rival, writer = make_rival(), LockedDeltaWriter(spark, manager, str(table))
     with rival.acquire(str(late)), ThreadPoolExecutor(1) as pool:
-        with pytest.raises(LockTimeoutError):
+        with pytest.raises(LockTimeoutError) as refused:
             apply((5, 1, 1, 10), **how, schema=whole.format("int"), lock_timeout_seconds=1, txn=("s", 1))
+        assert refused.value.timeout_seconds <= 1
         waits = pool.submit(apply, (5, 1, 1, 10), **how, schema=whole.format("int"), txn=("s", 1), writer=writer)
         eventually(lambda: len(manager.queue(str(late))) == 2, within=60, what="a write that waits")
         writer.give_up()

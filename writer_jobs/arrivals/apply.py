@@ -192,7 +192,7 @@ def _newest(spec: ChangeSpec, event_time: str, before: datetime | None, ends: Se
     least, most = EVENT_RANGE
     found = [micros for micros in ends if micros is not None]
     if any(not least <= micros <= most for micros in found):
-        raise spec.misfit(f"the event time {event_time} of a row is before the year 1, or after the year 9999")
+        raise spec.misfit(f"a row has an event time {event_time} beyond the years 1 to 9999")
     return max((each for each in (before, *map(moment_of_micros, found)) if each is not None), default=None)
 
 

@@ -50,7 +50,10 @@ def set_aside(
         SluiceError: see :func:`write_beside`.
 
     """
-    if writer.log.head().version >= 0:
+    state = writer.log.state()
+    there = set() if state is None else {name.lower() for name in state.schema.names}
+    # Without these it has none of them; the first batch that has rows in time adds them.
+    if all(name.lower() in there for name in spec.keys):
         bounds = KeyBounds.of(rows, spec.keys, ranged_by=event_time).condition()
         table = rows_within(rows.sparkSession, LockTarget.of(writer.log, None), bounds)
         rows = as_in(kind.news(rows, table), table.schema)
