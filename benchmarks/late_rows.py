@@ -1,9 +1,9 @@
 """Late rows, a hundredth of the table, by ``apply_rows``, beside a plain Delta MERGE over the whole table.
 
 The flights of 2013, ten times (--copies), in twelve monthly partitions of ten files each (--files). The rows that come
-late are of one day of each month, as after an outage: some (--updates) are later versions of flights that the table has,
-the others are flights that it has not. The plain MERGE is what people write: on the key, with the order in a clause,
-and no lock. In turns.
+late are of one day of each month, as after an outage: some (--updates) are later versions of flights that the table
+has, the others are flights that it has not. The plain MERGE is what people write: on the key, with the order in a
+clause, and no lock. In turns.
 
     python benchmarks/late_rows.py [--copies 10] [--files 10] [--updates 0.5] [--rounds 3]
 """
