@@ -332,8 +332,10 @@ def test_a_program_of_ones_own_runs_a_stream(
     with pytest.raises(CheckpointError, match="not whole"):
         stream_into(writer, rows, **how)
     # With Spark's part of a checkpoint gone a query begins anew, and our notes are of another one.
-    (tmp_path / "checkpoint" / "metadata").unlink()
-    for part in ("offsets", "commits", "sources"):
-        shutil.rmtree(tmp_path / "checkpoint" / part)
+    notes = tmp_path / "checkpoint" / "_sluice"
+    notes.rename(tmp_path / "notes")
+    shutil.rmtree(tmp_path / "checkpoint")
+    notes.parent.mkdir()
+    (tmp_path / "notes").rename(notes)
     stream_into(writer, rows, **how, on_batch=lambda batch, done: told.append((batch, done.inserted)))
     assert told[2:] == [(0, 1)]
