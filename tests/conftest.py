@@ -46,6 +46,7 @@ SHARED_DRIVERS = {
         "test_gate.py",
         "test_gate_operations.py",
         "test_gate_same.py",
+        "test_overwrite_job.py",
         "test_readme.py",
         "test_rival_append.py",
         "test_table_names.py",

@@ -74,7 +74,7 @@ def test_repetitions_rewrite_no_file_and_a_tie_that_says_something_else_is_refus
     with pytest.raises(ChangesError, match="says something else: key=4"):
         apply((4, 1, "other"), (0, 1, "first"))
     with monkeypatch.context() as patch:
-        patch.setattr("writer_jobs.arrivals.kinds.LatestRows.rewrites_for_nothing", False)
+        patch.setattr("writer_jobs.arrivals.kinds.LatestRows.rewrites_for_nothing", lambda *_: False)
         assert apply(*repeated) == (3, 0, 0, 2)
     assert len(before - data_files(gate)) == 3
 

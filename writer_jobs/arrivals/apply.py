@@ -220,12 +220,13 @@ def _merged(
     partitions = shape.partitions(batch.rows, state)
     with ExitStack() as open_ones:
         source = batch.rows
-        if before.state is not None and kind.rewrites_for_nothing:
+        if before.state is not None:
             # What others commit from here on the merge itself compares.
             table = rows_within(source.sparkSession, LockTarget.of(writer.log, partitions, before), batch.bounds())
-            source = open_ones.enter_context(closing(Kept.of(writer.table, kind.news(source, table), _THERE))).rows
-            if source.isEmpty():
-                return None
+            if kind.rewrites_for_nothing(source, table):
+                source = open_ones.enter_context(closing(Kept.of(writer.table, kind.news(source, table), _THERE))).rows
+                if source.isEmpty():
+                    return None
         try:
             result: CommitResult = kind.merge(writer, source, batch.bounds(T)).execute(
                 lock="table" if partitions is None else list(partitions),

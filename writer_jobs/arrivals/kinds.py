@@ -14,7 +14,7 @@ from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
 
-_CONTENT = "__sluice_content"
+_CONTENT, _KNOWN = "__sluice_content", "__sluice_known"
 
 
 class FirstRows(OfRows):
@@ -30,8 +30,6 @@ class FirstRows(OfRows):
 
     sequence: str | None = None
     preferred_by = _CONTENT
-    #: Whether a merge rewrites files for rows that change nothing.
-    rewrites_for_nothing = False
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         super().__init__(spec, columns)
@@ -51,6 +49,10 @@ class FirstRows(OfRows):
         """Return nothing: the rows have no sequence."""
         return []
 
+    def rewrites_for_nothing(self, rows: DataFrame, table: DataFrame) -> bool:  # noqa: ARG002 (as the others)
+        """Return false: what only inserts rewrites no file."""
+        return False
+
     def news(self, rows: DataFrame, table: DataFrame) -> DataFrame:
         """Leave out rows whose keys a table has."""
         return without_known(rows, table, self._spec.keys, F.expr("true"))
@@ -68,12 +70,21 @@ class FirstRows(OfRows):
 class LatestRows(NewestRows):
     """Of rows with one key the one with the largest sequence counts, whenever it comes; none is ever deleted."""
 
-    #: Delta rewrites each file that has a match, also of a row that is not newer.
-    rewrites_for_nothing = True
-
     def prepared(self, rows: DataFrame) -> DataFrame:
         """Return what :meth:`ChangeSpec.prepared` returns."""
         return rows
+
+    def rewrites_for_nothing(self, rows: DataFrame, table: DataFrame) -> bool:
+        """Tell whether a merge rewrites a file for a row that changes nothing, because it is not newer.
+
+        Delta rewrites each file that has a match. Of the table keys and sequences are read, no more.
+        """
+        if self.sequence.lower() not in {name.lower() for name in table.columns}:
+            return False
+        keys = list(map(quoted, self._spec.keys))
+        known = table.select(*keys, F.col(quoted(self.sequence)).alias(_KNOWN))
+        near = known.join(rows.select(*keys, SEQ), list(self._spec.keys))
+        return not near.where(F.col(SEQ) <= F.col(_KNOWN)).isEmpty()
 
     def news(self, rows: DataFrame, table: DataFrame) -> DataFrame:
         """Leave out rows of which a table has the key and a larger sequence, or the same one and the same row.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +101,7 @@ class AppendLoad:
     def _plan(self) -> _Plan:
         arguments, log = self._arguments, self._writer.log
         state = log.state()
-        self._check_partitioning(state)
+        refuse_other_partitioning(self._writer.table, state, self._arguments.partition_by)
         run_id = arguments.run_id
         if run_id is None:
             return _Plan(state, 0, None, self._schema(state))
@@ -137,12 +137,6 @@ class AppendLoad:
         if state is None and missing:
             raise SourceError(f"the source has no column {', '.join(missing)} to partition by")
         return schema
-
-    def _check_partitioning(self, state: TableState | None) -> None:
-        asked = self._arguments.partition_by
-        if state and asked and [name.lower() for name in asked] != [name.lower() for name in state.partition_columns]:
-            actual = f"by {','.join(state.partition_columns)}" if state.partition_columns else "not"
-            raise TableError(f"{self._writer.table} is partitioned {actual}, and not by {','.join(asked)}")
 
     def _make_commits(self, plan: _Plan) -> None:
         commits = self._arguments.commits
@@ -210,7 +204,7 @@ class AppendLoad:
         state = self._writer.log.state() if plan.state is None else plan.state
         if state is not None and plan.state is None:
             # Another writer made the table while this one planned to.
-            self._check_partitioning(state)
+            refuse_other_partitioning(self._writer.table, state, self._arguments.partition_by)
             if not _fits(plan.schema, state.schema):
                 raise _PlanOutdatedError
         if plan.run is not None and plan.done == 0:
@@ -218,6 +212,23 @@ class AppendLoad:
                 # Another process has begun this very run.
                 raise _PlanOutdatedError
             self._records(plan.run.run_id).save(plan.run)
+
+
+def refuse_other_partitioning(table: str, state: TableState | None, asked: Sequence[str]) -> None:
+    """Make sure that a table, if it is there, is partitioned as it was asked for, if anything was.
+
+    Args:
+        table: canonical URI, for the message.
+        state: of the table; None if there is none.
+        asked: partition columns; none: any will do.
+
+    Raises:
+        TableError: it is partitioned in another way.
+
+    """
+    if state and asked and [name.lower() for name in asked] != [name.lower() for name in state.partition_columns]:
+        actual = f"by {','.join(state.partition_columns)}" if state.partition_columns else "not"
+        raise TableError(f"{table} is partitioned {actual}, and not by {','.join(asked)}")
 
 
 def _fits(planned: StructType, actual: StructType) -> bool:

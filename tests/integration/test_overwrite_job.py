@@ -1,0 +1,126 @@
+"""``overwrite.py`` in this process: rows in the place of others, of all of the table or of what is named."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lock_manager import ZookeeperLockManager
+from writer_jobs import LockedDeltaWriter, locked
+
+pytestmark = pytest.mark.spark
+
+OLD = [(1, "a"), (2, "a"), (3, "b"), (4, "c")]
+
+
+@pytest.fixture
+def parted(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Path:
+    """A table of four rows in three partitions."""
+    rows = spark.createDataFrame(OLD, "id long, part string").coalesce(1)
+    LockedDeltaWriter(spark, manager, str(table)).append(rows, partition_by=["part"])
+    return table
+
+
+@pytest.fixture
+def overwrite(run_job: Callable[..., Any], parted: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Run the job with these rows: ``overwrite([(1, "a")], "--dynamic")``."""
+
+    def run(rows: list[tuple[Any, ...]], *arguments: str, names: tuple[str, ...] = ("id", "part")) -> Any:
+        source = tmp_path / "rows.json"
+        # By their time, too, a load tells its files from others.
+        source.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+        os.utime(source, (1_700_000_000,) * 2)
+        return run_job("overwrite", "--table", parted, "--source", source, *arguments)
+
+    return run
+
+
+def test_all_rows_are_replaced_in_one_commit(
+    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], versions: Callable[[Path], list[str]]
+) -> None:
+    done = overwrite([(9, "z")])
+    assert (done.code, done.error) == (0, "")
+    assert [line["event"] for line in done.lines] == ["waiting", "holding", "commit"]
+    assert (rows_of(parted, "id", "part"), len(versions(parted))) == ([(9, "z")], 2)
+    other = overwrite([("x", 1.5)], names=("name", "weight"))
+    assert (other.code, len(versions(parted))) == (5, 2)
+    assert "name" in other.error
+    assert overwrite([("x", 1.5)], "--overwrite-schema", names=("name", "weight")).code == 0
+    assert rows_of(parted) == [("x", 1.5)]
+
+
+def test_what_a_predicate_names_is_replaced_and_a_row_beside_it_is_refused(
+    overwrite: Callable[..., Any],
+    spark: SparkSession,
+    make_manager: Callable[..., ZookeeperLockManager],
+    parted: Path,
+    rows_of: Callable[..., Any],
+) -> None:
+    # Somebody has another partition meanwhile.
+    with locked(spark, str(parted), partitions=[{"part": "b"}], manager=make_manager()):
+        done = overwrite([(7, "a")], "--replace-where", "part = 'a'", "--lock-timeout", "5")
+        assert (done.code, done.error) == (0, "")
+        refused = overwrite([(8, "a")], "--replace-where", "part IN ('a', 'b')", "--lock-timeout", "0")
+        assert refused.code == 3
+    assert rows_of(parted, "id", "part") == [(3, "b"), (4, "c"), (7, "a")]
+    beside = overwrite([(8, "a"), (9, "c")], "--replace-where", "part = 'a'")
+    assert beside.code == 5
+    assert len(beside.error.splitlines()) == 1
+    assert rows_of(parted, "id", "part") == [(3, "b"), (4, "c"), (7, "a")]
+
+
+@pytest.mark.parametrize("hold", ["write", "commit"])
+def test_partitions_that_have_new_rows_are_replaced(
+    overwrite: Callable[..., Any],
+    spark: SparkSession,
+    make_manager: Callable[..., ZookeeperLockManager],
+    parted: Path,
+    rows_of: Callable[..., Any],
+    hold: str,
+) -> None:
+    with locked(spark, str(parted), partitions=[{"part": "c"}], manager=make_manager()):
+        assert overwrite([(5, "b"), (6, "d")], "--dynamic", "--hold", hold, "--lock-timeout", "5").code == 0
+    assert rows_of(parted, "id", "part") == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "d")]
+
+
+def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
+    overwrite: Callable[..., Any],
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    parted: Path,
+    rows_of: Callable[..., Any],
+) -> None:
+    name = ("--dynamic", "--run-id", "monday")
+    assert overwrite([(5, "b")], *name).code == 0
+    after = spark.createDataFrame([(6, "b")], "id long, part string")
+    LockedDeltaWriter(spark, manager, str(parted)).append(after)
+    again = overwrite([(5, "b")], *name)
+    assert (again.code, again.commits[0]["already_committed"]) == (0, True)
+    assert rows_of(parted, "id", "part") == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "b")]
+    other = overwrite([(5, "b"), (55, "b")], *name)
+    assert other.code == 2
+    assert "was of other sources" in other.error
+    assert rows_of(parted, "id", "part")[-2:] == [(5, "b"), (6, "b")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--dynamic", "--replace-where", "id = 1"), "not both"),
+        (("--dynamic", "--overwrite-schema"), "of the whole table"),
+        (("--partition-by", "id"), "is partitioned by part, and not by id"),
+    ],
+)
+def test_arguments_that_contradict_are_one_sentence(
+    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], arguments: tuple[str, ...], words: str
+) -> None:
+    done = overwrite([(9, "a")], *arguments)
+    assert (done.code, done.lines) == (2, [])
+    assert words in done.error
+    assert rows_of(parted, "id", "part") == OLD
