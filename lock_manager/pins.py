@@ -25,14 +25,18 @@ class PinnedTable:
     Attributes:
         table: canonical URI.
         location: as Spark reads it.
+        table_id: of the table whose version it is: another one may be made at its place.
         version: that is kept.
+        passed_version: the first one at which the watermarks of all streams were past the pin's moment; None: unknown.
         event_time: column with a row's event time; None: all rows of the version count.
 
     """
 
     table: str
     location: str
+    table_id: str
     version: int
+    passed_version: int | None
     event_time: str | None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -15,10 +14,10 @@ try:
     from lock_manager.errors import PinError
     from lock_manager.pins import Pin
     from writer_jobs.delta.table_log import locate_table
+    from writer_jobs.job.pinned_line import pinned_line
     from writer_jobs.job.runner import Job, JobContext
     from writer_jobs.job.snapshot_arguments import PROGRAM, SnapshotArguments, parse_arguments
     from writer_jobs.pins.copies import copy_pinned, make_view, refuse_equal_names
-    from writer_jobs.pins.read import changed_since
     from writer_jobs.pins.take import find_pin, list_pins, take_pin
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
@@ -34,10 +33,7 @@ def _snapshot(context: JobContext[SnapshotArguments]) -> None:
     if arguments.copy_to is not None or arguments.views is not None:
         refuse_equal_names(pin)
     for pinned in pin.tables:
-        since = asdict(changed_since(context.spark, pin, pinned.location))
-        del since["table"]
-        newest = since.pop("version")
-        output.said("pinned", table=pinned.table, version=pinned.version, made=made, newest_version=newest, **since)
+        output.said("pinned", **pinned_line(context.spark, pin, pinned, made=made))
     for pinned in pin.tables:
         if arguments.copy_to is not None:
             target, copied = copy_pinned(

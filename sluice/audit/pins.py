@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from urllib.parse import unquote
 
 from deltalake import DeltaTable
@@ -12,9 +14,17 @@ from deltalake.exceptions import DeltaError
 
 from lock_manager.errors import PinError
 from lock_manager.pins import PINS_FOLDER, Pin
+from sluice.audit.log_files import version_files
 from sluice.audit.log_folder import LogFolder, open_log
+from sluice.errors import VerifyError
 
 _SHOWN = 3
+# With Delta's defaults.
+_RETENTIONS = {
+    "delta.deletedFileRetentionDuration": "interval 1 week",
+    "delta.logRetentionDuration": "interval 30 days",
+}
+_INTERVAL = re.compile(r"interval (\d+) (second|minute|hour|day|week)s?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ def examine_pins(
 ) -> tuple[list[FoundPin], list[str]]:
     """Read a table's pins, and look whether the versions that they keep can be read: log and data files are there.
 
-    Deletion vectors are not looked for.
+    And whether the table's retention is as long as they last. Deletion vectors are not looked for.
 
     Args:
         table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
@@ -49,8 +59,11 @@ def examine_pins(
 
     Raises:
         LogAccessError: the store cannot be listed or read.
+        VerifyError: there is no Delta table.
 
     """
+    if not version_files(open_log(table, storage_options).names()):
+        raise VerifyError(f"there is no Delta table at {table}: no version file in its _delta_log")
     folder = open_log(table, storage_options, folder=PINS_FOLDER)
     pins, damaged = [], []
     for name in folder.names():
@@ -76,17 +89,48 @@ def _problem(folder: LogFolder, pin: Pin, there: set[str]) -> str | None:
     try:
         pinned = pin.of(folder.uri)
     except PinError as error:
-        return f"{error}: the table was copied, or is read under another name"
+        return f"{error}: the table was copied, or is read under another name; remove the pin here, if so"
     try:
-        table = DeltaTable(folder.uri, version=pinned.version, storage_options=folder.options or None)
+        version = DeltaTable(folder.uri, version=pinned.version, storage_options=folder.options or None)
+        files = {unquote(path) for path in version.get_add_actions().column("path").to_pylist()}
+        table_id = version.metadata().id
     except (DeltaError, OSError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        return f"pin {pin.name} is broken: version {pinned.version} cannot be opened ({lines[0]})"
-    files = {unquote(path) for path in table.get_add_actions().column("path").to_pylist()}
+        if _newest(folder) is None:
+            return f"pin {pin.name} cannot be checked: deltalake cannot open the table ({_line(error)})"
+        return f"pin {pin.name} is broken: version {pinned.version} cannot be opened ({_line(error)})"
+    if table_id != pinned.table_id:
+        return f"pin {pin.name} is of another table, which was here before: remove it"
     if missing := sorted(files - there):
         shown = ", ".join(missing[:_SHOWN])
         return (
             f"pin {pin.name} is broken: {len(missing)} of the {len(files)} data files of version {pinned.version} are "
             f"gone, such as {shown}"
         )
+    return _too_short(folder, pin)
+
+
+def _too_short(folder: LogFolder, pin: Pin) -> str | None:
+    """Say if the table's retention is shorter than the pin lasts: stock VACUUM and log clean-up will break it."""
+    newest = _newest(folder)
+    properties = {} if newest is None else newest.metadata().configuration
+    for name, default in _RETENTIONS.items():
+        found = _INTERVAL.fullmatch(properties.get(name, default))
+        # What is written in another way is not judged.
+        kept = None if found is None else timedelta(**{f"{found[2]}s": int(found[1])})
+        if kept is not None and kept < pin.expires_at - pin.created_at:
+            return (
+                f"pin {pin.name} is in danger: {name} is {properties.get(name, default)}, shorter than the pin lasts, "
+                "because somebody lowered it or restored the table; make another pin, which raises it for all"
+            )
     return None
+
+
+def _newest(folder: LogFolder) -> DeltaTable | None:
+    try:
+        return DeltaTable(folder.uri, storage_options=folder.options or None)
+    except (DeltaError, OSError):
+        return None
+
+
+def _line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -187,14 +187,17 @@ def pins(
     Exit codes: 0 done, and all pins hold; 1 one does not hold; 2 wrong
     arguments, no such table or pin.
     """
+    from sluice.audit.log_folder import open_log  # noqa: PLC0415
     from sluice.pins import change_pins, print_pins  # noqa: PLC0415
 
     if (add is None) != (expires is None):
         raise typer.BadParameter("--add and --expires belong together")
+    options = dict(key_and_value(option) for option in storage_option or ())
+    # Before anything is changed: whether it can be listed.
+    open_log(table, options)
     if add is not None or remove is not None:
         settings = lock_settings(zookeeper, timeout_seconds=lock_timeout)
         change_pins(table, settings, conf_of(conf), add=add, expires=expires, remove=remove)
-    options = dict(key_and_value(option) for option in storage_option or ())
     if not print_pins(table, options, as_json=as_json):
         raise typer.Exit(FAILED)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,33 @@ def parted(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> P
     rows = spark.createDataFrame(OLD, "id long, part string").coalesce(1)
     LockedDeltaWriter(spark, manager, str(table)).append(rows, partition_by=["part"])
     return table
+
+
+@pytest.fixture
+def held(
+    spark: SparkSession, make_manager: Callable[..., ZookeeperLockManager], parted: Path
+) -> Callable[[str], AbstractContextManager[None]]:
+    """Have somebody else hold a partition: ``with held("a")``."""
+
+    @contextmanager
+    def hold(part: str) -> Iterator[None]:
+        has, end = threading.Event(), threading.Event()
+
+        def have() -> None:
+            with locked(spark, str(parted), partitions=[{"part": part}], manager=make_manager()):
+                has.set()
+                end.wait()
+
+        thread = threading.Thread(target=have)
+        thread.start()
+        assert has.wait(60)
+        try:
+            yield
+        finally:
+            end.set()
+            thread.join()
+
+    return hold
 
 
 @pytest.fixture
@@ -57,13 +86,12 @@ def test_all_rows_are_replaced_in_one_commit(
 
 def test_what_a_predicate_names_is_replaced_and_a_row_beside_it_is_refused(
     overwrite: Callable[..., Any],
-    spark: SparkSession,
-    make_manager: Callable[..., ZookeeperLockManager],
+    held: Callable[[str], AbstractContextManager[None]],
     parted: Path,
     rows_of: Callable[..., Any],
 ) -> None:
     # Somebody has another partition meanwhile.
-    with locked(spark, str(parted), partitions=[{"part": "b"}], manager=make_manager()):
+    with held("b"):
         done = overwrite([(7, "a")], "--replace-where", "part = 'a'", "--lock-timeout", "5")
         assert (done.code, done.error) == (0, "")
         refused = overwrite([(8, "a")], "--replace-where", "part IN ('a', 'b')", "--lock-timeout", "0")
@@ -78,13 +106,12 @@ def test_what_a_predicate_names_is_replaced_and_a_row_beside_it_is_refused(
 @pytest.mark.parametrize("hold", ["write", "commit"])
 def test_partitions_that_have_new_rows_are_replaced(
     overwrite: Callable[..., Any],
-    spark: SparkSession,
-    make_manager: Callable[..., ZookeeperLockManager],
+    held: Callable[[str], AbstractContextManager[None]],
     parted: Path,
     rows_of: Callable[..., Any],
     hold: str,
 ) -> None:
-    with locked(spark, str(parted), partitions=[{"part": "c"}], manager=make_manager()):
+    with held("c"):
         assert overwrite([(5, "b"), (6, "d")], "--dynamic", "--hold", hold, "--lock-timeout", "5").code == 0
     assert rows_of(parted, "id", "part") == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "d")]
 

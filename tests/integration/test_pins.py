@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,9 +22,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ZookeeperLockManager
 from sluice.audit.verify import verify_table
+from sluice.local.s3 import LocalS3
+from tests.support.deliveries import Killed
 from writer_jobs import (
     LockedDeltaWriter,
     PinError,
+    StorageError,
+    WriteFailedError,
     apply_rows,
     changed_since,
     find_pin,
@@ -31,6 +37,7 @@ from writer_jobs import (
     pinned_rows,
     remove_pin,
     rows_since,
+    stream_into,
     take_pin,
     vacuum,
 )
@@ -38,7 +45,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.pins import take
 from writer_jobs.pins.pin_files import PinFiles
-from writer_jobs.pins.read import CHANGE
+from writer_jobs.pins.read import CHANGE, changed_before
 from writer_jobs.pins.retention import RETENTION_PROPERTY
 
 pytestmark = pytest.mark.spark
@@ -306,44 +313,66 @@ def test_negative_control_pinned_one_after_the_other_they_were_not(
     pytest.fail("whatever is not pinned at once was there at once all the same")
 
 
-def test_a_run_that_is_killed_in_the_middle_leaves_no_pin_and_its_name_can_be_used(
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    pair: list[LockedDeltaWriter],
-    monkeypatch: pytest.MonkeyPatch,
+def killed_at(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Have a process end when it writes a pin into this folder: nothing is cleaned up behind it."""
+    create = PinFiles.create
+
+    def killed(pins: PinFiles, pin: Any) -> None:
+        if place in pins._folder:
+            raise Killed
+        create(pins, pin)
+
+    monkeypatch.setattr(take, "_taken_back", lambda *_: nullcontext([]))
+    monkeypatch.setattr(PinFiles, "create", killed)
+
+
+def test_a_run_that_is_killed_between_two_tables_leaves_no_pin_and_its_name_can_be_used(
+    spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tables = {each.location: None for each in pair}
     with monkeypatch.context() as patch:
-        write = PinFiles.write
-        monkeypatch.setattr(take, "_taken_back", lambda *_: _Nothing())
-
-        def killed(pins: PinFiles, pin: Any) -> None:
-            if "/two" in pins._folder:
-                raise KeyboardInterrupt
-            write(pins, pin)
-
-        patch.setattr(PinFiles, "write", killed)
-        with pytest.raises(KeyboardInterrupt):
+        killed_at(patch, "/two/")
+        with pytest.raises(Killed):
             take_pin(spark, tables, name="x", expires_at=soon(), manager=manager)
-        monkeypatch.undo()
     with pytest.raises(PinError, match="is not in all of its tables"):
         find_pin(spark, pair[0].location, "x")
     # Until it is removed, or made again, it keeps what it names.
     pair[0].delete()
     assert vacuum(spark, pair[0].location, retain=NOW, manager=manager).kept_for_pins == 1
-    assert take_pin(spark, tables, name="x", expires_at=soon(), manager=manager) == find_pin(
-        spark, pair[1].location, "x"
-    )
+    pin = take_pin(spark, tables, name="x", expires_at=soon(), manager=manager)
+    assert find_pin(spark, pair[1].location, "x") == pin
     remove_pin(spark, pair[1].location, "x", manager=manager)
     assert [list_pins(spark, each.location) for each in pair] == [[], []]
 
 
-class _Nothing:
-    def __enter__(self) -> None:
-        return
+def test_a_pin_that_does_not_get_into_all_tables_leaves_nothing(
+    spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = PinFiles.create
 
-    def __exit__(self, *_: object) -> None:
-        return
+    def refused(pins: PinFiles, pin: Any) -> None:
+        if "/two/" in pins._folder:
+            raise StorageError("the store refuses")
+        create(pins, pin)
+
+    monkeypatch.setattr(PinFiles, "create", refused)
+    with pytest.raises(StorageError, match="the store refuses"):
+        take_pin(spark, {each.location: None for each in pair}, name="x", expires_at=soon(100), manager=manager)
+    for each in pair:
+        assert list_pins(spark, each.location) == []
+        assert properties(Path(each.location.removeprefix("file:"))) == {}
+
+
+def test_whoever_lost_the_lock_harms_no_pin_of_the_next_holder(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(3))
+    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
+    pins, late = PinFiles(HadoopFiles.of(spark), pin.tables[0].location), replace(pin, pin_id="late")
+    with pytest.raises(StorageError, match="exists already with another text"):
+        pins.create(late)
+    pins.remove(late)
+    assert list_pins(spark, str(table)) == [pin]
 
 
 def test_pinned_versions_are_read_back_whole_and_other_files_are_gone(
@@ -385,21 +414,29 @@ def test_negative_control_without_the_pin_the_read_fails(
     assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("scheme", ["s3a", "s3"])
-def test_a_table_on_s3_by_any_of_its_names(
-    spark: SparkSession, manager: ZookeeperLockManager, s3: Any, scheme: str
+@pytest.mark.parametrize("place", ["s3a://{root}/pins/a b+c%20/", "s3://{root}/pins/flights", "s3a://root-of-pins/"])
+def test_a_table_on_s3_by_any_of_its_names_and_in_the_root_of_a_bucket(
+    spark: SparkSession, manager: ZookeeperLockManager, s3: Any, place: str
 ) -> None:
-    root = f"{s3.root}/pins-{scheme}"
-    writer = LockedDeltaWriter(spark, manager, f"{scheme}://{root}/a b+c%20/")
+    if "root-of-pins" in place:
+        if not isinstance(s3, LocalS3):
+            pytest.skip("needs a bucket of its own")
+        s3.create_bucket("root-of-pins")
+    table = place.format(root=s3.root)
+    writer = LockedDeltaWriter(spark, manager, table)
     for key in range(2):
         writer.append(spark.range(key, key + 1).selectExpr("id as key", "'x y' as place"), partition_by=["place"])
-    pin = take_pin(spark, {writer.location: None}, name="x", expires_at=soon(), manager=manager)
+    pin = take_pin(spark, {table: None}, name="x", expires_at=soon(), manager=manager)
     writer.update({"key": "key + 10"})
     writer.update({"key": "key + 10"})
-    done = vacuum(spark, writer.location, retain=NOW, manager=manager)
+    done = vacuum(spark, table, retain=NOW, manager=manager)
     assert (done.files, done.kept_for_pins) == (2, 2)
-    assert keys_of(pinned_rows(spark, pin, f"s3a://{root}/a b+c%20")) == [0, 1]
-    assert keys_of(spark.read.format("delta").load(writer.location)) == [20, 21]
+    assert vacuum(spark, table, retain=NOW, manager=manager).files == 0
+    other_name = table.replace("s3://", "s3a://") if table.startswith("s3:") else table.replace("s3a://", "s3://")
+    assert keys_of(pinned_rows(spark, pin, other_name)) == [0, 1]
+    assert keys_of(spark.read.format("delta").load(table)) == [20, 21]
+    remove_pin(spark, other_name, "x", manager=manager)
+    assert vacuum(spark, table, retain=NOW, manager=manager).files == 2
 
 
 def test_deletion_vectors_of_a_pinned_version_are_kept(
@@ -441,31 +478,68 @@ def test_files_of_a_commit_that_is_on_its_way_are_spared_and_old_ones_of_none_ar
     assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
 
 
-def test_streams_go_on_beside_it(
-    spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
+def test_a_stream_goes_on_beside_it(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, tmp_path: Path
 ) -> None:
-    bring("one", 0, *((key, key, "1") for key in range(20)))
-    pin = take_pin(spark, {str(table): "at"}, name="x", at=day(9), expires_at=soon(), manager=manager)
-    end, failed = threading.Event(), []
+    source = tmp_path / "source"
+    raw = LockedDeltaWriter(spark, manager, str(source))
+    for version in range(4):
+        rows = [(key, day(key), "a", str(version)) for key in range(20)]
+        raw.append(spark.createDataFrame(rows, SCHEMA).coalesce(1))
+    writer, swept = LockedDeltaWriter(spark, manager, str(table)), []
+    pins: list[Any] = []
 
-    def sweep() -> None:
+    def look(batch: int, _: Any) -> None:
+        if batch == 0:
+            how: dict[str, Any] = {"at": day(9), "expires_at": soon(), "manager": manager}
+            pins.append(take_pin(spark, {str(table): "at"}, name="x", **how))
+        begun.set()
+
+    begun, failed = threading.Event(), []
+
+    def stream() -> None:
         try:
-            while not end.is_set():
-                vacuum(spark, str(table), retain=NOW, manager=manager)
+            stream_into(
+                writer,
+                spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(str(source)),
+                checkpoint=str(tmp_path / "checkpoint"),
+                keys=["key"],
+                event_time="at",
+                sequence_by="value",
+                on_batch=look,
+            )
         except Exception as error:
             failed.append(error)
 
-    sweeper = threading.Thread(target=sweep)
-    sweeper.start()
-    for batch in range(1, 4):
-        bring("one", batch, *((key, key, str(batch + 1)) for key in range(20)))
-    end.set()
-    sweeper.join()
-    assert failed == []
-    vacuum(spark, str(table), retain=NOW, manager=manager)
+    running = threading.Thread(target=stream)
+    running.start()
+    assert begun.wait(120)
+    while running.is_alive():
+        swept.append(vacuum(spark, str(table), retain=NOW, manager=manager).files)
+    running.join()
+    swept.append(vacuum(spark, str(table), retain=NOW, manager=manager).files)
+    assert (failed, sum(swept), len(swept) > 1) == ([], 2, True)
     found = spark.read.format("delta").load(str(table)).collect()
-    assert sorted((row["key"], row["value"]) for row in found) == [(key, "4") for key in range(20)]
+    assert sorted((row["key"], row["value"]) for row in found) == [(key, "3") for key in range(20)]
+    (pin,) = pins
     assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(10))
+
+
+def test_files_that_the_store_does_not_remove_are_told(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(3))
+    (stays,) = data_files(table)
+    rewrite(LockedDeltaWriter(spark, manager, str(table)))
+    (path,) = table.rglob(stays)
+    if subprocess.run(["chattr", "+i", str(path)], capture_output=True, check=False).returncode:
+        pytest.skip("this file system has no files that cannot be removed")
+    try:
+        with pytest.raises(WriteFailedError, match=f"the store has not removed all files, such as .*{stays}"):
+            vacuum(spark, str(table), retain=NOW, manager=manager)
+    finally:
+        subprocess.run(["chattr", "-i", str(path)], check=True)
+    assert vacuum(spark, str(table), retain=NOW, manager=manager).files == 1
 
 
 def properties(table: Path) -> dict[str, str]:
@@ -495,6 +569,43 @@ def test_it_is_raised_as_long_as_pins_need_it_and_then_what_it_was(
     assert properties(table) == before
 
 
+def test_what_somebody_sets_meanwhile_stays_and_what_somebody_lowers_is_raised_again(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    def operator_sets(interval: str) -> None:
+        with locked_all(spark, {str(table): None}, manager=manager):
+            spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval {interval}')")
+
+    put(range(3))
+    take_pin(spark, {str(table): None}, name="long", expires_at=soon(100), manager=manager)
+    operator_sets("2 days")
+    (danger,) = verify_table(table).problems
+    assert f"pin long is in danger: {FILES} is interval 2 days, shorter than the pin lasts" in danger
+    take_pin(spark, {str(table): None}, name="short", expires_at=soon(1), manager=manager)
+    assert properties(table)[FILES] == properties(table)[LOG] == "interval 2424 hours"
+    assert verify_table(table).problems == ()
+    for name in ("short", "long"):
+        remove_pin(spark, str(table), name, manager=manager)
+    assert properties(table) == {FILES: "interval 2 days"}
+
+
+def test_a_run_that_is_killed_behind_the_raising_leaves_it_to_the_next_vacuum_to_bring_it_back(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    table: Path,
+    put: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put(range(3))
+    with monkeypatch.context() as patch:
+        killed_at(patch, str(table))
+        with pytest.raises(Killed):
+            take_pin(spark, {str(table): None}, name="x", expires_at=soon(100), manager=manager)
+    assert FILES in properties(table)
+    vacuum(spark, str(table), manager=manager)
+    assert properties(table) == {}
+
+
 def test_stock_vacuum_spares_what_is_pinned(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
@@ -521,7 +632,9 @@ def test_what_has_expired_keeps_nothing_and_goes_with_the_next_vacuum(
 ) -> None:
     put(range(3))
     pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(100), manager=manager)
-    PinFiles(HadoopFiles.of(spark), pin.tables[0].location).write(replace(pin, expires_at=BEGIN))
+    pins = PinFiles(HadoopFiles.of(spark), pin.tables[0].location)
+    pins.remove(pin)
+    pins.create(replace(pin, expires_at=BEGIN))
     with pytest.raises(PinError, match="has expired on 2013"):
         find_pin(spark, str(table), "x")
     rewrite(LockedDeltaWriter(spark, manager, str(table)))
@@ -539,6 +652,90 @@ def test_a_pinned_version_can_be_read_when_the_log_before_it_is_gone(
     for version in range(2):
         (table / "_delta_log" / f"{version:020}.json").unlink()
     assert elsewhere(table, pin.tables[0].version) == [0, 1, 2]
+
+
+def test_a_copy_of_a_table_has_pins_of_the_original_and_removing_them_there_leaves_these(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, tmp_path: Path, put: Callable[..., None]
+) -> None:
+    put(range(3))
+    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
+    copy, link = tmp_path / "copy", tmp_path / "link"
+    shutil.copytree(table, copy)
+    with pytest.raises(PinError, match="it is not known which files pin x keeps: remove it"):
+        vacuum(spark, str(copy), retain=NOW, manager=manager)
+    remove_pin(spark, str(copy), "x", manager=manager)
+    assert (list_pins(spark, str(copy)), list_pins(spark, str(table))) == ([], [pin])
+    # By another name of the table itself.
+    link.symlink_to(table)
+    with pytest.raises(PinError, match="a table is given twice"):
+        take_pin(spark, {str(table): None, str(link): None}, name="y", expires_at=soon(), manager=manager)
+    remove_pin(spark, str(link), "x", manager=manager)
+    assert list_pins(spark, str(table)) == []
+
+
+def test_a_pin_is_of_its_table_and_not_of_the_next_one_at_its_place(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
+) -> None:
+    put(range(3))
+    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
+    shutil.rmtree(table / "_delta_log")
+    for file in data_files(table):
+        next(table.rglob(file)).unlink()
+    put(range(5))
+    with pytest.raises(PinError, match="is of another table, which was at"):
+        pinned_rows(spark, pin, str(table))
+    assert "pin x is of another table, which was here before: remove it" in verify_table(table).problems
+
+
+def test_watermarks_of_what_was_restored_away_and_of_rows_without_a_stream_prove_nothing(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
+) -> None:
+    bring("one", 0, (1, 5, "1"))
+    bring("one", 1, (2, 20, "1"))
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    made = spark.createDataFrame([(3, day(30), "a", "1")], SCHEMA)
+    apply_rows(writer, made, keys=["key"], event_time="at", sequence_by="value")
+    how: dict[str, Any] = {"name": "x", "expires_at": soon(), "manager": manager}
+    with pytest.raises(PinError, match=r"stream one has its watermark at 2013-01-21"):
+        take_pin(spark, {str(table): "at"}, at=day(25), **how)
+    with locked_all(spark, {str(table): None}, manager=manager):
+        spark.sql(f"RESTORE delta.`{table}` TO VERSION AS OF 1")
+    with pytest.raises(PinError, match=r"stream one has its watermark at 2013-01-06"):
+        take_pin(spark, {str(table): "at"}, at=day(10), **how)
+    pin = take_pin(spark, {str(table): "at"}, at=day(4), **how)
+    assert pin.tables[0].passed_version == 1
+
+
+def test_what_became_of_a_moment_before_it_was_pinned_is_told(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
+) -> None:
+    bring("one", 0, *((key, key, "1") for key in range(5)))
+    bring("one", 1, (10, 10, "1"))
+    bring("one", 2, (0, 0, "2"), (11, 2.5, "late"))
+    LockedDeltaWriter(spark, manager, str(table)).delete("key = 1")
+    pin = take_pin(spark, {str(table): "at"}, name="x", at=day(4), expires_at=soon(), manager=manager)
+    before = changed_before(spark, pin, str(table))
+    assert before is not None
+    assert (pin.tables[0].passed_version, before.rows_new, before.rows_gone) == (2, 2, 2)
+    assert changed_since(spark, pin, str(table)).rows_new == 0
+
+
+def test_rows_are_compared_to_the_microsecond_in_their_parts_and_maps_in_any_order(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path
+) -> None:
+    def made(micros: int, entries: str) -> DataFrame:
+        at = f"named_struct('at', timestamp_micros({micros})) as part"
+        return spark.range(1).selectExpr("id", at, f"map({entries}) as m")
+
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    writer.append(made(1, "'a', 1, 'b', 2"))
+    pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
+    writer.overwrite(made(1, "'b', 2, 'a', 1"))
+    same = changed_since(spark, pin, str(table))
+    assert (same.rows_new, same.rows_gone, same.files_read) == (0, 0, 2)
+    writer.overwrite(made(2, "'b', 2, 'a', 1"))
+    other = changed_since(spark, pin, str(table))
+    assert (other.rows_new, other.rows_gone) == (1, 1)
 
 
 def test_files_of_one_version_that_are_not_in_another(

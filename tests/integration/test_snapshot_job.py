@@ -123,13 +123,19 @@ def test_wrong_arguments_are_one_sentence(
 
 
 def test_a_copy_replaces_no_table_of_others(
-    lake: Callable[..., Path], snapshot: Callable[..., Any], tmp_path: Path
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    lake: Callable[..., Path],
+    snapshot: Callable[..., Any],
+    tmp_path: Path,
 ) -> None:
     table = lake("one", 0, 3)
-    place = ("--table", table, "--pin", "x", "--expires", "1 day", "--copy-to", tmp_path / "lake")
-    done = snapshot(*place)
-    assert done.code == 2
-    assert "is a table that is no copy of pin x" in done.error
+    LockedDeltaWriter(spark, manager, str(tmp_path / "copies" / "one")).append(spark.range(3))
+    place = ("--table", table, "--pin", "x", "--expires", "1 day")
+    for folder, words in ((tmp_path / "copies", "is a table that is no copy of pin x"), (table, "would be in file:")):
+        done = snapshot(*place, "--copy-to", folder)
+        assert done.code == 2
+        assert words in done.error
     other = lake("two", 0, 3)
     assert snapshot("--table", table, "--table", other, "--pin", "x").code == 2
     assert "is of" in snapshot("--table", table, "--table", other, "--pin", "x").error

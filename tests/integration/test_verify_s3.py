@@ -65,7 +65,7 @@ def test_pins_are_found_on_s3_and_what_is_gone_of_them(s3: S3) -> None:
     for number in range(3):
         data = Table.from_pydict({"id": Array([number], type=DataType.int64())})
         write_deltalake(uri, data, mode="append", storage_options=options)
-    now = datetime.now(UTC)
+    now, table_id = datetime.now(UTC), DeltaTable(uri, storage_options=s3.environment).metadata().id
     for name, version, days in (("early", 0, 1), ("late", 1, 1), ("over", 1, -1)):
         pin = Pin(
             name=name,
@@ -73,7 +73,11 @@ def test_pins_are_found_on_s3_and_what_is_gone_of_them(s3: S3) -> None:
             at=None,
             created_at=now,
             expires_at=now + timedelta(days=days),
-            tables=(PinnedTable(table=uri, location=uri, version=version, event_time=None),),
+            tables=(
+                PinnedTable(
+                    table=uri, location=uri, table_id=table_id, version=version, passed_version=None, event_time=None
+                ),
+            ),
         )
         body = json.dumps(pin.to_json()).encode()
         client.put_object(Bucket=bucket, Key=f"{prefix}/{PINS_FOLDER}/{name}.json", Body=body)

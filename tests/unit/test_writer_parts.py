@@ -95,6 +95,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "apply_rows",
         "attach",
         "build_session",
+        "changed_before",
         "changed_since",
         "find_pin",
         "list_pins",

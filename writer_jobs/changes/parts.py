@@ -8,11 +8,16 @@ from operator import and_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import AtomicType, StructField, StructType, VariantType
+from pyspark.sql.types import AtomicType, MapType, StructField, StructType, VariantType
 
 from writer_jobs.changes.spec import DELETED
 from writer_jobs.delta.sql_names import quoted
 
+# By default they would lose what is less than a millisecond.
+_WHOLE_MOMENTS = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 #: Aliases of the source and of the table in a merge.
 S, T = "__sluice_s", "__sluice_t"
 
@@ -49,8 +54,16 @@ def without_known(rows: DataFrame, table: DataFrame, keys: Sequence[str], is_kno
 def comparable(field: StructField, alias: str | None = None) -> Column:
     """Return a column of which two values can be compared and hashed; what has parts as JSON."""
     column = F.col(quoted(field.name)) if alias is None else of(alias, field.name)
-    has_parts = not isinstance(field.dataType, AtomicType) or isinstance(field.dataType, VariantType)
-    return F.to_json(F.struct(column)) if has_parts else column
+    kind = field.dataType
+    has_parts = not isinstance(kind, AtomicType) or isinstance(kind, VariantType)
+    if (
+        isinstance(kind, MapType)
+        and isinstance(kind.valueType, AtomicType)
+        and not isinstance(kind.valueType, VariantType)
+    ):
+        # Whatever the order of its entries.
+        column = F.array_sort(F.map_entries(column))
+    return F.to_json(F.struct(column), _WHOLE_MOMENTS) if has_parts else column
 
 
 def content_hash(changes: DataFrame, columns: Sequence[str]) -> Column:

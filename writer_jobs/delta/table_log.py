@@ -131,6 +131,11 @@ class Snapshot:
         return int(self.loaded.timestamp()) / 1000
 
     @property
+    def table_id(self) -> str:
+        """Id of the table, which another table at the same place has not."""
+        return str(self.loaded.metadata().id())
+
+    @property
     def file_retention_seconds(self) -> float:
         """For how long VACUUM spares a file that was removed, or that belongs to no commit."""
         jvm: Any = self._spark._jvm  # noqa: SLF001
@@ -232,10 +237,8 @@ class DeltaTableLog:
             snapshot = log.update(False, nothing, nothing)  # noqa: FBT003 (stalenessAcceptable)
             managed = snapshot.version() >= 0 and _is_coordinated(snapshot)
         except JVM_ERRORS as error:
-            damaged = is_java(error, _NOT_JSON) or has_condition(error, "DELTA_")
-            if isinstance(error, LOST_CONTACT) or (is_java(error, "java.io.IOException") and not damaged):
-                raise StorageError(f"the log of {self.location} cannot be read: {one_sentence(error)}") from error
             if not has_condition(error, _PATH_REFUSED):
+                self._refuse_unread(error)
                 raise TableError(f"{self.location} cannot be read as a Delta table: {one_sentence(error)}") from error
             managed = True
         if managed:
@@ -258,8 +261,7 @@ class DeltaTableLog:
             # However long ago it was: whether it may be read is for whoever reads it.
             loaded = self._delta_log().getSnapshotAt(version, nothing, nothing, False)  # noqa: FBT003
         except JVM_ERRORS as error:
-            if isinstance(error, LOST_CONTACT):
-                raise StorageError(f"the log of {self.location} cannot be read: {one_sentence(error)}") from error
+            self._refuse_unread(error)
             raise TableError(f"version {version} of {self.location} is not there: {one_sentence(error)}") from error
         return Snapshot(self._spark, self.location, loaded)
 
@@ -411,6 +413,17 @@ class DeltaTableLog:
         entries = self._files.children(self.location)
         if any(not entry.hidden for entry in entries) and all(entry.name != LOG_FOLDER for entry in entries):
             raise TableError(f"{self.location} is not a Delta table: it has files, but no {LOG_FOLDER}")
+
+    def _refuse_unread(self, error: BaseException) -> None:
+        """Raise if a store did not answer, or refused: that says nothing of the table.
+
+        Raises:
+            StorageError: it was so.
+
+        """
+        damaged = is_java(error, _NOT_JSON) or has_condition(error, "DELTA_")
+        if isinstance(error, LOST_CONTACT) or (is_java(error, "java.io.IOException") and not damaged):
+            raise StorageError(f"the log of {self.location} cannot be read: {one_sentence(error)}") from error
 
     def _first_line(self, version: int) -> str | None:
         return self._files.read_first_line(f"{self.location}/{LOG_FOLDER}/{version:020d}.json")

@@ -8,6 +8,7 @@ from uuid import UUID
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
+from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
 from writer_jobs.delta.table_log import Snapshot
 
 # Which file it is, and which of its rows are deleted.
@@ -15,6 +16,8 @@ _IDENTITY = ("path", "deletionVector.storageType", "deletionVector.pathOrInlineD
 # The digits of Z85, and of how many of them the UUID in a deletion vector's name is made.
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _UUID_DIGITS = 20
+# Of what changed, if that is kept: not of a version, but VACUUM removes it, too.
+_CHANGE_DATA = "_change_data"
 
 
 class VersionFiles:
@@ -108,6 +111,25 @@ class VersionFiles:
 
     def _scala(self, values: Any) -> Any:
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(values).toSeq()
+
+
+def listed_files(spark: SparkSession, location: str) -> DataFrame:
+    """Return all files below a table's location that Delta's VACUUM would look at.
+
+    Returns:
+        ``path`` as :meth:`VersionFiles.paths` has it, ``length`` in bytes, ``modified_ms`` since the epoch.
+
+    """
+    folders = [location]
+    if HadoopFiles.of(spark).status(f"{location}/{_CHANGE_DATA}") is not None:
+        folders.append(f"{location}/{_CHANGE_DATA}")
+    found = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load([*map(escaped, folders)])
+    base = f"{location.rstrip('/')}/"
+    return found.where(F.col("path").startswith(base)).select(
+        F.expr(f"substr(path, {len(base) + 1})").alias("path"),
+        "length",
+        F.unix_millis("modificationTime").alias("modified_ms"),
+    )
 
 
 def _is_elsewhere() -> Column:

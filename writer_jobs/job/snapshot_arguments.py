@@ -32,18 +32,21 @@ examples:
       --table s3a://lake/departures --table s3a://lake/arrivals --pin 2013-01 --copy-to s3a://lake/january/
 
 rules:
-  A row belongs to the pin if its event time is --at or before; without --at, each row of the tables' newest versions.
-  A pin is made when the watermark of each stream that writes one of the tables is past --at, by the table's log; else
+  The tables' newest versions are pinned. A row belongs to the pin if its event time is --at or before; without --at
+  each row does.
+  A pin is made when the watermark of each stream that writes one of the tables is past --at, by the table's log. Else
   the job ends with exit code 2, and names the stream. What comes later for that moment is late.
-  If the tables have a pin of this name, it is read, and nothing is locked. Say its tables, and --at if you want to make
-  sure that it is of this moment.
+  If the tables have a pin of this name, it is read; nothing is locked or changed, nor is it kept for longer. Say its
+  tables, and --at if you want to make sure that it is of this moment.
   A pin raises delta.deletedFileRetentionDuration and delta.logRetentionDuration of its tables if they are too short, by
   a commit; when the last pin is gone, they are as before. `sluice pins TABLE` lists and removes pins.
 
-standard output has one JSON object per line: for each table {"event": "pinned", "table", "version", "made": whether the
-pin was made now, "newest_version", and of rows that belong to the moment "rows_new" and "rows_gone" since the pin was
-made (one that was replaced counts for both), "files" of both versions and "files_read" of them}; for each copy
-{"event": "copied", "table", "to", "rows"}, for each view {"event": "view", "table", "view"}.
+standard output has one JSON object per line. For each table {"event": "pinned", "table", "version", "made": whether it
+was made now, "expires_at", "newest_version"}; of rows that belong to the moment "rows_new" and "rows_gone" since the
+pin was made (one that was replaced counts for both), "files" of both versions and "files_read" of them; what became of
+such rows before, since all streams were past the moment in "passed_version": "rows_new_before", "rows_gone_before", or
+null if that is not known. For each copy {"event": "copied", "table", "to", "rows"}, for each view {"event": "view",
+"table", "view"}.
 standard error has one sentence if the job fails; the stack trace with --verbose.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
 

@@ -63,6 +63,10 @@ def copy_pinned(
 
     """
     writer = LockedDeltaWriter(spark, manager, f"{folder.rstrip('/')}/{name_of(pinned)}")
+    for each in pin.tables:
+        one, other = f"{writer.table}/", f"{each.table}/"
+        if one.startswith(other) or other.startswith(one):
+            raise PinError(f"a copy at {writer.table} would be in {each.table}, or around it: name another place")
     transaction = (f"pin/{pin.pin_id}/{name_of(pinned)}", 1)
     head = writer.log.head(transaction[0])
     if head.version >= 0 and head.last_transaction < transaction[1]:

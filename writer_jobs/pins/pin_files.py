@@ -47,13 +47,20 @@ class PinFiles:
         check_name(name)
         return self._read(self._path(name))
 
-    def write(self, pin: Pin) -> None:
-        """Write a pin, over one of its name."""
-        self._files.write_text(self._path(pin.name), json.dumps(pin.to_json(), indent=1) + "\n")
+    def create(self, pin: Pin) -> None:
+        """Write a pin, never over another one: whoever has lost the lock harms no pin of the next holder.
 
-    def remove(self, name: str) -> None:
-        """Remove a pin; one that is not there is as good."""
-        self._files.remove(self._path(name))
+        Raises:
+            StorageError: also if there is one of its name.
+
+        """
+        self._files.create_text(self._path(pin.name), json.dumps(pin.to_json(), indent=1) + "\n")
+
+    def remove(self, pin: Pin) -> None:
+        """Remove a pin, and no other one of its name; one that is not there is as good."""
+        there = self.find(pin.name)
+        if there is not None and there.pin_id == pin.pin_id:
+            self._files.remove(self._path(pin.name))
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}{_SUFFIX}"

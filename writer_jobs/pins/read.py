@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructType
@@ -12,16 +14,18 @@ from lock_manager import canonical_table_uri
 from lock_manager.errors import PinError
 from lock_manager.pins import Pin, PinnedTable
 from writer_jobs.changes.parts import comparable
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState, locate_table
-from writer_jobs.delta.version_files import VersionFiles
-from writer_jobs.errors import TableError
+from writer_jobs.delta.version_files import VersionFiles, listed_files
+from writer_jobs.errors import StorageError, TableError
 from writer_jobs.pins.moment import up_to
 
 CHANGE = "__CHANGE"
 """Column of :func:`rows_since`."""
 
 _TIMES, _SAME = "__sluice_times", "__sluice_same"
+_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,7 @@ def pinned_rows(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
 
     """
     pinned = _pinned(spark, pin, table)
+    pinned_version(DeltaTableLog(spark, pinned.location), pin, pinned)
     rows = spark.read.format("delta").option("versionAsOf", pinned.version).load(pinned.location)
     return rows if (condition := _condition(pin, pinned, rows.schema)) is None else rows.where(condition)
 
@@ -85,7 +90,7 @@ def rows_since(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
         TableError, StorageError: no such table, or it cannot be read.
 
     """
-    difference = _Difference(spark, pin, table)
+    difference = _Difference.since(spark, pin, table)
     change = F.when(F.col(_TIMES) > 0, "new").otherwise("gone").alias(CHANGE)
     each = F.explode(F.sequence(F.lit(1), F.abs(_TIMES))).alias(_TIMES)
     rows = difference.times().where(F.col(_TIMES) != 0)
@@ -93,7 +98,7 @@ def rows_since(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
 
 
 def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
-    """Find out what has become of a pin's moment: how many rows of it came later, or are gone.
+    """Find out what has become of a pin's moment since it was made: how many rows of it came later, or are gone.
 
     Only files that are in one of both versions are read, and only those whose statistics say that they may have rows of
     the moment.
@@ -108,12 +113,42 @@ def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
         TableError, StorageError: no such table, or it cannot be read.
 
     """
-    difference = _Difference(spark, pin, table)
+    return _counted(_Difference.since(spark, pin, table), pin)
+
+
+def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | None:
+    """Find out what became of a pin's moment before it was made: after all streams were past it.
+
+    As :func:`changed_since`, for the version that is pinned, and the one at which the watermarks were past the moment.
+
+    Returns:
+        None if that version is not known, or not there any more.
+
+    Raises:
+        PinError, TableError, StorageError: see :func:`changed_since`.
+
+    """
+    pinned = _pinned(spark, pin, table)
+    if pinned.passed_version is None:
+        return None
+    log = DeltaTableLog(spark, pinned.location)
+    try:
+        passed = log.snapshot_at(pinned.passed_version)
+    except TableError:
+        return None
+    return _counted(_Difference(spark, pin, pinned, passed, pinned_version(log, pin, pinned)), pin)
+
+
+def _counted(difference: _Difference, pin: Pin) -> ChangedSince:
     files_read = 0 if difference.is_none else difference.new.count() + difference.gone.count()
     new, gone = 0, 0
     if files_read:
         more, less = (F.sum(F.greatest(sign * F.col(_TIMES), F.lit(0))) for sign in (1, -1))
-        new, gone = (number or 0 for number in difference.times().agg(more, less).collect()[0])
+        try:
+            new, gone = (number or 0 for number in difference.times().agg(more, less).collect()[0])
+        except (*JVM_ERRORS, PySparkException) as error:
+            reason = one_sentence(error)
+            raise PinError(f"{difference.table} cannot be compared with pin {pin.name}: {reason}") from error
     return ChangedSince(
         table=difference.table,
         version=difference.version,
@@ -125,16 +160,13 @@ def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
 
 
 class _Difference:
-    """Of which files a table's newest version and the pinned one differ, in what belongs to the pin's moment."""
+    """Of which files two versions of a pinned table differ, in what belongs to the pin's moment."""
 
-    def __init__(self, spark: SparkSession, pin: Pin, table: str) -> None:
-        pinned = _pinned(spark, pin, table)
-        log = DeltaTableLog(spark, pinned.location)
-        newest = log.snapshot()
-        then, now = (_Side(spark, pin, pinned, each) for each in (_pinned_version(log, pin, pinned), newest))
+    def __init__(self, spark: SparkSession, pin: Pin, pinned: PinnedTable, one: Snapshot, other: Snapshot) -> None:
+        then, now = (_Side(spark, pin, pinned, each) for each in (one, other))
         self.table = pinned.table
-        self.version = newest.version
-        self.is_none = newest.version == pinned.version
+        self.version = other.version
+        self.is_none = one.version == other.version
         self.names = then.schema.names
         there = {name.lower() for name in now.schema.names}
         if missing := [name for name in self.names if name.lower() not in there]:
@@ -144,8 +176,16 @@ class _Difference:
         self._schema = then.schema
         self._conditions = (now.condition, then.condition)
 
+    @classmethod
+    def since(cls, spark: SparkSession, pin: Pin, table: str) -> Self:
+        """Compare the pinned version with the newest one."""
+        pinned = _pinned(spark, pin, table)
+        log = DeltaTableLog(spark, pinned.location)
+        newest = log.snapshot()
+        return cls(spark, pin, pinned, pinned_version(log, pin, pinned), newest)
+
     def times(self) -> DataFrame:
-        """Return each row of those files once, and how many times more often the newest version has it."""
+        """Return each row of those files once, and how many times more often the later version has it."""
         # By these rows are grouped, whatever their types.
         same = {f"{_SAME}{number}": comparable(field) for number, field in enumerate(self._schema)}
         whole = list(map(quoted, self.names))
@@ -159,6 +199,24 @@ class _Difference:
         return new.union(gone).groupBy(*same).agg(*first, F.sum(_TIMES).alias(_TIMES)).drop(*same)
 
 
+def refuse_missing_files(spark: SparkSession, pin: Pin, pinned: PinnedTable) -> None:
+    """Make sure that the data files of a version that a pin keeps are there.
+
+    Raises:
+        PinError: some are not, or the version is not.
+        StorageError: they cannot be listed.
+
+    """
+    kept = VersionFiles(spark, pinned_version(DeltaTableLog(spark, pinned.location), pin, pinned)).paths()
+    try:
+        missing = kept.join(listed_files(spark, pinned.location), "path", "left_anti").limit(_SHOWN).collect()
+    except (*JVM_ERRORS, PySparkException) as error:
+        raise StorageError(f"the files of {pinned.location} cannot be listed: {one_sentence(error)}") from error
+    if missing:
+        shown = ", ".join(row["path"] for row in missing)
+        raise PinError(f"pin {pin.name} no longer holds: data files of {pinned.table} are gone, such as {shown}")
+
+
 def version_of(spark: SparkSession, pin: Pin, pinned: PinnedTable) -> TableState:
     """Return schema and partitioning of a version that a pin keeps.
 
@@ -166,7 +224,7 @@ def version_of(spark: SparkSession, pin: Pin, pinned: PinnedTable) -> TableState
         PinError: it is not there any more.
 
     """
-    state = _pinned_version(DeltaTableLog(spark, pinned.location), pin, pinned).state
+    state = pinned_version(DeltaTableLog(spark, pinned.location), pin, pinned).state
     if state is None:
         raise PinError(f"pin {pin.name} no longer holds: {pinned.table} has no version {pinned.version}")
     return state
@@ -191,11 +249,21 @@ def _pinned(spark: SparkSession, pin: Pin, table: str) -> PinnedTable:
     return pin.of(canonical_table_uri(locate_table(spark, table)))
 
 
-def _pinned_version(log: DeltaTableLog, pin: Pin, pinned: PinnedTable) -> Snapshot:
+def pinned_version(log: DeltaTableLog, pin: Pin, pinned: PinnedTable) -> Snapshot:
+    """Return the version that a pin keeps of a table.
+
+    Raises:
+        PinError: it is not there any more, or another table is at its place.
+        StorageError: the store does not answer.
+
+    """
     try:
-        return log.snapshot_at(pinned.version)
+        found = log.snapshot_at(pinned.version)
     except TableError as error:
         raise PinError(f"pin {pin.name} no longer holds: {error}") from error
+    if found.table_id != pinned.table_id:
+        raise PinError(f"pin {pin.name} is of another table, which was at {pinned.table} before: remove it")
+    return found
 
 
 def _condition(pin: Pin, pinned: PinnedTable, schema: StructType) -> Column | None:

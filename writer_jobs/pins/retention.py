@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from lock_manager.errors import PinError
+from lock_manager.pins import Pin
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
@@ -40,20 +43,25 @@ class Retention:
         self._spark = spark
         self._log = log
 
-    def keep_until(self, moment: datetime) -> None:
+    def keep_until(self, moment: datetime, others: Iterable[Pin] = ()) -> None:
         """Make sure that the newest version can be read until then; commits a newer one if need be.
+
+        Args:
+            moment: until when.
+            others: pins of the table that are to hold as well: somebody may have lowered the retention since.
 
         Raises:
             TableError: Delta refuses.
             SluiceError: what the commit guard found.
 
         """
-        snapshot = self._log.snapshot()
-        now = datetime.now(UTC)
-        age = now - datetime.fromtimestamp(snapshot.committed_at, UTC)
+        snapshot, now = self._log.snapshot(), datetime.now(UTC)
+        needed_by_others = [pin.expires_at - self._committed_at(pin) for pin in others]
+        needed = max([moment - now, *needed_by_others]) + _MARGIN
+        needed_as_it_is = moment - _moment(snapshot.committed_at) + _MARGIN
         there = {_FILES: snapshot.file_retention_seconds, _LOG: snapshot.log_retention_seconds}
-        needed = moment - now + _MARGIN
-        if all(timedelta(seconds=seconds) >= needed + age for seconds in there.values()):
+        least = timedelta(seconds=min(there.values()))
+        if least >= max(needed, needed_as_it_is):
             return
         # Whatever is committed now is the newest version then, and young.
         text = f"interval {math.ceil(needed / _HOUR)} hours"
@@ -62,12 +70,17 @@ class Retention:
             self._log.commit_nothing()
             return
         noted = _note(snapshot)
+        kept = {name: noted["before"].get(name) for name in noted["raised"] if _is_ours(snapshot, noted, name)}
         note = {
-            "raised": {**noted["raised"], **wanted},
-            "before": {**{name: snapshot.property_of(name) for name in wanted}, **noted["before"]},
+            "raised": {**{name: noted["raised"][name] for name in kept}, **wanted},
+            "before": {**{name: snapshot.property_of(name) for name in wanted}, **kept},
             "file_retention_seconds": seconds_without_pins(snapshot),
         }
-        self._set({**wanted, RETENTION_PROPERTY: json.dumps(note)})
+        self._set({**wanted, RETENTION_PROPERTY: json.dumps(note)}, snapshot)
+
+    def is_raised(self) -> bool:
+        """Tell whether pins have raised it."""
+        return self._log.snapshot().property_of(RETENTION_PROPERTY) is not None
 
     def restore(self) -> None:
         """Bring back what was there before any pin, but for what somebody else has changed since.
@@ -81,12 +94,22 @@ class Retention:
         if snapshot.version < 0 or snapshot.property_of(RETENTION_PROPERTY) is None:
             return
         noted = _note(snapshot)
-        ours = [name for name, text in noted["raised"].items() if snapshot.property_of(name) == text]
-        self._set({name: noted["before"][name] for name in ours if noted["before"].get(name) is not None})
+        ours = [name for name in noted["raised"] if _is_ours(snapshot, noted, name)]
+        self._set({name: noted["before"][name] for name in ours if noted["before"].get(name) is not None}, snapshot)
         gone = [RETENTION_PROPERTY, *(name for name in ours if noted["before"].get(name) is None)]
         self._alter(f"UNSET TBLPROPERTIES ({', '.join(map(_literal, gone))})")
 
-    def _set(self, properties: dict[str, str]) -> None:
+    def _committed_at(self, pin: Pin) -> datetime:
+        try:
+            return _moment(self._log.snapshot_at(pin.of(self._log.location).version).committed_at)
+        except (PinError, TableError):
+            # Of another table, or broken: it needs nothing any more.
+            return pin.expires_at
+
+    def _set(self, properties: dict[str, str], snapshot: Snapshot) -> None:
+        if _FILES in properties and (of_log := snapshot.property_of(_LOG)) is not None:
+            # Delta compares the two, and takes the one that is not in the statement for its default.
+            properties = {_LOG: of_log, **properties}
         if properties:
             pairs = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in properties.items())
             self._alter(f"SET TBLPROPERTIES ({pairs})")
@@ -101,8 +124,18 @@ class Retention:
 def seconds_without_pins(snapshot: Snapshot) -> float:
     """Return for how long VACUUM would spare removed files if there were no pins, in seconds."""
     noted = _note(snapshot)
-    is_ours = _FILES in noted["raised"] and snapshot.property_of(_FILES) == noted["raised"][_FILES]
-    return float(noted["file_retention_seconds"]) if is_ours else snapshot.file_retention_seconds
+    if _is_ours(snapshot, noted, _FILES):
+        return float(noted["file_retention_seconds"])
+    return snapshot.file_retention_seconds
+
+
+def _is_ours(snapshot: Snapshot, noted: dict[str, Any], name: str) -> bool:
+    """Tell whether a property has the value that a pin gave it, and nobody else has changed it since."""
+    return name in noted["raised"] and snapshot.property_of(name) == noted["raised"][name]
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _note(snapshot: Snapshot) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -17,12 +18,14 @@ from writer_jobs.commit.driver_guard import attach_unless_off
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.table_log import DeltaTableLog, locate_table
 from writer_jobs.delta.version_files import VersionFiles
-from writer_jobs.errors import TableError
+from writer_jobs.errors import StorageError, TableError
 from writer_jobs.locking import locked_all
 from writer_jobs.pins.moment import up_to
 from writer_jobs.pins.pin_files import PinFiles, is_whole, whole_pin
 from writer_jobs.pins.retention import Retention
 from writer_jobs.pins.watermarks import Watermarks
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -89,44 +92,60 @@ def take_pin(
     attach_unless_off(spark)
     files = HadoopFiles.of(spark)
     found = [_found(spark, files, table, event_time, at) for table, event_time in tables.items()]
+    if len({each.uri for each in found}) < len(found):
+        raise PinError(f"a table is given twice: {', '.join(tables)}")
     everything: dict[str, None] = {each.log.location: None for each in found}
-    if len(everything) < len(tables):
-        raise ValueError("a table is given twice")
     with locked_all(spark, everything, manager=manager, timeout_seconds=lock_timeout_seconds) as hold:
+        # What a table had of this name that nobody can read: it was not whole, or has expired.
+        others = {each.uri: _without(files, each, name) for each in found}
         for each in found:
-            _remove_expired(each.pins)
-            if (there := each.pins.find(name)) is not None and is_whole(files, there):
-                raise PinError(f"{each.uri} has a pin {name}, made at {there.created_at.isoformat()}: remove it first")
-            if each.watermarks is not None and at is not None:
+            if each.watermarks is not None:
                 each.watermarks.refresh()
-                each.watermarks.refuse_before(at, each.uri, left_out=streams_left_out, unknown=without_watermarks)
-        for each in found:
-            each.retention.keep_until(expires_at)
-        pin = Pin(
-            name=name,
-            pin_id=uuid.uuid4().hex,
-            at=at,
-            created_at=datetime.now(UTC),
-            expires_at=expires_at,
-            tables=tuple(
-                PinnedTable(
-                    table=each.uri,
-                    location=each.log.location,
-                    version=each.log.head().version,
-                    event_time=each.event_time,
-                )
-                for each in found
-            ),
-            job=spark.sparkContext.appName,
-        )
-        with _taken_back(found, name):
+        passed = {
+            each.uri: each.watermarks.passed(at, each.uri, left_out=streams_left_out, unknown=without_watermarks)
+            for each in found
+            if each.watermarks is not None and at is not None
+        }
+        with _taken_back(spark, found) as written:
             for each in found:
-                each.pins.write(pin)
+                each.retention.keep_until(expires_at, others[each.uri])
+            snapshots = {each.uri: each.log.snapshot() for each in found}
+            pin = Pin(
+                name=name,
+                pin_id=uuid.uuid4().hex,
+                at=at,
+                created_at=datetime.now(UTC),
+                expires_at=expires_at,
+                tables=tuple(
+                    PinnedTable(
+                        table=each.uri,
+                        location=each.log.location,
+                        table_id=snapshots[each.uri].table_id,
+                        version=snapshots[each.uri].version,
+                        passed_version=passed.get(each.uri),
+                        event_time=each.event_time,
+                    )
+                    for each in found
+                ),
+                job=spark.sparkContext.appName,
+            )
+            hold.check()
+            written.append(pin)
+            for each in found:
+                each.pins.create(pin)
             # Somebody else may have removed files of these versions, if it was lost before the pin was there.
             hold.check()
     for each, pinned in zip(found, pin.tables, strict=True):
-        each.log.make_checkpoint(pinned.version)
+        _make_checkpoint(each.log, pinned.version)
     return pin
+
+
+def _make_checkpoint(log: DeltaTableLog, version: int) -> None:
+    try:
+        log.make_checkpoint(version)
+    except StorageError as error:
+        # The pin is there, and holds as long as the log before it.
+        _log.warning("version %d is pinned, without a checkpoint of its own: %s", version, error)
 
 
 def find_pin(spark: SparkSession, table: str, name: str) -> Pin:
@@ -187,16 +206,16 @@ def remove_pin(
     pin = PinFiles(files, location).find(name)
     if pin is None:
         raise PinError(f"{location} has no pin {name}")
-    locations = dict.fromkeys([location])
-    if canonical_table_uri(location) in {each.table for each in pin.tables}:
+    places = {canonical_table_uri(location): location}
+    if any(each.table in places for each in pin.tables):
         # Else the table is a copy, with the pins of the original.
-        locations |= dict.fromkeys(each.location for each in pin.tables)
+        places |= {each.table: each.location for each in pin.tables if each.table not in places}
+    locations = dict.fromkeys(places.values())
     with locked_all(spark, locations, manager=manager, timeout_seconds=lock_timeout_seconds):
         for each in locations:
-            pins = PinFiles(files, each)
-            if (there := pins.find(name)) is not None and there.pin_id == pin.pin_id:
-                pins.remove(name)
-            _settle(spark, pins, DeltaTableLog(spark, each))
+            PinFiles(files, each).remove(pin)
+        for each in locations:
+            _settle(spark, PinFiles(files, each), DeltaTableLog(spark, each))
     return pin
 
 
@@ -207,7 +226,9 @@ def remove_expired_pins(
     manager: LockManager | None = None,
     lock_timeout_seconds: float | None = None,
 ) -> None:
-    """Remove a table's pins that have expired, and bring back its retention if none is left; no lock if none has.
+    """Remove a table's pins that have expired, and bring back its retention if none is left.
+
+    It takes no lock if there is nothing to do.
 
     Args:
         spark: a session with the guarded log store.
@@ -221,7 +242,10 @@ def remove_expired_pins(
 
     """
     pins = PinFiles(HadoopFiles.of(spark), location)
-    if any(pin.has_expired() for pin in pins.all()):
+    there = pins.all()
+    if any(pin.has_expired() for pin in there) or (
+        not there and Retention(spark, DeltaTableLog(spark, location)).is_raised()
+    ):
         with locked_all(spark, {location: None}, manager=manager, timeout_seconds=lock_timeout_seconds):
             _settle(spark, pins, DeltaTableLog(spark, location))
 
@@ -236,7 +260,22 @@ def _settle(spark: SparkSession, pins: PinFiles, log: DeltaTableLog) -> None:
 def _remove_expired(pins: PinFiles) -> None:
     for pin in pins.all():
         if pin.has_expired():
-            pins.remove(pin.name)
+            pins.remove(pin)
+
+
+def _without(files: HadoopFiles, table: _Table, name: str) -> list[Pin]:
+    """Remove what keeps nothing, and what nobody can read under a name; return the pins that are left.
+
+    Raises:
+        PinError: there is a pin of this name.
+
+    """
+    _remove_expired(table.pins)
+    if (there := table.pins.find(name)) is not None:
+        if is_whole(files, there):
+            raise PinError(f"{table.uri} has a pin {name}, made at {there.created_at.isoformat()}: remove it first")
+        table.pins.remove(there)
+    return table.pins.all()
 
 
 def _check(tables: Mapping[str, str | None], name: str, expires_at: datetime, at: datetime | None) -> None:
@@ -268,12 +307,15 @@ def _found(spark: SparkSession, files: HadoopFiles, table: str, event_time: str 
 
 
 @contextmanager
-def _taken_back(tables: Collection[_Table], name: str) -> Iterator[None]:
-    """Remove a pin again that could not be written into all tables."""
+def _taken_back(spark: SparkSession, tables: Collection[_Table]) -> Iterator[list[Pin]]:
+    """Undo what was done for a pin that did not get into all tables: the pins in the list, and the retention."""
+    written: list[Pin] = []
     try:
-        yield
+        yield written
     except BaseException:
         for each in tables:
             with suppress(SluiceError):
-                each.pins.remove(name)
+                for pin in written:
+                    each.pins.remove(pin)
+                _settle(spark, each.pins, each.log)
         raise

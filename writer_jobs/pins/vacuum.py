@@ -16,13 +16,14 @@ from lock_manager.errors import PinError
 from lock_manager.pins import Pin
 from writer_jobs.changes.kept import Kept
 from writer_jobs.commit.operation import session_with
-from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
+from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, locate_table
-from writer_jobs.delta.version_files import VersionFiles
+from writer_jobs.delta.version_files import VersionFiles, listed_files
 from writer_jobs.errors import StorageError, TableError, WriteFailedError
 from writer_jobs.pins.pin_files import PinFiles
+from writer_jobs.pins.read import pinned_version
 from writer_jobs.pins.retention import seconds_without_pins
 from writer_jobs.pins.take import remove_expired_pins
 
@@ -31,10 +32,12 @@ _SETTINGS = {
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
     # It would commit twice, and need the lock for that. Nothing that it does changes the table.
     "spark.databricks.delta.vacuum.logging.enabled": "false",
+    # It would note that all commits up to now need not be looked at again.
+    "spark.databricks.delta.vacuum.lite.enabled": "false",
 }
-_CHANGE_DATA = "_change_data"
 _INVENTORY = "path string, length bigint, isDir boolean, modificationTime bigint"
 _VIEW = "__sluice_removable"
+_SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +85,8 @@ def vacuum(
     the newest version has them.
 
     No lock is held meanwhile, because nothing that this does changes the table: no writer waits. Whoever reads a
-    version that is older than ``retain``, and is not pinned, may find its files gone.
+    version that is older than ``retain``, and is not pinned, may find its files gone; so would a RESTORE to one that
+    runs at the same time.
 
     Args:
         spark: a session with the guarded log store.
@@ -136,7 +140,7 @@ def _removable(spark: SparkSession, snapshot: Snapshot, retain: timedelta | None
     """Return the files that could be removed if there were no pins.
 
     Returns:
-        ``path`` below the location, ``full_path``, ``length`` in bytes and ``modified_ms``.
+        ``path`` below the location, ``length`` in bytes and ``modified_ms``.
 
     """
     now_ms = time.time() * 1000
@@ -145,44 +149,32 @@ def _removable(spark: SparkSession, snapshot: Snapshot, retain: timedelta | None
     unknown_ms = max(kept_ms, snapshot.file_retention_seconds * 1000)
     files = VersionFiles(spark, snapshot)
     removed = files.removed().withColumnRenamed("deletionTimestamp", "removed_ms")
-    listed = _listed(spark, snapshot.location).join(files.paths(), "path", "left_anti").join(removed, "path", "left")
+    listed = (
+        listed_files(spark, snapshot.location).join(files.paths(), "path", "left_anti").join(removed, "path", "left")
+    )
     is_known = F.col("removed_ms").isNotNull()
     return listed.where(
         (is_known & (F.col("removed_ms") <= now_ms - kept_ms))
         | (~is_known & (F.col("modified_ms") <= now_ms - unknown_ms))
-    ).select("path", "full_path", "length", "modified_ms")
-
-
-def _listed(spark: SparkSession, location: str) -> DataFrame:
-    """Return all files below a table's location that Delta's VACUUM would look at."""
-    folders = [location]
-    if HadoopFiles.of(spark).status(f"{location}/{_CHANGE_DATA}") is not None:
-        folders.append(f"{location}/{_CHANGE_DATA}")
-    found = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load([*map(escaped, folders)])
-    base = f"{location.rstrip('/')}/"
-    return found.where(F.col("path").startswith(base)).select(
-        F.expr(f"substr(path, {len(base) + 1})").alias("path"),
-        F.col("path").alias("full_path"),
-        "length",
-        F.unix_millis("modificationTime").alias("modified_ms"),
-    )
+    ).select("path", "length", "modified_ms")
 
 
 def _not_pinned(spark: SparkSession, log: DeltaTableLog, files: DataFrame, pins: list[Pin]) -> DataFrame:
     for pin in pins:
         try:
-            kept = log.snapshot_at(pin.of(log.location).version)
-        except (PinError, TableError) as error:
+            kept = pinned_version(log, pin, pin.of(log.location))
+        except PinError as error:
             raise PinError(f"it is not known which files pin {pin.name} keeps: remove it ({error})") from error
         files = files.join(VersionFiles(spark, kept).paths(), "path", "left_anti")
     return files
 
 
 def _remove(spark: SparkSession, location: str, files: DataFrame) -> None:
-    session = session_with(spark, _SETTINGS)
+    session, table = session_with(spark, _SETTINGS), canonical_table_uri(location)
     inventory = session.createDataFrame([], _INVENTORY).union(
         files.select(
-            F.col("full_path").alias("path"),
+            # As Delta puts a table's location before it, with two slashes for one that is a bucket's root.
+            F.concat(F.lit(f"{location}/"), "path").alias("path"),
             "length",
             F.expr("false").alias("isDir"),
             F.col("modified_ms").alias("modificationTime"),
@@ -191,5 +183,10 @@ def _remove(spark: SparkSession, location: str, files: DataFrame) -> None:
     inventory.createOrReplaceTempView(_VIEW)
     try:
         session.sql(f"VACUUM delta.{quoted(location)} USING INVENTORY (TABLE {_VIEW}) RETAIN 0 HOURS")
+        # Delta passes over a file that the store does not let it remove.
+        left = listed_files(spark, location).join(files.select("path"), "path", "left_semi").limit(_SHOWN).collect()
     except (*JVM_ERRORS, PySparkException) as error:
-        raise WriteFailedError(table=canonical_table_uri(location), reason=one_sentence(error)) from error
+        raise WriteFailedError(table=table, reason=one_sentence(error)) from error
+    if left:
+        shown = ", ".join(row["path"] for row in left)
+        raise WriteFailedError(table=table, reason=f"the store has not removed all files, such as {shown}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -16,11 +18,24 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog, commit_info_of
 from writer_jobs.errors import StorageError
 
-_UNNAMED = "(rows without a stream)"
+_RESTORE = "RESTORE"
+_VERSION_FILE = re.compile(r"(\d{20})\.json")
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A watermark that a commit notes."""
+
+    version: int
+    stream: str
+    at: datetime
 
 
 class Watermarks:
-    """The newest watermark of each stream that writes a table, as far as its log goes back.
+    """The watermarks of the streams that write a table, as far as its log goes back.
+
+    A table that was restored has those of the version that it was restored to. Rows that came without a stream prove
+    nothing: nobody knows what else is on its way.
 
     Args:
         spark: the session.
@@ -34,9 +49,10 @@ class Watermarks:
     def __init__(self, spark: SparkSession, log: DeltaTableLog) -> None:
         self._log = log
         self._version = log.head().version
-        self._newest: dict[str, datetime] = {}
-        for text in _commits_with_one(spark, log.location):
-            self._take(commit_info_of(text))
+        self._noted: list[_Noted] = []
+        for version, text in _telling_commits(spark, log.location):
+            if version <= self._version:
+                self._take(version, commit_info_of(text))
 
     def refresh(self) -> None:
         """Read what was committed since.
@@ -47,10 +63,10 @@ class Watermarks:
         """
         for version, info in self._log.infos_after(self._version):
             self._version = version
-            self._take(info)
+            self._take(version, info)
 
-    def refuse_before(self, moment: datetime, table: str, *, left_out: Collection[str], unknown: bool) -> None:
-        """Make sure that all streams are past a moment: none brings a row of it any more, but for late ones.
+    def passed(self, moment: datetime, table: str, *, left_out: Collection[str], unknown: bool) -> int | None:
+        """Return the first version at which all streams were past a moment: none brings a row of it, but for late ones.
 
         Args:
             moment: that they have to be past.
@@ -58,36 +74,54 @@ class Watermarks:
             left_out: ids of streams that do not count, because they have ended.
             unknown: whether it is good enough if no stream has noted a watermark.
 
+        Returns:
+            The version; None if it is unknown, and good enough.
+
         Raises:
-            PinError: one is not, or there is none.
+            PinError: a stream is not past it, or there is none.
 
         """
-        counted = {stream: at for stream, at in self._newest.items() if stream not in left_out}
+        counted = [each for each in self._noted if each.stream not in left_out]
         if not counted and not unknown:
             raise PinError(
                 f"no stream has noted a watermark in the log of {table}, so that nothing says that all rows of "
                 f"{moment.isoformat()} are there"
             )
-        for stream, at in sorted(counted.items(), key=lambda item: item[1]):
-            if at <= moment:
+        newest: dict[str, datetime] = {}
+        first: dict[str, int] = {}
+        for each in counted:
+            newest[each.stream] = max(each.at, newest.get(each.stream, each.at))
+            if each.at > moment:
+                first.setdefault(each.stream, each.version)
+        for stream, at in sorted(newest.items(), key=lambda item: item[1]):
+            if stream not in first:
                 raise PinError(
                     f"{table}: stream {stream} has its watermark at {at.isoformat()}, not yet past "
                     f"{moment.isoformat()}: try again later, or leave that stream out if it has ended"
                 )
+        return max(first.values(), default=None)
 
-    def _take(self, info: Mapping[str, Any]) -> None:
-        if (found := watermark_of(info)) is not None:
-            at, stream = found
-            name = stream or _UNNAMED
-            # A stream's own never goes back; rows without a stream may come in any order.
-            self._newest[name] = max(at, self._newest.get(name, at))
+    def _take(self, version: int, info: Mapping[str, Any]) -> None:
+        if info.get("operation") == _RESTORE:
+            self._noted = [each for each in self._noted if each.version <= _restored_to(info)]
+        found = watermark_of(info)
+        if found is not None and found[1] is not None:
+            self._noted.append(_Noted(version, found[1], found[0]))
 
 
-def _commits_with_one(spark: SparkSession, location: str) -> list[str]:
-    """Return the lines of the log that may say a watermark; read by Spark, for there may be many versions."""
+def _restored_to(info: Mapping[str, Any]) -> int:
+    """Return to which version a table was restored; one before all if it was told by a time."""
+    version = str((info.get("operationParameters") or {}).get("version"))
+    return int(version) if version.isdecimal() else -1
+
+
+def _telling_commits(spark: SparkSession, location: str) -> list[tuple[int, str]]:
+    """Return the lines of the log that may matter, by version; read by Spark, for there may be many versions."""
     lines = spark.read.text(escaped(f"{location}/{LOG_FOLDER}") + "/*.json")
-    mine = F.col("value").startswith('{"commitInfo"') & F.col("value").contains("watermark")
+    tells = F.col("value").contains("watermark") | F.col("value").contains(f'"{_RESTORE}"')
+    chosen = lines.where(F.col("value").startswith('{"commitInfo"') & tells)
     try:
-        return [row[0] for row in lines.where(mine).collect()]
+        found = chosen.select("_metadata.file_name", "value").collect()
     except JVM_ERRORS as error:
         raise StorageError(f"the log of {location} cannot be read: {one_sentence(error)}") from error
+    return sorted((int(name[1]), row[1]) for row in found if (name := _VERSION_FILE.fullmatch(row[0])))
