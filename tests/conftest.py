@@ -59,12 +59,11 @@ SHARED_DRIVERS = {
         "test_cdc_job.py",
         "test_debezium.py",
         "test_late_rows.py",
-        "test_pins.py",
         "test_rows_among_writers.py",
-        "test_snapshot_job.py",
         "test_stream_job.py",
         "test_stream_stop.py",
     ),
+    "spark of pins": ("test_pins.py", "test_snapshot_job.py"),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),
 }
 DRIVER_OF = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}

@@ -220,3 +220,30 @@ def test_pins(
     assert "31 1\n" in said_there
     assert "|new" in said_there.replace(" ", "")
     assert "pins=('2013-01',), dry_run=False" in said_there
+
+
+def test_overwrite(run_job: Callable[..., Any], table: Path, tmp_path: Path, rows_of: Callable[..., Any]) -> None:
+    first, corrected, counted = blocks("overwrite.md", "json")
+    places = {
+        "s3a://lake/departures": str(table),
+        "s3a://landing/first.json": str(tmp_path / "first.json"),
+        "s3a://landing/2013-01-02.json": str(tmp_path / "corrected.json"),
+    }
+    (tmp_path / "first.json").write_text(first, encoding="utf-8")
+    (tmp_path / "corrected.json").write_text(corrected, encoding="utf-8")
+    load, replace, dynamic, everything = blocks("overwrite.md", "sh")
+    new = [("B6725", -1), ("DL461", -4)]
+    other_day = [("AA1141", 33), ("UA1545", 2)]
+    said = json.loads(counted.replace(", …", ""))
+    for command, after in ((load, None), (replace, new), (replace, new), (dynamic, new)):
+        job, arguments = job_of(command, places)
+        done = run_job(job, *arguments)
+        assert (done.code, done.error) == (0, "")
+        if after is not None:
+            assert rows_of(table, "flight", "delay") == sorted([*other_day, *after], key=repr)
+        if "--run-id" in arguments:
+            assert {name: done.lines[-1][name] for name in said} == said
+            said = {"event": "commit", "already_committed": True}
+    job, arguments = job_of(everything, places)
+    assert run_job(job, *arguments).code == 0
+    assert rows_of(table, "flight", "delay") == new

@@ -124,17 +124,17 @@ def stock_vacuum(spark: SparkSession, table: Path, how: str = "") -> None:
 def test_rows_of_the_moment_stay_the_same_and_what_comes_later_is_counted(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, bring: Callable[..., None]
 ) -> None:
-    for batch in range(10):
-        bring("flights", batch, *((batch * 10 + each, batch * 10 + each, "1") for each in range(10)))
+    for batch in range(4):
+        bring("flights", batch, *((batch * 25 + each, batch * 25 + each, "1") for each in range(25)))
     pin = take_pin(spark, {str(table): "at"}, name="day-49", at=day(49), expires_at=soon(), manager=manager)
     assert find_pin(spark, str(table), "day-49") == pin
     assert list_pins(spark, str(table)) == [pin]
     assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(50))
     same = changed_since(spark, pin, str(table))
-    assert (same.rows_new, same.rows_gone, same.files_read, same.files) == (0, 0, 0, 20)
+    assert (same.rows_new, same.rows_gone, same.files_read, same.files) == (0, 0, 0, 8)
 
     # One that is late, another version of one, and one that is not of the moment.
-    bring("flights", 10, (1000, 12.5, "late"), (30, 30, "2"), (100, 100, "1"))
+    bring("flights", 4, (1000, 12.5, "late"), (30, 30, "2"), (100, 100, "1"))
     changed = changed_since(spark, pin, str(table))
     assert (changed.rows_new, changed.rows_gone) == (2, 1)
     assert 0 < changed.files_read <= 4
@@ -289,7 +289,7 @@ def test_what_is_pinned_together_was_there_together(
     spark: SparkSession, manager: ZookeeperLockManager, pair: list[LockedDeltaWriter]
 ) -> None:
     seen = set()
-    for number in range(6):
+    for number in range(4):
         tables = {each.location: None for each in pair}
         pin = take_pin(spark, tables, name=f"pin-{number}", expires_at=soon(), manager=manager)
         one, two = (each.version for each in pin.tables)
@@ -414,7 +414,7 @@ def test_negative_control_without_the_pin_the_read_fails(
     assert keys_of(spark.read.format("delta").load(str(table))) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("place", ["s3a://{root}/pins/a b+c%20/", "s3://{root}/pins/flights", "s3a://root-of-pins/"])
+@pytest.mark.parametrize("place", ["s3a://{root}/pins/a b+c%20/", "s3://root-of-pins/"])
 def test_a_table_on_s3_by_any_of_its_names_and_in_the_root_of_a_bucket(
     spark: SparkSession, manager: ZookeeperLockManager, s3: Any, place: str
 ) -> None:
@@ -483,7 +483,7 @@ def test_a_stream_goes_on_beside_it(
 ) -> None:
     source = tmp_path / "source"
     raw = LockedDeltaWriter(spark, manager, str(source))
-    for version in range(4):
+    for version in range(3):
         rows = [(key, day(key), "a", str(version)) for key in range(20)]
         raw.append(spark.createDataFrame(rows, SCHEMA).coalesce(1))
     writer, swept = LockedDeltaWriter(spark, manager, str(table)), []
@@ -518,9 +518,9 @@ def test_a_stream_goes_on_beside_it(
         swept.append(vacuum(spark, str(table), retain=NOW, manager=manager).files)
     running.join()
     swept.append(vacuum(spark, str(table), retain=NOW, manager=manager).files)
-    assert (failed, sum(swept), len(swept) > 1) == ([], 2, True)
+    assert (failed, sum(swept), len(swept) > 1) == ([], 1, True)
     found = spark.read.format("delta").load(str(table)).collect()
-    assert sorted((row["key"], row["value"]) for row in found) == [(key, "3") for key in range(20)]
+    assert sorted((row["key"], row["value"]) for row in found) == [(key, "2") for key in range(20)]
     (pin,) = pins
     assert keys_of(pinned_rows(spark, pin, str(table))) == list(range(10))
 
