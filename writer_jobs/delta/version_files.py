@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 from uuid import UUID
 
@@ -34,6 +35,7 @@ class VersionFiles:
         self._spark = spark
         self._snapshot = snapshot
         self._loaded = snapshot.loaded
+        self._are_all = files is None
         self._files = DataFrame(self._loaded.allFiles().toDF(), spark) if files is None else files
 
     def within(self, condition: Column) -> VersionFiles:
@@ -59,12 +61,12 @@ class VersionFiles:
 
     def count(self) -> int:
         """Return how many there are."""
-        return int(self._files.count())
+        # Of all Delta has counted them.
+        return int(self._loaded.numOfFiles() if self._are_all else self._collected.size())
 
     def rows(self) -> DataFrame:
         """Return their rows, with the version's columns."""
-        chosen: Any = getattr(self._files._jdf, "as")(self._encoder())  # noqa: SLF001
-        files = self._scala(chosen.collectAsList())
+        files = self._scala(self._collected)
         nothing = self._jvm.scala.Option.empty()
         return DataFrame(self._loaded.deltaLog().createDataFrame(self._loaded, files, False, nothing), self._spark)  # noqa: FBT003 (isStreaming)
 
@@ -95,6 +97,12 @@ class VersionFiles:
     def has_files_elsewhere(self) -> bool:
         """Tell whether some are not below the table's location: it is a shallow clone of another one."""
         return not self._files.where(_is_elsewhere()).isEmpty()
+
+    @functools.cached_property
+    def _collected(self) -> Any:
+        """They themselves, in the JVM."""
+        files: Any = getattr(self._files._jdf, "as")(self._encoder())  # noqa: SLF001
+        return files.collectAsList()
 
     @property
     def _jvm(self) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -90,7 +89,10 @@ def rows_since(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
         TableError, StorageError: no such table, or it cannot be read.
 
     """
-    difference = _Difference.since(spark, pin, table)
+    pinned = _pinned(spark, pin, table)
+    log = DeltaTableLog(spark, pinned.location)
+    newest = log.snapshot()
+    difference = _Difference(spark, pin, pinned, pinned_version(log, pin, pinned), newest)
     change = F.when(F.col(_TIMES) > 0, "new").otherwise("gone").alias(CHANGE)
     each = F.explode(F.sequence(F.lit(1), F.abs(_TIMES))).alias(_TIMES)
     rows = difference.times().where(F.col(_TIMES) != 0)
@@ -113,7 +115,10 @@ def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
         TableError, StorageError: no such table, or it cannot be read.
 
     """
-    return _counted(_Difference.since(spark, pin, table), pin)
+    pinned = _pinned(spark, pin, table)
+    log = DeltaTableLog(spark, pinned.location)
+    newest = log.snapshot()
+    return _counted(spark, pin, pinned, pinned_version(log, pin, pinned), newest)
 
 
 def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | None:
@@ -136,11 +141,15 @@ def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | 
         passed = log.snapshot_at(pinned.passed_version)
     except TableError:
         return None
-    return _counted(_Difference(spark, pin, pinned, passed, pinned_version(log, pin, pinned)), pin)
+    return _counted(spark, pin, pinned, passed, pinned_version(log, pin, pinned))
 
 
-def _counted(difference: _Difference, pin: Pin) -> ChangedSince:
-    files_read = 0 if difference.is_none else difference.new.count() + difference.gone.count()
+def _counted(spark: SparkSession, pin: Pin, pinned: PinnedTable, one: Snapshot, other: Snapshot) -> ChangedSince:
+    if one.version == other.version:
+        files = 2 * VersionFiles(spark, one).count()
+        return ChangedSince(table=pinned.table, version=one.version, rows_new=0, rows_gone=0, files=files, files_read=0)
+    difference = _Difference(spark, pin, pinned, one, other)
+    files_read = difference.new.count() + difference.gone.count()
     new, gone = 0, 0
     if files_read:
         more, less = (F.sum(F.greatest(sign * F.col(_TIMES), F.lit(0))) for sign in (1, -1))
@@ -166,7 +175,6 @@ class _Difference:
         then, now = (_Side(spark, pin, pinned, each) for each in (one, other))
         self.table = pinned.table
         self.version = other.version
-        self.is_none = one.version == other.version
         self.names = then.schema.names
         there = {name.lower() for name in now.schema.names}
         if missing := [name for name in self.names if name.lower() not in there]:
@@ -175,14 +183,6 @@ class _Difference:
         self.new, self.gone = now.files.without(then.files), then.files.without(now.files)
         self._schema = then.schema
         self._conditions = (now.condition, then.condition)
-
-    @classmethod
-    def since(cls, spark: SparkSession, pin: Pin, table: str) -> Self:
-        """Compare the pinned version with the newest one."""
-        pinned = _pinned(spark, pin, table)
-        log = DeltaTableLog(spark, pinned.location)
-        newest = log.snapshot()
-        return cls(spark, pin, pinned, pinned_version(log, pin, pinned), newest)
 
     def times(self) -> DataFrame:
         """Return each row of those files once, and how many times more often the later version has it."""
