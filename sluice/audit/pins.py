@@ -16,6 +16,7 @@ from lock_manager.errors import PinError
 from lock_manager.pins import PINS_FOLDER, Pin
 from sluice.audit.log_files import version_files
 from sluice.audit.log_folder import LogFolder, open_log
+from sluice.audit.reasons import reason_of
 from sluice.errors import VerifyError
 
 _SHOWN = 3
@@ -72,9 +73,9 @@ def examine_pins(
                 pins.append(Pin.of_text(folder.read(name).decode(errors="replace"), f"{PINS_FOLDER}/{name}"))
             except PinError as error:
                 damaged.append(str(error))
-    there = folder.files_of_table() if pins else set()
+    there, newest = (folder.files_of_table(), _newest(folder)) if pins else (set(), None)
     return [
-        FoundPin(pin, expired, None if expired else _problem(folder, pin, there))
+        FoundPin(pin, expired, None if expired else _problem(folder, pin, there, newest))
         for pin in pins
         for expired in (pin.has_expired(),)
     ], damaged
@@ -85,7 +86,7 @@ def problems_of(found: Iterable[FoundPin]) -> list[str]:
     return [each.problem for each in found if each.problem is not None]
 
 
-def _problem(folder: LogFolder, pin: Pin, there: set[str]) -> str | None:
+def _problem(folder: LogFolder, pin: Pin, there: set[str], newest: DeltaTable | None) -> str | None:
     try:
         pinned = pin.of(folder.uri)
     except PinError as error:
@@ -95,9 +96,9 @@ def _problem(folder: LogFolder, pin: Pin, there: set[str]) -> str | None:
         files = {unquote(path) for path in version.get_add_actions().column("path").to_pylist()}
         table_id = version.metadata().id
     except (DeltaError, OSError) as error:
-        if _newest(folder) is None:
-            return f"pin {pin.name} cannot be checked: deltalake cannot open the table ({_line(error)})"
-        return f"pin {pin.name} is broken: version {pinned.version} cannot be opened ({_line(error)})"
+        if newest is None:
+            return f"pin {pin.name} cannot be checked: deltalake cannot open the table ({reason_of(error)})"
+        return f"pin {pin.name} is broken: version {pinned.version} cannot be opened ({reason_of(error)})"
     if table_id != pinned.table_id:
         return f"pin {pin.name} is of another table, which was here before: remove it"
     if missing := sorted(files - there):
@@ -106,12 +107,11 @@ def _problem(folder: LogFolder, pin: Pin, there: set[str]) -> str | None:
             f"pin {pin.name} is broken: {len(missing)} of the {len(files)} data files of version {pinned.version} are "
             f"gone, such as {shown}"
         )
-    return _too_short(folder, pin)
+    return _too_short(pin, newest)
 
 
-def _too_short(folder: LogFolder, pin: Pin) -> str | None:
+def _too_short(pin: Pin, newest: DeltaTable | None) -> str | None:
     """Say if the table's retention is shorter than the pin lasts: stock VACUUM and log clean-up will break it."""
-    newest = _newest(folder)
     properties = {} if newest is None else newest.metadata().configuration
     for name, default in _RETENTIONS.items():
         found = _INTERVAL.fullmatch(properties.get(name, default))
@@ -130,7 +130,3 @@ def _newest(folder: LogFolder) -> DeltaTable | None:
         return DeltaTable(folder.uri, storage_options=folder.options or None)
     except (DeltaError, OSError):
         return None
-
-
-def _line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

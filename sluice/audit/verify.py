@@ -7,10 +7,8 @@ then ``deltalake`` reads the table, and both must tell the same story.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import takewhile
 from typing import Any
 
 from deltalake import DeltaTable, QueryBuilder
@@ -38,6 +36,7 @@ from sluice.audit.checks import (
 from sluice.audit.log_files import LogCommit, read_checksums, read_commits, version_files
 from sluice.audit.log_folder import LogFolder, open_log
 from sluice.audit.pins import examine_pins, problems_of
+from sluice.audit.reasons import reason_of
 from sluice.errors import VerifyError
 
 _EXAMPLES = 3
@@ -279,10 +278,3 @@ def _count_duplicates(table: DeltaTable, key: tuple[str, ...]) -> tuple[int, str
     worst = query.execute(f"{repeated} ORDER BY _times DESC, {columns} LIMIT {_EXAMPLES}").read_all()
     rows = zip(*(worst.column(index).to_pylist() for index in range(len(key) + 1)), strict=True)
     return int(total), "; ".join(f"({', '.join(map(str, values))}) {times} times" for *values, times in rows)
-
-
-def reason_of(error: Exception) -> str:
-    """Return what an error of ``deltalake`` says, as one line without colours and backtrace."""
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines()
-    told = list(takewhile(lambda line: not re.match(r"\s*(\d+: |stack backtrace)", line), lines))
-    return " ".join(line.strip(" ↳") for line in told)[:400] or type(error).__name__

@@ -22,7 +22,8 @@ from lock_manager.testing.embedded import find_java
 from sluice.audit.checks import count_of
 from sluice.audit.log_files import LogCommit, read_commits, version_files
 from sluice.audit.log_folder import open_log
-from sluice.audit.verify import reason_of, verify_table
+from sluice.audit.reasons import reason_of
+from sluice.audit.verify import verify_table
 from sluice.demo.flights import KEY, PARTITION, Contents, deal_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
 from sluice.demo.processes import Events, WriterProcess, end_processes, spark_submit, submit_command

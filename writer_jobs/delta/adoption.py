@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import Adoption, Hold, canonical_table_uri
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.sql_names import quoted
+from writer_jobs.delta.sql_names import property_list, quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
 from writer_jobs.errors import TableError
 
@@ -77,17 +77,14 @@ def commit_adoption(spark: SparkSession, table_log: DeltaTableLog, adoption: Ado
         SluiceError: what the commit guard found.
 
     """
-    pairs = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in adoption.properties.items())
+    try:
+        pairs = property_list(adoption.properties)
+    except ValueError as error:
+        raise TableError(
+            f"a table cannot be adopted under a name with both kinds of quotes in it: {adoption.table}"
+        ) from error
     try:
         spark.sql(f"ALTER TABLE delta.{quoted(table_log.location)} SET TBLPROPERTIES ({pairs})")
     except JVM_ERRORS as error:
         raise TableError(f"{table_log.location} was not adopted: {one_sentence(error)}") from error
     return table_log.head().version
-
-
-def _literal(text: str) -> str:
-    """Write a text in SQL, as a raw literal, in which nothing but its quote has a meaning."""
-    quote = '"' if "'" in text else "'"
-    if quote in text:
-        raise TableError(f"a table cannot be adopted under a name with both kinds of quotes in it: {text}")
-    return f"r{quote}{text}{quote}"

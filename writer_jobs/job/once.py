@@ -1,4 +1,4 @@
-"""One load of changes, which may have a name: then it is applied once, and the name is of that load alone."""
+"""One load, which may have a name: then it is applied once, and the name is of that load alone."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from lock_manager import Hold
-from writer_jobs.changes.result import ChangesResult
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import RunError
-from writer_jobs.job.changes_arguments import ChangesJobArguments
+from writer_jobs.job.file_arguments import FileJobArguments
 from writer_jobs.job.runner import JobContext, failing_store_is_a_failed_write
+from writer_jobs.streaming.query import Applied
 from writer_jobs.writer import LockedDeltaWriter
 
-_A = TypeVar("_A", bound=ChangesJobArguments)
+_A = TypeVar("_A", bound=FileJobArguments)
 _HEX_DIGITS = 15  # 60 bits: a txnVersion is a whole number of 64, and not negative
 
 
@@ -60,7 +60,7 @@ def apply_once(
     program: str,
     writer: LockedDeltaWriter,
     basis: Mapping[str, Any],
-    apply: Callable[[tuple[str, int] | None, Callable[[Hold], None]], ChangesResult],
+    apply: Callable[[tuple[str, int] | None, Callable[[Hold], None]], Applied],
 ) -> None:
     """Apply one load, and say what became of it.
 

@@ -89,10 +89,7 @@ def rows_since(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
         TableError, StorageError: no such table, or it cannot be read.
 
     """
-    pinned = _pinned(spark, pin, table)
-    log = DeltaTableLog(spark, pinned.location)
-    newest = log.snapshot()
-    difference = _Difference(spark, pin, pinned, pinned_version(log, pin, pinned), newest)
+    difference = _Difference(spark, pin, *_then_and_now(spark, pin, table))
     change = F.when(F.col(_TIMES) > 0, "new").otherwise("gone").alias(CHANGE)
     each = F.explode(F.sequence(F.lit(1), F.abs(_TIMES))).alias(_TIMES)
     rows = difference.times().where(F.col(_TIMES) != 0)
@@ -115,10 +112,7 @@ def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
         TableError, StorageError: no such table, or it cannot be read.
 
     """
-    pinned = _pinned(spark, pin, table)
-    log = DeltaTableLog(spark, pinned.location)
-    newest = log.snapshot()
-    return _counted(spark, pin, pinned, pinned_version(log, pin, pinned), newest)
+    return _counted(spark, pin, *_then_and_now(spark, pin, table))
 
 
 def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | None:
@@ -144,6 +138,14 @@ def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | 
     return _counted(spark, pin, pinned, passed, pinned_version(log, pin, pinned))
 
 
+def _then_and_now(spark: SparkSession, pin: Pin, table: str) -> tuple[PinnedTable, Snapshot, Snapshot]:
+    """Return what is pinned of a table, that version, and the newest one."""
+    pinned = _pinned(spark, pin, table)
+    log = DeltaTableLog(spark, pinned.location)
+    newest = log.snapshot()
+    return pinned, pinned_version(log, pin, pinned), newest
+
+
 def _counted(spark: SparkSession, pin: Pin, pinned: PinnedTable, one: Snapshot, other: Snapshot) -> ChangedSince:
     if one.version == other.version:
         files = 2 * VersionFiles(spark, one).count()
@@ -157,10 +159,10 @@ def _counted(spark: SparkSession, pin: Pin, pinned: PinnedTable, one: Snapshot, 
             new, gone = (number or 0 for number in difference.times().agg(more, less).collect()[0])
         except (*JVM_ERRORS, PySparkException) as error:
             reason = one_sentence(error)
-            raise PinError(f"{difference.table} cannot be compared with pin {pin.name}: {reason}") from error
+            raise PinError(f"{pinned.table} cannot be compared with pin {pin.name}: {reason}") from error
     return ChangedSince(
-        table=difference.table,
-        version=difference.version,
+        table=pinned.table,
+        version=other.version,
         rows_new=new,
         rows_gone=gone,
         files=difference.files,
@@ -173,8 +175,6 @@ class _Difference:
 
     def __init__(self, spark: SparkSession, pin: Pin, pinned: PinnedTable, one: Snapshot, other: Snapshot) -> None:
         then, now = (_Side(spark, pin, pinned, each) for each in (one, other))
-        self.table = pinned.table
-        self.version = other.version
         self.names = then.schema.names
         there = {name.lower() for name in now.schema.names}
         if missing := [name for name in self.names if name.lower() not in there]:

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from lock_manager.errors import PinError
 from lock_manager.pins import Pin
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.sql_names import quoted
+from writer_jobs.delta.sql_names import property_list, quoted, raw_literal
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
 from writer_jobs.errors import TableError
 
@@ -97,7 +97,7 @@ class Retention:
         ours = [name for name in noted["raised"] if _is_ours(snapshot, noted, name)]
         self._set({name: noted["before"][name] for name in ours if noted["before"].get(name) is not None}, snapshot)
         gone = [RETENTION_PROPERTY, *(name for name in ours if noted["before"].get(name) is None)]
-        self._alter(f"UNSET TBLPROPERTIES ({', '.join(map(_literal, gone))})")
+        self._alter(f"UNSET TBLPROPERTIES ({', '.join(map(raw_literal, gone))})")
 
     def _committed_at(self, pin: Pin) -> datetime:
         try:
@@ -111,8 +111,7 @@ class Retention:
             # Delta compares the two, and takes the one that is not in the statement for its default.
             properties = {_LOG: of_log, **properties}
         if properties:
-            pairs = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in properties.items())
-            self._alter(f"SET TBLPROPERTIES ({pairs})")
+            self._alter(f"SET TBLPROPERTIES ({property_list(properties)})")
 
     def _alter(self, clause: str) -> None:
         try:
@@ -141,7 +140,3 @@ def _moment(seconds: float) -> datetime:
 def _note(snapshot: Snapshot) -> dict[str, Any]:
     text = snapshot.property_of(RETENTION_PROPERTY)
     return {"raised": {}, "before": {}, **({} if text is None else json.loads(text))}
-
-
-def _literal(text: str) -> str:
-    return "r'" + text + "'"
