@@ -27,6 +27,7 @@ class PinnedTable:
         location: as Spark reads it.
         table_id: of the table whose version it is: another one may be made at its place.
         version: that is kept.
+        committed_at: when that version was committed, by the table's own clock: retention counts from then on.
         passed_version: the first one at which the watermarks of all streams were past the pin's moment; None: unknown.
         event_time: column with a row's event time; None: all rows of the version count.
 
@@ -36,6 +37,7 @@ class PinnedTable:
     location: str
     table_id: str
     version: int
+    committed_at: datetime
     passed_version: int | None
     event_time: str | None
 
@@ -101,6 +103,7 @@ class Pin:
             "format": _FORMAT,
             **asdict(self),
             **{name: None if value is None else value.isoformat() for name, value in moments.items()},
+            "tables": [{**asdict(each), "committed_at": each.committed_at.isoformat()} for each in self.tables],
         }
 
     @classmethod
@@ -125,7 +128,10 @@ class Pin:
                 at=None if said["at"] is None else datetime.fromisoformat(said["at"]),
                 created_at=datetime.fromisoformat(said["created_at"]),
                 expires_at=datetime.fromisoformat(said["expires_at"]),
-                tables=tuple(PinnedTable(**each) for each in said["tables"]),
+                tables=tuple(
+                    PinnedTable(**{**each, "committed_at": datetime.fromisoformat(each["committed_at"])})
+                    for each in said["tables"]
+                ),
                 job=said["job"],
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:

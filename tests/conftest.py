@@ -52,18 +52,16 @@ SHARED_DRIVERS = {
         "test_table_names.py",
         "test_writer_operations.py",
     ),
-    "spark of rows": ("test_apply_changes.py", "test_how_to.py", "test_upsert_job.py", "test_upsert_stream.py"),
-    "spark of feeds": (
-        "test_apply_cells.py",
+    "spark of rows": ("test_apply_changes.py", "test_upsert_job.py", "test_upsert_stream.py"),
+    "spark of feeds": ("test_apply_cells.py", "test_cdc_job.py", "test_debezium.py"),
+    "spark of streams": (
         "test_apply_rows.py",
-        "test_cdc_job.py",
-        "test_debezium.py",
         "test_late_rows.py",
         "test_rows_among_writers.py",
         "test_stream_job.py",
         "test_stream_stop.py",
     ),
-    "spark of pins": ("test_pins.py", "test_snapshot_job.py"),
+    "spark of pins": ("test_how_to.py", "test_pins.py", "test_snapshot_job.py"),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),
 }
 DRIVER_OF = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}

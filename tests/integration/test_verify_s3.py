@@ -75,7 +75,13 @@ def test_pins_are_found_on_s3_and_what_is_gone_of_them(s3: S3) -> None:
             expires_at=now + timedelta(days=days),
             tables=(
                 PinnedTable(
-                    table=uri, location=uri, table_id=table_id, version=version, passed_version=None, event_time=None
+                    table=uri,
+                    location=uri,
+                    table_id=table_id,
+                    version=version,
+                    committed_at=now,
+                    passed_version=None,
+                    event_time=None,
                 ),
             ),
         )

@@ -56,9 +56,9 @@ class Retention:
 
         """
         snapshot, now = self._log.snapshot(), datetime.now(UTC)
-        needed_by_others = [pin.expires_at - self._committed_at(pin) for pin in others]
+        needed_by_others = [_lasts(pin, self._log.location) for pin in others]
         needed = max([moment - now, *needed_by_others]) + _MARGIN
-        needed_as_it_is = moment - _moment(snapshot.committed_at) + _MARGIN
+        needed_as_it_is = moment - datetime.fromtimestamp(snapshot.committed_at, UTC) + _MARGIN
         there = {_FILES: snapshot.file_retention_seconds, _LOG: snapshot.log_retention_seconds}
         least = timedelta(seconds=min(there.values()))
         if least >= max(needed, needed_as_it_is):
@@ -99,13 +99,6 @@ class Retention:
         gone = [RETENTION_PROPERTY, *(name for name in ours if noted["before"].get(name) is None)]
         self._alter(f"UNSET TBLPROPERTIES ({', '.join(map(raw_literal, gone))})")
 
-    def _committed_at(self, pin: Pin) -> datetime:
-        try:
-            return _moment(self._log.snapshot_at(pin.of(self._log.location).version).committed_at)
-        except (PinError, TableError):
-            # Of another table, or broken: it needs nothing any more.
-            return pin.expires_at
-
     def _set(self, properties: dict[str, str], snapshot: Snapshot) -> None:
         if _FILES in properties and (of_log := snapshot.property_of(_LOG)) is not None:
             # Delta compares the two, and takes the one that is not in the statement for its default.
@@ -133,8 +126,13 @@ def _is_ours(snapshot: Snapshot, noted: dict[str, Any], name: str) -> bool:
     return name in noted["raised"] and snapshot.property_of(name) == noted["raised"][name]
 
 
-def _moment(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)
+def _lasts(pin: Pin, location: str) -> timedelta:
+    """Return how old its version of a table gets before it expires."""
+    try:
+        return pin.expires_at - pin.of(location).committed_at
+    except PinError:
+        # Of another table, whose copy this one is: nothing here is kept for it.
+        return timedelta()
 
 
 def _note(snapshot: Snapshot) -> dict[str, Any]:
