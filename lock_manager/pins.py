@@ -41,6 +41,15 @@ class PinnedTable:
     passed_version: int | None
     event_time: str | None
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values; :meth:`of_json` reads them."""
+        return {**asdict(self), "committed_at": self.committed_at.isoformat()}
+
+    @classmethod
+    def of_json(cls, said: dict[str, Any]) -> PinnedTable:
+        """Read what :meth:`to_json` wrote; it raises whatever Python does if it is something else."""
+        return cls(**{**said, "committed_at": datetime.fromisoformat(said["committed_at"])})
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
@@ -103,7 +112,7 @@ class Pin:
             "format": _FORMAT,
             **asdict(self),
             **{name: None if value is None else value.isoformat() for name, value in moments.items()},
-            "tables": [{**asdict(each), "committed_at": each.committed_at.isoformat()} for each in self.tables],
+            "tables": [each.to_json() for each in self.tables],
         }
 
     @classmethod
@@ -128,10 +137,7 @@ class Pin:
                 at=None if said["at"] is None else datetime.fromisoformat(said["at"]),
                 created_at=datetime.fromisoformat(said["created_at"]),
                 expires_at=datetime.fromisoformat(said["expires_at"]),
-                tables=tuple(
-                    PinnedTable(**{**each, "committed_at": datetime.fromisoformat(each["committed_at"])})
-                    for each in said["tables"]
-                ),
+                tables=tuple(map(PinnedTable.of_json, said["tables"])),
                 job=said["job"],
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:

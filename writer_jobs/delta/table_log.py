@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.errors import ParseException
@@ -126,9 +127,9 @@ class Snapshot:
         self._spark = spark
 
     @property
-    def committed_at(self) -> float:
-        """When the version was committed, by the table's own clock, seconds since the epoch."""
-        return int(self.loaded.timestamp()) / 1000
+    def committed_at(self) -> datetime:
+        """When the version was committed, by the table's own clock."""
+        return datetime.fromtimestamp(int(self.loaded.timestamp()) / 1000, UTC)
 
     @property
     def table_id(self) -> str:

@@ -58,7 +58,7 @@ class Retention:
         snapshot, now = self._log.snapshot(), datetime.now(UTC)
         needed_by_others = [_lasts(pin, self._log.location) for pin in others]
         needed = max([moment - now, *needed_by_others]) + _MARGIN
-        needed_as_it_is = moment - datetime.fromtimestamp(snapshot.committed_at, UTC) + _MARGIN
+        needed_as_it_is = moment - snapshot.committed_at + _MARGIN
         there = {_FILES: snapshot.file_retention_seconds, _LOG: snapshot.log_retention_seconds}
         least = timedelta(seconds=min(there.values()))
         if least >= max(needed, needed_as_it_is):

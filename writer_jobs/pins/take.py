@@ -122,7 +122,7 @@ def take_pin(
                         location=each.log.location,
                         table_id=snapshots[each.uri].table_id,
                         version=snapshots[each.uri].version,
-                        committed_at=datetime.fromtimestamp(snapshots[each.uri].committed_at, UTC),
+                        committed_at=snapshots[each.uri].committed_at,
                         passed_version=passed.get(each.uri),
                         event_time=each.event_time,
                     )
