@@ -1,0 +1,98 @@
+"""What maintenance did to a table, and what it saved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from writer_jobs.maintenance.findings import Finding
+from writer_jobs.maintenance.health import FileTotals, TableHealth
+from writer_jobs.maintenance.policy import Action
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """One thing that was done, or tried.
+
+    Attributes:
+        action: what.
+        partition: values of the one that it was done to; empty: to the table.
+        version: that it committed; None: it committed nothing.
+        seconds: how long it took, waiting for other writers included.
+        gave_way_seconds: how long of that it waited before it began, because other writers did.
+        held_seconds: how long of it the lock was held.
+        removed: files that the newest version, the folder or the log has no more.
+        added: files that it has instead.
+        problem: why it was left for the next time; None: it is done.
+
+    """
+
+    action: Action
+    partition: Mapping[str, str | None]
+    version: int | None = None
+    seconds: float = 0.0
+    gave_way_seconds: float = 0.0
+    held_seconds: float = 0.0
+    removed: FileTotals = FileTotals()
+    added: FileTotals = FileTotals()
+    problem: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "action": self.action.value,
+            "partition": dict(self.partition),
+            "version": self.version,
+            "seconds": round(self.seconds, 3),
+            "gave_way_seconds": round(self.gave_way_seconds, 3),
+            "held_seconds": round(self.held_seconds, 3),
+            "files_removed": self.removed.files,
+            "bytes_removed": self.removed.size,
+            "files_added": self.added.files,
+            "bytes_added": self.added.size,
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CareReport:
+    """A table before and after it was looked after.
+
+    Attributes:
+        before: its health when it was begun.
+        findings: of that, what is worth most first.
+        done: in the order in which it was done.
+        left: how many partitions, or actions on the table, the budget did not suffice for.
+        after: its health at the end; None: nothing was done.
+        findings_after: of that.
+
+    """
+
+    before: TableHealth
+    findings: tuple[Finding, ...]
+    done: tuple[Done, ...] = ()
+    left: int = 0
+    after: TableHealth | None = None
+    findings_after: tuple[Finding, ...] = ()
+
+    @property
+    def saved(self) -> FileTotals:
+        """How many files and bytes fewer there are: of the newest version, the folder and the log."""
+        return FileTotals(
+            sum(each.removed.files - each.added.files for each in self.done),
+            sum(each.removed.size - each.added.size for each in self.done),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values; docs/maintenance.md describes them."""
+        return {
+            "table": self.before.table,
+            "before": self.before.to_json(),
+            "findings": [finding.to_json() for finding in self.findings],
+            "done": [each.to_json() for each in self.done],
+            "left": self.left,
+            "saved": {"files": self.saved.files, "bytes": self.saved.size},
+            "after": None if self.after is None else self.after.to_json(),
+            "findings_after": [finding.to_json() for finding in self.findings_after],
+        }
