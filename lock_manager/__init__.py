@@ -33,6 +33,7 @@ from lock_manager.scope import TableScope
 from lock_manager.security import Security
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.held_lock import HeldLock
+from lock_manager.zookeeper.inspector import LockInspector
 from lock_manager.zookeeper.manager import ZookeeperLockManager
 from lock_manager.zookeeper.session import SessionState
 
@@ -50,6 +51,7 @@ __all__ = [
     "LocalServerError",
     "LockCancelledError",
     "LockError",
+    "LockInspector",
     "LockLostError",
     "LockManager",
     "LockNotHeldError",

@@ -23,6 +23,8 @@ _STAMP = "sluice"
 # Keys of the stamp, of the note, or of both. Tables have them, so they keep their names.
 _COMMIT_ID, _ATTEMPT, _FILLS = "commit_id", "attempt", "occupies"
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
+MAINTENANCE = "maintenance"
+"""Key of the note of a commit of maintenance: which action, and of what."""
 CHANGES = "changes"
 """Key of the note of a commit that applied a batch of changes; its value is the batch's id."""
 WATERMARK = "watermark"
@@ -160,6 +162,12 @@ def batch_of(info: Mapping[str, Any]) -> str | None:
     """Return the id of the batch of changes that a commit applied, by its stamp or its note; None if it is of none."""
     found = _object(info.get(_STAMP)).get(CHANGES) or note_of(info).get(CHANGES)
     return None if found is None else str(found)
+
+
+def maintenance_of(info: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return what a commit of maintenance notes of itself, by its stamp or its note; None if it is none."""
+    found = _object(info.get(_STAMP)).get(MAINTENANCE) or note_of(info).get(MAINTENANCE)
+    return _object(found) or None
 
 
 def watermark_of(info: Mapping[str, Any]) -> tuple[datetime, str | None] | None:

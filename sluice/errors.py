@@ -18,6 +18,7 @@
     ├── JarsError (RuntimeError)                   jars that are missing, or not the ones that were pinned
     ├── SparkSubmitError (RuntimeError)            PySpark is not installed
     ├── FlightsError (RuntimeError)                the demo's data set is not installed
+    ├── PageError (OSError)                        a page cannot be written
     ├── OutputFolderError (ValueError)             the output folder is not a demo's
     ├── LocalS3Error (RuntimeError)                the embedded S3 could not be started
     ├── ChosenS3Error (RuntimeError)               the S3 that was named does not answer
@@ -92,6 +93,10 @@ class SparkSubmitError(SluiceError, RuntimeError):
 
 class FlightsError(SluiceError, RuntimeError):
     """The data set is not installed, or is another one."""
+
+
+class PageError(SluiceError, OSError):
+    """A page cannot be written."""
 
 
 class OutputFolderError(SluiceError, ValueError):

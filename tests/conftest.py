@@ -61,7 +61,13 @@ SHARED_DRIVERS = {
         "test_stream_job.py",
         "test_stream_stop.py",
     ),
-    "spark of pins": ("test_how_to.py", "test_pins.py", "test_snapshot_job.py"),
+    "spark of pins": (
+        "test_how_to.py",
+        "test_maintain_job.py",
+        "test_maintenance.py",
+        "test_pins.py",
+        "test_snapshot_job.py",
+    ),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),
 }
 DRIVER_OF = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}

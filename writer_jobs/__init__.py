@@ -32,15 +32,16 @@ from writer_jobs.errors import (
     TableError,
     UnprovenCommitError,
     UnsupportedSessionError,
+    WriteConflictError,
     WriteFailedError,
 )
 from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.locking import locked, locked_all
+from writer_jobs.maintenance.vacuum import VacuumResult, vacuum
 from writer_jobs.pins.read import ChangedSince, changed_before, changed_since, pinned_rows, rows_since
 from writer_jobs.pins.take import find_pin, list_pins, remove_pin, take_pin
-from writer_jobs.pins.vacuum import VacuumResult, vacuum
 from writer_jobs.writer import LockedDeltaWriter
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "UnprovenCommitError",
     "UnsupportedSessionError",
     "VacuumResult",
+    "WriteConflictError",
     "WriteFailedError",
     "apply_cells",
     "apply_changes",

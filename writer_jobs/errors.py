@@ -18,6 +18,7 @@
     ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
+    │   ├── WriteConflictError                     another writer was faster, and it is not to be done again
     │   ├── StreamError                            a stream failed, but not in one of its batches
     │   └── CommitUnknownError                     it could not be found out whether the write was committed
     └── LockLostError                              (lock_manager.errors)
@@ -103,6 +104,10 @@ class StreamError(WriteFailedError):
     def __init__(self, *, table: str, reason: str) -> None:
         super().__init__(table=table, reason=reason)
         self.args = (f"the stream into {table} failed: {reason}; start it again, and it goes on where it was",)
+
+
+class WriteConflictError(WriteFailedError):
+    """Another writer has changed what the write had read, and it is not to be done again; nothing written."""
 
 
 class CommitUnknownError(WriteFailedError):

@@ -21,9 +21,12 @@ from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
 from writer_jobs.commit.operation import Work, delta_table, session_with, transaction_settings, write_rows
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.session import classic_session
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, TableState, locate_table
 
 _BATCHES = "spark.databricks.delta.optimize.batchSize"
+_SMALL = "spark.databricks.delta.optimize.minFileSize"
+_TARGET = "spark.databricks.delta.optimize.maxFileSize"
 
 
 class LockedDeltaWriter:
@@ -369,6 +372,8 @@ class LockedDeltaWriter:
         where: str | None = None,
         *,
         zorder_by: Sequence[str] = (),
+        target_size: int | None = None,
+        again: bool = True,
         lock: Lock = "table",
         hold: HoldOver = "commit",
         lock_timeout_seconds: float | None = None,
@@ -380,6 +385,9 @@ class LockedDeltaWriter:
         Args:
             where: SQL predicate on partition columns; the whole table by default.
             zorder_by: columns to order the rows by, in Z-order.
+            target_size: bytes that a file is to have: those below half of it are put together. By default as Delta's
+                settings have it, 1 GiB.
+            again: whether to compact again, with the lock held, if another writer was faster.
             lock: as for :meth:`append`; with partitions, others are left alone.
             hold: ``"commit"``: compact without the lock, and again with it if another writer has removed one of the
                 files meanwhile. ``"write"``: hold the lock over the whole compaction.
@@ -389,36 +397,93 @@ class LockedDeltaWriter:
 
         Raises:
             GuardMissingError: the commits of this session are not guarded.
+            WriteConflictError: another writer was faster, and ``again`` is false; nothing is changed.
             ValueError: the session has Delta commit in several steps (``spark.databricks.delta.optimize.batchSize``).
             SluiceError: see :meth:`append`.
 
         """
-        if self._spark.conf.get(_BATCHES, None) is not None:
-            raise ValueError(f"with {_BATCHES} one OPTIMIZE makes several commits: unset it")
-
-        def work(part: LockTarget) -> Work:
-            return Work(lambda location, _: optimize(location, _both(part.predicate(), where)))
+        session = self._spark
+        if target_size is not None:
+            sizes = {_SMALL: str(target_size // 2), _TARGET: str(target_size)}
+            session = session_with(session, sizes)
 
         def optimize(location: str, predicate: str | None) -> None:
-            builder = delta_table(self._spark, location).optimize()
+            builder = delta_table(session, location).optimize()
             builder = builder if predicate is None else builder.where(predicate)
             if zorder_by:
                 builder.executeZOrderBy(*zorder_by)
             else:
                 builder.executeCompaction()
 
-        return self._run(
-            work,
-            lambda state: self._partitions_of(where, state),
-            WriteOptions(
-                lock=lock,
-                hold=hold,
-                lock_timeout_seconds=lock_timeout_seconds,
-                metadata=metadata,
-                before_write=before_write,
-            ),
-            of_table=True,
+        options = WriteOptions(
+            lock=lock,
+            hold=hold,
+            lock_timeout_seconds=lock_timeout_seconds,
+            metadata=metadata,
+            before_write=before_write,
+            again=again,
         )
+        return self._rewrite(optimize, where, options)
+
+    def purge(
+        self,
+        where: str | None = None,
+        *,
+        again: bool = True,
+        lock: Lock = "table",
+        hold: HoldOver = "commit",
+        lock_timeout_seconds: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        before_write: Callable[[Hold], None] | None = None,
+    ) -> CommitResult:
+        """Rewrite the files that have deleted rows, or dropped columns, without them.
+
+        Args:
+            where: SQL predicate on partition columns; the whole table by default.
+            again: as for :meth:`optimize`.
+            lock: likewise.
+            hold: likewise.
+            lock_timeout_seconds: as for :meth:`append`.
+            metadata: likewise.
+            before_write: likewise.
+
+        Raises:
+            GuardMissingError, WriteConflictError, ValueError, SluiceError: see :meth:`optimize`.
+
+        """
+
+        def purge(location: str, predicate: str | None) -> None:
+            chosen = "" if predicate is None else f" WHERE {predicate}"
+            self._spark.sql(f"REORG TABLE delta.{quoted(location)}{chosen} APPLY (PURGE)")
+
+        options = WriteOptions(
+            lock=lock,
+            hold=hold,
+            lock_timeout_seconds=lock_timeout_seconds,
+            metadata=metadata,
+            before_write=before_write,
+            again=again,
+        )
+        return self._rewrite(purge, where, options)
+
+    def _rewrite(
+        self, rewrite: Callable[[str, str | None], None], where: str | None, options: WriteOptions
+    ) -> CommitResult:
+        """Put the same rows into other files.
+
+        Args:
+            rewrite: does it, given the table's location and a predicate on partition columns.
+            where: of the caller.
+            options: likewise.
+
+        """
+        if self._spark.conf.get(_BATCHES, None) is not None:
+            raise ValueError(f"with {_BATCHES} one OPTIMIZE makes several commits: unset it")
+
+        def work(part: LockTarget) -> Work:
+            return Work(lambda location, _: rewrite(location, _both(part.predicate(), where)))
+
+        return self._run(work, lambda state: self._partitions_of(where, state), options, of_table=True)
 
     def beside(self, suffix: str) -> LockedDeltaWriter:
         """Return the writer of a table beside this one; :meth:`give_up` and :meth:`cancel` are of its writes, too.

@@ -1,9 +1,10 @@
-"""Commands on one table: ``verify``, ``log``, ``adopt``, ``pins``."""
+"""Commands on tables: ``verify``, ``log``, ``adopt``, ``pins``, ``health``."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -33,6 +34,7 @@ def register(app: typer.Typer) -> None:
     app.command()(log)
     app.command()(adopt)
     app.command()(pins)
+    app.command()(health)
 
 
 @in_a_sentence
@@ -200,6 +202,43 @@ def pins(
         change_pins(table, settings, conf_of(conf), add=add, expires=expires, remove=remove)
     if not print_pins(table, options, as_json=as_json):
         raise typer.Exit(FAILED)
+
+
+@in_a_sentence
+def health(
+    tables: Annotated[list[str], typer.Argument(help="s3a://…, file:… or a path, as Spark writes it; several.")],
+    *,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write it as an HTML file with pictures.")
+    ] = None,
+    conf: SparkConfOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Tell how healthy tables are: small files, deleted rows, orphans, log.
+
+    Measures with a small Spark of its own, takes no lock and changes nothing.
+    What is found has a code each, and names the action that mends it;
+    maintain.py does it, and measures a whole fleet on a cluster.
+
+    [bold]sluice health s3a://lake/flights[/]
+    [bold]sluice health ./flights ./airports --page health.html[/]
+    [bold]sluice health ./flights --json | jq '.[0].findings[].code'[/]
+
+    Exit codes: 0 measured, whatever was found; 2 no such table, or a policy
+    that makes no sense.
+    """
+    from sluice.health import examine, print_json, print_report, write_page  # noqa: PLC0415
+
+    reports = examine(tables, conf_of(conf))
+    if page is not None:
+        write_page(reports, page)
+    if as_json:
+        print_json(reports)
+        return
+    console = Console(highlight=False)
+    for report in reports:
+        print_report(report, console)
 
 
 def _print_verification(found: Verification, console: Console) -> None:

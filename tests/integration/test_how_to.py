@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
-from writer_jobs import LockedDeltaWriter, apply_rows
+from writer_jobs import LockedDeltaWriter, apply_rows, locked
 
 pytestmark = pytest.mark.spark
 
@@ -247,3 +248,42 @@ def test_overwrite(run_job: Callable[..., Any], table: Path, tmp_path: Path, row
     job, arguments = job_of(everything, places)
     assert run_job(job, *arguments).code == 0
     assert rows_of(table, "flight", "delay") == new
+
+
+def test_maintain(
+    run_job: Callable[..., Any], spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
+) -> None:
+    (line,), (dag, *_) = blocks("maintain.md", "crontab"), blocks("maintain.md", "python")
+    health, look, mend = blocks("maintain.md", "sh")
+    measured, made = blocks("maintain.md", "json")
+    (policy,) = blocks("maintain.md", "sql")
+    table, listed = tmp_path / "flights", tmp_path / "tables.txt"
+    places = {
+        "s3a://lake/health/": f"{tmp_path}/",
+        "s3a://lake/conf/tables.txt": str(listed),
+        "s3a://lake/flights": str(table),
+    }
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    writer.append(spark.range(0, 6, 1, 6).selectExpr("id", "'x' AS dest", "'y' AS carrier"))
+    listed.write_text(f"{table}\n", encoding="utf-8")
+
+    def ran(command: str) -> Any:
+        job, arguments = job_of(command, places)
+        done = run_job(job, *arguments)
+        assert (done.code, done.error) == (0, "")
+        return done
+
+    assert shlex.split(health)[:2] == ["sluice", "health"]
+    for command, page, event in ((look, measured, "measured"), (mend, made, "done")):
+        said = json.loads(page.replace(", …", ""))
+        (found,) = [each for each in ran(command).lines if each["event"] == event]
+        assert {name: found[name] for name in said} == said
+    assert json.loads((tmp_path / "flights.json").read_text())["tables"][0]["findings"][0]["code"] == "small-files"
+    assert (tmp_path / "flights.html").read_text().startswith("<!DOCTYPE html>")
+    with locked(spark, str(table), manager=manager):
+        spark.sql(policy.replace("s3a://lake/flights", str(table)))
+    schedule, command = line.split("spark-submit", 1)
+    assert len(schedule.split()) == 5
+    assert [each["table"] for each in ran(f"spark-submit{command}").lines if each["event"] == "table"] == [writer.table]
+    (bash,) = [each.value for each in ast.walk(ast.parse(dag)) if getattr(each, "arg", "") == "bash_command"]
+    ran(ast.literal_eval(bash))

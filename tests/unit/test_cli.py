@@ -16,8 +16,8 @@ from sluice.commands.app import app
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
-    "demo", "verify", "log", "adopt", "pins", "jars", "dist", "status", "break", "doctor", "soak", "submit-args",
-    "zookeeper", "ensemble", "config",
+    "demo", "verify", "log", "adopt", "pins", "health", "jars", "dist", "status", "break", "doctor", "soak",
+    "submit-args", "zookeeper", "ensemble", "config",
 ]  # fmt: skip
 
 

@@ -88,6 +88,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "UnprovenCommitError",
         "UnsupportedSessionError",
         "VacuumResult",
+        "WriteConflictError",
         "WriteFailedError",
         "apply_cells",
         "apply_changes",

@@ -21,7 +21,7 @@ from writer_jobs.commit.held_write import CommitResult, LockedWrite
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, lock_target_of
 from writer_jobs.commit.operation import Work
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState
-from writer_jobs.errors import TableError
+from writer_jobs.errors import TableError, WriteConflictError
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class WriteOptions:
         lock_timeout_seconds: total; None: the manager's.
         metadata: more to note in the commit; JSON values.
         before_write: called under the lock.
+        again: whether what cannot be committed at the gate is done again, with the lock held from its beginning.
 
     """
 
@@ -46,6 +47,7 @@ class WriteOptions:
     lock_timeout_seconds: float | None = None
     metadata: Mapping[str, Any] | None = None
     before_write: Callable[[Hold], None] | None = None
+    again: bool = True
 
     def deadline(self, manager: LockManager) -> Deadline:
         """Begin the time in which the lock has to be had."""
@@ -134,6 +136,8 @@ class LockedOperation:
                     try:
                         return staged.run(seconds, options.before_write, parts.is_cancelled)
                     except NotStagedError as error:
+                        if not options.again:
+                            raise WriteConflictError(table=parts.table, reason=str(error)) from error
                         log.info("writing again: %s", error)
                         hold, seconds = "write", max(0.0, seconds - staged.waited_seconds)
                 # Once: of those who find no table, and queue for it, only the first one makes it.

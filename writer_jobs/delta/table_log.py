@@ -26,13 +26,15 @@ from lock_manager.commit_stamp import batch_of, commit_ids_of, note_of
 from lock_manager.intents import NO_VERSION
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
+from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import StorageError, TableError
 
 #: Name of the log's folder below a table's location.
 LOG_FOLDER = "_delta_log"
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
-_PHYSICAL_NAME = "delta.columnMapping.physicalName"
+#: Of a field, under which name files have it, with column mapping.
+PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _RETENTION = "delta.setTransactionRetentionDuration"
 _ISOLATION = "delta.isolationLevel"
@@ -147,6 +149,36 @@ class Snapshot:
         """For how long versions stay in the log."""
         return int(self.loaded.deltaLog().deltaRetentionMillis(self.loaded.metadata())) / 1000
 
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties of the table."""
+        jvm: Any = self._spark._jvm  # noqa: SLF001
+        found = jvm.scala.jdk.javaapi.CollectionConverters.asJava(self.loaded.metadata().configuration())
+        return {str(name): str(value) for name, value in found.items()}
+
+    @property
+    def clustering_columns(self) -> tuple[str, ...]:
+        """Columns by which Delta clusters the table; empty: it does not."""
+        jvm: Any = self._spark._jvm  # noqa: SLF001
+        info = getattr(jvm.org.apache.spark.sql.delta.skipping.clustering, "ClusteringColumnInfo$")
+        names = getattr(info, "MODULE$").extractLogicalNames(self.loaded)
+        return tuple(str(names.apply(i)) for i in range(names.size()))
+
+    @property
+    def size(self) -> int:
+        """Of its data files, in bytes."""
+        return int(self.loaded.sizeInBytes())
+
+    @property
+    def checkpoint_interval(self) -> int:
+        """After so many versions Delta writes the next checkpoint."""
+        return int(self.loaded.deltaLog().checkpointInterval(self.loaded.metadata()))
+
+    @property
+    def cleans_log(self) -> bool:
+        """Whether each checkpoint that a writer writes removes old versions, too."""
+        return bool(self.loaded.deltaLog().enableExpiredLogCleanup(self.loaded.metadata()))
+
     def property_of(self, name: str) -> str | None:
         """Return a property of the table; None if it is not set."""
         found = self.loaded.metadata().configuration().get(name)
@@ -203,7 +235,7 @@ class Snapshot:
         columns = []
         for name in state.partition_columns:
             field_of = state.schema[name]
-            physical = (field_of.metadata or {}).get(_PHYSICAL_NAME, name)
+            physical = (field_of.metadata or {}).get(PHYSICAL_NAME, name)
             columns.append(PartitionColumn(name, str(field_of.dataType.jsonValue()), str(physical)))
         return PartitionSchema(tuple(columns), str(self._spark.conf.get(_TIME_ZONE)))
 
@@ -281,6 +313,39 @@ class DeltaTableLog:
                 delta_log.createCheckpointAtVersion(version)
         except JVM_ERRORS as error:
             raise StorageError(f"no checkpoint of {self.location} can be written: {one_sentence(error)}") from error
+
+    def make_newest_checkpoint(self) -> int:
+        """Write a checkpoint of the newest version, and have Delta's pointer name it; return the version.
+
+        What Delta does behind it, it does here, too: it cleans the log up, unless the table's properties say otherwise.
+
+        Raises:
+            TableError, StorageError: the log cannot be read, or no checkpoint be written.
+
+        """
+        snapshot = self.snapshot()
+        nothing = self._spark._jvm.scala.Option.empty()  # noqa: SLF001
+        try:
+            delta_log = self._delta_log()
+            delta_log.checkpointAndCleanUpDeltaLog(snapshot.loaded, nothing)
+        except JVM_ERRORS as error:
+            raise StorageError(f"no checkpoint of {self.location} can be written: {one_sentence(error)}") from error
+        return snapshot.version
+
+    def clean_up(self, retention_seconds: float) -> None:
+        """Have Delta remove versions that are older, and that no reader of a newer one needs.
+
+        Delta removes what is older than the midnight (UTC) before, and nothing from the newest checkpoint on.
+
+        Raises:
+            TableError, StorageError: the log cannot be read, or not be cleaned up.
+
+        """
+        snapshot = self.snapshot()
+        try:
+            log_store(self._spark, "LogCleanUp").run(snapshot.loaded, int(retention_seconds * 1000))
+        except JVM_ERRORS as error:
+            raise StorageError(f"the log of {self.location} cannot be cleaned up: {one_sentence(error)}") from error
 
     def head(self, app_id: str | None = None) -> Head:
         """Have Delta look for new versions now, and say which is the newest.

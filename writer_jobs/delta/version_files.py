@@ -17,8 +17,8 @@ _IDENTITY = ("path", "deletionVector.storageType", "deletionVector.pathOrInlineD
 # The digits of Z85, and of how many of them the UUID in a deletion vector's name is made.
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _UUID_DIGITS = 20
-# Of what changed, if that is kept: not of a version, but VACUUM removes it, too.
-_CHANGE_DATA = "_change_data"
+#: Of what changed, if that is kept: not of a version, but VACUUM removes it, too.
+CHANGE_DATA = "_change_data"
 
 
 class VersionFiles:
@@ -36,7 +36,7 @@ class VersionFiles:
         self._snapshot = snapshot
         self._loaded = snapshot.loaded
         self._are_all = files is None
-        self._files = DataFrame(self._loaded.allFiles().toDF(), spark) if files is None else files
+        self._files = version_file_rows(spark, snapshot) if files is None else files
 
     def within(self, condition: Column) -> VersionFiles:
         """Return those that can have rows of which a condition is true, by their statistics and partitions.
@@ -121,6 +121,11 @@ class VersionFiles:
         return self._jvm.scala.jdk.javaapi.CollectionConverters.asScala(values).toSeq()
 
 
+def version_file_rows(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
+    """Return the data files of a version as Delta's log has them: a row for each, with the fields of ``add``."""
+    return DataFrame(snapshot.loaded.allFiles().toDF(), spark)
+
+
 def listed_files(spark: SparkSession, location: str) -> DataFrame:
     """Return all files below a table's location that Delta's VACUUM would look at.
 
@@ -129,8 +134,8 @@ def listed_files(spark: SparkSession, location: str) -> DataFrame:
 
     """
     folders = [location]
-    if HadoopFiles.of(spark).status(f"{location}/{_CHANGE_DATA}") is not None:
-        folders.append(f"{location}/{_CHANGE_DATA}")
+    if HadoopFiles.of(spark).status(f"{location}/{CHANGE_DATA}") is not None:
+        folders.append(f"{location}/{CHANGE_DATA}")
     found = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load([*map(escaped, folders)])
     base = f"{location.rstrip('/')}/"
     return found.where(F.col("path").startswith(base)).select(

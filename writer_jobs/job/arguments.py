@@ -95,13 +95,13 @@ class JobParser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
-    def add_place(self, *, several: bool = False) -> None:
+    def add_place(self, *, several: bool = False, required: bool = True) -> None:
         """Add which table is written, or which tables are, and under whose lock."""
         add = self.add_argument
         add("--zookeeper", metavar="HOSTS", help="host:port,host:port[/chroot] of the ensemble ($SLUICE_ZK_HOSTS)")
         more = "; may be repeated" if several else ""
         add(
-            "--table", required=True, type=text, metavar="URI|NAME", action="append" if several else "store",
+            "--table", required=required, type=text, metavar="URI|NAME", action="append" if several else "store",
             help=f"location or CATALOG.SCHEMA.TABLE{more}",
         )  # fmt: skip
 

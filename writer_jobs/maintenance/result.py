@@ -10,6 +10,8 @@ from writer_jobs.maintenance.findings import Finding
 from writer_jobs.maintenance.health import FileTotals, TableHealth
 from writer_jobs.maintenance.policy import Action
 
+_NOTHING = FileTotals()
+
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
@@ -34,8 +36,8 @@ class Done:
     seconds: float = 0.0
     gave_way_seconds: float = 0.0
     held_seconds: float = 0.0
-    removed: FileTotals = FileTotals()
-    added: FileTotals = FileTotals()
+    removed: FileTotals = _NOTHING
+    added: FileTotals = _NOTHING
     problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import timedelta
@@ -12,19 +12,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import LockManager, canonical_table_uri
-from lock_manager.errors import PinError
-from lock_manager.pins import Pin
 from writer_jobs.changes.kept import Kept
 from writer_jobs.commit.operation import session_with
-from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, locate_table
-from writer_jobs.delta.version_files import VersionFiles, listed_files
+from writer_jobs.delta.table_log import DeltaTableLog, locate_table
+from writer_jobs.delta.version_files import listed_files
 from writer_jobs.errors import StorageError, TableError, WriteFailedError
-from writer_jobs.pins.pin_files import PinFiles
-from writer_jobs.pins.read import pinned_version
-from writer_jobs.pins.retention import seconds_without_pins
+from writer_jobs.maintenance.folder import FileState, Keeper, Keepers, folder_files
+from writer_jobs.maintenance.health import FileTotals
+from writer_jobs.maintenance.policy import Policy
 from writer_jobs.pins.take import remove_expired_pins
 
 _SETTINGS = {
@@ -49,7 +46,10 @@ class VacuumResult:
         version: that was the newest one.
         files: how many files were removed; of a dry run, how many would be.
         size: of those, in bytes.
+        orphans: how many of them no version that the log knows has ever named.
+        orphans_size: of those, in bytes.
         kept_for_pins: files that would have been removed, were it not for pins.
+        kept_for_streams: files that would have been removed, were it not for streams that read the table.
         pins: by which files were kept.
         dry_run: whether nothing was removed.
 
@@ -59,7 +59,10 @@ class VacuumResult:
     version: int
     files: int
     size: int
+    orphans: int
+    orphans_size: int
     kept_for_pins: int
+    kept_for_streams: int
     pins: tuple[str, ...]
     dry_run: bool
 
@@ -70,6 +73,7 @@ def vacuum(
     *,
     retain: timedelta | None = None,
     dry_run: bool = False,
+    streams: Sequence[str] | None = None,
     manager: LockManager | None = None,
     lock_timeout_seconds: float | None = None,
 ) -> VacuumResult:
@@ -81,8 +85,8 @@ def vacuum(
     - belongs to no version that the log knows, and was written longer ago than ``delta.deletedFileRetentionDuration``
       (or ``retain``, if that is longer): a younger one may be of a commit that is on its way,
 
-    and that no pin keeps. Which it is, is decided here; Delta's own VACUUM removes them, and looks once more whether
-    the newest version has them.
+    and that no pin keeps, and no stream that reads the table may still read. Which it is, is decided here; Delta's own
+    VACUUM removes them, and looks once more whether the newest version has them.
 
     No lock is held meanwhile, because nothing that this does changes the table: no writer waits. Whoever reads a
     version that is older than ``retain``, and is not pinned, may find its files gone; so would a RESTORE to one that
@@ -94,13 +98,16 @@ def vacuum(
         retain: for how long removed files are kept. By default ``delta.deletedFileRetentionDuration``, as it would be
             without pins.
         dry_run: remove nothing.
+        streams: checkpoint folders of the streams that read the table. By default those of the table's property
+            ``sluice.maintenance.streams``.
         manager: gives the lock under which expired pins are removed, as for :func:`writer_jobs.locked`.
         lock_timeout_seconds: to wait for it.
 
     Raises:
         ValueError: ``retain`` is negative.
         PinError: a pin cannot be read, or its version is not there any more: nothing is removed.
-        TableError, StorageError: no such table, or it cannot be read.
+        TableError, StorageError: no such table, or it cannot be read; or a stream's checkpoint cannot, or what that
+            stream is to read next is gone.
         WriteFailedError: not all files could be removed.
         LockTimeoutError and so on: as for :func:`remove_pin`, if pins have expired.
 
@@ -110,63 +117,51 @@ def vacuum(
     log = DeltaTableLog(spark, locate_table(spark, table))
     if not dry_run:
         remove_expired_pins(spark, log.location, manager=manager, lock_timeout_seconds=lock_timeout_seconds)
-    # The version first, then the pins: of a pin that is made after that no file has been removed yet.
+    # The version first, see Keepers.
     snapshot = log.snapshot()
     if snapshot.state is None:
         raise TableError(f"there is no Delta table at {log.location}")
-    pins = [pin for pin in PinFiles(HadoopFiles.of(spark), log.location).all() if not pin.has_expired()]
+    if streams is None:
+        streams = Policy.of(snapshot.properties, canonical_table_uri(log.location)).streams
+    keepers = Keepers.of(spark, snapshot, streams)
     with ExitStack() as stack:
         try:
-            removable = stack.enter_context(closing(Kept(_removable(spark, snapshot, retain)))).rows
-            chosen = stack.enter_context(closing(Kept(_not_pinned(spark, log, removable, pins)))).rows
+            removable = folder_files(spark, snapshot, keepers, retain).where(
+                F.col("state").isin(FileState.EXPIRED.value, FileState.ORPHAN.value)
+            )
+            found = stack.enter_context(closing(Kept(removable))).rows
         except (*JVM_ERRORS, PySparkException) as error:
             raise StorageError(f"the files of {log.location} cannot be listed: {one_sentence(error)}") from error
-        without_pins = removable.count()
-        number, size = chosen.agg(F.count("*"), F.coalesce(F.sum("length"), F.lit(0))).collect()[0]
-        if number and not dry_run:
-            _remove(spark, log.location, chosen)
+        totals = _totals(found)
+        unkept = {state: number for (state, kept_by), number in totals.items() if kept_by is None}
+        chosen = sum(unkept.values(), FileTotals())
+        if chosen.files and not dry_run:
+            _remove(spark, log.location, found.where("kept_by IS NULL"))
+    orphans = unkept.get(FileState.ORPHAN, FileTotals())
     return VacuumResult(
         table=canonical_table_uri(log.location),
         version=snapshot.version,
-        files=number,
-        size=size,
-        kept_for_pins=without_pins - number,
-        pins=tuple(pin.name for pin in pins),
+        files=chosen.files,
+        size=chosen.size,
+        orphans=orphans.files,
+        orphans_size=orphans.size,
+        kept_for_pins=_kept(totals, Keeper.PIN),
+        kept_for_streams=_kept(totals, Keeper.STREAM),
+        pins=tuple(pin.name for pin in keepers.pins),
         dry_run=dry_run,
     )
 
 
-def _removable(spark: SparkSession, snapshot: Snapshot, retain: timedelta | None) -> DataFrame:
-    """Return the files that could be removed if there were no pins.
-
-    Returns:
-        ``path`` below the location, ``length`` in bytes and ``modified_ms``.
-
-    """
-    now_ms = time.time() * 1000
-    kept_ms = (seconds_without_pins(snapshot) if retain is None else retain.total_seconds()) * 1000
-    # As long as a commit may come that has it: the gate goes by what the table says.
-    unknown_ms = max(kept_ms, snapshot.file_retention_seconds * 1000)
-    files = VersionFiles(spark, snapshot)
-    removed = files.removed().withColumnRenamed("deletionTimestamp", "removed_ms")
-    listed = (
-        listed_files(spark, snapshot.location).join(files.paths(), "path", "left_anti").join(removed, "path", "left")
-    )
-    is_known = F.col("removed_ms").isNotNull()
-    return listed.where(
-        (is_known & (F.col("removed_ms") <= now_ms - kept_ms))
-        | (~is_known & (F.col("modified_ms") <= now_ms - unknown_ms))
-    ).select("path", "length", "modified_ms")
+def _totals(files: DataFrame) -> dict[tuple[FileState, Keeper | None], FileTotals]:
+    grouped = files.groupBy("state", "kept_by").agg(F.count("*"), F.sum("length"))
+    return {
+        (FileState(state), None if kept_by is None else Keeper(kept_by)): FileTotals(number, size)
+        for state, kept_by, number, size in grouped.collect()
+    }
 
 
-def _not_pinned(spark: SparkSession, log: DeltaTableLog, files: DataFrame, pins: list[Pin]) -> DataFrame:
-    for pin in pins:
-        try:
-            kept = pinned_version(log, pin, pin.of(log.location))
-        except PinError as error:
-            raise PinError(f"it is not known which files pin {pin.name} keeps: remove it ({error})") from error
-        files = files.join(VersionFiles(spark, kept).paths(), "path", "left_anti")
-    return files
+def _kept(totals: dict[tuple[FileState, Keeper | None], FileTotals], keeper: Keeper) -> int:
+    return sum(each.files for (_, kept_by), each in totals.items() if kept_by is keeper)
 
 
 def _remove(spark: SparkSession, location: str, files: DataFrame) -> None:

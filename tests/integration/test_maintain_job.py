@@ -1,0 +1,155 @@
+"""``maintain.py`` in this process: a table, a fleet, what it says and writes down; and ``sluice health``."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lock_manager import ZookeeperLockManager, canonical_table_uri
+from writer_jobs import LockedDeltaWriter, locked
+from writer_jobs.maintenance.turn import turn_of
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def maintain(run_job: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *arguments: run_job("maintain", *arguments)
+
+
+@pytest.fixture
+def lake(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> Callable[..., Path]:
+    """Make a table of so many files: ``lake("flights", 5)``."""
+
+    def made(name: str, files: int) -> Path:
+        table = tmp_path / "lake" / name
+        writer = LockedDeltaWriter(spark, manager, str(table))
+        writer.append(spark.range(0, files, 1, files))
+        return table
+
+    return made
+
+
+def files_of(spark: SparkSession, table: Path) -> int:
+    return int(spark.sql(f"DESCRIBE DETAIL delta.`{table}`").collect()[0]["numFiles"])
+
+
+def events(done: Any, event: str) -> list[dict[str, Any]]:
+    return [line for line in done.lines if line["event"] == event]
+
+
+def test_a_table_is_measured_and_nothing_is_changed(
+    spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], tmp_path: Path
+) -> None:
+    table, report, page = lake("flights", 6), tmp_path / "report.json", tmp_path / "page.html"
+    done = maintain("--table", table, "--report", report, "--page", page)
+    assert (done.code, done.error) == (0, "")
+    measured = events(done, "measured")[0]
+    assert (measured["files"], measured["small_files"], measured["orphans"]) == (6, 6, 0)
+    assert [line["code"] for line in events(done, "finding")] == ["small-files", "writers-clean-log"]
+    assert events(done, "done") == []
+    written = json.loads(report.read_text())
+    assert written["exit_code"] == 0
+    assert written["tables"][0]["before"]["total"]["total"] == {"files": 6, "size": measured["bytes"]}
+    assert written["tables"][0]["after"] is None
+    assert "small-files" in page.read_text()
+    assert files_of(spark, table) == 6
+
+
+def test_a_fleet_is_looked_after_and_one_bad_table_keeps_no_other_back(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    lake: Callable[..., Path],
+    maintain: Callable[..., Any],
+    tmp_path: Path,
+) -> None:
+    one, two, busy = lake("one", 6), lake("two", 7), lake("busy", 5)
+    listed, report = tmp_path / "tables.txt", tmp_path / "report.json"
+    listed.write_text(f"# the lake\n{one}\n{tmp_path}/nothing/here  # gone\n\n{two}\n{busy}\n")
+    with turn_of(manager, canonical_table_uri(str(busy)), 5):
+        done = maintain("--tables-in", listed, "--auto", "--budget", "600", "--report", report, "--lock-timeout", "0.5")
+    assert done.code == 2
+    assert "no Delta table" in done.error
+    assert [files_of(spark, each) for each in (one, two, busy)] == [1, 1, 5]
+    failed = events(done, "failed")
+    assert [(line["table"], line["exit_code"]) for line in failed] == [(f"{tmp_path}/nothing/here", 2), (str(busy), 3)]
+    cared_for = {line["table"]: line for line in events(done, "table")}
+    assert cared_for[canonical_table_uri(str(one))]["files_saved"] == 5
+    written = json.loads(report.read_text())
+    assert written["exit_code"] == 2
+    assert [("error" in each) for each in written["tables"]] == [False, True, False, True]
+    assert written["tables"][0]["saved"]["files"] == 5
+    assert written["tables"][0]["done"][0]["action"] == "compact"
+    # Nothing is left to be done.
+    again = maintain("--tables-in", listed, "--auto")
+    assert [line["action"] for line in events(again, "done")] == ["compact"]
+
+
+def test_all_delta_tables_of_a_database_are_found(
+    spark: SparkSession, manager: ZookeeperLockManager, lake: Callable[..., Path], maintain: Callable[..., Any]
+) -> None:
+    table = lake("flights", 3)
+    spark.sql("CREATE DATABASE IF NOT EXISTS fleet")
+    try:
+        spark.sql(f"CREATE TABLE fleet.flights USING delta LOCATION '{table}'")
+        spark.sql("CREATE TABLE fleet.other (id LONG) USING parquet")
+        spark.sql("CREATE VIEW fleet.seen AS SELECT * FROM fleet.flights")
+        done = maintain("--catalog", "fleet", "--compact")
+        assert (done.code, done.error) == (0, "")
+        assert [line["table"] for line in events(done, "table")] == [canonical_table_uri(str(table))]
+        assert files_of(spark, table) == 1
+        assert maintain("--catalog", "nowhere", "--compact").code == 2
+    finally:
+        spark.sql("DROP DATABASE fleet CASCADE")
+
+
+def test_every_action_by_its_name(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    lake: Callable[..., Path],
+    maintain: Callable[..., Any],
+) -> None:
+    table = lake("flights", 4)
+    with locked(spark, str(table), manager=manager):
+        spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    LockedDeltaWriter(spark, manager, str(table)).append(spark.range(100, 200).coalesce(1))
+    LockedDeltaWriter(spark, manager, str(table)).delete("id = 150")
+    orphan = table / "part-orphan.parquet"
+    orphan.write_bytes(b"x" * 10)
+    os.utime(orphan, (time.time() - 30 * 86_400,) * 2)
+    done = maintain("--table", table, "--purge", "--zorder", "id", "--vacuum", "--checkpoint", "--clean-log")
+    assert (done.code, done.error) == (0, "")
+    made = {line["action"]: line for line in events(done, "done")}
+    assert set(made) == {"zorder", "vacuum", "checkpoint", "clean-log"}
+    assert (made["zorder"]["files_removed"], made["zorder"]["files_added"]) == (5, 1)
+    assert (made["vacuum"]["files_removed"], made["vacuum"]["bytes_removed"]) == (1, 10)
+    assert not orphan.exists()
+    assert (table / "_delta_log" / "_last_checkpoint").exists()
+    assert spark.read.format("delta").load(str(table)).count() == 103
+    purged = maintain("--table", table, "--purge")
+    assert (purged.code, events(purged, "done")) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "name the tables"),
+        (("--table", "./x", "--auto", "--compact"), "not both"),
+        (("--table", "./x", "--budget", "5"), "--budget is for"),
+        (("--table", "./x", "--auto", "--budget", "soon"), "no number of seconds"),
+        (("--table", "./x", "--zorder", "a,,b"), "no list of different column names"),
+        (("--tables-in", "./missing.txt"), "no such list"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(arguments: tuple[str, ...], says: str, maintain: Callable[..., Any]) -> None:
+    done = maintain(*arguments)
+    assert done.code == 2
+    assert says in done.error
+    assert done.lines == []

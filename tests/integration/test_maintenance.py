@@ -1,0 +1,557 @@
+"""Care of tables: what is found, what is done about it, and that nobody else is harmed by it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lock_manager import LockTimeoutError, TableResource, ZookeeperLockManager
+from lock_manager.zookeeper.inspector import LockInspector
+from sluice.audit.verify import verify_table
+from writer_jobs import LockedDeltaWriter, TableError, WriteConflictError, locked, vacuum
+from writer_jobs.maintenance.care import TRIES, Care, plan
+from writer_jobs.maintenance.findings import find
+from writer_jobs.maintenance.measure import Measured, measure
+from writer_jobs.maintenance.policy import Action, Policy
+from writer_jobs.maintenance.result import CareReport, Done
+from writer_jobs.maintenance.turn import TURN, give_way, turn_of
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "key long, place string, value string"
+HOUR = 3600
+
+
+@pytest.fixture
+def writer(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> LockedDeltaWriter:
+    return LockedDeltaWriter(spark, manager, str(table))
+
+
+@pytest.fixture
+def inspector(manager: ZookeeperLockManager) -> Iterator[LockInspector]:
+    with LockInspector(manager.settings) as found:
+        yield found
+
+
+@pytest.fixture
+def put(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
+    """Append rows with these keys as one file: ``put(range(3), "a")``."""
+
+    def append(keys: Any, place: str | None = "a") -> None:
+        rows = [(key, place, f"row {key}") for key in keys]
+        writer.append(spark.createDataFrame(rows, SCHEMA).coalesce(1), partition_by=["place"])
+
+    return append
+
+
+@pytest.fixture
+def care(
+    spark: SparkSession, manager: ZookeeperLockManager, inspector: LockInspector, table: Path
+) -> Callable[..., CareReport]:
+    def run(*actions: Action, **how: Any) -> CareReport:
+        made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30)
+        return made.run(actions or None, **how)
+
+    return run
+
+
+@pytest.fixture
+def sql(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Callable[[str], None]:
+    """Run a statement under the table's lock; ``{table}`` stands for the table."""
+
+    def run(statement: str) -> None:
+        with locked(spark, str(table), manager=manager):
+            spark.sql(statement.format(table=f"delta.`{table}`"))
+
+    return run
+
+
+@pytest.fixture
+def properties(sql: Callable[[str], None]) -> Callable[..., None]:
+    """Set properties: ``properties(delta__checkpointInterval="1000")``."""
+
+    def set_them(**given: str) -> None:
+        text = ", ".join(f"'{name.replace('__', '.')}' = '{value}'" for name, value in given.items())
+        sql(f"ALTER TABLE {{table}} SET TBLPROPERTIES ({text})")
+
+    return set_them
+
+
+def keys_of(spark: SparkSession, table: Path) -> list[int]:
+    return sorted(row[0] for row in spark.read.format("delta").load(str(table)).select("key").collect())
+
+
+def made_old(path: Path, hours: float) -> None:
+    then = time.time() - hours * HOUR
+    os.utime(path, (then, then))
+
+
+def made_all_old(table: Path) -> None:
+    for path in table.rglob("*"):
+        if path.is_file():
+            made_old(path, 24 * 8)
+
+
+def codes(measured: Measured) -> dict[str, Any]:
+    return {finding.code: finding for finding in find(measured.health, measured.policy)}
+
+
+def test_the_figures_are_those_of_the_table(
+    spark: SparkSession,
+    table: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+    properties: Callable[..., None],
+) -> None:
+    for key in range(3):
+        put([key], "a+b c%20")
+    put(range(10, 20), None)
+    properties(delta__enableDeletionVectors="true")
+    writer.delete("key = 12")
+    orphan = table / "place=a" / "part-orphan.parquet"
+    orphan.parent.mkdir()
+    orphan.write_bytes(b"x" * 100)
+    young = table / "part-young.parquet"
+    young.write_bytes(b"y" * 10)
+    made_old(orphan, 24 * 8)
+    health = measure(spark, str(table)).health
+    by_name = {part.name: part for part in health.partitions}
+    assert by_name["place=a+b c%20"].total.files == 3
+    assert by_name["place=a+b c%20"].rows == 3
+    assert by_name["place=null"].rows == 9
+    assert by_name["place=null"].deleted_rows == 1
+    assert by_name["place=null"].with_deleted_rows.files == 1
+    assert health.total.total.files == 4
+    assert health.total.small == health.total.total
+    assert sum(health.total.histogram) == 4
+    assert health.folder.orphans.size == 100
+    assert health.folder.uncommitted.size == 10
+    assert health.log.versions == health.version + 1
+    assert health.log.checkpoint_version is None
+    assert health.version == writer.log.head().version
+    said = health.to_json()
+    assert said["total"]["small_share"] == 1.0
+    assert said["total"]["deleted_share"] == pytest.approx(1 / 13)
+
+
+def test_small_files_are_put_together_partition_by_partition(
+    spark: SparkSession, table: Path, put: Callable[..., None], care: Callable[..., CareReport]
+) -> None:
+    for key in range(6):
+        put([key], "a")
+    for key in range(6, 9):
+        put([key], "b")
+    put([9], "c")
+    report = care(Action.COMPACT)
+    assert [(each.partition["place"], each.removed.files, each.added.files) for each in report.done] == [
+        ("a", 6, 1),
+        ("b", 3, 1),
+    ]
+    assert report.saved.files == 7
+    assert report.after is not None
+    assert {part.name: part.total.files for part in report.after.partitions} == {
+        "place=a": 1,
+        "place=b": 1,
+        "place=c": 1,
+    }
+    assert keys_of(spark, table) == list(range(10))
+    assert verify_table(str(table), key=["key"]).ok
+    # Each was committed under a lock on its partition alone.
+    assert all(each.version is not None and each.held_seconds < each.seconds for each in report.done)
+
+
+def test_auto_leaves_a_partition_that_is_not_worth_it(
+    spark: SparkSession,
+    table: Path,
+    put: Callable[..., None],
+    care: Callable[..., CareReport],
+    properties: Callable[..., None],
+) -> None:
+    for key in range(5):
+        put([key], "a")
+    for key in range(5, 8):
+        put([key], "b")
+    assert [each.partition["place"] for each in care().done] == ["a"]
+    properties(sluice__maintenance__minSmallFiles="2")
+    assert [each.partition["place"] for each in care().done] == ["b"]
+    assert care().done == ()
+
+
+def test_what_the_policy_does_not_allow_is_found_and_not_done(
+    spark: SparkSession,
+    table: Path,
+    put: Callable[..., None],
+    care: Callable[..., CareReport],
+    properties: Callable[..., None],
+) -> None:
+    for key in range(5):
+        put([key])
+    properties(sluice__maintenance__auto="vacuum, checkpoint")
+    report = care()
+    assert "small-files" in {finding.code for finding in report.findings}
+    assert report.done == ()
+    # Asked for by name, it is done.
+    assert len(care(Action.COMPACT).done) == 1
+
+
+def test_files_of_the_target_size_are_left(
+    spark: SparkSession,
+    table: Path,
+    put: Callable[..., None],
+    care: Callable[..., CareReport],
+    properties: Callable[..., None],
+) -> None:
+    for key in range(5):
+        put([key])
+    size = measure(spark, str(table)).health.total.total.size // 5
+    properties(sluice__maintenance__targetFileSize=str(int(size * 1.5)))
+    assert care(Action.COMPACT).done == ()
+    properties(sluice__maintenance__targetFileSize=str(int(size * 2.5)))
+    assert [(each.removed.files, each.added.files) for each in care(Action.COMPACT).done] == [(4, 2)]
+
+
+def test_deleted_rows_are_purged(
+    spark: SparkSession,
+    table: Path,
+    put: Callable[..., None],
+    writer: LockedDeltaWriter,
+    care: Callable[..., CareReport],
+    properties: Callable[..., None],
+) -> None:
+    put(range(10), "a")
+    put(range(10, 20), "b")
+    properties(delta__enableDeletionVectors="true")
+    writer.delete("key = 3")
+    report = care()
+    assert [(each.action, each.partition["place"]) for each in report.done] == [(Action.PURGE, "a")]
+    after = measure(spark, str(table)).health.total
+    assert (after.deleted_rows, after.with_deleted_rows.files, after.rows) == (0, 0, 19)
+
+
+def test_rows_are_put_in_z_order_once_and_again_when_much_is_new(
+    spark: SparkSession,
+    table: Path,
+    put: Callable[..., None],
+    care: Callable[..., CareReport],
+    properties: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put(range(10), "a")
+    put(range(10, 20), "a")
+    put(range(20, 30), "b")
+    properties(sluice__maintenance__zorderBy="key, value", sluice__maintenance__unorderedShare="0.5")
+    # Store and driver have one clock here.
+    monkeypatch.setattr("writer_jobs.maintenance.measure.SKEW_MS", 0)
+    first = care(Action.ZORDER)
+    assert [(each.action, each.partition["place"]) for each in first.done] == [(Action.ZORDER, "a")]
+    assert {part.name: part.unordered.files for part in first.after.partitions} == {"place=a": 0, "place=b": 1}
+    assert care().done == ()
+    for key in range(30, 34):
+        put([key] * 20, "a")
+    assert next(each.action for each in care().done) is Action.ZORDER
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{table}`").where("operation = 'OPTIMIZE'").collect()
+    assert all('"key","value"' in row["operationParameters"]["zOrderBy"] for row in history)
+
+
+def test_a_clustered_table_is_clustered(
+    spark: SparkSession,
+    table: Path,
+    writer: LockedDeltaWriter,
+    care: Callable[..., CareReport],
+    sql: Callable[[str], None],
+) -> None:
+    sql("CREATE TABLE {table} (key LONG, value STRING) USING delta CLUSTER BY (key)")
+    for key in range(6):
+        writer.append(spark.createDataFrame([(key, "v")], "key long, value string").coalesce(1))
+    measured = measure(spark, str(table))
+    assert measured.health.clustering_columns == ("key",)
+    assert "small-files" not in codes(measured)
+    report = care()
+    assert [each.action for each in report.done] == [Action.CLUSTER]
+    assert report.after.total.unclustered.files == 0
+    assert keys_of(spark, table) == list(range(6))
+
+
+def test_a_checkpoint_is_written_when_the_newest_is_old(
+    spark: SparkSession,
+    table: Path,
+    put: Callable[..., None],
+    care: Callable[..., CareReport],
+    properties: Callable[..., None],
+) -> None:
+    put([0])
+    properties(delta__checkpointInterval="1000")
+    assert "old-checkpoint" not in codes(measure(spark, str(table)))
+    report = care(Action.CHECKPOINT)
+    assert [each.version for each in report.done] == [1]
+    assert report.after.log.checkpoint_version == 1
+    assert report.after.log.since_checkpoint == 0
+
+
+def test_a_log_is_cleaned_up_and_the_newest_versions_stay(
+    spark: SparkSession,
+    table: Path,
+    put: Callable[..., None],
+    care: Callable[..., CareReport],
+    properties: Callable[..., None],
+) -> None:
+    put([0])
+    properties(
+        delta__enableExpiredLogCleanup="false",
+        delta__logRetentionDuration="interval 2 days",
+        delta__deletedFileRetentionDuration="interval 1 day",
+    )
+    for key in range(1, 15):
+        put([key])
+    for version in range(13):
+        made_old(table / "_delta_log" / f"{version:020}.json", 24 * (30 - version))
+    for checkpoint in (table / "_delta_log").glob("*.checkpoint.parquet"):
+        made_old(checkpoint, 24 * 20)
+    found = measure(spark, str(table))
+    newest = found.health.log.checkpoint_version
+    assert newest == 10
+    assert found.health.log.expired_versions == 10
+    assert "long-log" in codes(found)
+    assert "writers-clean-log" not in codes(found)
+    report = care(Action.CLEAN_LOG)
+    assert report.done[0].removed.files > report.done[0].added.files
+    assert report.after.log.first_version == 10
+    assert report.after.log.expired_versions == 0
+    assert keys_of(spark, table) == list(range(15))
+    assert verify_table(str(table), key=["key"]).ok
+
+
+def test_the_budget_ends_it_between_two_partitions(
+    spark: SparkSession, table: Path, put: Callable[..., None], care: Callable[..., CareReport]
+) -> None:
+    for place in "abc":
+        for key in range(2):
+            put([key], place)
+    report = care(Action.COMPACT, budget_seconds=0.0)
+    assert (report.done, report.left, report.after) == ((), 3, None)
+    report = care(Action.COMPACT, budget_seconds=600)
+    assert (len(report.done), report.left) == (3, 0)
+
+
+@contextmanager
+def held(manager: ZookeeperLockManager, resource: str) -> Iterator[None]:
+    """Hold a lock in another thread."""
+    begun, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with manager.acquire(resource, timeout_seconds=10):
+            begun.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert begun.wait(20)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_of_two_maintainers_the_second_one_leaves(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    table: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+) -> None:
+    for key in range(5):
+        put([key])
+    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=0.2)
+    with turn_of(manager, writer.table, 5):
+        with pytest.raises(LockTimeoutError, match=TURN):
+            made.run()
+        # It keeps no writer back.
+        put([5])
+        # Nor who only looks.
+        assert made.run(()).before.total.total.files == 6
+    assert len(made.run().done) == 1
+
+
+def test_waiting_writers_go_first(
+    manager: ZookeeperLockManager, inspector: LockInspector, table: Path, writer: LockedDeltaWriter
+) -> None:
+    assert give_way(inspector, writer.table, 10) < 5
+    with held(manager, writer.table):
+        assert give_way(inspector, writer.table, 10) < 5
+        waiting = threading.Thread(target=lambda: manager.acquire(writer.table, timeout_seconds=30).__enter__())
+        waiting.daemon = True
+        waiting.start()
+        while not inspector.table(TableResource.of(writer.table)).waiters:
+            time.sleep(0.05)
+        assert give_way(inspector, writer.table, 0.5) >= 0.5
+    waiting.join()
+
+
+def test_a_compaction_that_loses_its_race_is_left_for_later_and_keeps_nobody_back(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    table: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for place in "ab":
+        for key in range(3):
+            put([key], place)
+    rewrite = LockedDeltaWriter.optimize
+    lost: list[str] = []
+
+    def optimize(self: LockedDeltaWriter, *args: Any, **how: Any) -> Any:
+        place = how["lock"][0]["place"]
+
+        if place == "a" and len(lost) < TRIES - 1:
+            raced = threading.Thread(target=lambda: writer.update({"value": "concat(value, '!')"}, "place = 'a'"))
+            monkeypatch.setattr("writer_jobs.commit.gate.StagedWrite._commit", _behind(raced, commit))
+            lost.append(place)
+        return rewrite(self, *args, **how)
+
+    from writer_jobs.commit.gate import StagedWrite
+
+    commit = StagedWrite._commit
+    monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
+    said: list[Done] = []
+    report = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, say=said.append).run([Action.COMPACT])
+    assert lost == ["a"] * (TRIES - 1)
+    assert [(each.partition["place"], each.problem) for each in report.done] == [("b", None), ("a", None)]
+    assert keys_of(spark, table) == [0, 0, 1, 1, 2, 2]
+    assert said == list(report.done)
+
+
+def _behind(raced: threading.Thread, commit: Callable[..., None]) -> Callable[..., None]:
+    """Have another thread write before the next commit passes the gate."""
+    first = [True]
+
+    def committed(self: Any, *args: Any) -> None:
+        if first and first.pop():
+            raced.start()
+            raced.join()
+        commit(self, *args)
+
+    return committed
+
+
+def test_without_again_a_lost_race_is_an_error(
+    spark: SparkSession, table: Path, writer: LockedDeltaWriter, put: Callable[..., None]
+) -> None:
+    from writer_jobs.commit.gate import StagedWrite
+
+    for key in range(3):
+        put([key])
+    raced = threading.Thread(target=lambda: writer.update({"value": "concat(value, '!')"}))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(StagedWrite, "_commit", _behind(raced, StagedWrite._commit))
+        with pytest.raises(WriteConflictError, match="another writer has changed"):
+            writer.optimize(again=False)
+    assert keys_of(spark, table) == [0, 1, 2]
+
+
+def test_a_property_that_makes_no_sense_is_refused(
+    spark: SparkSession,
+    table: Path,
+    put: Callable[..., None],
+    sql: Callable[[str], None],
+    properties: Callable[..., None],
+) -> None:
+    put([0])
+    for name, value, says in (
+        ("targetFileSize", "big", "no size"),
+        ("zorderBy", "nowhere", "no column"),
+        ("zorderBy", "place", "partition column"),
+        ("auto", "everything", "no list of"),
+        ("tagetFileSize", "1 MiB", "known are"),
+    ):
+        properties(**{f"sluice__maintenance__{name}": value})
+        with pytest.raises(TableError, match=says):
+            measure(spark, str(table))
+        sql(f"ALTER TABLE {{table}} UNSET TBLPROPERTIES ('sluice.maintenance.{name}')")
+    with pytest.raises(TableError, match="there is no Delta table"):
+        measure(spark, str(table / "nothing"))
+
+
+def test_orphans_go_and_what_a_stream_has_not_read_stays(
+    spark: SparkSession,
+    table: Path,
+    tmp_path: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+    properties: Callable[..., None],
+) -> None:
+    put(range(3))
+    properties(delta__enableChangeDataFeed="true")
+    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
+
+    def read() -> list[tuple[int, str]]:
+        query = (
+            spark.readStream.format("delta")
+            .option("readChangeFeed", "true")
+            .option("startingVersion", 2)
+            .load(str(table))
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start(str(out))
+        )
+        query.awaitTermination(60)
+        assert query.exception() is None
+        return sorted((row["key"], row["_change_type"]) for row in spark.read.parquet(str(out)).collect())
+
+    put([3])
+    assert read() == [(3, "insert")]
+    writer.update({"value": "'new'"}, "key = 3")
+    put([4], "b")
+    writer.delete("key = 4")
+    made_all_old(table)
+    orphan = table / "part-orphan.parquet"
+    orphan.write_bytes(b"x")
+    made_old(orphan, 24 * 8)
+    spared = vacuum(spark, str(table), retain=timedelta(0), streams=[str(checkpoint)], manager=writer.manager)
+    assert (spared.files, spared.orphans, spared.kept_for_streams >= 2) == (1, 1, True)
+    assert not orphan.exists()
+    assert len(read()) == 5
+    # The control: without what the stream says of itself, what it has not read is gone.
+    writer.update({"value": "'newer'"}, "key = 3")
+    made_all_old(table)
+    assert vacuum(spark, str(table), retain=timedelta(0), streams=[], manager=writer.manager).kept_for_streams == 0
+    with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound|does not exist"):
+        read()
+    with pytest.raises(TableError, match=r"reads table another"):
+        _stream_of_another_table(spark, table, tmp_path)
+
+
+def _stream_of_another_table(spark: SparkSession, table: Path, tmp_path: Path) -> None:
+    (tmp_path / "other" / "offsets").mkdir(parents=True)
+    (tmp_path / "other" / "offsets" / "0").write_text('v1\n{}\n{"reservoirId": "another", "reservoirVersion": 1}\n')
+    vacuum(spark, str(table), streams=[str(tmp_path / "other")])
+
+
+def test_the_plan_has_each_partition_with_its_own_worth(
+    spark: SparkSession, table: Path, put: Callable[..., None]
+) -> None:
+    for key in range(8):
+        put([key], "b")
+    for key in range(8, 14):
+        put([key], "a")
+    found = measure(spark, str(table))
+    planned = plan(found.health, found.policy, None)
+    assert [(unit.action, dict(unit.partition), unit.worth) for unit in planned] == [
+        (Action.COMPACT, {"place": "b"}, 7),
+        (Action.COMPACT, {"place": "a"}, 5),
+    ]
+    assert plan(found.health, Policy(auto=frozenset()), None) == []

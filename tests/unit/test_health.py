@@ -1,0 +1,172 @@
+"""What the figures of a table mean: every rule alone, and what docs/maintenance.md says of each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from writer_jobs import TableError
+from writer_jobs.job.maintain_arguments import _EPILOG
+from writer_jobs.maintenance.findings import RULES, find, size_text
+from writer_jobs.maintenance.health import FileTotals, FolderHealth, LogHealth, PartitionHealth, TableHealth
+from writer_jobs.maintenance.policy import PREFIX, Action, Policy, parse_size
+
+PAGE = Path(__file__).parents[2] / "docs" / "maintenance.md"
+MIB = 1 << 20
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+LOG = LogHealth(
+    total=FileTotals(3, 3000),
+    first_version=0,
+    versions=3,
+    checkpoint_version=None,
+    checkpointed_at=None,
+    since_checkpoint=2,
+    checkpoint_interval=10,
+    expired_versions=0,
+    retention_seconds=30 * 86_400,
+    writers_clean=False,
+)
+GOOD = TableHealth(
+    table="file:/lake/t",
+    table_id="id",
+    version=2,
+    committed_at=NOW,
+    measured_at=NOW,
+    measuring_seconds=0.1,
+    partition_columns=("day",),
+    target_file_size=128 * MIB,
+    partitions=(PartitionHealth(values={"day": "1"}, total=FileTotals(4, 512 * MIB), rows=1000),),
+    log=LOG,
+    folder=FolderHealth(retention_seconds=7 * 86_400),
+)
+PART = GOOD.partitions[0]
+
+
+def partition(**changes: Any) -> dict[str, Any]:
+    return {"partitions": (replace(PART, **changes),)}
+
+
+SICK: dict[str, tuple[dict[str, Any], Policy]] = {
+    "small-files": (partition(small=FileTotals(6, 6 * MIB)), Policy()),
+    "unordered": (
+        {**partition(unordered=FileTotals(2, 200 * MIB)), "zorder_by": ("a",)},
+        Policy(zorder_by=("a",)),
+    ),
+    "unclustered": (
+        {**partition(unclustered=FileTotals(2, 200 * MIB)), "clustering_columns": ("a",)},
+        Policy(),
+    ),
+    "deleted-rows": (partition(deleted_rows=60, with_deleted_rows=FileTotals(1, 128 * MIB)), Policy()),
+    "expired-files": ({"folder": FolderHealth(expired=FileTotals(1, 5))}, Policy()),
+    "orphans": ({"folder": FolderHealth(orphans=FileTotals(1, 5))}, Policy()),
+    "old-checkpoint": ({"log": replace(LOG, since_checkpoint=20)}, Policy()),
+    "long-log": ({"log": replace(LOG, expired_versions=10)}, Policy()),
+    "writers-clean-log": ({"log": replace(LOG, writers_clean=True)}, Policy()),
+    "much-kept": ({"folder": FolderHealth(removed=FileTotals(9, 600 * MIB))}, Policy()),
+    "kept-for-streams": ({"folder": FolderHealth(kept_for_streams=FileTotals(9, 600 * MIB))}, Policy()),
+    "tiny-partitions": (
+        {
+            "partitions": tuple(
+                PartitionHealth(values={"day": str(day)}, total=FileTotals(1, MIB), small=FileTotals(1, MIB))
+                for day in range(100)
+            )
+        },
+        Policy(),
+    ),
+}
+
+
+def test_a_healthy_table_has_no_findings() -> None:
+    assert find(GOOD, Policy()) == []
+    assert SICK.keys() == RULES.keys()
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_each_rule_finds_what_it_is_for_and_says_so(code: str) -> None:
+    changes, policy = SICK[code]
+    (found,) = find(replace(GOOD, **changes), policy)
+    assert found.code == code
+    assert found.says
+    assert found.advice
+    assert found.worth > 0 or found.action is None
+
+
+@pytest.mark.parametrize("code", RULES)
+def test_each_code_and_what_mends_it_is_documented(code: str) -> None:
+    row = re.search(rf"^\| `{code}` \|.*$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert row is not None
+    changes, policy = SICK[code]
+    (found,) = find(replace(GOOD, **changes), policy)
+    assert (f"`--{found.action}`" in row[0]) == (found.action is not None)
+
+
+def test_what_is_worth_most_comes_first() -> None:
+    few = PartitionHealth(values={"day": "1"}, total=FileTotals(9, MIB), small=FileTotals(9, MIB), rows=1)
+    many = replace(few, values={"day": "2"}, total=FileTotals(50, MIB), small=FileTotals(50, MIB))
+    table = replace(GOOD, partitions=(few, many), log=replace(LOG, since_checkpoint=1000))
+    first, second = find(table, Policy())
+    assert (first.code, first.worth) == ("old-checkpoint", 1000)
+    assert (second.code, second.worth) == ("small-files", 57)
+    assert [dict(values) for values in second.partitions] == [{"day": "2"}, {"day": "1"}]
+
+
+def test_every_property_is_in_the_help_with_its_default() -> None:
+    named = set(re.findall(rf"^  {re.escape(PREFIX)}(\w+)", _EPILOG, re.MULTILINE))
+    with pytest.raises(TableError) as refused:
+        Policy.of({f"{PREFIX}nothing": "1"}, "file:/t")
+    assert named == set(str(refused.value).partition("known are ")[2].split(", "))
+    for default in ("(128 MiB)", "(4)", "(0.2)", "(0.05)"):
+        assert default in _EPILOG
+    assert Policy.of({}, "file:/t") == Policy()
+
+
+def test_a_policy_is_read_from_properties() -> None:
+    policy = Policy.of(
+        {
+            f"{PREFIX}targetFileSize": "64 MiB",
+            f"{PREFIX}auto": "compact, clean-log",
+            f"{PREFIX}zorderBy": "a, b",
+            f"{PREFIX}streams": "s3a://x/_streams/y",
+            "delta.targetFileSize": "1gb",
+        },
+        "file:/t",
+    )
+    assert policy.target_file_size == 64 * MIB
+    assert policy.auto == {Action.COMPACT, Action.CLEAN_LOG}
+    assert policy.zorder_by == ("a", "b")
+    assert policy.streams == ("s3a://x/_streams/y",)
+    assert Policy.of({"delta.targetFileSize": "1gb"}, "file:/t").target_file_size == 1 << 30
+    assert Policy.of({f"{PREFIX}auto": "off"}, "file:/t").auto == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("64 MiB", 64 * MIB), ("1.5k", 1536), ("2GB", 2 << 30), ("100 b", 100)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "big", "-1", "0", "1 MiBs", "1 2"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="no size"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1.5 * MIB, "1.5 MiB"), (3 << 40, "3.0 TiB")]
+)
+def test_sizes_are_said(size: float, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_files_saved_are_those_that_go_away() -> None:
+    part = PartitionHealth(values={}, total=FileTotals(10, 300), small=FileTotals(10, 300))
+    assert part.files_saved(100) == 7
+    assert part.files_saved(1000) == 9
+    assert PartitionHealth(values={}, total=FileTotals(1, 1), small=FileTotals(1, 1)).files_saved(100) == 0
+    assert PartitionHealth(values={}, total=FileTotals()).files_saved(100) == 0

@@ -1,0 +1,329 @@
+"""Looks after a table: does what its findings say, one partition at a time, and gives way to writers in between."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+from pyspark.sql import SparkSession
+
+from lock_manager import LockManager, ResourceError
+from lock_manager.commit_stamp import MAINTENANCE
+from lock_manager.coordinator import Inspector
+from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.lock_target import Lock
+from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.source_streams import source_streams
+from writer_jobs.delta.table_log import Snapshot
+from writer_jobs.errors import TableError, WriteConflictError
+from writer_jobs.maintenance.findings import Finding, find
+from writer_jobs.maintenance.health import FileTotals, TableHealth
+from writer_jobs.maintenance.measure import Measured, log_files, measure
+from writer_jobs.maintenance.policy import Action, Policy
+from writer_jobs.maintenance.result import CareReport, Done
+from writer_jobs.maintenance.turn import give_way, turn_of
+from writer_jobs.maintenance.vacuum import vacuum
+from writer_jobs.writer import LockedDeltaWriter
+
+log = logging.getLogger(__name__)
+
+#: How often a partition is tried that other writers change at the same time.
+TRIES = 3
+# Between two units of work others may go first so long: somebody may always wait.
+_WAY_SECONDS = 5.0
+_ALSO_BY_ZORDER = (Action.COMPACT, Action.PURGE)
+_ON_TABLE = (Action.CLUSTER, Action.VACUUM, Action.CHECKPOINT, Action.CLEAN_LOG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One thing to do, under a lock of its own.
+
+    Attributes:
+        action: what.
+        partition: values of the one to do it to; empty: to the table.
+        worth: what it saves, see :class:`Finding`.
+        tries: how often it was tried.
+
+    """
+
+    action: Action
+    partition: Mapping[str, str | None]
+    worth: float
+    tries: int = 0
+
+
+def plan(health: TableHealth, policy: Policy, actions: Collection[Action] | None) -> list[Unit]:
+    """Return what is to be done to a table, what is worth most first.
+
+    Args:
+        health: of the table.
+        policy: of the table.
+        actions: those that were asked for, wherever they change anything; None: what the findings say and the policy
+            allows.
+
+    """
+    wanted = policy
+    if actions is not None:
+        wanted = replace(policy, least_small_files=1, unordered_share=0.0, deleted_share=0.0)
+    allowed = policy.auto if actions is None else frozenset(actions)
+    units = [
+        Unit(action=finding.action, partition=values, worth=_worth(finding, values, health, wanted))
+        for finding in find(health, wanted)
+        if finding.action in allowed and finding.action is not None
+        for values in (finding.partitions or ({},))
+    ]
+    if actions is not None:
+        there = {unit.action for unit in units}
+        units += [Unit(action=each, partition={}, worth=0.0) for each in _ON_TABLE if each in allowed - there]
+    return sorted(_joined(units), key=lambda unit: -unit.worth)
+
+
+def _joined(units: Iterable[Unit]) -> Iterable[Unit]:
+    """Return each once, and of those that rewrite a partition only the one that rewrites all of it."""
+    once: dict[tuple[Action, str], Unit] = {}
+    for unit in units:
+        once.setdefault((unit.action, _name(unit)), unit)
+    for (action, partition), unit in once.items():
+        if action in _ALSO_BY_ZORDER and (Action.ZORDER, partition) in once:
+            continue
+        if action is Action.ZORDER:
+            also = (once.get((other, partition)) for other in _ALSO_BY_ZORDER)
+            unit = replace(unit, worth=unit.worth + sum(each.worth for each in also if each is not None))  # noqa: PLW2901
+        yield unit
+
+
+def _name(unit: Unit) -> str:
+    return repr(sorted(unit.partition.items()))
+
+
+def _worth(finding: Finding, values: Mapping[str, str | None], health: TableHealth, policy: Policy) -> float:
+    if not values:
+        return finding.worth
+    alone = replace(health, partitions=tuple(part for part in health.partitions if part.values == values))
+    return next((each.worth for each in find(alone, policy) if each.code == finding.code), 0.0)
+
+
+class Care:
+    """Looks after one table.
+
+    Args:
+        spark: a session with the guarded log store.
+        manager: gives the locks.
+        inspector: looks at who waits for them.
+        table: location or name in the catalog.
+        lock_timeout_seconds: to wait for each lock; None: the manager's.
+        deferred: context in which a write is not interrupted, given what cancels it; see
+            :meth:`writer_jobs.job.stopping.StopSignals.deferred`.
+        say: told of everything that is done.
+
+    Raises:
+        TableError, StorageError: no such table, or it cannot be read.
+
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        manager: LockManager,
+        inspector: Inspector,
+        table: str,
+        *,
+        lock_timeout_seconds: float | None = None,
+        deferred: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda _: nullcontext(),
+        say: Callable[[Done], None] = lambda _: None,
+    ) -> None:
+        self._spark = spark
+        self._manager = manager
+        self._inspector = inspector
+        self._writer = LockedDeltaWriter(spark, manager, table)
+        self._timeout = lock_timeout_seconds
+        self._deferred = deferred
+        self._say = say
+
+    def run(
+        self,
+        actions: Collection[Action] | None = None,
+        *,
+        budget_seconds: float | None = None,
+        zorder_by: tuple[str, ...] = (),
+        measured: Callable[[CareReport], None] = lambda _: None,
+    ) -> CareReport:
+        """Do it, and measure before and after.
+
+        Killed at any point it leaves a correct table: each unit of work is one commit, or removes what nobody needs.
+
+        Args:
+            actions: what to do, wherever it changes anything; empty: nothing but measure; None: what the findings say.
+            budget_seconds: no more is begun when they are over; what runs is brought to its end.
+            zorder_by: columns, instead of those of the table's policy.
+            measured: told of the table as it was found, before anything is done.
+
+        Raises:
+            LockTimeoutError: another maintainer is at it.
+            SluiceError: the table, or its lock, cannot be had; or the lock was lost.
+
+        """
+        deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
+        if actions is not None and not actions:
+            report = self._report(measure(self._spark, self._writer.location))
+            measured(report)
+            return report
+        with turn_of(self._manager, self._writer.table, self._timeout) as turn:
+            found = measure(self._spark, self._writer.location)
+            if zorder_by:
+                found = self._ordered_by(found, zorder_by)
+            report = self._report(found)
+            measured(report)
+            waiting = self._lockable(plan(found.health, found.policy, actions))
+            done: list[Done] = []
+            while waiting and not _is_over(deadline):
+                turn.check()
+                each = waiting.pop(0)
+                made = self._do(each, found, deadline)
+                if made.problem is not None and each.tries + 1 < TRIES:
+                    # Behind the others: whoever changes it now may be done by then.
+                    waiting.append(replace(each, tries=each.tries + 1))
+                    continue
+                done.append(made)
+                self._say(made)
+        if not done:
+            return replace(report, left=len(waiting))
+        after = measure(self._spark, self._writer.location)
+        return replace(
+            report,
+            done=tuple(done),
+            left=len(waiting),
+            after=after.health,
+            findings_after=tuple(find(after.health, found.policy)),
+        )
+
+    def _report(self, found: Measured) -> CareReport:
+        return CareReport(before=found.health, findings=tuple(find(found.health, found.policy)))
+
+    def _lockable(self, units: list[Unit]) -> list[Unit]:
+        """Return what is to be done to the whole table instead, if its partitions cannot be locked one by one."""
+        if not any(unit.partition for unit in units):
+            return units
+        try:
+            self._writer.log.snapshot().partition_schema()
+        except ResourceError as error:
+            log.info("%s is looked after as a whole: %s", self._writer.table, error)
+            worth: dict[Action, float] = {}
+            for unit in units:
+                worth[unit.action] = worth.get(unit.action, 0.0) + unit.worth
+            whole = (Unit(action=action, partition={}, worth=each) for action, each in worth.items())
+            return sorted(whole, key=lambda unit: -unit.worth)
+        return units
+
+    def _ordered_by(self, found: Measured, columns: tuple[str, ...]) -> Measured:
+        policy = replace(found.policy, zorder_by=columns)
+        # Nothing says when that was done the last time.
+        parts = tuple(replace(part, unordered=part.total) for part in found.health.partitions)
+        return Measured(replace(found.health, zorder_by=columns, partitions=parts), policy)
+
+    def _do(self, unit: Unit, found: Measured, deadline: float | None) -> Done:
+        begun = time.monotonic()
+        left = _WAY_SECONDS if deadline is None else min(_WAY_SECONDS, max(0.0, deadline - begun))
+        waited = give_way(self._inspector, self._writer.table, left)
+        made = Done(action=unit.action, partition=unit.partition)
+        try:
+            with self._deferred(self._writer.cancel):
+                made = self._done(unit, found, made)
+        except WriteConflictError as error:
+            made = replace(made, problem=str(error))
+        return replace(made, gave_way_seconds=waited, seconds=time.monotonic() - begun)
+
+    def _done(self, unit: Unit, found: Measured, made: Done) -> Done:
+        match unit.action:
+            case Action.VACUUM:
+                return self._vacuumed(made)
+            case Action.CHECKPOINT:
+                return self._checkpointed(made)
+            case Action.CLEAN_LOG:
+                return self._cleaned(found.policy, made)
+            case _:
+                return _of_commit(made, self._rewritten(unit, found.policy))
+
+    def _rewritten(self, unit: Unit, policy: Policy) -> CommitResult:
+        columns = policy.zorder_by if unit.action is Action.ZORDER else ()
+        note = {
+            "action": unit.action.value,
+            "columns": list(columns),
+            "partition_values": self._physical(unit.partition),
+        }
+        lock: Lock = [unit.partition] if unit.partition else "table"
+        if unit.action is Action.PURGE:
+            return self._writer.purge(
+                again=False, lock=lock, lock_timeout_seconds=self._timeout, metadata={MAINTENANCE: note}
+            )
+        return self._writer.optimize(
+            zorder_by=columns,
+            target_size=policy.target_file_size,
+            again=False,
+            lock=lock,
+            lock_timeout_seconds=self._timeout,
+            metadata={MAINTENANCE: note},
+        )
+
+    def _physical(self, values: Mapping[str, str | None]) -> dict[str, str | None]:
+        """Return a partition's values under the names that files have them by."""
+        if not values:
+            return {}
+        names = {each.name: each.physical_name for each in self._writer.log.snapshot().partition_schema().columns}
+        return {names[name]: value for name, value in values.items()}
+
+    def _vacuumed(self, made: Done) -> Done:
+        removed = vacuum(self._spark, self._writer.location, manager=self._manager, lock_timeout_seconds=self._timeout)
+        return replace(made, removed=FileTotals(removed.files, removed.size))
+
+    def _checkpointed(self, made: Done) -> Done:
+        with self._manager.acquire(f"{self._writer.table}/{LAST_CHECKPOINT}", timeout_seconds=self._timeout) as hold:
+            version = self._writer.log.make_newest_checkpoint()
+        return replace(made, version=version, held_seconds=(hold.released_at or time.time()) - hold.acquired_at)
+
+    def _cleaned(self, policy: Policy, made: Done) -> Done:
+        snapshot = self._writer.log.snapshot()
+        before = self._log_total()
+        with self._manager.acquire(f"{self._writer.table}/{LAST_CHECKPOINT}", timeout_seconds=self._timeout):
+            self._writer.log.clean_up(self._log_retention(snapshot, policy))
+        after = self._log_total()
+        return replace(made, removed=before, added=after)
+
+    def _log_retention(self, snapshot: Snapshot, policy: Policy) -> float:
+        """Return for how long versions are kept, in seconds: those that a stream is to read next are."""
+        needed = snapshot.log_retention_seconds
+        for stream in source_streams(HadoopFiles.of(self._spark), snapshot.table_id, policy.streams):
+            if stream.version is None:
+                raise TableError(f"the stream of {stream.checkpoint} has read nothing yet, and may need any version")
+            if stream.version <= snapshot.version:
+                at = self._writer.log.snapshot_at(stream.version).committed_at
+                needed = max(needed, time.time() - at.timestamp())
+        return needed
+
+    def _log_total(self) -> FileTotals:
+        rows = log_files(self._spark, self._writer.location).select("length").collect()
+        return FileTotals(len(rows), sum(row[0] for row in rows))
+
+
+def _of_commit(made: Done, result: CommitResult) -> Done:
+    metrics = result.metrics
+
+    def total(verb: str) -> FileTotals:
+        return FileTotals(int(metrics.get(f"num{verb}Files", 0)), int(metrics.get(f"num{verb}Bytes", 0)))
+
+    return replace(
+        made,
+        version=result.version,
+        held_seconds=result.held_seconds,
+        removed=total("Removed"),
+        added=total("Added"),
+    )
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.monotonic() >= deadline

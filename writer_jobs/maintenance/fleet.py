@@ -1,0 +1,63 @@
+"""Which tables are to be looked after: those that are named, those of a list, or all of a database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from lock_manager import SluiceError
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.sql_names import quoted
+from writer_jobs.errors import StorageError, TableError
+
+_PROVIDER = "Provider"
+
+
+def tables_of(
+    spark: SparkSession, named: Sequence[str], *, catalog: str | None = None, listed_in: str | None = None
+) -> list[str]:
+    """Return locations and names of tables, each once.
+
+    Args:
+        spark: the session.
+        named: locations or names.
+        catalog: database all of whose Delta tables count.
+        listed_in: file with a table on each line.
+
+    Raises:
+        StorageError: the list cannot be read.
+        TableError: there is no such database.
+
+    """
+    found = list(named)
+    if listed_in is not None:
+        found += _listed(spark, listed_in)
+    if catalog is not None:
+        found += _in_catalog(spark, catalog)
+    return list(dict.fromkeys(found))
+
+
+def _listed(spark: SparkSession, path: str) -> list[str]:
+    text = HadoopFiles.of(spark).read_text(path)
+    if text is None:
+        raise StorageError(f"{path}: there is no such list of tables")
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def _in_catalog(spark: SparkSession, database: str) -> list[str]:
+    within = ".".join(map(quoted, database.split(".")))
+    try:
+        tables = spark.sql(f"SHOW TABLES IN {within}").where("NOT isTemporary").collect()
+        names = [f"{within}.{quoted(row['tableName'])}" for row in tables]
+        return [name for name in names if _is_delta(spark, name)]
+    except (*JVM_ERRORS, PySparkException, SluiceError) as error:
+        raise TableError(f"the tables of {database} cannot be listed: {one_sentence(error)}") from error
+
+
+def _is_delta(spark: SparkSession, name: str) -> bool:
+    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").where(f"col_name = '{_PROVIDER}'").collect()
+    return any(str(row["data_type"]).lower() == "delta" for row in rows)

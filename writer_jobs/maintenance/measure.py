@@ -1,0 +1,300 @@
+"""Takes the figures of a table's health, without a lock: from Delta's own snapshot, its log, and its folder."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+from lock_manager import canonical_table_uri
+from lock_manager.commit_stamp import maintenance_of
+from writer_jobs.delta.hadoop_files import escaped
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.table_log import (
+    LOG_FOLDER,
+    PHYSICAL_NAME,
+    DeltaTableLog,
+    Snapshot,
+    TableState,
+    commit_info_of,
+    locate_table,
+)
+from writer_jobs.delta.version_files import version_file_rows
+from writer_jobs.errors import StorageError, TableError
+from writer_jobs.maintenance.folder import FileState, Keeper, Keepers, folder_files
+from writer_jobs.maintenance.health import (
+    SIZE_BOUNDS,
+    FileTotals,
+    FolderHealth,
+    LogHealth,
+    PartitionHealth,
+    TableHealth,
+)
+from writer_jobs.maintenance.policy import Policy
+from writer_jobs.pins.retention import seconds_without_pins
+
+#: The store's clock may be so far ahead of that of whoever commits, in milliseconds.
+SKEW_MS = 60_000
+_WEEK = timedelta(days=7)
+_HOUR = timedelta(hours=1)
+_VERSION_FILE = re.compile(r"(\d{20})\.json")
+_CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..*(parquet|json)")
+_NOTHING = FileTotals()
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A table that was looked at.
+
+    Attributes:
+        health: its figures.
+        policy: how it wants to be looked after.
+
+    """
+
+    health: TableHealth
+    policy: Policy
+
+
+def measure(spark: SparkSession, table: str) -> Measured:
+    """Take the figures of a table's health. No lock is needed, and none is taken.
+
+    Args:
+        spark: a session with Delta.
+        table: location or name in the catalog.
+
+    Raises:
+        TableError: no Delta table, or a property of its policy that makes no sense.
+        PinError: a pin cannot be read, or its version is not there any more.
+        StorageError: the table cannot be read.
+
+    """
+    begun = time.monotonic()
+    log = DeltaTableLog(spark, locate_table(spark, table))
+    uri = canonical_table_uri(log.location)
+    snapshot = log.snapshot()
+    if (state := snapshot.state) is None:
+        raise TableError(f"there is no Delta table at {log.location}")
+    policy = Policy.of(snapshot.properties, uri)
+    _refuse_unknown_columns(policy, state, uri)
+    keepers = Keepers.of(spark, snapshot, policy.streams)
+    try:
+        versions = _LogFiles(spark, snapshot)
+        partitions = tuple(_partitions(spark, snapshot, state, policy))
+        folder = _folder(spark, snapshot, keepers)
+        growth, commits = versions.by_day(log)
+    except (*JVM_ERRORS, PySparkException) as error:
+        raise StorageError(f"{log.location} cannot be read: {one_sentence(error)}") from error
+    health = TableHealth(
+        table=uri,
+        table_id=snapshot.table_id,
+        version=snapshot.version,
+        committed_at=snapshot.committed_at,
+        measured_at=datetime.now(UTC),
+        measuring_seconds=time.monotonic() - begun,
+        partition_columns=state.partition_columns,
+        clustering_columns=snapshot.clustering_columns,
+        zorder_by=policy.zorder_by,
+        target_file_size=policy.target_file_size,
+        partitions=partitions,
+        log=versions.health,
+        folder=folder,
+        growth_per_day=growth,
+        commits_per_day=commits,
+        pins=tuple(pin.name for pin in keepers.pins),
+    )
+    return Measured(health, policy)
+
+
+def _refuse_unknown_columns(policy: Policy, state: TableState, table: str) -> None:
+    known = {name.lower() for name in state.schema.names}
+    partitioned_by = {name.lower() for name in state.partition_columns}
+    for name in policy.zorder_by:
+        if name.lower() not in known or name.lower() in partitioned_by:
+            which = "a partition column" if name.lower() in partitioned_by else "no column"
+            raise TableError(f"{table}: sluice.maintenance.zorderBy names {name}, which is {which} of it")
+
+
+def _partitions(
+    spark: SparkSession, snapshot: Snapshot, state: TableState, policy: Policy
+) -> Iterator[PartitionHealth]:
+    files = version_file_rows(spark, snapshot)
+    small = F.col("size") < policy.small_file_size
+    deleted = F.coalesce(F.col("deletionVector.cardinality"), F.lit(0))
+    records = F.get_json_object("stats", "$.numRecords").cast("long")
+    key = F.to_json(F.array_sort(F.map_entries("partitionValues")))
+    unordered = _is_unordered(spark, snapshot, policy) if policy.zorder_by else F.expr("false")
+    bounds: list[int] = [0, *SIZE_BOUNDS]
+    size = F.col("size")
+    classes = [
+        F.count_if((size >= low) & (size < high) if high else size >= low).alias(f"class{at}")
+        for at, (low, high) in enumerate(zip(bounds, [*bounds[1:], None], strict=True))
+    ]
+    clustered = snapshot.clustering_columns
+    unclustered = F.col("clusteringProvider").isNull() if clustered else F.expr("false")
+    grouped = files.groupBy(key.alias("values")).agg(
+        *_totals("total", F.expr("true")),
+        *_totals("small", small),
+        F.count_if(records.isNull()).alias("without_rows"),
+        F.coalesce(F.sum(records - deleted), F.lit(0)).alias("rows"),
+        F.sum(deleted).alias("deleted_rows"),
+        *_totals("with_deleted_rows", deleted > 0),
+        *_totals("unordered", unordered),
+        *_totals("unclustered", unclustered),
+        *classes,
+    )
+    names = {
+        str((field.metadata or {}).get(PHYSICAL_NAME, field.name)): field.name
+        for field in state.schema
+        if field.name in state.partition_columns
+    }
+    for row in grouped.collect():
+        written = {names.get(each["key"], each["key"]): each.get("value") for each in json.loads(row["values"])}
+        yield PartitionHealth(
+            values={name: written.get(name) or None for name in state.partition_columns},
+            total=_total_of(row, "total"),
+            small=_total_of(row, "small"),
+            rows=None if row["without_rows"] else row["rows"],
+            deleted_rows=row["deleted_rows"],
+            with_deleted_rows=_total_of(row, "with_deleted_rows"),
+            unordered=_total_of(row, "unordered"),
+            unclustered=_total_of(row, "unclustered"),
+            histogram=tuple(row[f"class{at}"] for at in range(len(classes))),
+        )
+
+
+def _totals(name: str, condition: Column) -> tuple[Column, Column]:
+    size = F.sum(F.when(condition, F.col("size")).otherwise(0))
+    return F.count_if(condition).alias(f"{name}_files"), F.coalesce(size, F.lit(0)).alias(f"{name}_size")
+
+
+def _total_of(row: Any, name: str) -> FileTotals:
+    return FileTotals(row[f"{name}_files"], row[f"{name}_size"])
+
+
+def _is_unordered(spark: SparkSession, snapshot: Snapshot, policy: Policy) -> Column:
+    """Tell of a file whether it came after its partition was put in Z-order the last time.
+
+    The commits of maintenance note what they ordered. One that the log has no more is forgotten: its partition is
+    ordered again.
+    """
+    ordered = F.expr("false")
+    for info in _noted_commits(spark, snapshot.location):
+        note = maintenance_of(info)
+        if note is None or tuple(note.get("columns") or ()) != policy.zorder_by:
+            continue
+        within = F.expr("true")
+        for name, value in (note.get("partition_values") or {}).items():
+            within = within & F.col("partitionValues").getItem(name).eqNullSafe(F.lit(value))
+        ordered = ordered | (within & (F.col("modificationTime") <= int(info["timestamp"]) + SKEW_MS))
+    return ~ordered
+
+
+def _noted_commits(spark: SparkSession, location: str) -> list[Mapping[str, Any]]:
+    lines = spark.read.text(escaped(f"{location}/{LOG_FOLDER}") + "/*.json")
+    chosen = lines.where(F.col("value").startswith('{"commitInfo"') & F.col("value").contains("partition_values"))
+    return [commit_info_of(row[0]) for row in chosen.select("value").collect()]
+
+
+def _folder(spark: SparkSession, snapshot: Snapshot, keepers: Keepers) -> FolderHealth:
+    files = folder_files(spark, snapshot, keepers)
+    totals = {
+        (state, kept_by): FileTotals(number, size)
+        for state, kept_by, number, size in files.groupBy("state", "kept_by")
+        .agg(F.count("*"), F.sum("length"))
+        .collect()
+    }
+    removable = (FileState.EXPIRED, FileState.ORPHAN)
+
+    def total(state: FileState, kept_by: Keeper | None = None) -> FileTotals:
+        return totals.get((state.value, None if kept_by is None else kept_by.value), _NOTHING)
+
+    def whatever_keeps(state: FileState) -> FileTotals:
+        return sum((each for (found, _), each in totals.items() if found == state.value), _NOTHING)
+
+    return FolderHealth(
+        removed=whatever_keeps(FileState.REMOVED),
+        expired=total(FileState.EXPIRED),
+        kept_for_pins=sum((total(state, Keeper.PIN) for state in removable), _NOTHING),
+        kept_for_streams=sum((total(state, Keeper.STREAM) for state in removable), _NOTHING),
+        uncommitted=whatever_keeps(FileState.UNCOMMITTED),
+        orphans=total(FileState.ORPHAN),
+        retention_seconds=seconds_without_pins(snapshot),
+    )
+
+
+class _LogFiles:
+    """The files of a log.
+
+    Args:
+        spark: the session.
+        snapshot: the newest version.
+
+    """
+
+    def __init__(self, spark: SparkSession, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+        self._now = datetime.now(UTC)
+        listed = log_files(spark, snapshot.location)
+        rows = listed.select("name", "length", "modified_ms").collect()
+        self._total = FileTotals(len(rows), sum(row["length"] for row in rows))
+        self._at: dict[int, float] = {}
+        self._checkpoints: dict[int, float] = {}
+        for row in rows:
+            if (match := _VERSION_FILE.fullmatch(row["name"])) is not None:
+                self._at[int(match[1])] = row["modified_ms"] / 1000
+            elif (match := _CHECKPOINT_FILE.fullmatch(row["name"])) is not None:
+                self._checkpoints[int(match[1])] = row["modified_ms"] / 1000
+
+    @property
+    def health(self) -> LogHealth:
+        """What is to be known of it."""
+        newest = max(self._checkpoints, default=None)
+        cutoff = (self._now - timedelta(seconds=self._snapshot.log_retention_seconds)).replace(
+            hour=0, minute=0, second=0, microsecond=0
+        )
+        expired = [version for version, at in self._at.items() if at <= cutoff.timestamp() and version < (newest or 0)]
+        since = self._snapshot.version if newest is None else self._snapshot.version - newest
+        return LogHealth(
+            total=self._total,
+            first_version=min(self._at, default=self._snapshot.version),
+            versions=len(self._at),
+            checkpoint_version=newest,
+            checkpointed_at=None if newest is None else datetime.fromtimestamp(self._checkpoints[newest], UTC),
+            since_checkpoint=max(0, since),
+            checkpoint_interval=self._snapshot.checkpoint_interval,
+            expired_versions=len(expired),
+            retention_seconds=self._snapshot.log_retention_seconds,
+            writers_clean=self._snapshot.cleans_log,
+        )
+
+    def by_day(self, log: DeltaTableLog) -> tuple[float | None, float | None]:
+        """Return by how many bytes the table grew, and how many versions it got, on a day of the last week."""
+        week_ago = (self._now - _WEEK).timestamp()
+        begin = max(
+            (version for version, at in self._at.items() if at <= week_ago), default=min(self._at, default=None)
+        )
+        if begin is None or (span := self._now.timestamp() - self._at[begin]) < _HOUR.total_seconds():
+            return None, None
+        days = span / timedelta(days=1).total_seconds()
+        commits = (self._snapshot.version - begin) / days
+        try:
+            return (self._snapshot.size - log.snapshot_at(begin).size) / days, commits
+        except TableError:
+            # Its checkpoint is gone.
+            return None, commits
+
+
+def log_files(spark: SparkSession, location: str) -> DataFrame:
+    """Return the files of a table's log: ``name``, ``length`` in bytes, ``modified_ms``."""
+    found = spark.read.format("binaryFile").load(escaped(f"{location}/{LOG_FOLDER}"))
+    name = F.element_at(F.split("path", "/"), -1)
+    return found.select(name.alias("name"), "length", F.unix_millis("modificationTime").alias("modified_ms"))

@@ -1,0 +1,265 @@
+"""The health of tables as one HTML file with pictures, which opens without a server and asks for nothing else."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from writer_jobs.maintenance.findings import Finding, size_text
+from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth, share
+from writer_jobs.maintenance.pictures import bars, histogram
+from writer_jobs.maintenance.result import CareReport, Done
+
+_DAY = 86_400
+_HOUR = 3600
+_SHOWN_BARS = 20
+_SHOWN_PARTITIONS = 100
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2329; --quiet: #5c6670; --paper: #fff; --line: #d8dde2; --bar: #2f6fb2;
+  --after: #2e8b57; --warn: #b25e00; --panel: #f5f7f9; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ec; --quiet: #9aa4ae; --paper: #14181c; --line: #333b43;
+  --bar: #6aa7e8; --after: #5fc48a; --warn: #f0a04b; --panel: #1c2228; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 72rem; padding: 1rem; background: var(--paper); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.15rem; margin: 2.5rem 0 .5rem; border-top: 2px solid var(--line);
+  padding-top: 1rem; } h3 { font-size: 1rem; margin: 1.5rem 0 .25rem; }
+p, .quiet { color: var(--quiet); } a { color: var(--bar); }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(--line); vertical-align: top;
+  overflow-wrap: normal; } th:first-child, td:first-child, td.text { text-align: left; overflow-wrap: anywhere; }
+th { color: var(--quiet); font-weight: 600; }
+dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: .5rem; margin: .5rem 0; }
+dl div { background: var(--panel); border-radius: .4rem; padding: .5rem .7rem; } dt { color: var(--quiet);
+  font-size: .85rem; } dd { margin: 0; font-size: 1.05rem; font-weight: 600; }
+.findings { list-style: none; padding: 0; } .findings li { border-left: 4px solid var(--warn); background: var(--panel);
+  padding: .5rem .8rem; margin: .5rem 0; } .findings code { font-weight: 700; }
+.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
+svg { width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+svg .bar { fill: var(--bar); } svg .after { fill: var(--after); } svg .track { fill: var(--panel); }
+svg .quiet { fill: var(--quiet); }
+@media print { body { max-width: none; } h2 { break-before: auto; } svg, li, dl { break-inside: avoid; } }
+"""
+
+
+def page(reports: Sequence[CareReport]) -> str:
+    """Return one HTML file; it needs no script, and nothing from elsewhere.
+
+    Args:
+        reports: of the tables, in this order.
+
+    """
+    title = "Storage health" if len(reports) != 1 else f"Storage health of {reports[0].before.table}"
+    sections = "".join(_section(number, report) for number, report in enumerate(reports))
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{_text(title)}</h1>{_overview(reports)}{sections}</body></html>\n"
+    )
+
+
+def _overview(reports: Sequence[CareReport]) -> str:
+    if len(reports) == 1:
+        return ""
+    if not reports:
+        return "<p>No table was looked at.</p>"
+    rows = []
+    for number, report in enumerate(reports):
+        health = report.after or report.before
+        rows.append(
+            [
+                f'<a href="#table-{number}">{_text(health.table)}</a>',
+                f"{health.version:,}",
+                f"{health.total.total.files:,}",
+                size_text(health.total.total.size),
+                f"{health.small_share:.0%}",
+                f"{health.total.deleted_share:.1%}",
+                f"{health.folder.orphans.files:,}",
+                f"{len(report.findings_after if report.after else report.findings):,}",
+                _saved(report),
+            ]
+        )
+    head = ("table", "version", "files", "size", "small", "deleted rows", "orphans", "findings", "saved")
+    return _table("overview", head, rows)
+
+
+def _section(number: int, report: CareReport) -> str:
+    health = report.after or report.before
+    parts = [
+        f'<h2 id="table-{number}">{_text(health.table)}</h2>',
+        _looked_at(report, health),
+        _figures(health),
+        "<h3>Findings</h3>",
+        _findings(report.findings_after if report.after else report.findings),
+        _done(report),
+        '<div class="two">',
+        f"<div><h3>Sizes of data files</h3>{_histograms(report)}</div>",
+        f"<div><h3>Where the bytes are</h3>{_places(health)}</div>",
+        "</div>",
+        _partitions(health),
+    ]
+    return "<section>" + "".join(parts) + "</section>"
+
+
+def _looked_at(report: CareReport, health: TableHealth) -> str:
+    cared_for = ", after it was looked after" if report.after else ""
+    return (
+        f"<p>Version {health.version:,} of {_moment(health.committed_at)}, looked at on "
+        f"{_moment(health.measured_at)} in {health.measuring_seconds:.1f} s{cared_for}.</p>"
+    )
+
+
+def _figures(health: TableHealth) -> str:
+    log, folder, total = health.log, health.folder, health.total
+    checkpoint = "none"
+    if log.checkpoint_version is not None and log.checkpointed_at is not None:
+        age = (health.measured_at - log.checkpointed_at).total_seconds()
+        checkpoint = f"version {log.checkpoint_version:,}, {_span(age)} old"
+    unknown = "not known"
+    figures = {
+        "data files": f"{total.total.files:,}, {size_text(total.total.size)}",
+        f"small files (below {size_text(health.target_file_size // 2)})": f"{total.small.files:,}, "
+        f"{health.small_share:.0%}",
+        "rows": unknown if total.rows is None else f"{total.rows:,}",
+        "deleted rows in files": f"{total.deleted_rows:,}, {total.deleted_share:.1%}",
+        "orphans": _totals(folder.orphans),
+        "partitions": f"{len(health.partitions):,}" if health.partition_columns else "not partitioned",
+        "growth per day": unknown if health.growth_per_day is None else _signed(health.growth_per_day),
+        "versions per day": unknown if health.commits_per_day is None else f"{health.commits_per_day:,.1f}",
+        "log": f"{log.versions:,} versions, {size_text(log.total.size)}",
+        "newest checkpoint": f"{checkpoint}; {log.since_checkpoint:,} versions since",
+        "versions to clean up": f"{log.expired_versions:,}, older than {log.retention_seconds / _DAY:.1f} days",
+        "removed files are kept": f"{folder.retention_seconds / _DAY:.1f} days",
+        "pins": ", ".join(health.pins) or "none",
+    }
+    if health.zorder_by:
+        figures["not in Z-order yet"] = _totals(total.unordered)
+    if health.clustering_columns:
+        figures["not clustered yet"] = _totals(total.unclustered)
+    return "<dl>" + "".join(f"<div><dt>{_text(k)}</dt><dd>{_text(v)}</dd></div>" for k, v in figures.items()) + "</dl>"
+
+
+def _findings(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return "<p>Nothing to mend.</p>"
+    items = []
+    for finding in findings:
+        mends = "" if finding.action is None else f" (<code>maintain.py --{finding.action}</code>)"
+        items.append(
+            f"<li><code>{_text(finding.code)}</code> {_text(finding.says)}."
+            f'<br><span class="quiet">{_text(finding.advice)}{mends}</span></li>'
+        )
+    return f'<ul class="findings">{"".join(items)}</ul>'
+
+
+def _done(report: CareReport) -> str:
+    if not report.done:
+        return ""
+    rows = [
+        [
+            _text(each.action),
+            _text(_name(each)) or "the table",
+            "" if each.version is None else f"{each.version:,}",
+            f"{each.seconds:.1f} s",
+            f"{each.held_seconds:.2f} s",
+            _totals(each.removed),
+            _totals(each.added),
+            _text(each.problem or "done"),
+        ]
+        for each in report.done
+    ]
+    head = ("action", "partition", "version", "took", "held the lock", "removed", "added", "outcome")
+    left = f" {report.left:,} more were left for the next time." if report.left else ""
+    return f"<h3>What was done</h3><p>Saved: {_saved(report)}.{left}</p>{_table('done', head, rows)}"
+
+
+def _name(done: Done) -> str:
+    return PartitionHealth(values=done.partition, total=FileTotals()).name
+
+
+def _histograms(report: CareReport) -> str:
+    before, after = report.before.total.histogram, report.after
+    if after is None:
+        return histogram("Number of files by size", before)
+    return histogram("Number of files by size, before and after", before, after.total.histogram)
+
+
+def _places(health: TableHealth) -> str:
+    folder = health.folder
+    places = {
+        "newest version": health.total.total,
+        "removed, kept for a time": folder.removed,
+        "removed, kept no longer": folder.expired,
+        "kept for pins": folder.kept_for_pins,
+        "kept for streams": folder.kept_for_streams,
+        "not committed, young": folder.uncommitted,
+        "orphans": folder.orphans,
+        "log": health.log.total,
+    }
+    return bars(
+        "Bytes below the table's location",
+        [(name, total.size, f"{size_text(total.size)} in {total.files:,} files") for name, total in places.items()],
+    )
+
+
+def _partitions(health: TableHealth) -> str:
+    if not health.partition_columns:
+        return ""
+    worst = sorted(health.partitions, key=lambda part: (-part.small.files, -part.total.files, part.name))
+    picture = bars(
+        "Small files by partition",
+        [(part.name, part.small.files, f"{part.small.files:,}") for part in worst[:_SHOWN_BARS]],
+    )
+    rows = [
+        [
+            _text(part.name),
+            f"{part.total.files:,}",
+            size_text(part.total.size),
+            f"{share(part.small.files, part.total.files):.0%}",
+            f"{part.deleted_share:.1%}",
+            f"{share(part.unordered.size, part.total.size):.0%}" if health.zorder_by else "",
+        ]
+        for part in worst[:_SHOWN_PARTITIONS]
+    ]
+    head = ("partition", "files", "size", "small", "deleted rows", "not in Z-order" if health.zorder_by else "")
+    more = len(worst) - _SHOWN_PARTITIONS
+    rest = f"<p>{more:,} more partitions are in the JSON report.</p>" if more > 0 else ""
+    return f"<h3>Partitions with most small files</h3>{picture}{_table('partitions', head, rows)}{rest}"
+
+
+def _table(name: str, head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table; the cells of its rows are HTML."""
+    titles = "".join(f"<th>{_text(each)}</th>" for each in head)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return (
+        f'<div class="scroll"><table class="{name}"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def _saved(report: CareReport) -> str:
+    if not report.done:
+        return "nothing"
+    return f"{report.saved.files:,} files, {_signed(report.saved.size)}"
+
+
+def _totals(total: FileTotals) -> str:
+    return f"{total.files:,}, {size_text(total.size)}" if total.files else "none"
+
+
+def _signed(size: float) -> str:
+    return f"-{size_text(-size)}" if size < 0 else size_text(size)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / _DAY:.1f} days" if seconds >= _DAY else f"{max(0.0, seconds) / _HOUR:.1f} hours"
+
+
+def _moment(moment: datetime) -> str:
+    return f"{moment:%Y-%m-%d %H:%M} UTC"
+
+
+def _text(text: str) -> str:
+    return html.escape(text)

@@ -1,0 +1,93 @@
+"""What becomes of reports: lines on standard output, the job's JSON report, and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.job.output import JobOutput
+from writer_jobs.maintenance.page import page
+from writer_jobs.maintenance.result import CareReport, Done
+
+
+class Published:
+    """Says what is found and done, as it comes.
+
+    Args:
+        output: gets the lines.
+        note: notes facts in the job's report.
+        spark: the session, to write the page with.
+        page_uri: of the page; None: no page.
+
+    """
+
+    def __init__(
+        self, output: JobOutput, note: Callable[..., None], spark: SparkSession, page_uri: str | None = None
+    ) -> None:
+        self._output = output
+        self._note = note
+        self._files = HadoopFiles.of(spark)
+        self._page_uri = page_uri
+        self._reports: list[CareReport] = []
+        self._tables: list[dict[str, Any]] = []
+
+    def measured(self, report: CareReport) -> None:
+        """Say how a table was found."""
+        health = report.before
+        self._output.said(
+            "measured",
+            table=health.table,
+            version=health.version,
+            files=health.total.total.files,
+            bytes=health.total.total.size,
+            small_files=health.total.small.files,
+            deleted_rows=health.total.deleted_rows,
+            orphans=health.folder.orphans.files,
+            seconds=round(health.measuring_seconds, 3),
+        )
+        for finding in report.findings:
+            said = {**finding.to_json(), "partitions": len(finding.partitions)}
+            self._output.said("finding", table=health.table, **said)
+
+    def done(self, done: Done) -> None:
+        """Say what was done."""
+        self._output.said("done", **done.to_json())
+
+    def cared_for(self, report: CareReport) -> None:
+        """Take the report of a table that was looked after, or only measured.
+
+        Raises:
+            StorageError: the report or the page cannot be written.
+
+        """
+        self._reports.append(report)
+        self._tables.append(report.to_json())
+        self._output.said(
+            "table",
+            table=report.before.table,
+            done=sum(each.problem is None for each in report.done),
+            given_up=sum(each.problem is not None for each in report.done),
+            left=report.left,
+            files_saved=report.saved.files,
+            bytes_saved=report.saved.size,
+        )
+        self._write()
+
+    def failed(self, table: str, sentence: str, code: int) -> None:
+        """Note a table that could not be looked after.
+
+        Raises:
+            StorageError: the report or the page cannot be written.
+
+        """
+        self._tables.append({"table": table, "error": sentence, "exit_code": code})
+        self._output.said("failed", table=table, error=sentence, exit_code=code)
+        self._write()
+
+    def _write(self) -> None:
+        self._note(tables=self._tables)
+        if self._page_uri is not None:
+            self._files.write_text(self._page_uri, page(self._reports))

@@ -1,0 +1,82 @@
+"""One maintainer at a time for each table, and the way for writers who wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+
+from lock_manager import Hold, LockManager, SluiceError, TableResource
+from lock_manager.coordinator import Inspector
+
+#: Who looks after a table holds the lock on this name below it.
+TURN = "_delta_log/_sluice_maintenance"
+_LOOK_SECONDS = 0.2
+
+
+@contextmanager
+def turn_of(manager: LockManager, table: str, timeout_seconds: float | None) -> Iterator[Hold]:
+    """Be the only one who looks after a table, for the block.
+
+    It is no lock on the table: writers go on. It is held by a thread of its own, because the writes of the block would
+    be nested in it otherwise.
+
+    Args:
+        manager: gives the lock.
+        table: canonical URI.
+        timeout_seconds: to wait for another maintainer; None: the manager's.
+
+    Raises:
+        LockTimeoutError: another one is at it.
+        SluiceError: no lock.
+
+    """
+    resource = f"{table}/{TURN}"
+    begun: SimpleQueue[Hold | BaseException] = SimpleQueue()
+    over = threading.Event()
+
+    def hold() -> None:
+        try:
+            with manager.acquire(resource, timeout_seconds=timeout_seconds) as held:
+                begun.put(held)
+                over.wait()
+        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+            begun.put(error)
+
+    thread = threading.Thread(target=hold, name="sluice-maintenance-turn", daemon=True)
+    thread.start()
+    try:
+        found = begun.get()
+        if isinstance(found, BaseException):
+            raise found
+        yield found
+    finally:
+        over.set()
+        with suppress(SluiceError):
+            manager.cancel(resource)
+        thread.join()
+
+
+def give_way(inspector: Inspector, table: str, seconds: float) -> float:
+    """Wait until nobody waits for a table's lock, or for a part of it, but not for long; return how long, in seconds.
+
+    Args:
+        inspector: looks at the locks.
+        table: canonical URI.
+        seconds: at most.
+
+    Raises:
+        EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: the locks cannot be looked at.
+
+    """
+    return wait_until(lambda: not inspector.table(TableResource.of(table)).waiters, seconds)
+
+
+def wait_until(is_reached: Callable[[], bool], seconds: float) -> float:
+    """Wait for a condition, but not for long; return how long, in seconds."""
+    begun = time.monotonic()
+    while not is_reached() and (waited := time.monotonic() - begun) < seconds:
+        time.sleep(min(_LOOK_SECONDS, seconds - waited))
+    return time.monotonic() - begun
