@@ -10,7 +10,7 @@ from writer_jobs.maintenance.health import SIZE_BOUNDS
 
 _WIDTH = 480
 _LABEL = 170
-_NUMBER = 130
+_NUMBER = 160
 _ROW = 24
 _BAR = 14
 _LONGEST_LABEL = 24
