@@ -13,6 +13,8 @@ name                                  kind       labels beside ``table``
 ``sluice_commits_total``              counter
 ``sluice_commit_refusals_total``      counter    ``error``: ``LockNotHeldError``, ``LockLostError`` and so on
 ====================================  =========  ======================================================
+
+:mod:`writer_jobs.maintenance.gauges` has those of the tables' health.
 """
 
 from __future__ import annotations
@@ -145,6 +147,7 @@ class MetricsExporter:
 
     Attributes:
         address: ``http://HOST:PORT/metrics``; None if a file is written.
+        registry: whose metrics are served or written; more may be registered.
 
     Raises:
         SettingsError: ``destination`` is none.
@@ -155,8 +158,8 @@ class MetricsExporter:
     def __init__(self, destination: str | Destination) -> None:
         where = Destination.parse(destination) if isinstance(destination, str) else destination
         self.address: str | None = None
-        self._registry: CollectorRegistry = _prometheus().CollectorRegistry()
-        metrics = Metrics(self._registry)
+        self.registry: CollectorRegistry = _prometheus().CollectorRegistry()
+        metrics = Metrics(self.registry)
         try:
             self._stop = self._serve(where) if where.file is None else self._keep_writing(where.file)
         except OSError as error:
@@ -178,7 +181,7 @@ class MetricsExporter:
         self.close()
 
     def _serve(self, where: Destination) -> Callable[[], None]:
-        server, thread = _prometheus().start_http_server(where.port, addr=where.host, registry=self._registry)
+        server, thread = _prometheus().start_http_server(where.port, addr=where.host, registry=self.registry)
         host = f"[{where.host}]" if ":" in where.host else where.host
         self.address = f"http://{host}:{server.server_port}/metrics"
 
@@ -191,12 +194,12 @@ class MetricsExporter:
 
     def _keep_writing(self, file: Path) -> Callable[[], None]:
         write_to_textfile = _prometheus().write_to_textfile
-        write_to_textfile(str(file), self._registry)
+        write_to_textfile(str(file), self.registry)
         ended = threading.Event()
 
         def write_again() -> None:
             try:
-                write_to_textfile(str(file), self._registry)
+                write_to_textfile(str(file), self.registry)
             except OSError as error:
                 # Whatever the job does is worth more than that.
                 log.warning("the metrics were not written to %s: %s", file, error)

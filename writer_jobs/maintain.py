@@ -18,6 +18,7 @@ try:
     from writer_jobs.job.runner import Job, JobContext
     from writer_jobs.maintenance.care import Care
     from writer_jobs.maintenance.fleet import tables_of
+    from writer_jobs.maintenance.gauges import HealthGauges
     from writer_jobs.maintenance.publish import Published
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
@@ -28,7 +29,8 @@ except ModuleNotFoundError as missing:
 
 def _maintain(context: JobContext[MaintainArguments]) -> None:
     arguments, spark = context.arguments, context.spark
-    published = Published(context.output, context.report, spark, arguments.page)
+    gauges = None if context.metrics is None else HealthGauges(context.metrics.registry)
+    published = Published(context.output, context.report, spark, page_uri=arguments.page, gauges=gauges)
     deadline = None if arguments.budget is None else time.monotonic() + arguments.budget
     tables = tables_of(spark, arguments.tables, catalog=arguments.catalog, listed_in=arguments.listed_in)
     first: SluiceError | None = None

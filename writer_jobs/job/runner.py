@@ -47,6 +47,7 @@ class JobContext(Generic[_A]):
         output: gets every step.
         stop: SIGTERM and Ctrl-C; what must not be parted is done within ``stop.deferred``.
         report: notes facts in the report, if one was asked for.
+        metrics: where this run's metrics are served or written; None: nowhere.
 
     """
 
@@ -56,6 +57,7 @@ class JobContext(Generic[_A]):
     output: JobOutput
     stop: StopSignals
     report: Callable[..., None]
+    metrics: MetricsExporter | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ class Job(Generic[_A]):
         try:
             with StopSignals() as stop:
                 arguments.check()
-                with nullcontext() if arguments.metrics is None else MetricsExporter(arguments.metrics):
-                    self._work(arguments, output, stop, report)
+                with nullcontext() if arguments.metrics is None else MetricsExporter(arguments.metrics) as metrics:
+                    self._work(arguments, output, stop, report, metrics)
         except (Exception, Stopped, KeyboardInterrupt) as error:  # noqa: BLE001 (each becomes an exit code and a sentence)
             if arguments.verbose:
                 traceback.print_exception(error)
@@ -125,7 +127,14 @@ class Job(Generic[_A]):
             logging.getLogger(WAITING_LOGGER).setLevel(logging.INFO)
         return self.run()
 
-    def _work(self, arguments: _A, output: JobOutput, stop: StopSignals, report: Report | None) -> None:
+    def _work(
+        self,
+        arguments: _A,
+        output: JobOutput,
+        stop: StopSignals,
+        report: Report | None,
+        metrics: MetricsExporter | None,
+    ) -> None:
         settings = arguments.lock_settings()
         with ZookeeperLockManager(settings) as probe:
             # Before anything that costs: executors, listing, reading.
@@ -143,7 +152,15 @@ class Job(Generic[_A]):
             settings = replace(settings, job=settings.job or context.appName, app_id=context.applicationId)
             with ZookeeperLockManager(settings) as manager:
                 self.work(
-                    JobContext(arguments=arguments, spark=spark, manager=manager, output=output, stop=stop, report=note)
+                    JobContext(
+                        arguments=arguments,
+                        spark=spark,
+                        manager=manager,
+                        output=output,
+                        stop=stop,
+                        report=note,
+                        metrics=metrics,
+                    )
                 )
 
     def _say(self, sentence: str) -> None:

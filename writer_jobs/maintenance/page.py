@@ -37,7 +37,8 @@ dl div { background: var(--panel); border-radius: .4rem; padding: .5rem .7rem; }
 .findings { list-style: none; padding: 0; } .findings li { border-left: 4px solid var(--warn); background: var(--panel);
   padding: .5rem .8rem; margin: .5rem 0; } .findings code { font-weight: 700; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); gap: 1rem; }
-svg { width: 100%; max-width: 36rem; height: auto; display: block; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+svg { width: 100%; max-width: 36rem; height: auto; display: block; }
+svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
 svg .bar { fill: var(--bar); } svg .after { fill: var(--after); } svg .track { fill: var(--panel); }
 svg .quiet { fill: var(--quiet); }
 @media print { body { max-width: none; } h2 { break-before: auto; } svg, li, dl { break-inside: avoid; } }

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.job.output import JobOutput
+from writer_jobs.maintenance.gauges import HealthGauges
 from writer_jobs.maintenance.page import page
 from writer_jobs.maintenance.result import CareReport, Done
 
@@ -21,22 +22,32 @@ class Published:
         note: notes facts in the job's report.
         spark: the session, to write the page with.
         page_uri: of the page; None: no page.
+        gauges: show the figures; None: nowhere.
 
     """
 
     def __init__(
-        self, output: JobOutput, note: Callable[..., None], spark: SparkSession, page_uri: str | None = None
+        self,
+        output: JobOutput,
+        note: Callable[..., None],
+        spark: SparkSession,
+        *,
+        page_uri: str | None = None,
+        gauges: HealthGauges | None = None,
     ) -> None:
         self._output = output
         self._note = note
         self._files = HadoopFiles.of(spark)
         self._page_uri = page_uri
+        self._gauges = gauges
         self._reports: list[CareReport] = []
         self._tables: list[dict[str, Any]] = []
 
     def measured(self, report: CareReport) -> None:
         """Say how a table was found."""
         health = report.before
+        if self._gauges is not None:
+            self._gauges.show(health, report.findings)
         self._output.said(
             "measured",
             table=health.table,
@@ -64,6 +75,10 @@ class Published:
 
         """
         self._reports.append(report)
+        if self._gauges is not None:
+            if report.after is not None:
+                self._gauges.show(report.after, report.findings_after)
+            self._gauges.count(report)
         self._tables.append(report.to_json())
         self._output.said(
             "table",
