@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ from pyspark.sql import SparkSession
 from lock_manager import LockTimeoutError, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.verify import verify_table
-from writer_jobs import LockedDeltaWriter, TableError, WriteConflictError, locked, vacuum
+from writer_jobs import LockedDeltaWriter, TableError, WriteConflictError, locked, pinned_rows, take_pin, vacuum
 from writer_jobs.maintenance.care import TRIES, Care, plan
 from writer_jobs.maintenance.findings import find
+from writer_jobs.maintenance.folder import Keepers
 from writer_jobs.maintenance.measure import Measured, measure
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
@@ -29,6 +30,8 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = "key long, place string, value string"
 HOUR = 3600
+DAY = timedelta(days=1)
+RETENTION = {"delta__deletedFileRetentionDuration": "interval 1 day", "delta__logRetentionDuration": "interval 30 days"}
 
 
 @pytest.fixture
@@ -555,3 +558,94 @@ def test_the_plan_has_each_partition_with_its_own_worth(
         (Action.COMPACT, {"place": "a"}, 5),
     ]
     assert plan(found.health, Policy(auto=frozenset()), None) == []
+
+
+@pytest.mark.parametrize("is_protected", [True, False], ids=["protected", "negative control"])
+def test_a_thousand_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa: PLR0917 (fixtures)
+    is_protected: bool,  # noqa: FBT001 (a parameter of the test)
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    table: Path,
+    tmp_path: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+    properties: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    put(range(3))
+    properties(**RETENTION)
+    pin = take_pin(spark, {str(table): None}, name="audit", expires_at=datetime.now(UTC) + DAY, manager=manager)
+    pinned = [row["key"] for row in pinned_rows(spark, pin, str(table)).collect()]
+    read = stream_of(spark, table, tmp_path)
+    assert read() == 3
+    put([3], "b")
+    writer.delete("place = 'b'")
+    writer.update({"value": "concat(value, '!')"})
+    properties(sluice__maintenance__streams=str(tmp_path / "checkpoint"))
+    orphans = [table / f"place={place}" / f"part-{number:05}-orphan.parquet" for place in "ab" for number in range(500)]
+    for orphan in orphans:
+        orphan.parent.mkdir(exist_ok=True)
+        orphan.write_bytes(b"x")
+    # As if all of this were long ago: longer than a file is kept, which the pin has raised to two days.
+    for path in table.rglob("*"):
+        if path.is_file():
+            made_old(path, 30 if "_delta_log" in path.parts else 50)
+    before = {path for path in table.rglob("*.parquet") if path.parent != table / "_delta_log"}
+    monkeypatch.setattr("writer_jobs.maintenance.folder.seconds_without_pins", lambda _: 0.0)
+    if not is_protected:
+        monkeypatch.setattr("writer_jobs.maintenance.folder.Keepers.of", lambda *_: Keepers())
+        monkeypatch.setattr("writer_jobs.delta.table_log.Snapshot.file_retention_seconds", 0.0)
+    with held(manager, writer.table):
+        staged = threading.Thread(target=put, args=([100],))
+        staged.start()
+        while not inspector.table(TableResource.of(writer.table)).waiters:
+            time.sleep(0.05)
+        stage = {path for path in table.rglob("*.parquet") if path.parent != table / "_delta_log"} - before
+        assert len(stage) == 1
+        # Not the lock on the table is needed, which somebody else has.
+        found = measure(spark, str(table)).health.folder
+        removed = vacuum(spark, str(table), manager=manager)
+    staged.join()
+    assert found.orphans.files == (1000 if is_protected else 1001)
+    assert removed.orphans == found.orphans.files
+    assert not any(orphan.exists() for orphan in orphans)
+    assert all(path.exists() for path in stage) == is_protected
+    monkeypatch.undo()
+    if is_protected:
+        assert removed.files == 1000
+        assert removed.kept_for_pins > 0
+        assert removed.kept_for_streams > 0
+        assert keys_of(spark, table) == [0, 1, 2, 100]
+        assert sorted(row["key"] for row in pinned_rows(spark, pin, str(table)).collect()) == sorted(pinned)
+        assert read() == 5
+        assert verify_table(str(table)).ok
+        return
+    for fails in (
+        lambda: keys_of(spark, table),
+        lambda: pinned_rows(spark, pin, str(table)).collect(),
+        read,
+    ):
+        with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound|does not exist"):
+            fails()
+
+
+def stream_of(spark: SparkSession, table: Path, folder: Path) -> Callable[[], int]:
+    """Return what has a stream read what is new, and says how many rows it has read altogether."""
+
+    def read() -> int:
+        query = (
+            spark.readStream.format("delta")
+            .option("skipChangeCommits", "true")
+            .load(str(table))
+            .writeStream.format("parquet")
+            .option("checkpointLocation", str(folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(folder / "out"))
+        )
+        query.awaitTermination(60)
+        if (error := query.exception()) is not None:
+            raise error
+        return spark.read.parquet(str(folder / "out")).count()
+
+    return read
