@@ -21,7 +21,7 @@ unexport PYSPARK_PYTHON PYSPARK_DRIVER_PYTHON PYSPARK_SUBMIT_ARGS PYTHONPATH
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-late-rows bench-snapshots bench-lock dist lock clean
+.PHONY: help setup demo test quick lint types format check test-s3 soak zookeeper-image bench bench-one bench-peers bench-operations bench-requests bench-changes bench-late-rows bench-snapshots bench-maintenance bench-lock dist lock clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "; print "make TARGET [ARGS=\"…\"]\n"} /^[a-z0-9-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ bench-late-rows: $(LOG_STORE) $(ARCHIVES) ## Late rows, a hundredth of the table
 
 bench-snapshots: $(LOG_STORE) $(ARCHIVES) ## A stream's state at one moment, beside a filter over all data (ARGS="--rounds 1")
 	@$(PY) benchmarks/snapshots.py $(ARGS)
+
+bench-maintenance: $(LOG_STORE) $(ARCHIVES) ## A table of many small files: seen, compacted, and an appender beside it (ARGS="--files 2000")
+	@$(PY) benchmarks/maintenance.py $(ARGS)
 
 bench-lock: $(LOG_STORE) $(ARCHIVES) ## The lock beside kazoo's and Curator's, and what the guard adds to a commit (ARGS="--servers 3")
 	@$(PY) benchmarks/lock.py $(ARGS)

@@ -1,0 +1,194 @@
+"""A table of many small files: how long it takes to see, and to mend, and how long a waiting appender is kept back.
+
+Two tables of the same files. One is compacted by maintenance, partition by partition; the other by plain ``OPTIMIZE``
+with the same sizes, in a session without the guard. Meanwhile another driver appends a row as often as it can: to
+the first table under the lock, beside maintenance; and once more beside ``optimize(hold="write")``, which is what
+one would do without a gate. The health of the table is measured, and the same figures are looked up with stock tools:
+deltalake's list of files and a walk through the folder.
+
+    python benchmarks/maintenance.py [--files 20000] [--partitions 20]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from figures import percentile, print_table
+from pyspark.sql import SparkSession
+
+from lock_manager import LockInspector, ZookeeperLockManager
+from lock_manager.testing.embedded import EmbeddedZooKeeper
+from sluice.local.jars import jar_paths
+from sluice.local.spark import LOCAL_DRIVER
+from writer_jobs import LockedDeltaWriter, build_session
+from writer_jobs.commit.operation import session_with
+from writer_jobs.delta.session import GUARD_MODE
+from writer_jobs.maintenance.care import Care
+from writer_jobs.maintenance.measure import measure
+from writer_jobs.maintenance.policy import Action, Policy
+
+TARGET = Policy().target_file_size
+SIZES = {
+    "spark.databricks.delta.optimize.minFileSize": str(TARGET // 2),
+    "spark.databricks.delta.optimize.maxFileSize": str(TARGET),
+}
+SETTINGS = {
+    **LOCAL_DRIVER,
+    "spark.master": "local[2]",
+    "spark.driver.memory": "3g",
+    "spark.sql.shuffle.partitions": "4",
+}
+APPENDER = Path(__file__).with_name("maintenance_appender.py")
+
+
+def make_table(spark: SparkSession, writer: LockedDeltaWriter, files: int, partitions: int) -> None:
+    """Write one commit of so many files, of 50 rows each."""
+    tasks = files // partitions
+    rows = spark.range(0, files * 50, 1, tasks).selectExpr("id", f"id % {partitions} AS part", "uuid() AS value")
+    writer.append(rows, partition_by=["part"])
+
+
+@contextmanager
+def appender(hosts: str, table: str, output: Path) -> Iterator[Callable[[], list[dict[str, float]]]]:
+    """Have another driver append, from when it is warm; it ends, and says how long each append took, when asked."""
+    stop = output.with_suffix(".stop")
+    stop.unlink(missing_ok=True)
+    ready = output.with_suffix(".ready")
+    ready.unlink(missing_ok=True)
+    with subprocess.Popen([sys.executable, str(APPENDER), hosts, table, str(output), str(ready), str(stop)]) as process:
+
+        def ended() -> list[dict[str, float]]:
+            stop.touch()
+            process.wait(120)
+            found: list[dict[str, float]] = json.loads(output.read_text())
+            return found
+
+        try:
+            while not ready.exists():
+                if process.poll() is not None:
+                    raise SystemExit(f"the appender ended with code {process.returncode}")
+                time.sleep(0.1)
+            yield ended
+        finally:
+            process.kill()
+
+
+def stock_figures(table: str) -> float:
+    """Find out with stock tools which files there are, how small, and which belong to no version; return how long."""
+    began = time.perf_counter()
+    known = set(DeltaTable(table).file_uris())
+    sizes = {}
+    for folder, _, names in os.walk(table):
+        if "_delta_log" not in folder:
+            sizes.update({f"{folder}/{name}": (Path(folder) / name).stat().st_size for name in names})
+    assert known
+    assert sizes
+    return time.perf_counter() - began
+
+
+def waits(appends: list[dict[str, float]], began: float, ended: float) -> dict[str, Any]:
+    within = [each["waited_s"] for each in appends if began <= each["asked_at"] <= ended]
+    return {
+        "appends": len(within),
+        "wait p50, s": percentile(within, 0.5),
+        "wait p99, s": percentile(within, 0.99),
+        "longest, s": max(within),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=20_000, help="in each table (20000)")
+    parser.add_argument("--partitions", type=int, default=20, help="of each table (20)")
+    parser.add_argument("--output", type=Path, default=Path("build/bench/maintenance.json"))
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        zookeeper = stack.enter_context(EmbeddedZooKeeper())
+        spark = build_session("maintenance", jars=jar_paths(), launch_conf=SETTINGS, log_level="OFF")
+        stack.callback(spark.stop)
+        manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
+        inspector = stack.enter_context(LockInspector(manager.settings))
+        ours, plain, whole = (str(folder / name) for name in ("ours", "plain", "whole"))
+        make_table(spark, LockedDeltaWriter(spark, manager, ours), options.files, options.partitions)
+        for other in (plain, whole):
+            shutil.copytree(ours, other)
+        print_figures(spark, manager, inspector, (ours, plain, whole), zookeeper.hosts, folder, options)
+
+
+def print_figures(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    tables: tuple[str, str, str],
+    hosts: str,
+    folder: Path,
+    options: argparse.Namespace,
+) -> None:
+    ours, plain, whole = tables
+    seen = [
+        {"sluice, s": measure(spark, ours).health.measuring_seconds, "stock, s": stock_figures(ours)} for _ in range(3)
+    ]
+    print_table([{"look": number, **each} for number, each in enumerate(seen, start=1)])
+    rates, kept_back = [], []
+
+    def compacted(name: str, work: Callable[[], None]) -> tuple[float, float]:
+        began = time.time()
+        work()
+        ended = time.time()
+        rates.append({"compaction": name, "seconds": ended - began, "files/s": options.files / (ended - began)})
+        return began, ended
+
+    def plainly() -> None:
+        conf = spark.sparkContext._jsc.sc().conf()
+        conf.set(GUARD_MODE, "off")
+        session_with(spark, SIZES).sql(f"OPTIMIZE delta.`{plain}`").collect()
+        conf.set(GUARD_MODE, "required")
+
+    def care(table: str) -> Callable[[], None]:
+        return lambda: _done(Care(spark, manager, inspector, table).run([Action.COMPACT]))
+
+    copy = f"{ours}-alone"
+    shutil.copytree(ours, copy)
+    compacted("plain OPTIMIZE, alone", plainly)
+    compacted("maintain.py --compact, alone", care(copy))
+    for name, table, work in (
+        ("maintain.py --compact", ours, care(ours)),
+        (
+            'optimize(hold="write")',
+            whole,
+            lambda: LockedDeltaWriter(spark, manager, whole).optimize(target_size=TARGET, hold="write"),
+        ),
+    ):
+        with appender(hosts, table, folder / "appends.json") as stop:
+            time.sleep(10)
+            quiet = time.time()
+            began, ended = compacted(f"{name}, beside an appender", work)
+            appends = stop()
+        kept_back.append({"beside": f"nothing, before {name}", **waits(appends, 0, quiet)})
+        kept_back.append({"beside": name, **waits(appends, began, ended)})
+    print_table(rates)
+    print_table(kept_back)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps({"seen": seen, "rates": rates, "kept_back": kept_back}, indent=2) + "\n")
+
+
+def _done(report: Any) -> None:
+    assert report.done
+    assert all(each.problem is None for each in report.done), report.done
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""A driver that appends a row to a table, again and again, until a file is there; run by ``maintenance.py``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from bench_session import bench_session
+
+from lock_manager import ZookeeperLockManager
+from writer_jobs import LockedDeltaWriter
+
+WARM_UP = 5
+
+
+def main() -> None:
+    hosts, table, output, ready, stop = sys.argv[1:]
+    spark = bench_session("appender", {"spark.master": "local[1]"})
+    appends = []
+    with ZookeeperLockManager(hosts) as manager:
+        writer = LockedDeltaWriter(spark, manager, table)
+        number = 0
+        while not Path(stop).exists():
+            rows = spark.range(number, number + 1).selectExpr("-1 - id AS id", "id % 20 AS part", "'x' AS value")
+            asked_at, began = time.time(), time.perf_counter()
+            done = writer.append(rows.coalesce(1))
+            if number >= WARM_UP:
+                appends.append(
+                    {"asked_at": asked_at, "took_s": time.perf_counter() - began, "waited_s": done.waited_seconds}
+                )
+            number += 1
+            if number == WARM_UP:
+                Path(ready).touch()
+    Path(output).write_text(json.dumps(appends))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
