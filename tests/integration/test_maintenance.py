@@ -560,8 +560,10 @@ def test_the_plan_has_each_partition_with_its_own_worth(
     assert plan(found.health, Policy(auto=frozenset()), None) == []
 
 
+@pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("is_protected", [True, False], ids=["protected", "negative control"])
-def test_a_thousand_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa: PLR0917 (fixtures)
+def test_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa: PLR0917 (fixtures)
+    number: int,
     is_protected: bool,  # noqa: FBT001 (a parameter of the test)
     spark: SparkSession,
     manager: ZookeeperLockManager,
@@ -583,7 +585,9 @@ def test_a_thousand_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa
     writer.delete("place = 'b'")
     writer.update({"value": "concat(value, '!')"})
     properties(sluice__maintenance__streams=str(tmp_path / "checkpoint"))
-    orphans = [table / f"place={place}" / f"part-{number:05}-orphan.parquet" for place in "ab" for number in range(500)]
+    orphans = [
+        table / f"place={place}" / f"part-{each:05}-orphan.parquet" for place in "ab" for each in range(number // 2)
+    ]
     for orphan in orphans:
         orphan.parent.mkdir(exist_ok=True)
         orphan.write_bytes(b"x")
@@ -607,13 +611,13 @@ def test_a_thousand_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa
         found = measure(spark, str(table)).health.folder
         removed = vacuum(spark, str(table), manager=manager)
     staged.join()
-    assert found.orphans.files == (1000 if is_protected else 1001)
+    assert found.orphans.files == number + (not is_protected)
     assert removed.orphans == found.orphans.files
     assert not any(orphan.exists() for orphan in orphans)
     assert all(path.exists() for path in stage) == is_protected
     monkeypatch.undo()
     if is_protected:
-        assert removed.files == 1000
+        assert removed.files == number
         assert removed.kept_for_pins > 0
         assert removed.kept_for_streams > 0
         assert keys_of(spark, table) == [0, 1, 2, 100]

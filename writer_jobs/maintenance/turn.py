@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from queue import SimpleQueue
 
-from lock_manager import Hold, LockManager, SluiceError, TableResource
-from lock_manager.coordinator import Inspector
+from lock_manager import Hold, LockManager, TableResource, TableScope
+from lock_manager.coordinator import Cancellation, Inspector
 
 #: Who looks after a table holds the lock on this name below it.
 TURN = "_delta_log/_sluice_maintenance"
@@ -33,13 +33,13 @@ def turn_of(manager: LockManager, table: str, timeout_seconds: float | None) -> 
         SluiceError: no lock.
 
     """
-    resource = f"{table}/{TURN}"
+    scope, cancellation = TableScope.of(f"{table}/{TURN}"), Cancellation()
     begun: SimpleQueue[Hold | BaseException] = SimpleQueue()
     over = threading.Event()
 
     def hold() -> None:
         try:
-            with manager.acquire(resource, timeout_seconds=timeout_seconds) as held:
+            with manager.acquire_all([scope], timeout_seconds=timeout_seconds, cancellation=cancellation) as held:
                 begun.put(held)
                 over.wait()
         except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
@@ -54,8 +54,7 @@ def turn_of(manager: LockManager, table: str, timeout_seconds: float | None) -> 
         yield found
     finally:
         over.set()
-        with suppress(SluiceError):
-            manager.cancel(resource)
+        cancellation.request()
         thread.join()
 
 
