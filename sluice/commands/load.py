@@ -83,6 +83,13 @@ class Engine(StrEnum):
     SPARK = "spark"
 
 
+class Jobs(StrEnum):
+    """What a soak's processes do."""
+
+    APPENDS = "appends"
+    MIXED = "mixed"
+
+
 class Hold(StrEnum):
     """What the lock is held over."""
 
@@ -105,6 +112,9 @@ class Without(StrEnum):
 @in_a_sentence
 def soak(
     *,
+    jobs: Annotated[
+        Jobs, typer.Option(help="Appends with faults, or all jobs at once on one table, killed and started again.")
+    ] = Jobs.APPENDS,
     writers: Annotated[int, typer.Option(min=1, max=64, help="How many processes.")] = 4,
     commits: Annotated[
         int | None, typer.Option(min=1, help="Until so many are acknowledged.  [dim]default: 300[/]")
@@ -158,6 +168,14 @@ def soak(
     [bold]sluice soak --faults pause-both,s3-lost-reply --minutes 5[/]
     [bold]sluice soak --faults pause-both --without guard[/]      must fail
 
+    With --jobs mixed: append.py, upsert.py, cdc.py, stream.py and maintain.py
+    --auto work on one table with real flights, and are killed and started
+    again. The table must have, row by row, what was fed, and no job may fail.
+    Then the same with stock Delta and no lock, to compare. It takes --minutes
+    (10), --seed, --zookeeper and --output, and none of the other options.
+
+    [bold]sluice soak --jobs mixed --minutes 10[/]
+
     Exit codes: 0 all invariants hold, 1 one does not, or a class of faults that
     --faults names never struck, 2 bad arguments, 130 Ctrl-C.
     """
@@ -168,6 +186,14 @@ def soak(
     from sluice.soak.options import SoakOptions  # noqa: PLC0415
     from sluice.soak.steps import STEPS  # noqa: PLC0415
 
+    if jobs is Jobs.MIXED:
+        from sluice.soak.mixed.command import MixedOptions, run_mixed  # noqa: PLC0415
+
+        mixed = MixedOptions(minutes=minutes or 10.0, seed=seed, zookeeper=zookeeper, output=output)
+        with interruptible():
+            if not run_mixed(mixed, as_json=as_json):
+                raise typer.Exit(FAILED)
+        return
     if list_faults:
         about = {name: each.what for name, each in CLASSES.items()} | {name: each.what for name, each in STEPS.items()}
         for name, what in about.items():

@@ -11,7 +11,7 @@ import io
 import sys
 import zipfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -129,6 +129,16 @@ def read_contents(table: str, storage_options: Mapping[str, str]) -> Contents:
 def _only(table: Any, name: str) -> int:
     (value,) = table.column(name).to_pylist()
     return value  # type: ignore[no-any-return]
+
+
+def read_flights() -> Iterator[dict[str, str]]:
+    """Yield the flights of the data set, in its order, by column; a missing value is ``NA``.
+
+    Raises:
+        FlightsError: it is not installed.
+
+    """
+    yield from csv.DictReader(io.StringIO(_read_flights(), newline=""))
 
 
 def _read_flights() -> str:

@@ -1,0 +1,76 @@
+"""The jobs of a mixed soak as commands: ours, and the same without a lock on stock Delta."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import writer_jobs
+from sluice.demo.processes import submit_command
+from sluice.soak.mixed.feeds import APPEND, CDC, STREAM, UPSERT
+
+#: The maintainer, which has no feed.
+MAINTAIN = "maintain"
+_STOCK = Path(__file__).with_name("stock_job.py")
+_KEYS = "feed,month,id"
+_OURS = Path(writer_jobs.__file__).parent
+_TRIGGER = "5 seconds"
+_CONF = {"spark.sql.session.timeZone": "UTC"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the jobs of one run work.
+
+    Attributes:
+        hosts: of the ensemble.
+        table: location of the table.
+        landing: folder with a folder of files for each feed.
+        checkpoints: folder for those of the streams.
+
+    """
+
+    hosts: str
+    table: Path
+    landing: Path
+    checkpoints: Path
+
+
+def our_job(name: str, places: Places, conf: Mapping[str, str], *, file: Path | None = None) -> list[str]:
+    """Return the ``spark-submit`` line of one of our jobs.
+
+    Args:
+        name: of the feed, or :data:`MAINTAIN`.
+        places: where it works.
+        conf: Spark's settings.
+        file: that is appended.
+
+    """
+    common = ["--zookeeper", places.hosts, "--table", str(places.table)]
+    stream = ["--trigger", _TRIGGER, "--checkpoint", str(places.checkpoints / name)]
+    source = ["--source", str(places.landing / name), "--format", "json"]
+    arguments = {
+        APPEND: [
+            "--source", str(file), "--partition-by", "month", "--commits", "10",
+            "--run-id", "" if file is None else file.stem,
+        ],
+        UPSERT: [*source, "--keys", _KEYS, "--sequence-by", "position", "--partition-by", "month", *stream],
+        CDC: [
+            *source, "--decoder", "debezium", "--sequence-by", "cast(source.position as bigint)", "--partition-by",
+            "month", *stream,
+        ],
+        STREAM: [
+            *source, "--keys", "feed,id", "--event-time", "at", "--sequence-by", "position", "--partition-by",
+            "month", *stream,
+        ],
+        MAINTAIN: ["--auto", "--lock-timeout", "60"],
+    }[name]  # fmt: skip
+    return submit_command(_OURS / f"{name}.py", [*common, *arguments], conf={**_CONF, **conf})
+
+
+def stock_job(name: str, places: Places, conf: Mapping[str, str], *, file: Path | None = None) -> list[str]:
+    """Return the ``spark-submit`` line of the same with stock Delta, and without a lock."""
+    source = places.landing / name if file is None else file
+    arguments = [name, str(places.table), str(source), str(places.checkpoints / name), _TRIGGER]
+    return submit_command(_STOCK, arguments, conf={**_CONF, **conf})
