@@ -6,16 +6,18 @@ after the other, by nothing but the rules of the docs.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyarrow import parquet
 
 from sluice.demo.flights import read_flights
 
@@ -32,6 +34,19 @@ FEEDS = (APPEND, UPSERT, CDC, STREAM)
 #: Of the table, and the values of a message.
 COLUMNS = ("feed", "month", "id", "position", "at", "carrier", "delay")
 _REPEATED, _LATE, _DELETED, _UPDATED = 0.05, 0.05, 0.1, 0.5
+
+_TYPES = pa.schema(
+    {
+        "feed": pa.string(),
+        "month": pa.int32(),
+        "id": pa.int64(),
+        "position": pa.int64(),
+        "at": pa.timestamp("us", "UTC"),
+        "carrier": pa.string(),
+        "delay": pa.int64(),
+        "__SEQUENCE": pa.int64(),
+    }
+)
 
 Row = tuple[str, int, int, int, str, str, int | None]
 """Values of :data:`COLUMNS`."""
@@ -88,9 +103,13 @@ class Feed:
         for message in made:
             self._apply(message)
         self.files += 1
-        name = f"{self.name}-{self.files:05}.{'csv' if self.name == APPEND else 'json'}"
+        name = f"{self.name}-{self.files:05}.{'parquet' if self.name == APPEND else 'json'}"
         hidden, path = self.folder / f".{name}", self.folder / name
-        hidden.write_text(self._text(made), encoding="utf-8")
+        if self.name == APPEND:
+            parquet.write_table(_typed(made), hidden)
+        else:
+            text = "".join(json.dumps(self._object(message)) + "\n" for message in made)
+            hidden.write_text(text, encoding="utf-8")
         self.written_at[self._position] = time.time()
         hidden.rename(path)
         return path
@@ -119,7 +138,7 @@ class Feed:
             operation = "d" if self.name == CDC and self._random.random() < _DELETED else "u"
             return Message((*before[:3], position, *before[4:6], (before[6] or 0) + 1), operation)
         flight = next(self._flights)
-        at = f"{flight['time_hour'].replace('T', ' ')[:19]}"
+        at = f"{flight['time_hour'].replace(' ', 'T')[:19]}Z"
         delay = None if flight["dep_delay"] in ("", "NA") else int(flight["dep_delay"])
         return Message((self.name, int(flight["month"]), position, position, at, flight["carrier"], delay))
 
@@ -132,15 +151,6 @@ class Feed:
         if there is None or message.row[3] > there.row[3]:
             self._rows[key] = message
 
-    def _text(self, messages: list[Message]) -> str:
-        if self.name == APPEND:
-            text = io.StringIO()
-            out = csv.writer(text, lineterminator="\n")
-            out.writerow(COLUMNS)
-            out.writerows([["" if value is None else value for value in message.row] for message in messages])
-            return text.getvalue()
-        return "".join(json.dumps(self._object(message)) + "\n" for message in messages)
-
     def _object(self, message: Message) -> dict[str, Any]:
         row = dict(zip(COLUMNS, message.row, strict=True))
         if self.name != CDC:
@@ -150,3 +160,12 @@ class Feed:
         source = {"connector": "flights", "position": row["position"]}
         value = {"op": message.operation, "before": key if is_gone else None, "after": None if is_gone else row}
         return {"key": key, "value": {**value, "source": source}}
+
+
+def _typed(messages: list[Message]) -> pa.Table:
+    """Return rows as the table has them, with the column in which ``cdc.py`` notes the order of its events."""
+    rows = []
+    for message in messages:
+        row = dict(zip(COLUMNS, message.row, strict=True))
+        rows.append({**row, "at": datetime.fromisoformat(message.row[4]), "__SEQUENCE": None})
+    return pa.Table.from_pylist(rows, schema=_TYPES)

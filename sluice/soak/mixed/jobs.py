@@ -52,7 +52,7 @@ def our_job(name: str, places: Places, conf: Mapping[str, str], *, file: Path | 
     source = ["--source", str(places.landing / name), "--format", "json"]
     arguments = {
         APPEND: [
-            "--source", str(file), "--partition-by", "month", "--commits", "10",
+            "--source", str(file), "--format", "parquet", "--partition-by", "month", "--commits", "10",
             "--run-id", "" if file is None else file.stem,
         ],
         UPSERT: [*source, "--keys", _KEYS, "--sequence-by", "position", "--partition-by", "month", *stream],

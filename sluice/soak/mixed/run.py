@@ -263,7 +263,7 @@ def read_rows(table: Path) -> list[Row]:
     found = DeltaTable(str(table)).to_pyarrow_table(columns=list(COLUMNS)).to_pylist()
     rows = []
     for each in found:
-        each["at"] = f"{each['at']:%Y-%m-%d %H:%M:%S}"
+        each["at"] = f"{each['at']:%Y-%m-%dT%H:%M:%SZ}"
         rows.append(tuple(each[name] for name in COLUMNS))
     return rows
 

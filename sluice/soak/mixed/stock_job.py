@@ -32,7 +32,7 @@ def main() -> None:
         .getOrCreate()
     )
     if name == "append":
-        rows = spark.read.csv(source, schema=_SCHEMA, header=True)
+        rows = spark.read.parquet(source)
         for part in rows.randomSplit([1.0] * 10, seed=1):
             part.write.format("delta").mode("append").partitionBy("month").save(table)
             _say(event="commit")
