@@ -133,8 +133,11 @@ def test_every_action_by_its_name(
     assert not orphan.exists()
     assert (table / "_delta_log" / "_last_checkpoint").exists()
     assert spark.read.format("delta").load(str(table)).count() == 103
-    purged = maintain("--table", table, "--purge")
-    assert (purged.code, events(purged, "done")) == (0, [])
+    for nothing in ("--purge", "--cluster", "--compact"):
+        again = maintain("--table", table, nothing)
+        assert (again.code, events(again, "done")) == (0, [])
+    wrong = maintain("--table", table, "--zorder", "nowhere")
+    assert (wrong.code, "Z-order by nowhere, which is no column of it" in wrong.error) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from writer_jobs.delta.table_log import Snapshot
 from writer_jobs.errors import TableError, WriteConflictError
 from writer_jobs.maintenance.findings import Finding, find
 from writer_jobs.maintenance.health import FileTotals, TableHealth
-from writer_jobs.maintenance.measure import Measured, log_files, measure
+from writer_jobs.maintenance.measure import Measured, log_files, measure, refuse_no_columns
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
 from writer_jobs.maintenance.turn import give_way, turn_of
@@ -36,7 +36,7 @@ TRIES = 3
 # Between two units of work others may go first so long: somebody may always wait.
 _WAY_SECONDS = 5.0
 _ALSO_BY_ZORDER = (Action.COMPACT, Action.PURGE)
-_ON_TABLE = (Action.CLUSTER, Action.VACUUM, Action.CHECKPOINT, Action.CLEAN_LOG)
+_ON_TABLE = (Action.VACUUM, Action.CHECKPOINT, Action.CLEAN_LOG)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +221,9 @@ class Care:
         return units
 
     def _ordered_by(self, found: Measured, columns: tuple[str, ...]) -> Measured:
+        state = self._writer.log.state()
+        if state is not None:
+            refuse_no_columns(columns, state, self._writer.table)
         policy = replace(found.policy, zorder_by=columns)
         # Nothing says when that was done the last time.
         parts = tuple(replace(part, unordered=part.total) for part in found.health.partitions)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -84,7 +84,7 @@ def measure(spark: SparkSession, table: str) -> Measured:
     if (state := snapshot.state) is None:
         raise TableError(f"there is no Delta table at {log.location}")
     policy = Policy.of(snapshot.properties, uri)
-    _refuse_unknown_columns(policy, state, uri)
+    refuse_no_columns(policy.zorder_by, state, uri)
     keepers = Keepers.of(spark, snapshot, policy.streams)
     try:
         versions = _LogFiles(spark, snapshot)
@@ -114,13 +114,19 @@ def measure(spark: SparkSession, table: str) -> Measured:
     return Measured(health, policy)
 
 
-def _refuse_unknown_columns(policy: Policy, state: TableState, table: str) -> None:
+def refuse_no_columns(columns: Sequence[str], state: TableState, table: str) -> None:
+    """Make sure that rows can be put in Z-order by columns.
+
+    Raises:
+        TableError: one is no column of the table, or a partition column.
+
+    """
     known = {name.lower() for name in state.schema.names}
     partitioned_by = {name.lower() for name in state.partition_columns}
-    for name in policy.zorder_by:
+    for name in columns:
         if name.lower() not in known or name.lower() in partitioned_by:
             which = "a partition column" if name.lower() in partitioned_by else "no column"
-            raise TableError(f"{table}: sluice.maintenance.zorderBy names {name}, which is {which} of it")
+            raise TableError(f"{table} cannot be put in Z-order by {name}, which is {which} of it")
 
 
 def _partitions(
