@@ -45,6 +45,7 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
                     lock_timeout_seconds=arguments.lock_timeout,
                     deferred=context.stop.deferred,
                     say=published.done,
+                    parallel=arguments.parallel,
                 )
                 report = care.run(
                     arguments.wanted,

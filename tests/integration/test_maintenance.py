@@ -14,14 +14,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from lock_manager import LockTimeoutError, TableResource, ZookeeperLockManager
+from lock_manager import LockCancelledError, LockTimeoutError, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.verify import verify_table
+from tests.support.another_thread import in_another_thread
 from writer_jobs import LockedDeltaWriter, TableError, WriteConflictError, locked, pinned_rows, take_pin, vacuum
-from writer_jobs.maintenance.care import TRIES, Care, plan
+from writer_jobs.maintenance.care import TRIES, Care
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.folder import Keepers
 from writer_jobs.maintenance.measure import Measured, measure
+from writer_jobs.maintenance.plan import PARALLEL, plan
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
 from writer_jobs.maintenance.turn import TURN, give_way, turn_of
@@ -60,8 +62,8 @@ def put(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
 def care(
     spark: SparkSession, manager: ZookeeperLockManager, inspector: LockInspector, table: Path
 ) -> Callable[..., CareReport]:
-    def run(*actions: Action, **how: Any) -> CareReport:
-        made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30)
+    def run(*actions: Action, parallel: int = PARALLEL, **how: Any) -> CareReport:
+        made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, parallel=parallel)
         return made.run(actions or None, **how)
 
     return run
@@ -154,7 +156,7 @@ def test_small_files_are_put_together_partition_by_partition(
     for key in range(6, 9):
         put([key], "b")
     put([9], "c")
-    report = care(Action.COMPACT)
+    report = care(Action.COMPACT, parallel=1)
     assert [(each.partition["place"], each.removed.files, each.added.files) for each in report.done] == [
         ("a", 6, 1),
         ("b", 3, 1),
@@ -345,26 +347,6 @@ def test_the_budget_ends_it_between_two_partitions(
     assert (len(report.done), report.left) == (3, 0)
 
 
-@contextmanager
-def held(manager: ZookeeperLockManager, resource: str) -> Iterator[None]:
-    """Hold a lock in another thread."""
-    begun, over = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with manager.acquire(resource, timeout_seconds=10):
-            begun.set()
-            over.wait(60)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert begun.wait(20)
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 def test_of_two_maintainers_the_second_one_leaves(
     spark: SparkSession,
     manager: ZookeeperLockManager,
@@ -390,7 +372,7 @@ def test_waiting_writers_go_first(
     manager: ZookeeperLockManager, inspector: LockInspector, table: Path, writer: LockedDeltaWriter
 ) -> None:
     assert give_way(inspector, writer.table, 10) < 5
-    with held(manager, writer.table):
+    with in_another_thread(lambda: manager.acquire(writer.table)):
         assert give_way(inspector, writer.table, 10) < 5
         waiting = threading.Thread(target=lambda: manager.acquire(writer.table, timeout_seconds=30).__enter__())
         waiting.daemon = True
@@ -430,7 +412,8 @@ def test_a_compaction_that_loses_its_race_is_left_for_later_and_keeps_nobody_bac
     commit = StagedWrite._commit
     monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
     said: list[Done] = []
-    report = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, say=said.append).run([Action.COMPACT])
+    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, say=said.append, parallel=1)
+    report = made.run([Action.COMPACT])
     assert lost == ["a"] * (TRIES - 1)
     assert [(each.partition["place"], each.problem) for each in report.done] == [("b", None), ("a", None)]
     assert keys_of(spark, table) == [0, 0, 1, 1, 2, 2]
@@ -600,7 +583,7 @@ def test_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa: PLR0917 (
     if not is_protected:
         monkeypatch.setattr("writer_jobs.maintenance.folder.Keepers.of", lambda *_: Keepers())
         monkeypatch.setattr("writer_jobs.delta.table_log.Snapshot.file_retention_seconds", 0.0)
-    with held(manager, writer.table):
+    with in_another_thread(lambda: manager.acquire(writer.table)):
         staged = threading.Thread(target=put, args=([100],))
         staged.start()
         while not inspector.table(TableResource.of(writer.table)).waiters:
@@ -653,3 +636,90 @@ def stream_of(spark: SparkSession, table: Path, folder: Path) -> Callable[[], in
         return spark.read.parquet(str(folder / "out")).count()
 
     return read
+
+
+@pytest.mark.parametrize("parallel", [2, 1])
+def test_partitions_are_worked_on_beside_each_other(
+    parallel: int,
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    table: Path,
+    put: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for place in "abcd":
+        for key in range(2):
+            put([key], place)
+    rewrite = LockedDeltaWriter.optimize
+    begun: list[str] = []
+    running: list[str] = []
+    most: list[int] = []
+    both = threading.Barrier(2)
+
+    def optimize(self: LockedDeltaWriter, *args: Any, **how: Any) -> Any:
+        place = how["lock"][0]["place"]
+        running.append(place)
+        begun.append(place)
+        most.append(len(running))
+        if parallel == 2:
+            both.wait(60)
+        try:
+            return rewrite(self, *args, **how)
+        finally:
+            running.remove(place)
+
+    monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
+    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, parallel=parallel)
+    report = made.run([Action.COMPACT])
+    assert max(most) == parallel
+    assert sorted(begun) == list("abcd")
+    assert [each.problem for each in report.done] == [None] * 4
+    assert report.after.total.total.files == 4
+    assert keys_of(spark, table) == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert verify_table(str(table)).ok
+
+
+def test_a_maintainer_that_is_stopped_leaves_what_waits_and_begins_no_more(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    table: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+) -> None:
+    for place in "abc":
+        for key in range(2):
+            put([key], place)
+    before = inspector.table(TableResource.of(writer.table))
+    assert not before.waiters
+    stops: list[Callable[[], None]] = []
+    failures: list[BaseException] = []
+
+    @contextmanager
+    def deferred(stop: Callable[[], None]) -> Iterator[None]:
+        stops.append(stop)
+        yield
+
+    own = ZookeeperLockManager(manager.settings)
+
+    def look_after() -> None:
+        made = Care(spark, own, inspector, str(table), lock_timeout_seconds=60, deferred=deferred, parallel=2)
+        try:
+            made.run([Action.COMPACT])
+        except LockCancelledError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=look_after)
+    with own, in_another_thread(lambda: manager.acquire(writer.table)):
+        thread.start()
+        while len(inspector.table(TableResource.of(writer.table)).waiters) < 2:
+            assert thread.is_alive()
+            time.sleep(0.05)
+        stops[0]()
+        thread.join(20)
+        assert not thread.is_alive()
+    assert len(failures) == 1
+    assert writer.log.snapshot().version == 5
+    assert not inspector.table(TableResource.of(writer.table)).waiters
+    assert keys_of(spark, table) == [0, 0, 0, 1, 1, 1]

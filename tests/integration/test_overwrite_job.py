@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
+from tests.support.another_thread import in_another_thread
 from writer_jobs import LockedDeltaWriter, locked
 
 pytestmark = pytest.mark.spark
@@ -35,23 +35,10 @@ def held(
 ) -> Callable[[str], AbstractContextManager[None]]:
     """Have somebody else hold a partition: ``with held("a")``."""
 
-    @contextmanager
-    def hold(part: str) -> Iterator[None]:
-        has, end = threading.Event(), threading.Event()
-
-        def have() -> None:
-            with locked(spark, str(parted), partitions=[{"part": part}], manager=make_manager()):
-                has.set()
-                end.wait()
-
-        thread = threading.Thread(target=have)
-        thread.start()
-        assert has.wait(60)
-        try:
-            yield
-        finally:
-            end.set()
-            thread.join()
+    def hold(part: str) -> AbstractContextManager[None]:
+        return in_another_thread(
+            lambda: locked(spark, str(parted), partitions=[{"part": part}], manager=make_manager())
+        )
 
     return hold
 

@@ -11,6 +11,8 @@ from lock_manager import canonical_table_uri
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import NAME_WITH_SCHEME, JobArguments, JobParser, names, text
 from writer_jobs.job.exit_codes import HELP
+from writer_jobs.job.stream_arguments import positive
+from writer_jobs.maintenance.plan import PARALLEL
 from writer_jobs.maintenance.policy import Action
 
 #: Name of the job in its help and its messages.
@@ -77,6 +79,7 @@ class MaintainArguments(JobArguments):
     actions: frozenset[Action]
     zorder_by: tuple[str, ...]
     budget: float | None
+    parallel: int
     page: str | None
 
     @property
@@ -139,6 +142,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
         "--budget", type=_seconds, metavar="S",
         help="seconds for all tables: nothing is begun after that, and what runs is brought to its end",
     )  # fmt: skip
+    add(
+        "--parallel", type=positive, default=PARALLEL, metavar="N",
+        help=f"partitions of a table that are worked on at the same time ({PARALLEL})",
+    )  # fmt: skip
     parser.add_lock_timeout()
     parser.add_report()
     add("--page", type=text, metavar="URI", help="HTML file for the health of the tables, with pictures")
@@ -160,6 +167,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
         actions=actions,
         zorder_by=found.zorder,
         budget=found.budget,
+        parallel=found.parallel,
         page=found.page,
     )
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pyspark.sql import SparkSession
 
-from lock_manager import LockManager, ResourceError
+from lock_manager import Hold, LockManager, ResourceError
 from lock_manager.commit_stamp import MAINTENANCE
 from lock_manager.coordinator import Inspector
 from writer_jobs.commit.held_write import CommitResult
@@ -20,9 +22,10 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.source_streams import source_streams
 from writer_jobs.delta.table_log import Snapshot
 from writer_jobs.errors import TableError, WriteConflictError
-from writer_jobs.maintenance.findings import Finding, find
-from writer_jobs.maintenance.health import FileTotals, TableHealth
+from writer_jobs.maintenance.findings import find
+from writer_jobs.maintenance.health import FileTotals
 from writer_jobs.maintenance.measure import Measured, log_files, measure, refuse_no_columns
+from writer_jobs.maintenance.plan import PARALLEL, Unit, plan
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
 from writer_jobs.maintenance.turn import give_way, turn_of
@@ -35,77 +38,6 @@ log = logging.getLogger(__name__)
 TRIES = 3
 # Between two units of work others may go first so long: somebody may always wait.
 _WAY_SECONDS = 5.0
-_ALSO_BY_ZORDER = (Action.COMPACT, Action.PURGE)
-_ON_TABLE = (Action.VACUUM, Action.CHECKPOINT, Action.CLEAN_LOG)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unit:
-    """One thing to do, under a lock of its own.
-
-    Attributes:
-        action: what.
-        partition: values of the one to do it to; empty: to the table.
-        worth: what it saves, see :class:`Finding`.
-        tries: how often it was tried.
-
-    """
-
-    action: Action
-    partition: Mapping[str, str | None]
-    worth: float
-    tries: int = 0
-
-
-def plan(health: TableHealth, policy: Policy, actions: Collection[Action] | None) -> list[Unit]:
-    """Return what is to be done to a table, what is worth most first.
-
-    Args:
-        health: of the table.
-        policy: of the table.
-        actions: those that were asked for, wherever they change anything; None: what the findings say and the policy
-            allows.
-
-    """
-    wanted = policy
-    if actions is not None:
-        wanted = replace(policy, least_small_files=1, unordered_share=0.0, deleted_share=0.0)
-    allowed = policy.auto if actions is None else frozenset(actions)
-    units = [
-        Unit(action=finding.action, partition=values, worth=_worth(finding, values, health, wanted))
-        for finding in find(health, wanted)
-        if finding.action in allowed and finding.action is not None
-        for values in (finding.partitions or ({},))
-    ]
-    if actions is not None:
-        there = {unit.action for unit in units}
-        units += [Unit(action=each, partition={}, worth=0.0) for each in _ON_TABLE if each in allowed - there]
-    return sorted(_joined(units), key=lambda unit: -unit.worth)
-
-
-def _joined(units: Iterable[Unit]) -> Iterable[Unit]:
-    """Return each once, and of those that rewrite a partition only the one that rewrites all of it."""
-    once: dict[tuple[Action, str], Unit] = {}
-    for unit in units:
-        once.setdefault((unit.action, _name(unit)), unit)
-    for (action, partition), unit in once.items():
-        if action in _ALSO_BY_ZORDER and (Action.ZORDER, partition) in once:
-            continue
-        if action is Action.ZORDER:
-            also = (once.get((other, partition)) for other in _ALSO_BY_ZORDER)
-            unit = replace(unit, worth=unit.worth + sum(each.worth for each in also if each is not None))  # noqa: PLW2901
-        yield unit
-
-
-def _name(unit: Unit) -> str:
-    return repr(sorted(unit.partition.items()))
-
-
-def _worth(finding: Finding, values: Mapping[str, str | None], health: TableHealth, policy: Policy) -> float:
-    if not values:
-        return finding.worth
-    alone = replace(health, partitions=tuple(part for part in health.partitions if part.values == values))
-    return next((each.worth for each in find(alone, policy) if each.code == finding.code), 0.0)
 
 
 class Care:
@@ -120,6 +52,7 @@ class Care:
         deferred: context in which a write is not interrupted, given what cancels it; see
             :meth:`writer_jobs.job.stopping.StopSignals.deferred`.
         say: told of everything that is done.
+        parallel: how many partitions are worked on at the same time.
 
     Raises:
         TableError, StorageError: no such table, or it cannot be read.
@@ -136,6 +69,7 @@ class Care:
         lock_timeout_seconds: float | None = None,
         deferred: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda _: nullcontext(),
         say: Callable[[Done], None] = lambda _: None,
+        parallel: int = PARALLEL,
     ) -> None:
         self._spark = spark
         self._manager = manager
@@ -144,6 +78,8 @@ class Care:
         self._timeout = lock_timeout_seconds
         self._deferred = deferred
         self._say = say
+        self._parallel = parallel
+        self._stopped = threading.Event()
 
     def run(
         self,
@@ -180,17 +116,7 @@ class Care:
             report = self._report(found)
             measured(report)
             waiting = self._lockable(plan(found.health, found.policy, actions))
-            done: list[Done] = []
-            while waiting and not _is_over(deadline):
-                turn.check()
-                each = waiting.pop(0)
-                made = self._do(each, found, deadline)
-                if made.problem is not None and each.tries + 1 < TRIES:
-                    # Behind the others: whoever changes it now may be done by then.
-                    waiting.append(replace(each, tries=each.tries + 1))
-                    continue
-                done.append(made)
-                self._say(made)
+            done = self._work_off(waiting, found, deadline, turn)
         if not done:
             return replace(report, left=len(waiting))
         after = measure(self._spark, self._writer.location)
@@ -201,6 +127,37 @@ class Care:
             after=after.health,
             findings_after=tuple(find(after.health, found.policy)),
         )
+
+    def _work_off(self, waiting: list[Unit], found: Measured, deadline: float | None, turn: Hold) -> list[Done]:
+        """Do what waits, in that order, partitions beside each other; take what is begun off the list."""
+        done: list[Done] = []
+        running: dict[Future[Done], Unit] = {}
+        # The pool is within: its end is waited for before a signal is raised.
+        with self._deferred(self._stop), ThreadPoolExecutor(self._parallel, "sluice-maintenance") as pool:
+            while True:
+                while self._may_begin(waiting, running.values(), deadline):
+                    turn.check()
+                    unit = waiting.pop(0)
+                    running[pool.submit(self._do, unit, found, deadline)] = unit
+                if not running:
+                    return done
+                for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                    unit, made = running.pop(ended), ended.result()
+                    if made.problem is not None and unit.tries + 1 < TRIES:
+                        # Behind the others: whoever changes it now may be done by then.
+                        waiting.append(replace(unit, tries=unit.tries + 1))
+                        continue
+                    done.append(made)
+                    self._say(made)
+
+    def _may_begin(self, waiting: list[Unit], running: Collection[Unit], deadline: float | None) -> bool:
+        if not waiting or self._stopped.is_set() or (deadline is not None and time.monotonic() >= deadline):
+            return False
+        return len(running) < self._parallel and all(waiting[0].is_apart_from(other) for other in running)
+
+    def _stop(self) -> None:
+        self._stopped.set()
+        self._writer.cancel()
 
     def _report(self, found: Measured) -> CareReport:
         return CareReport(before=found.health, findings=tuple(find(found.health, found.policy)))
@@ -232,11 +189,10 @@ class Care:
     def _do(self, unit: Unit, found: Measured, deadline: float | None) -> Done:
         begun = time.monotonic()
         left = _WAY_SECONDS if deadline is None else min(_WAY_SECONDS, max(0.0, deadline - begun))
-        waited = give_way(self._inspector, self._writer.table, left)
+        waited = give_way(self._inspector, self._writer.table, left, self._stopped)
         made = Done(action=unit.action, partition=unit.partition)
         try:
-            with self._deferred(self._writer.cancel):
-                made = self._done(unit, found, made)
+            made = self._done(unit, found, made)
         except WriteConflictError as error:
             made = replace(made, problem=str(error))
         return replace(made, gave_way_seconds=waited, seconds=time.monotonic() - begun)
@@ -326,7 +282,3 @@ def _of_commit(made: Done, result: CommitResult) -> Done:
         removed=total("Removed"),
         added=total("Added"),
     )
-
-
-def _is_over(deadline: float | None) -> bool:
-    return deadline is not None and time.monotonic() >= deadline

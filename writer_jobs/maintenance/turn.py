@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
@@ -58,24 +58,22 @@ def turn_of(manager: LockManager, table: str, timeout_seconds: float | None) -> 
         thread.join()
 
 
-def give_way(inspector: Inspector, table: str, seconds: float) -> float:
+def give_way(inspector: Inspector, table: str, seconds: float, stopped: threading.Event | None = None) -> float:
     """Wait until nobody waits for a table's lock, or for a part of it, but not for long; return how long, in seconds.
 
     Args:
         inspector: looks at the locks.
         table: canonical URI.
         seconds: at most.
+        stopped: no longer than until this is set.
 
     Raises:
         EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: the locks cannot be looked at.
 
     """
-    return wait_until(lambda: not inspector.table(TableResource.of(table)).waiters, seconds)
-
-
-def wait_until(is_reached: Callable[[], bool], seconds: float) -> float:
-    """Wait for a condition, but not for long; return how long, in seconds."""
+    stopped = threading.Event() if stopped is None else stopped
     begun = time.monotonic()
-    while not is_reached() and (waited := time.monotonic() - begun) < seconds:
-        time.sleep(min(_LOOK_SECONDS, seconds - waited))
+    while inspector.table(TableResource.of(table)).waiters and (waited := time.monotonic() - begun) < seconds:
+        if stopped.wait(min(_LOOK_SECONDS, seconds - waited)):
+            break
     return time.monotonic() - begun

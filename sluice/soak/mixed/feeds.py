@@ -33,6 +33,8 @@ STREAM = "stream"
 FEEDS = (APPEND, UPSERT, CDC, STREAM)
 #: Of the table, and the values of a message.
 COLUMNS = ("feed", "month", "id", "position", "at", "carrier", "delay")
+# Every file brings rows of each of these partitions: all jobs meet in all of them.
+_MONTHS = 3
 _REPEATED, _LATE, _DELETED, _UPDATED = 0.05, 0.05, 0.1, 0.5
 
 _TYPES = pa.schema(
@@ -73,17 +75,21 @@ class Feed:
         name: of :data:`FEEDS`.
         folder: gets the files.
         seed: of what is repeated, late, changed and deleted.
+        in_order: nothing is late and nothing is repeated.
 
     """
 
-    def __init__(self, name: str, folder: Path, seed: int) -> None:
+    def __init__(self, name: str, folder: Path, seed: int, *, in_order: bool = False) -> None:
         self.name = name
         self.folder = folder
         self.written_at: dict[int, float] = {}
         self.files = 0
         self._random = random.Random(f"{seed} {name}")  # noqa: S311 (to be repeated, not to be secret)
-        self._flights = cycle(read_flights())
+        flights = [flight for flight in read_flights() if int(flight["month"]) <= _MONTHS]
+        self._random.shuffle(flights)
+        self._flights = cycle(flights)
         self._position = 0
+        self._in_order = in_order or name == APPEND
         self._rows: dict[tuple[int, int], Message] = {}
         self._appended: list[Row] = []
         self._held_back: list[Message] = []
@@ -110,22 +116,21 @@ class Feed:
         else:
             text = "".join(json.dumps(self._object(message)) + "\n" for message in made)
             hidden.write_text(text, encoding="utf-8")
-        self.written_at[self._position] = time.time()
+        self.written_at[max(message.row[3] for message in made)] = time.time()
         hidden.rename(path)
         return path
 
     def _messages(self, number: int) -> Iterator[Message]:
         late, self._held_back = self._held_back, []
-        if self.name != APPEND:
-            yield from late
+        yield from late
         for _ in range(number):
             message = self._next()
-            if self.name != APPEND and self._random.random() < _LATE:
+            if not self._in_order and self._random.random() < _LATE:
                 self._held_back.append(message)
             else:
                 yield message
                 self._sent.append(message)
-            if self.name != APPEND and self._random.random() < _REPEATED:
+            if not self._in_order and self._random.random() < _REPEATED:
                 yield self._random.choice(self._sent or [message])
         self._sent = self._sent[-number:]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ _KILL_SECONDS = 25.0
 _DRAIN_SECONDS = 240.0
 _PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.2
+_ERROR = re.compile(r"^\S*(Error|Exception)\b|^\S+\.py: ")
 
 
 @dataclass
@@ -39,7 +41,7 @@ class Job:
         started: how often it was.
         killed: how often the soak killed it.
         failures: exits that the soak has not caused, with the last words of each.
-        commits: lines of its commits, with when they came.
+        commits: lines of its commits.
         was_killed: whether the soak has killed the process that runs.
         not_before: when it may be started, monotonic.
 
@@ -65,7 +67,8 @@ class Outcome:
         surplus: rows that it has, and should not.
         rows: that it should have.
         versions: of the table.
-        lag: of the change feed: seconds since the begin, and how old its newest change was.
+        lag: of the change feed, every second: seconds since the begin, and how old its oldest change was that the
+            table did not have; 0: it had all.
         drained: whether everything was applied before the soak gave up waiting.
 
     """
@@ -88,21 +91,32 @@ class MixedRun:
         folder: for what they say.
         conf: Spark's settings.
         seed: of the data and of who is killed when.
+        in_order: nothing that is fed is late or repeated.
 
     """
 
-    def __init__(self, command: Command, places: Places, folder: Path, conf: Mapping[str, str], seed: int) -> None:
+    def __init__(
+        self,
+        command: Command,
+        places: Places,
+        folder: Path,
+        conf: Mapping[str, str],
+        seed: int,
+        *,
+        in_order: bool = False,
+    ) -> None:
         self._command = command
         self._places = places
         self._folder = folder
         self._conf = conf
         self._random = random.Random(seed)  # noqa: S311 (to be repeated, not to be secret)
-        self._feeds = {name: Feed(name, places.landing / name, seed) for name in FEEDS}
+        self._feeds = {name: Feed(name, places.landing / name, seed, in_order=in_order) for name in FEEDS}
         self._jobs = {name: Job(name) for name in (*FEEDS, MAINTAIN)}
         self._numbers: dict[int, Job] = {}
         self._events: Events = Events()
         self._begun = time.time()
         self._appends: list[Path] = []
+        self._lag: list[tuple[float, float]] = []
 
     def run(self, seconds: float, say: Callable[[str], None]) -> Outcome:
         """Feed and disturb them for so long, let them finish, and compare.
@@ -169,6 +183,15 @@ class MixedRun:
         for job in self._jobs.values():
             self._look(job)
         self._take_events()
+        passed = time.time() - self._begun
+        if not self._lag or passed >= self._lag[-1][0] + 1:
+            self._lag.append((passed, self._lag_now()))
+
+    def _lag_now(self) -> float:
+        """Return how old the oldest change is that the change feed has not brought into the table yet, in seconds."""
+        newest = max((int(each.get("newest_sequence") or 0) for each in self._jobs[CDC].commits), default=0)
+        left = [at for position, at in self._feeds[CDC].written_at.items() if position > newest]
+        return time.time() - min(left) if left else 0.0
 
     def _look(self, job: Job) -> None:
         """Start a job that does not run."""
@@ -194,17 +217,16 @@ class MixedRun:
             if event.get("event") == "exit":
                 self._ended(job, event["code"])
             elif event.get("event") in ("commit", "done"):
-                job.commits.append({**event, "came_at": time.time()})
+                job.commits.append(event)
 
     def _ended(self, job: Job, code: int) -> None:
         process, job.process = job.process, None
         assert process is not None  # noqa: S101 (it has ended)
-        words = process.last_words
         process.reap(time.monotonic() + 5)
         if code == 0 and job.name == APPEND:
             self._appends.pop(0)
         if code != 0 and not job.was_killed:
-            job.failures.append(f"exit code {code}: {' '.join(words[-2:])[:400]}")
+            job.failures.append(f"exit code {code}: {_reason(process)[:400]}")
         job.not_before = time.monotonic() + (_PAUSE_SECONDS if job.name == MAINTAIN else 0.5)
 
     def _kill_one(self) -> None:
@@ -233,29 +255,22 @@ class MixedRun:
 
     def _outcome(self, *, drained: bool) -> Outcome:
         missing, surplus = self._difference()
-        written = self._feeds[CDC].written_at
-        lag = [
-            (commit["came_at"] - self._begun, commit["came_at"] - written[position])
-            for commit in self._jobs[CDC].commits
-            if (position := _position_of(commit, written)) is not None
-        ]
         return Outcome(
             jobs=tuple(self._jobs.values()),
             missing=missing,
             surplus=surplus,
             rows=sum(len(feed.expected()) for feed in self._feeds.values()),
             versions=DeltaTable(str(self._places.table)).version(),
-            lag=tuple(lag),
+            lag=tuple(self._lag),
             drained=drained,
         )
 
 
-def _position_of(commit: Mapping[str, Any], written: Mapping[int, float]) -> int | None:
-    """Return the newest file whose changes a commit has all, or most of: by the position of its last change."""
-    newest = commit.get("newest_sequence")
-    if newest is None:
-        return None
-    return max((position for position in written if position <= int(str(newest))), default=None)
+def _reason(process: WriterProcess) -> str:
+    """Return the last line of an error: Spark says more behind it, of how it stops."""
+    lines = process.errors.read_text(encoding="utf-8", errors="replace").splitlines()
+    errors = [line for line in lines if _ERROR.search(line)]
+    return (errors or process.last_words or ["no word"])[-1]
 
 
 def read_rows(table: Path) -> list[Row]:

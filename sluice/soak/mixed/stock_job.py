@@ -1,7 +1,8 @@
 """A job of the control of a mixed soak: what one writes with stock Delta, without a lock. Run by ``spark-submit``.
 
 ``stock_job.py append|upsert|cdc|stream|maintain TABLE SOURCE CHECKPOINT TRIGGER``. Appends retry after a conflict, as
-Delta does by itself; a stream that loses its race fails, and is started again by whoever looks after it.
+Delta does by itself, and are numbered (``txnAppId``, ``txnVersion``), so one that is started again writes no row twice;
+a stream that loses its race fails, and is started again by whoever looks after it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -33,8 +35,10 @@ def main() -> None:
     )
     if name == "append":
         rows = spark.read.parquet(source)
-        for part in rows.randomSplit([1.0] * 10, seed=1):
-            part.write.format("delta").mode("append").partitionBy("month").save(table)
+        run = Path(source).stem
+        for number, part in enumerate(rows.randomSplit([1.0] * 10, seed=1)):
+            once = part.write.format("delta").option("txnAppId", run).option("txnVersion", number)
+            once.mode("append").partitionBy("month").save(table)
             _say(event="commit")
     elif name == "maintain":
         spark.sql(f"OPTIMIZE delta.`{table}`").collect()
