@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -109,8 +110,12 @@ class Without(StrEnum):
     VERSION = "version"
 
 
+_OF_MIXED = {"jobs", "minutes", "seed", "zookeeper", "output", "as_json", "verbose"}
+
+
 @in_a_sentence
 def soak(
+    context: typer.Context,
     *,
     jobs: Annotated[
         Jobs, typer.Option(help="Appends with faults, or all jobs at once on one table, killed and started again.")
@@ -172,7 +177,7 @@ def soak(
     --auto work on one table with real flights, and are killed and started
     again. The table must have, row by row, what was fed, and no job may fail.
     Then the same with stock Delta and no lock, to compare. It takes --minutes
-    (10), --seed, --zookeeper and --output, and none of the other options.
+    (10), --seed, --zookeeper, --output and --json; no other option.
 
     [bold]sluice soak --jobs mixed --minutes 10[/]
 
@@ -187,6 +192,7 @@ def soak(
     from sluice.soak.steps import STEPS  # noqa: PLC0415
 
     if jobs is Jobs.MIXED:
+        _refuse_others(context, _OF_MIXED)
         from sluice.soak.mixed.command import MixedOptions, run_mixed  # noqa: PLC0415
 
         mixed = MixedOptions(minutes=minutes or 10.0, seed=seed, zookeeper=zookeeper, output=output)
@@ -211,3 +217,11 @@ def soak(
     with interruptible():
         if not run_soak(options, as_json=as_json, must_strike=faults not in ("none", "all")):
             raise typer.Exit(FAILED)
+
+
+def _refuse_others(context: typer.Context, taken: Collection[str]) -> None:
+    """Refuse an option that was given, and that would have no effect."""
+    for each in context.command.params:
+        source = context.get_parameter_source(each.name or "")
+        if each.name not in taken and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter("has no effect with --jobs mixed: leave it out", param_hint=each.opts[0])

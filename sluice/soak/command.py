@@ -12,11 +12,10 @@ from rich.console import Console
 from lock_manager import SettingsError
 from sluice.soak.faults import CLASSES
 from sluice.soak.options import SoakOptions
+from sluice.soak.progress_line import progress_line
 from sluice.soak.report import print_verdict, summary, write_report
 from sluice.soak.run import Progress, Soak
 from sluice.soak.verdict import judge
-
-_PLAIN_SECONDS = 10.0
 
 
 def choose_faults(given: str, options: SoakOptions) -> tuple[str, ...]:
@@ -52,7 +51,7 @@ def run_soak(options: SoakOptions, *, as_json: bool, must_strike: bool = False) 
     notes = Console(highlight=False, stderr=True)
     with notes.status("starting …") as status, Soak(options) as soak:
         soak.start_writers()
-        soak.run(_shower(options, status.update if notes.is_terminal else None))
+        soak.run(_shower(options, progress_line(notes, status)))
         status.update("reading what is there …")
         evidence = soak.evidence()
         violations = judge(evidence)
@@ -74,12 +73,10 @@ def run_soak(options: SoakOptions, *, as_json: bool, must_strike: bool = False) 
     return not violations and not missed
 
 
-def _shower(options: SoakOptions, update: Callable[[str], None] | None) -> Callable[[Progress], None]:
+def _shower(options: SoakOptions, show_line: Callable[[str], None]) -> Callable[[Progress], None]:
     started = time.monotonic()
-    last = started
 
     def show(progress: Progress) -> None:
-        nonlocal last
         goal = f"{options.minutes:g} min" if options.minutes else f"{options.commits:,}"
         seconds = time.monotonic() - started
         counts = progress.counts
@@ -92,11 +89,6 @@ def _shower(options: SoakOptions, update: Callable[[str], None] | None) -> Calla
         )  # fmt: skip
         if progress.now:
             line += f"; now {progress.now}"
-        if update is not None:
-            update(line)
-        elif time.monotonic() - last > _PLAIN_SECONDS:
-            last = time.monotonic()
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+        show_line(line)
 
     return show

@@ -2,8 +2,8 @@
 
 The first is against three containers where Docker answers, else three embedded servers: seed 1; 4 writers; 300
 commits; all faults. The second and third are of Spark drivers, through the gate and over the whole write: seed 4; 4
-writers; 100 commits; all faults. The last is every process fault at every point, one after the other: seed 1; 2
-writers; 42 faults. Negative controls: test_controls.py.
+writers; 100 commits; all faults. The fourth is all jobs at once, for three minutes. The last is every process fault at
+every point, one after the other: seed 1; 2 writers; 42 faults. Negative controls: test_controls.py.
 """
 
 from __future__ import annotations
@@ -55,6 +55,17 @@ def test_a_soak_of_spark_drivers_finds_no_violation(hold: str, tmp_path: Path) -
     assert found["engine"] == "spark"
     assert found["acknowledged"] >= 100
     assert len(found["faults"]) >= 10
+
+
+def test_all_jobs_at_once_leave_what_they_were_fed_and_do_not_without_the_lock(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sluice", "soak", "--jobs", "mixed", "--minutes", "3", "--output", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, timeout=MOST_SECONDS, check=False)
+    assert done.returncode == 0
+    ours, stock = json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8")).values()
+    assert (ours["missing"], ours["surplus"], ours["failed"], ours["all_applied"]) == (0, 0, 0, True)
+    assert ours["killed"] > 2
+    # The control: rivals fail.
+    assert stock["failed"] > 5
 
 
 def test_every_process_fault_at_every_point_breaks_no_promise(make_soak: Callable[..., Soak]) -> None:

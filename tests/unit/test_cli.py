@@ -116,6 +116,7 @@ def test_verbose_adds_the_stack_trace(run: CliRunner) -> None:
         ["demo", "--storage", "tape"],
         ["demo", "--writers", "0"],
         ["demo", "--writers", "3", "--commits", "2"],
+        ["soak", "--jobs", "mixed", "--faults", "none"],
         ["zookeeper", "--servers", "2"],
         ["status", "t", "--zookeeper", "127.0.0.1:1"],
         ["status", "--zookeeper", "no host"],

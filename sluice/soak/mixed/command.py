@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,8 +19,8 @@ from rich.table import Table
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.soak.mixed.jobs import Places, our_job, stock_job
 from sluice.soak.mixed.run import Command, MixedRun, Outcome
+from sluice.soak.progress_line import progress_line
 
-_PLAIN_SECONDS = 10.0
 _OURS, _STOCK = "under the lock", "stock Delta, no lock"
 
 
@@ -76,7 +74,7 @@ def run_mixed(options: MixedOptions, *, as_json: bool) -> bool:
             run = MixedRun(
                 command, places, options.output / str(number), {}, options.seed, in_order=command is stock_job
             )
-            outcomes[name] = run.run(options.minutes * 60, _shower(name, status.update if notes.is_terminal else None))
+            outcomes[name] = run.run(options.minutes * 60, _named(name, progress_line(notes, status)))
     found = {name: summary(outcome) for name, outcome in outcomes.items()}
     (options.output / "verdict.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     draw_lag(options.output / "lag.png", outcomes)
@@ -175,16 +173,5 @@ def _said(value: Any) -> str:
     return f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
 
 
-def _shower(name: str, update: Callable[[str], None] | None) -> Callable[[str], None]:
-    last = time.monotonic()
-
-    def show(line: str) -> None:
-        nonlocal last
-        if update is not None:
-            update(f"{name}: {line}")
-        elif time.monotonic() - last > _PLAIN_SECONDS:
-            last = time.monotonic()
-            sys.stderr.write(f"{name}: {line}\n")
-            sys.stderr.flush()
-
-    return show
+def _named(name: str, show: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda line: show(f"{name}: {line}")
