@@ -84,7 +84,7 @@ def print_report(report: CareReport, console: Console) -> None:
     for finding in report.findings:
         mends = "" if finding.action is None else f" (maintain.py --{finding.action})"
         console.print(Text.assemble((finding.code, "bold yellow"), f": {finding.says}"), soft_wrap=True)
-        console.print(f"    {finding.advice}{mends}", soft_wrap=True)
+        console.print(Text(f"    {finding.advice}{mends}"), soft_wrap=True)
     if not report.findings:
         console.print(Text("nothing to mend", style="bold green"))
 
@@ -116,7 +116,9 @@ def _figures(health: TableHealth) -> Table:
         ("shrinks by, each day" if shrinks else "grows by, each day", growth),
         ("versions each day", "not known" if health.commits_per_day is None else f"{health.commits_per_day:,.1f}"),
     ]
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, title=health.table, title_justify="left", pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD, show_header=False, title=Text(health.table), title_justify="left", pad_edge=False
+    )
     table.add_column("what")
     table.add_column("how much", justify="right")
     for row in rows:
@@ -150,7 +152,7 @@ def _partitions(health: TableHealth) -> Table:
         table.add_column(column, justify="left" if column == "partition" else "right", overflow="fold")
     for part in sorted(health.partitions, key=worst)[:_WORST]:
         table.add_row(
-            part.name,
+            Text(part.name),
             f"{part.total.files:,}",
             size_text(part.total.size),
             f"{part.small.files:,}",

@@ -65,6 +65,7 @@ SHARED_DRIVERS = {
         "test_how_to.py",
         "test_maintain_job.py",
         "test_maintenance.py",
+        "test_maintenance_keeps.py",
         "test_pins.py",
         "test_snapshot_job.py",
     ),

@@ -31,11 +31,14 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
     arguments, spark = context.arguments, context.spark
     gauges = None if context.metrics is None else HealthGauges(context.metrics.registry)
     published = Published(context.output, context.report, spark, page_uri=arguments.page, gauges=gauges)
+    published.begun()
     deadline = None if arguments.budget is None else time.monotonic() + arguments.budget
     tables = tables_of(spark, arguments.tables, catalog=arguments.catalog, listed_in=arguments.listed_in)
     first: SluiceError | None = None
     with LockInspector(context.manager.settings) as inspector:
-        for table in tables:
+        for number, table in enumerate(tables):
+            # What one table does not need of its share is for the others.
+            share = None if deadline is None else (deadline - time.monotonic()) / (len(tables) - number)
             try:
                 care = Care(
                     spark,
@@ -49,7 +52,7 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
                 )
                 report = care.run(
                     arguments.wanted,
-                    budget_seconds=None if deadline is None else max(0.0, deadline - time.monotonic()),
+                    budget_seconds=None if share is None else max(0.0, share),
                     zorder_by=arguments.zorder_by,
                     measured=published.measured,
                 )
@@ -58,6 +61,7 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
                 first = first or error
             else:
                 published.cared_for(report)
+                first = first or report.failure
     if first is not None:
         raise first
 

@@ -402,10 +402,7 @@ class LockedDeltaWriter:
             SluiceError: see :meth:`append`.
 
         """
-        session = self._spark
-        if target_size is not None:
-            sizes = {_SMALL: str(target_size // 2), _TARGET: str(target_size)}
-            session = session_with(session, sizes)
+        session = self._session_of_size(target_size)
 
         def optimize(location: str, predicate: str | None) -> None:
             builder = delta_table(session, location).optimize()
@@ -429,6 +426,7 @@ class LockedDeltaWriter:
         self,
         where: str | None = None,
         *,
+        target_size: int | None = None,
         again: bool = True,
         lock: Lock = "table",
         hold: HoldOver = "commit",
@@ -440,6 +438,7 @@ class LockedDeltaWriter:
 
         Args:
             where: SQL predicate on partition columns; the whole table by default.
+            target_size: bytes that a file is to have at most. By default as Delta's settings have it, 1 GiB.
             again: as for :meth:`optimize`.
             lock: likewise.
             hold: likewise.
@@ -451,10 +450,11 @@ class LockedDeltaWriter:
             GuardMissingError, WriteConflictError, ValueError, SluiceError: see :meth:`optimize`.
 
         """
+        session = self._session_of_size(target_size)
 
         def purge(location: str, predicate: str | None) -> None:
             chosen = "" if predicate is None else f" WHERE {predicate}"
-            self._spark.sql(f"REORG TABLE delta.{quoted(location)}{chosen} APPLY (PURGE)")
+            session.sql(f"REORG TABLE delta.{quoted(location)}{chosen} APPLY (PURGE)")
 
         options = WriteOptions(
             lock=lock,
@@ -465,6 +465,11 @@ class LockedDeltaWriter:
             again=again,
         )
         return self._rewrite(purge, where, options)
+
+    def _session_of_size(self, target_size: int | None) -> SparkSession:
+        if target_size is None:
+            return self._spark
+        return session_with(self._spark, {_SMALL: str(target_size // 2), _TARGET: str(target_size)})
 
     def _rewrite(
         self, rewrite: Callable[[str, str | None], None], where: str | None, options: WriteOptions
@@ -481,7 +486,7 @@ class LockedDeltaWriter:
             raise ValueError(f"with {_BATCHES} one OPTIMIZE makes several commits: unset it")
 
         def work(part: LockTarget) -> Work:
-            return Work(lambda location, _: rewrite(location, _both(part.predicate(), where)))
+            return Work(lambda location, _: rewrite(location, _both(part.predicate(), where)), keeps_rows=True)
 
         return self._run(work, lambda state: self._partitions_of(where, state), options, of_table=True)
 

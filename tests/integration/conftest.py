@@ -30,6 +30,11 @@ from tests.support.submitted_job import SubmittedJob
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from lock_manager import LockInspector
+    from writer_jobs import LockedDeltaWriter
+    from writer_jobs.maintenance.policy import Action
+    from writer_jobs.maintenance.result import CareReport
+
 SUBMIT = Path(sys.executable).with_name("spark-submit")
 
 
@@ -295,3 +300,70 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
     yield start
     for job in jobs:
         job.kill()
+
+
+@pytest.fixture
+def writer(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> LockedDeltaWriter:
+    """Writes the table."""
+    from writer_jobs import LockedDeltaWriter
+
+    return LockedDeltaWriter(spark, manager, str(table))
+
+
+@pytest.fixture
+def inspector(manager: ZookeeperLockManager) -> Iterator[LockInspector]:
+    """Looks at the locks of the ensemble."""
+    from lock_manager import LockInspector
+
+    with LockInspector(manager.settings) as found:
+        yield found
+
+
+@pytest.fixture
+def put(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
+    """Append rows with these keys as one file: ``put(range(3), "a")``."""
+
+    def append(keys: Any, place: str | None = "a") -> None:
+        rows = [(key, place, f"row {key}") for key in keys]
+        data = spark.createDataFrame(rows, "key long, place string, value string")
+        writer.append(data.coalesce(1), partition_by=["place"])
+
+    return append
+
+
+@pytest.fixture
+def care(
+    spark: SparkSession, manager: ZookeeperLockManager, inspector: LockInspector, table: Path
+) -> Callable[..., CareReport]:
+    """Look after the table: ``care(Action.COMPACT)``; without an action, as ``--auto`` does."""
+    from writer_jobs.maintenance.care import Care
+    from writer_jobs.maintenance.plan import PARALLEL
+
+    def run(*actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 30, **how: Any) -> CareReport:
+        made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=lock_timeout_seconds, parallel=parallel)
+        return made.run(actions or None, **how)
+
+    return run
+
+
+@pytest.fixture
+def sql(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Callable[[str], None]:
+    """Run a statement under the table's lock; ``{table}`` stands for the table."""
+    from writer_jobs import locked
+
+    def run(statement: str) -> None:
+        with locked(spark, str(table), manager=manager):
+            spark.sql(statement.format(table=f"delta.`{table}`"))
+
+    return run
+
+
+@pytest.fixture
+def properties(sql: Callable[[str], None]) -> Callable[..., None]:
+    """Set properties: ``properties(delta__checkpointInterval="1000")``."""
+
+    def set_them(**given: str) -> None:
+        text = ", ".join(f"'{name.replace('__', '.')}' = '{value}'" for name, value in given.items())
+        sql(f"ALTER TABLE {{table}} SET TBLPROPERTIES ({text})")
+
+    return set_them

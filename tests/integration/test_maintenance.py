@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,11 @@ from lock_manager import LockCancelledError, LockTimeoutError, TableResource, Zo
 from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
-from writer_jobs import LockedDeltaWriter, TableError, WriteConflictError, locked, pinned_rows, take_pin, vacuum
+from tests.support.maintained import codes, keys_of, made_old
+from writer_jobs import LockedDeltaWriter, TableError, WriteConflictError
 from writer_jobs.maintenance.care import TRIES, Care
-from writer_jobs.maintenance.findings import find
-from writer_jobs.maintenance.folder import Keepers
-from writer_jobs.maintenance.measure import Measured, measure
-from writer_jobs.maintenance.plan import PARALLEL, plan
+from writer_jobs.maintenance.measure import measure
+from writer_jobs.maintenance.plan import plan
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
 from writer_jobs.maintenance.turn import TURN, give_way, turn_of
@@ -34,80 +32,6 @@ SCHEMA = "key long, place string, value string"
 HOUR = 3600
 DAY = timedelta(days=1)
 RETENTION = {"delta__deletedFileRetentionDuration": "interval 1 day", "delta__logRetentionDuration": "interval 30 days"}
-
-
-@pytest.fixture
-def writer(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> LockedDeltaWriter:
-    return LockedDeltaWriter(spark, manager, str(table))
-
-
-@pytest.fixture
-def inspector(manager: ZookeeperLockManager) -> Iterator[LockInspector]:
-    with LockInspector(manager.settings) as found:
-        yield found
-
-
-@pytest.fixture
-def put(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
-    """Append rows with these keys as one file: ``put(range(3), "a")``."""
-
-    def append(keys: Any, place: str | None = "a") -> None:
-        rows = [(key, place, f"row {key}") for key in keys]
-        writer.append(spark.createDataFrame(rows, SCHEMA).coalesce(1), partition_by=["place"])
-
-    return append
-
-
-@pytest.fixture
-def care(
-    spark: SparkSession, manager: ZookeeperLockManager, inspector: LockInspector, table: Path
-) -> Callable[..., CareReport]:
-    def run(*actions: Action, parallel: int = PARALLEL, **how: Any) -> CareReport:
-        made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, parallel=parallel)
-        return made.run(actions or None, **how)
-
-    return run
-
-
-@pytest.fixture
-def sql(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> Callable[[str], None]:
-    """Run a statement under the table's lock; ``{table}`` stands for the table."""
-
-    def run(statement: str) -> None:
-        with locked(spark, str(table), manager=manager):
-            spark.sql(statement.format(table=f"delta.`{table}`"))
-
-    return run
-
-
-@pytest.fixture
-def properties(sql: Callable[[str], None]) -> Callable[..., None]:
-    """Set properties: ``properties(delta__checkpointInterval="1000")``."""
-
-    def set_them(**given: str) -> None:
-        text = ", ".join(f"'{name.replace('__', '.')}' = '{value}'" for name, value in given.items())
-        sql(f"ALTER TABLE {{table}} SET TBLPROPERTIES ({text})")
-
-    return set_them
-
-
-def keys_of(spark: SparkSession, table: Path) -> list[int]:
-    return sorted(row[0] for row in spark.read.format("delta").load(str(table)).select("key").collect())
-
-
-def made_old(path: Path, hours: float) -> None:
-    then = time.time() - hours * HOUR
-    os.utime(path, (then, then))
-
-
-def made_all_old(table: Path) -> None:
-    for path in table.rglob("*"):
-        if path.is_file():
-            made_old(path, 24 * 8)
-
-
-def codes(measured: Measured) -> dict[str, Any]:
-    return {finding.code: finding for finding in find(measured.health, measured.policy)}
 
 
 def test_the_figures_are_those_of_the_table(
@@ -302,39 +226,6 @@ def test_a_checkpoint_is_written_when_the_newest_is_old(
     assert report.after.log.since_checkpoint == 0
 
 
-def test_a_log_is_cleaned_up_and_the_newest_versions_stay(
-    spark: SparkSession,
-    table: Path,
-    put: Callable[..., None],
-    care: Callable[..., CareReport],
-    properties: Callable[..., None],
-) -> None:
-    put([0])
-    properties(
-        delta__enableExpiredLogCleanup="false",
-        delta__logRetentionDuration="interval 2 days",
-        delta__deletedFileRetentionDuration="interval 1 day",
-    )
-    for key in range(1, 15):
-        put([key])
-    for version in range(13):
-        made_old(table / "_delta_log" / f"{version:020}.json", 24 * (30 - version))
-    for checkpoint in (table / "_delta_log").glob("*.checkpoint.parquet"):
-        made_old(checkpoint, 24 * 20)
-    found = measure(spark, str(table))
-    newest = found.health.log.checkpoint_version
-    assert newest == 10
-    assert found.health.log.expired_versions == 10
-    assert "long-log" in codes(found)
-    assert "writers-clean-log" not in codes(found)
-    report = care(Action.CLEAN_LOG)
-    assert report.done[0].removed.files > report.done[0].added.files
-    assert report.after.log.first_version == 10
-    assert report.after.log.expired_versions == 0
-    assert keys_of(spark, table) == list(range(15))
-    assert verify_table(str(table), key=["key"]).ok
-
-
 def test_the_budget_ends_it_between_two_partitions(
     spark: SparkSession, table: Path, put: Callable[..., None], care: Callable[..., CareReport]
 ) -> None:
@@ -471,62 +362,6 @@ def test_a_property_that_makes_no_sense_is_refused(
         measure(spark, str(table / "nothing"))
 
 
-def test_orphans_go_and_what_a_stream_has_not_read_stays(
-    spark: SparkSession,
-    table: Path,
-    tmp_path: Path,
-    writer: LockedDeltaWriter,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-) -> None:
-    put(range(3))
-    properties(delta__enableChangeDataFeed="true")
-    checkpoint, out = tmp_path / "checkpoint", tmp_path / "out"
-
-    def read() -> list[tuple[int, str]]:
-        query = (
-            spark.readStream.format("delta")
-            .option("readChangeFeed", "true")
-            .option("startingVersion", 2)
-            .load(str(table))
-            .writeStream.format("parquet")
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start(str(out))
-        )
-        query.awaitTermination(60)
-        assert query.exception() is None
-        return sorted((row["key"], row["_change_type"]) for row in spark.read.parquet(str(out)).collect())
-
-    put([3])
-    assert read() == [(3, "insert")]
-    writer.update({"value": "'new'"}, "key = 3")
-    put([4], "b")
-    writer.delete("key = 4")
-    made_all_old(table)
-    orphan = table / "part-orphan.parquet"
-    orphan.write_bytes(b"x")
-    made_old(orphan, 24 * 8)
-    spared = vacuum(spark, str(table), retain=timedelta(0), streams=[str(checkpoint)], manager=writer.manager)
-    assert (spared.files, spared.orphans, spared.kept_for_streams >= 2) == (1, 1, True)
-    assert not orphan.exists()
-    assert len(read()) == 5
-    # The control: without what the stream says of itself, what it has not read is gone.
-    writer.update({"value": "'newer'"}, "key = 3")
-    made_all_old(table)
-    assert vacuum(spark, str(table), retain=timedelta(0), streams=[], manager=writer.manager).kept_for_streams == 0
-    with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound|does not exist"):
-        read()
-    with pytest.raises(TableError, match=r"reads table another"):
-        _stream_of_another_table(spark, table, tmp_path)
-
-
-def _stream_of_another_table(spark: SparkSession, table: Path, tmp_path: Path) -> None:
-    (tmp_path / "other" / "offsets").mkdir(parents=True)
-    (tmp_path / "other" / "offsets" / "0").write_text('v1\n{}\n{"reservoirId": "another", "reservoirVersion": 1}\n')
-    vacuum(spark, str(table), streams=[str(tmp_path / "other")])
-
-
 def test_the_plan_has_each_partition_with_its_own_worth(
     spark: SparkSession, table: Path, put: Callable[..., None]
 ) -> None:
@@ -541,101 +376,6 @@ def test_the_plan_has_each_partition_with_its_own_worth(
         (Action.COMPACT, {"place": "a"}, 5),
     ]
     assert plan(found.health, Policy(auto=frozenset()), None) == []
-
-
-@pytest.mark.parametrize("number", [100, pytest.param(1000, marks=pytest.mark.soak)])
-@pytest.mark.parametrize("is_protected", [True, False], ids=["protected", "negative control"])
-def test_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa: PLR0917 (fixtures)
-    number: int,
-    is_protected: bool,  # noqa: FBT001 (a parameter of the test)
-    spark: SparkSession,
-    manager: ZookeeperLockManager,
-    inspector: LockInspector,
-    table: Path,
-    tmp_path: Path,
-    writer: LockedDeltaWriter,
-    put: Callable[..., None],
-    properties: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    put(range(3))
-    properties(**RETENTION)
-    pin = take_pin(spark, {str(table): None}, name="audit", expires_at=datetime.now(UTC) + DAY, manager=manager)
-    pinned = [row["key"] for row in pinned_rows(spark, pin, str(table)).collect()]
-    read = stream_of(spark, table, tmp_path)
-    assert read() == 3
-    put([3], "b")
-    writer.delete("place = 'b'")
-    writer.update({"value": "concat(value, '!')"})
-    properties(sluice__maintenance__streams=str(tmp_path / "checkpoint"))
-    orphans = [
-        table / f"place={place}" / f"part-{each:05}-orphan.parquet" for place in "ab" for each in range(number // 2)
-    ]
-    for orphan in orphans:
-        orphan.parent.mkdir(exist_ok=True)
-        orphan.write_bytes(b"x")
-    # As if all of this were long ago: longer than a file is kept, which the pin has raised to two days.
-    for path in table.rglob("*"):
-        if path.is_file():
-            made_old(path, 30 if "_delta_log" in path.parts else 50)
-    before = {path for path in table.rglob("*.parquet") if path.parent != table / "_delta_log"}
-    monkeypatch.setattr("writer_jobs.maintenance.folder.seconds_without_pins", lambda _: 0.0)
-    if not is_protected:
-        monkeypatch.setattr("writer_jobs.maintenance.folder.Keepers.of", lambda *_: Keepers())
-        monkeypatch.setattr("writer_jobs.delta.table_log.Snapshot.file_retention_seconds", 0.0)
-    with in_another_thread(lambda: manager.acquire(writer.table)):
-        staged = threading.Thread(target=put, args=([100],))
-        staged.start()
-        while not inspector.table(TableResource.of(writer.table)).waiters:
-            time.sleep(0.05)
-        stage = {path for path in table.rglob("*.parquet") if path.parent != table / "_delta_log"} - before
-        assert len(stage) == 1
-        # Not the lock on the table is needed, which somebody else has.
-        found = measure(spark, str(table)).health.folder
-        removed = vacuum(spark, str(table), manager=manager)
-    staged.join()
-    assert found.orphans.files == number + (not is_protected)
-    assert removed.orphans == found.orphans.files
-    assert not any(orphan.exists() for orphan in orphans)
-    assert all(path.exists() for path in stage) == is_protected
-    monkeypatch.undo()
-    if is_protected:
-        assert removed.files == number
-        assert removed.kept_for_pins > 0
-        assert removed.kept_for_streams > 0
-        assert keys_of(spark, table) == [0, 1, 2, 100]
-        assert sorted(row["key"] for row in pinned_rows(spark, pin, str(table)).collect()) == sorted(pinned)
-        assert read() == 5
-        assert verify_table(str(table)).ok
-        return
-    for fails in (
-        lambda: keys_of(spark, table),
-        lambda: pinned_rows(spark, pin, str(table)).collect(),
-        read,
-    ):
-        with pytest.raises(Exception, match=r"FILE_NOT_EXIST|FileNotFound|does not exist"):
-            fails()
-
-
-def stream_of(spark: SparkSession, table: Path, folder: Path) -> Callable[[], int]:
-    """Return what has a stream read what is new, and says how many rows it has read altogether."""
-
-    def read() -> int:
-        query = (
-            spark.readStream.format("delta")
-            .option("skipChangeCommits", "true")
-            .load(str(table))
-            .writeStream.format("parquet")
-            .option("checkpointLocation", str(folder / "checkpoint"))
-            .trigger(availableNow=True)
-            .start(str(folder / "out"))
-        )
-        query.awaitTermination(60)
-        if (error := query.exception()) is not None:
-            raise error
-        return spark.read.parquet(str(folder / "out")).count()
-
-    return read
 
 
 @pytest.mark.parametrize("parallel", [2, 1])

@@ -61,7 +61,10 @@ SICK: dict[str, tuple[dict[str, Any], Policy]] = {
         {**partition(unclustered=FileTotals(2, 200 * MIB)), "clustering_columns": ("a",)},
         Policy(),
     ),
-    "deleted-rows": (partition(deleted_rows=60, with_deleted_rows=FileTotals(1, 128 * MIB)), Policy()),
+    "deleted-rows": (
+        partition(stored_rows=1060, deleted_rows=60, with_deleted_rows=FileTotals(1, 128 * MIB)),
+        Policy(),
+    ),
     "expired-files": ({"folder": FolderHealth(expired=FileTotals(1, 5))}, Policy()),
     "orphans": ({"folder": FolderHealth(orphans=FileTotals(1, 5))}, Policy()),
     "old-checkpoint": ({"log": replace(LOG, since_checkpoint=20)}, Policy()),
@@ -69,6 +72,7 @@ SICK: dict[str, tuple[dict[str, Any], Policy]] = {
     "writers-clean-log": ({"log": replace(LOG, writers_clean=True)}, Policy()),
     "much-kept": ({"folder": FolderHealth(removed=FileTotals(9, 600 * MIB))}, Policy()),
     "kept-for-streams": ({"folder": FolderHealth(kept_for_streams=FileTotals(9, 600 * MIB))}, Policy()),
+    "lost-keeper": ({"folder": FolderHealth(problem="it is not there", orphans=FileTotals(1, 5))}, Policy()),
     "tiny-partitions": (
         {
             "partitions": tuple(
@@ -103,6 +107,12 @@ def test_each_code_and_what_mends_it_is_documented(code: str) -> None:
     changes, policy = SICK[code]
     (found,) = find(replace(GOOD, **changes), policy)
     assert (f"`--{found.action}`" in row[0]) == (found.action is not None)
+
+
+def test_files_without_statistics_do_not_count_for_the_share_of_deleted_rows() -> None:
+    part = PartitionHealth(values={}, total=FileTotals(9, MIB), rows=None, stored_rows=1000, deleted_rows=1)
+    assert part.deleted_share == 0.001
+    assert replace(part, stored_rows=0, deleted_rows=0).deleted_share == 0.0
 
 
 def test_what_is_worth_most_comes_first() -> None:

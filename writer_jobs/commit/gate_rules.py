@@ -52,7 +52,7 @@ def why_whole(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> str 
     return (
         _of_driver(facts)
         or next(filter(None, map(_of_settings, facts["settings"])), None)
-        or _of_table(facts)
+        or _of_table(facts, work)
         or _of_reads(facts, table_log.location)
     )
 
@@ -120,10 +120,11 @@ def _of_options(work: Work) -> str | None:
     return "it may change the schema" if changes else None
 
 
-def _of_table(facts: Mapping[str, Any]) -> str | None:
+def _of_table(facts: Mapping[str, Any], work: Work) -> str | None:
     if facts["version"] < 0:
         return NO_TABLE
-    return "the table counts identities" if facts["identity"] else None
+    # Rows that are there already have theirs.
+    return "the table counts identities" if facts["identity"] and not work.keeps_rows else None
 
 
 def _of_reads(facts: Mapping[str, Any], location: str) -> str | None:

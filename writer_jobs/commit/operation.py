@@ -37,6 +37,7 @@ class Work:
         session: of the rows, whose settings count when they are written; None if it is the writer's.
         txn: ``(txnAppId, txnVersion)`` or None.
         user_metadata: the caller's own, to be kept.
+        keeps_rows: whether it only puts rows of the table into other files.
         takes_metadata: whether the commit has the ``userMetadata`` that is given to it. Where it has not, Delta has
             only a setting for the whole session, which other threads share.
 
@@ -47,6 +48,7 @@ class Work:
     txn: tuple[str, int] | None = None
     user_metadata: str | None = None
     takes_metadata: bool = False
+    keeps_rows: bool = False
     rows: DataFrame | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     session: SparkSession | None = None

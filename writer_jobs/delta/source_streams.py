@@ -62,14 +62,17 @@ def _batches(files: HadoopFiles, folder: str) -> set[int]:
 
 
 def _version(files: HadoopFiles, path: str, table_id: str) -> int:
-    tables = set()
+    tables, found = set(), []
     for line in (files.read_text(path) or "").splitlines():
         offset = _parsed(line)
         if offset is None:
             continue
         if offset["reservoirId"] == table_id:
-            return int(offset["reservoirVersion"])
+            found.append(int(offset["reservoirVersion"]))
         tables.add(offset["reservoirId"])
+    if found:
+        # A query may read the table more than once.
+        return min(found)
     what = f"table {', '.join(sorted(tables))}, and not {table_id}" if tables else "no Delta table"
     raise TableError(f"{path}: the stream with this checkpoint reads {what}")
 

@@ -84,6 +84,12 @@ class TableState:
     adoption: Adoption | None = None
     is_serializable: bool = True
 
+    @property
+    def partition_folders(self) -> tuple[str, ...]:
+        """Names of the partition columns as folders of files have them: the logical one, and Delta's own for it."""
+        own = [str((self.schema[name].metadata or {}).get(PHYSICAL_NAME, name)) for name in self.partition_columns]
+        return tuple(dict.fromkeys([*self.partition_columns, *own]))
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -168,6 +174,12 @@ class Snapshot:
     def size(self) -> int:
         """Of its data files, in bytes."""
         return int(self.loaded.sizeInBytes())
+
+    @property
+    def checkpoint_version(self) -> int | None:
+        """Version of the checkpoint from which on it was read; None: there is none."""
+        version = int(self.loaded.logSegment().checkpointProvider().version())
+        return None if version < 0 else version
 
     @property
     def checkpoint_interval(self) -> int:
@@ -317,7 +329,7 @@ class DeltaTableLog:
     def make_newest_checkpoint(self) -> int:
         """Write a checkpoint of the newest version, and have Delta's pointer name it; return the version.
 
-        What Delta does behind it, it does here, too: it cleans the log up, unless the table's properties say otherwise.
+        The log is not cleaned up behind it: see :meth:`clean_up`.
 
         Raises:
             TableError, StorageError: the log cannot be read, or no checkpoint be written.
@@ -327,7 +339,11 @@ class DeltaTableLog:
         nothing = self._spark._jvm.scala.Option.empty()  # noqa: SLF001
         try:
             delta_log = self._delta_log()
-            delta_log.checkpointAndCleanUpDeltaLog(snapshot.loaded, nothing)
+            info = delta_log.writeCheckpointFiles(snapshot.loaded, nothing)
+            jvm: Any = self._spark._jvm  # noqa: SLF001
+            session = self._spark._jsparkSession  # noqa: SLF001
+            with_checksum = jvm.org.apache.spark.sql.delta.LastCheckpointInfo.checksumEnabled(session)
+            delta_log.writeLastCheckpointFile(delta_log, info, with_checksum)
         except JVM_ERRORS as error:
             raise StorageError(f"no checkpoint of {self.location} can be written: {one_sentence(error)}") from error
         return snapshot.version

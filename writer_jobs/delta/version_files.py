@@ -78,7 +78,7 @@ class VersionFiles:
             clone's) are not in it.
 
         """
-        files = self._files.where(~_is_elsewhere()).select(_decoded().alias("path"))
+        files = self._files.where(~is_elsewhere()).select(decoded().alias("path"))
         vectors = self._files.where("deletionVector.storageType = 'u'").select("deletionVector.pathOrInlineDv")
         names = sorted({deletion_vector_path(row[0]) for row in vectors.distinct().collect()})
         return files.union(self._spark.createDataFrame([(name,) for name in names], "path string"))
@@ -91,12 +91,12 @@ class VersionFiles:
             rows of a file were deleted one after the other.
 
         """
-        gone = DataFrame(self._loaded.tombstones().toDF(), self._spark).where(~_is_elsewhere())
-        return gone.groupBy(_decoded().alias("path")).agg(F.max("deletionTimestamp").alias("deletionTimestamp"))
+        gone = DataFrame(self._loaded.tombstones().toDF(), self._spark).where(~is_elsewhere())
+        return gone.groupBy(decoded().alias("path")).agg(F.max("deletionTimestamp").alias("deletionTimestamp"))
 
     def has_files_elsewhere(self) -> bool:
         """Tell whether some are not below the table's location: it is a shallow clone of another one."""
-        return not self._files.where(_is_elsewhere()).isEmpty()
+        return not self._files.where(is_elsewhere()).isEmpty()
 
     @functools.cached_property
     def _collected(self) -> Any:
@@ -145,12 +145,13 @@ def listed_files(spark: SparkSession, location: str) -> DataFrame:
     )
 
 
-def _is_elsewhere() -> Column:
+def is_elsewhere() -> Column:
+    """Tell of the column ``path`` of the log whether it is in another table's folder: a shallow clone's."""
     return F.col("path").rlike("^([A-Za-z][A-Za-z0-9+.-]*:|/)")
 
 
-def _decoded() -> Column:
-    """Return a file's path, not percent-encoded; as in a query string it would lose each plus."""
+def decoded() -> Column:
+    """Return the column ``path`` of the log, not percent-encoded; as in a query string it would lose each plus."""
     return F.url_decode(F.replace(F.col("path"), F.lit("+"), F.lit("%2B")))
 
 

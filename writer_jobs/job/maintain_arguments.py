@@ -59,7 +59,8 @@ rules:
   A compaction that loses its race against a writer is left, and tried again behind the others, twice; no writer waits
   for it. Killed at any point the job leaves a correct table. Of two that look after one table at the same time the
   second one waits for --lock-timeout, and then leaves that table.
-  With several tables one that fails is noted, and the others are looked after; the exit code is that of the first.
+  What fails is noted, the rest is done, and the other tables are looked after; the exit code is that of the first
+  failure. Of a budget each table gets an equal part of what is left.
 
 standard output has one JSON object per line: {"event": "measured" | "finding" | "done" | "table", ...}.
 standard error has one sentence if the job fails; the stack trace with --verbose.

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from uuid import uuid4
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lock_manager import Hold, LockManager, ResourceError
+from lock_manager import Hold, LockCancelledError, LockManager, ResourceError, SluiceError
 from lock_manager.commit_stamp import MAINTENANCE
 from lock_manager.coordinator import Inspector
+from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Lock
 from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
-from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.delta.source_streams import source_streams
-from writer_jobs.delta.table_log import Snapshot
-from writer_jobs.errors import TableError, WriteConflictError
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.errors import GuardMissingError, TableError, WriteConflictError, WriteFailedError
 from writer_jobs.maintenance.findings import find
+from writer_jobs.maintenance.folder import Keepers, log_retention_seconds
 from writer_jobs.maintenance.health import FileTotals
 from writer_jobs.maintenance.measure import Measured, log_files, measure, refuse_no_columns
 from writer_jobs.maintenance.plan import PARALLEL, Unit, plan
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
-from writer_jobs.maintenance.turn import give_way, turn_of
+from writer_jobs.maintenance.turn import give_way, is_of_this_process, turn_of
 from writer_jobs.maintenance.vacuum import vacuum
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -38,6 +41,8 @@ log = logging.getLogger(__name__)
 TRIES = 3
 # Between two units of work others may go first so long: somebody may always wait.
 _WAY_SECONDS = 5.0
+# Whatever is tried next would fail as well.
+_ENDS_IT = (LockCancelledError, EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError, GuardMissingError)
 
 
 class Care:
@@ -80,6 +85,8 @@ class Care:
         self._say = say
         self._parallel = parallel
         self._stopped = threading.Event()
+        # Of its Spark jobs: when it is to stop, they end.
+        self._tag = f"sluice-maintenance-{uuid4()}"
 
     def run(
         self,
@@ -92,6 +99,7 @@ class Care:
         """Do it, and measure before and after.
 
         Killed at any point it leaves a correct table: each unit of work is one commit, or removes what nobody needs.
+        What fails is noted (:attr:`.Done.problem`), and the rest is done.
 
         Args:
             actions: what to do, wherever it changes anything; empty: nothing but measure; None: what the findings say.
@@ -101,7 +109,8 @@ class Care:
 
         Raises:
             LockTimeoutError: another maintainer is at it.
-            SluiceError: the table, or its lock, cannot be had; or the lock was lost.
+            SluiceError: the table cannot be measured, or no lock at all be had; commits are not guarded; or the turn
+                was lost to another maintainer.
 
         """
         deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
@@ -143,7 +152,7 @@ class Care:
                     return done
                 for ended in wait(running, return_when=FIRST_COMPLETED).done:
                     unit, made = running.pop(ended), ended.result()
-                    if made.problem is not None and unit.tries + 1 < TRIES:
+                    if made.problem is not None and made.failure is None and unit.tries + 1 < TRIES:
                         # Behind the others: whoever changes it now may be done by then.
                         waiting.append(replace(unit, tries=unit.tries + 1))
                         continue
@@ -157,7 +166,13 @@ class Care:
 
     def _stop(self) -> None:
         self._stopped.set()
+        self._manager.cancel(self._checkpoint_lock)
+        self._spark.sparkContext.cancelJobsWithTag(self._tag)
         self._writer.cancel()
+
+    @property
+    def _checkpoint_lock(self) -> str:
+        return f"{self._writer.table}/{LAST_CHECKPOINT}"
 
     def _report(self, found: Measured) -> CareReport:
         return CareReport(before=found.health, findings=tuple(find(found.health, found.policy)))
@@ -181,6 +196,9 @@ class Care:
         state = self._writer.log.state()
         if state is not None:
             refuse_no_columns(columns, state, self._writer.table)
+        if found.health.clustering_columns:
+            clustered_by = ", ".join(found.health.clustering_columns)
+            raise TableError(f"{self._writer.table} is clustered by {clustered_by}, and takes no Z-order: --cluster it")
         policy = replace(found.policy, zorder_by=columns)
         # Nothing says when that was done the last time.
         parts = tuple(replace(part, unordered=part.total) for part in found.health.partitions)
@@ -188,14 +206,27 @@ class Care:
 
     def _do(self, unit: Unit, found: Measured, deadline: float | None) -> Done:
         begun = time.monotonic()
-        left = _WAY_SECONDS if deadline is None else min(_WAY_SECONDS, max(0.0, deadline - begun))
-        waited = give_way(self._inspector, self._writer.table, left, self._stopped)
         made = Done(action=unit.action, partition=unit.partition)
         try:
+            left = _WAY_SECONDS if deadline is None else min(_WAY_SECONDS, max(0.0, deadline - begun))
+            waited = give_way(
+                self._inspector, self._writer.table, left, stopped=self._stopped, is_own=is_of_this_process
+            )
+            made = replace(made, gave_way_seconds=waited)
+            if self._stopped.is_set():
+                return replace(made, problem="the job was stopped")
+            self._spark.sparkContext.addJobTag(self._tag)
             made = self._done(unit, found, made)
         except WriteConflictError as error:
             made = replace(made, problem=str(error))
-        return replace(made, gave_way_seconds=waited, seconds=time.monotonic() - begun)
+        except _ENDS_IT:
+            raise
+        except SluiceError as error:
+            made = replace(made, problem=str(error), failure=error)
+        except (*JVM_ERRORS, PySparkException, ValueError) as error:
+            failure = WriteFailedError(table=self._writer.table, reason=one_sentence(error))
+            made = replace(made, problem=str(failure), failure=failure)
+        return replace(made, seconds=time.monotonic() - begun)
 
     def _done(self, unit: Unit, found: Measured, made: Done) -> Done:
         match unit.action:
@@ -218,7 +249,11 @@ class Care:
         lock: Lock = [unit.partition] if unit.partition else "table"
         if unit.action is Action.PURGE:
             return self._writer.purge(
-                again=False, lock=lock, lock_timeout_seconds=self._timeout, metadata={MAINTENANCE: note}
+                target_size=policy.target_file_size,
+                again=False,
+                lock=lock,
+                lock_timeout_seconds=self._timeout,
+                metadata={MAINTENANCE: note},
             )
         return self._writer.optimize(
             zorder_by=columns,
@@ -241,28 +276,21 @@ class Care:
         return replace(made, removed=FileTotals(removed.files, removed.size))
 
     def _checkpointed(self, made: Done) -> Done:
-        with self._manager.acquire(f"{self._writer.table}/{LAST_CHECKPOINT}", timeout_seconds=self._timeout) as hold:
+        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout) as hold:
             version = self._writer.log.make_newest_checkpoint()
         return replace(made, version=version, held_seconds=(hold.released_at or time.time()) - hold.acquired_at)
 
     def _cleaned(self, policy: Policy, made: Done) -> Done:
         snapshot = self._writer.log.snapshot()
+        keepers = Keepers.of(self._spark, snapshot, policy.streams)
+        retention = log_retention_seconds(self._spark, snapshot, keepers)
+        if math.isinf(retention):
+            raise TableError(f"a stream of {self._writer.table} has read nothing yet, and may need any version")
         before = self._log_total()
-        with self._manager.acquire(f"{self._writer.table}/{LAST_CHECKPOINT}", timeout_seconds=self._timeout):
-            self._writer.log.clean_up(self._log_retention(snapshot, policy))
+        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout):
+            self._writer.log.clean_up(retention)
         after = self._log_total()
         return replace(made, removed=before, added=after)
-
-    def _log_retention(self, snapshot: Snapshot, policy: Policy) -> float:
-        """Return for how long versions are kept, in seconds: those that a stream is to read next are."""
-        needed = snapshot.log_retention_seconds
-        for stream in source_streams(HadoopFiles.of(self._spark), snapshot.table_id, policy.streams):
-            if stream.version is None:
-                raise TableError(f"the stream of {stream.checkpoint} has read nothing yet, and may need any version")
-            if stream.version <= snapshot.version:
-                at = self._writer.log.snapshot_at(stream.version).committed_at
-                needed = max(needed, time.time() - at.timestamp())
-        return needed
 
     def _log_total(self) -> FileTotals:
         rows = log_files(self._spark, self._writer.location).select("length").collect()

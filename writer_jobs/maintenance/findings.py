@@ -91,7 +91,8 @@ def _unordered(health: TableHealth, policy: Policy) -> Iterator[Finding]:
         lambda part: share(part.unordered.size, part.total.size) if part.unordered.files > 1 else 0.0,
         max(policy.unordered_share, 1e-9),
     )
-    if health.zorder_by and chosen:
+    # Delta orders a clustered table by its own columns, and by no others.
+    if health.zorder_by and chosen and not health.clustering_columns:
         new = sum((part.unordered for part in chosen), FileTotals())
         yield Finding(
             code="unordered",
@@ -142,7 +143,7 @@ def _deleted_rows(health: TableHealth, policy: Policy) -> Iterator[Finding]:
 
 def _expired_files(health: TableHealth, policy: Policy) -> Iterator[Finding]:
     expired = health.folder.expired
-    if expired.files:
+    if expired.files and health.folder.problem is None:
         yield Finding(
             code="expired-files",
             says=f"{expired.files:,} files of {size_text(expired.size)} are of no version that anybody may still read",
@@ -154,7 +155,7 @@ def _expired_files(health: TableHealth, policy: Policy) -> Iterator[Finding]:
 
 def _orphans(health: TableHealth, policy: Policy) -> Iterator[Finding]:
     orphans = health.folder.orphans
-    if orphans.files:
+    if orphans.files and health.folder.problem is None:
         yield Finding(
             code="orphans",
             says=f"{orphans.files:,} files of {size_text(orphans.size)} belong to no version, and are older than any "
@@ -225,6 +226,16 @@ def _kept_for_streams(health: TableHealth, policy: Policy) -> Iterator[Finding]:
         )
 
 
+def _lost_keeper(health: TableHealth, _: Policy) -> Iterator[Finding]:
+    if health.folder.problem is not None:
+        yield Finding(
+            code="lost-keeper",
+            says=f"it is not known which files pins and streams still need: {health.folder.problem}",
+            action=None,
+            advice="mend that, or remove the pin or the stream's name: no file and no version is removed until then",
+        )
+
+
 def _tiny_partitions(health: TableHealth, policy: Policy) -> Iterator[Finding]:
     number = len(health.partitions)
     if number >= _MANY_PARTITIONS and health.total.total.size / number < policy.target_file_size * _TINY_PARTITION:
@@ -250,6 +261,7 @@ RULES: Mapping[str, Callable[[TableHealth, Policy], Iterator[Finding]]] = {
     "writers-clean-log": _writers_clean,
     "much-kept": _long_retention,
     "kept-for-streams": _kept_for_streams,
+    "lost-keeper": _lost_keeper,
     "tiny-partitions": _tiny_partitions,
 }
 

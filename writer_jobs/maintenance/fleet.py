@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lock_manager import SluiceError
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
@@ -53,11 +52,15 @@ def _in_catalog(spark: SparkSession, database: str) -> list[str]:
     try:
         tables = spark.sql(f"SHOW TABLES IN {within}").where("NOT isTemporary").collect()
         names = [f"{within}.{quoted(row['tableName'])}" for row in tables]
-        return [name for name in names if _is_delta(spark, name)]
-    except (*JVM_ERRORS, PySparkException, SluiceError) as error:
+    except (*JVM_ERRORS, PySparkException) as error:
         raise TableError(f"the tables of {database} cannot be listed: {one_sentence(error)}") from error
+    return [name for name in names if _may_be_delta(spark, name)]
 
 
-def _is_delta(spark: SparkSession, name: str) -> bool:
-    rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").where(f"col_name = '{_PROVIDER}'").collect()
+def _may_be_delta(spark: SparkSession, name: str) -> bool:
+    """Tell whether a table is Delta's; yes if that cannot be told: whoever looks after it says what is wrong."""
+    try:
+        rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").where(f"col_name = '{_PROVIDER}'").collect()
+    except (*JVM_ERRORS, PySparkException):
+        return True
     return any(str(row["data_type"]).lower() == "delta" for row in rows)

@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import functools
+import logging
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager.errors import PinError
 from lock_manager.pins import Pin
 from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.source_streams import SourceStream, source_streams
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
+from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog, Snapshot
 from writer_jobs.delta.version_files import CHANGE_DATA, VersionFiles, listed_files
 from writer_jobs.errors import TableError
 from writer_jobs.pins.pin_files import PinFiles
 from writer_jobs.pins.read import pinned_version
 from writer_jobs.pins.retention import seconds_without_pins
 
-# Clocks of those that removed a file, and of the store, may differ.
-_SKEW = timedelta(hours=1)
+log = logging.getLogger(__name__)
+
+#: A file that no version names is spared at least so long, whatever the table's properties say: a write that holds the
+#: lock over all of its time is bound by nothing else.
+LEAST_ORPHAN_AGE = timedelta(days=1)
+#: A version stays in the log at least so long, whatever the table's properties say.
+LEAST_LOG_RETENTION = timedelta(days=1)
+_MS = 1000
 
 
 class FileState(StrEnum):
@@ -32,13 +41,13 @@ class FileState(StrEnum):
 
     #: Of the newest version.
     LIVE = "live"
-    #: Lost by the table, not long ago.
+    #: Lost by the table, not long ago; or what changed, and when that was is not long ago.
     REMOVED = "removed"
-    #: Lost by the table, longer ago than it is kept.
+    #: Lost by the table, longer ago than it is kept; or older than the log, which may have named it and forgotten that.
     EXPIRED = "expired"
-    #: Named by no version, and young: a write may be on its way to commit it.
+    #: Named by no version yet, and young: a write may be on its way to commit it.
     UNCOMMITTED = "uncommitted"
-    #: Named by no version, and older than any write on its way.
+    #: Named by no version, younger than the log, and older than any write on its way.
     ORPHAN = "orphan"
 
 
@@ -81,6 +90,28 @@ class Keepers:
         return cls(tuple(pins), tuple(source_streams(files, snapshot.table_id, checkpoints)))
 
 
+def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, keepers: Keepers) -> float:
+    """Return for how long versions stay in the log: as the table says, and those that a pin or a stream needs.
+
+    Infinity: a stream may need any version.
+
+    At least for a day: a put that was sent long ago must not find the name of its version free again.
+
+    Raises:
+        PinError: the version of a pin is not there any more.
+        TableError: nor is that which a stream is to read next.
+
+    """
+    needed = [snapshot.log_retention_seconds, LEAST_LOG_RETENTION.total_seconds()]
+    versions = pinned_versions(spark, snapshot.location, keepers.pins)
+    for stream in keepers.streams:
+        if stream.version is None:
+            needed.append(math.inf)
+        elif stream.version <= snapshot.version:
+            versions.append(oldest_read(DeltaTableLog(spark, snapshot.location), stream))
+    return max([*needed, *(time.time() - each.committed_at.timestamp() for each in versions)])
+
+
 def folder_files(
     spark: SparkSession, snapshot: Snapshot, keepers: Keepers, retain: timedelta | None = None
 ) -> DataFrame:
@@ -102,32 +133,72 @@ def folder_files(
         TableError: nor is that which a stream is to read next.
 
     """
-    now_ms = time.time() * 1000
-    kept_ms = (seconds_without_pins(snapshot) if retain is None else retain.total_seconds()) * 1000
+    now_ms = time.time() * _MS
+    kept_ms = (seconds_without_pins(snapshot) if retain is None else retain.total_seconds()) * _MS
     # As long as a commit may come that has it: the gate goes by what the table says.
-    unknown_ms = max(kept_ms, snapshot.file_retention_seconds * 1000)
-    files = VersionFiles(spark, snapshot)
-    removed_ms = F.col("removed_ms")
+    unknown_ms = max(kept_ms, snapshot.file_retention_seconds * _MS, LEAST_ORPHAN_AGE.total_seconds() * _MS)
+    files, logged = VersionFiles(spark, snapshot), LoggedFiles(spark, snapshot.location)
+    first_version, log_begun_ms = logged.oldest
+    # Of versions that the log has no more, the newest checkpoint may still tell what they removed.
+    tombstones = files.removed().select("path", F.col("deletionTimestamp").alias("removed_ms"))
+    named = (
+        logged.paths().select("path", "removed_ms").union(tombstones).groupBy("path").agg(F.max("removed_ms"))
+    ).toDF("path", "removed_ms")
+    live = _marked(files.paths(), "live")
     listed = (
-        listed_files(spark, snapshot.location)
-        .join(_marked(files.paths(), "live"), "path", "left")
-        .join(files.removed().withColumnRenamed("deletionTimestamp", "removed_ms"), "path", "left")
+        _own_files(spark, snapshot, live)
+        .join(live, "path", "left")
+        .join(named.withColumn("named", F.expr("true")), "path", "left")
     )
+    is_change = F.col("path").startswith(f"{CHANGE_DATA}/")
+    modified_ms, is_forgotten = F.col("modified_ms"), F.lit(first_version > 0) & (F.col("modified_ms") < log_begun_ms)
+    # What changed in a version is lost with the next one, and was written just before it.
+    lost_ms = F.when(F.col("named") & is_change, modified_ms).otherwise(F.col("removed_ms"))
     state = (
         F.when(F.col("live"), FileState.LIVE.value)
-        .when(removed_ms <= now_ms - kept_ms, FileState.EXPIRED.value)
-        .when(removed_ms.isNotNull(), FileState.REMOVED.value)
-        .when(F.col("modified_ms") <= now_ms - unknown_ms, FileState.ORPHAN.value)
-        .otherwise(FileState.UNCOMMITTED.value)
+        .when(lost_ms <= now_ms - kept_ms, FileState.EXPIRED.value)
+        .when(lost_ms.isNotNull(), FileState.REMOVED.value)
+        # By a version that came after the one that was looked at.
+        .when(F.col("named"), FileState.UNCOMMITTED.value)
+        .when(modified_ms > now_ms - unknown_ms, FileState.UNCOMMITTED.value)
+        .when(is_forgotten, FileState.EXPIRED.value)
+        .otherwise(FileState.ORPHAN.value)
     )
-    pinned, streamed = _pinned(spark, snapshot, keepers.pins), _Streamed(spark, snapshot, keepers.streams)
-    listed = listed.join(_marked(pinned, "pinned"), "path", "left").join(
-        _marked(streamed.paths(), "streamed"), "path", "left"
-    )
-    kept_by = F.when(F.col("pinned"), Keeper.PIN.value).when(
-        F.coalesce(F.col("streamed"), F.expr("false")) | streamed.is_kept(), Keeper.STREAM.value
-    )
+    pinned, streamed = _pinned(spark, snapshot, keepers.pins), _streamed(spark, snapshot, keepers.streams, logged)
+    listed = listed.join(_marked(pinned, "pinned"), "path", "left")
+    if streamed is None:
+        listed = listed.withColumn("streamed", F.expr("true"))
+    else:
+        listed = listed.join(_marked(streamed, "streamed"), "path", "left")
+    kept_by = F.when(F.col("pinned"), Keeper.PIN.value).when(F.col("streamed"), Keeper.STREAM.value)
     return listed.select("path", "length", "modified_ms", state.alias("state"), kept_by.alias("kept_by"))
+
+
+def _own_files(spark: SparkSession, snapshot: Snapshot, live: DataFrame) -> DataFrame:
+    """Return the files below a table's location without those of another table that lies within it.
+
+    Delta's VACUUM takes these for its own. A folder with files of the newest version is the table's, and so is one that
+    is named like a partition; of every other one is asked whether it has a log.
+    """
+    listed = listed_files(spark, snapshot.location)
+    folder = F.regexp_extract("path", "^(.*)/[^/]*$", 1).alias("folder")
+    own = live.select(folder).distinct()
+    rows = listed.select(folder).distinct().where("folder <> ''").join(own, "folder", "left_anti").collect()
+    state = snapshot.state
+    partition_folders = tuple(f"{name}=" for name in (() if state is None else state.partition_folders))
+    above = {
+        "/".join(parts[:depth])
+        for row in rows
+        for parts in [row["folder"].split("/")]
+        for depth in range(1, len(parts) + 1)
+        if not parts[depth - 1].startswith((*partition_folders, CHANGE_DATA))
+    }
+    files = HadoopFiles.of(spark)
+    for path in sorted(above):
+        if files.status(f"{snapshot.location}/{path}/{LOG_FOLDER}") is not None:
+            log.info("%s has a table of its own, which is left alone", path)
+            listed = listed.where(~F.col("path").startswith(f"{path}/"))
+    return listed
 
 
 def _marked(paths: DataFrame, mark: str) -> DataFrame:
@@ -135,59 +206,59 @@ def _marked(paths: DataFrame, mark: str) -> DataFrame:
 
 
 def _pinned(spark: SparkSession, snapshot: Snapshot, pins: Sequence[Pin]) -> DataFrame:
-    log, found = DeltaTableLog(spark, snapshot.location), []
-    for pin in pins:
-        try:
-            kept = pinned_version(log, pin, pin.of(log.location))
-        except PinError as error:
-            raise PinError(f"it is not known which files pin {pin.name} keeps: remove it ({error})") from error
-        found.append(VersionFiles(spark, kept).paths())
+    found = [VersionFiles(spark, kept).paths() for kept in pinned_versions(spark, snapshot.location, pins)]
     return functools.reduce(DataFrame.union, found, spark.createDataFrame([], "path string"))
 
 
-class _Streamed:
-    """What streams may still read: the version from which on they read, and all that came after it.
+def pinned_versions(spark: SparkSession, location: str, pins: Sequence[Pin]) -> list[Snapshot]:
+    """Return the versions of a table that pins keep.
 
-    Args:
-        spark: the session.
-        snapshot: the newest version.
-        streams: that read the table.
+    Raises:
+        PinError: one is not there any more.
 
     """
+    table_log, found = DeltaTableLog(spark, location), []
+    for pin in pins:
+        try:
+            found.append(pinned_version(table_log, pin, pin.of(table_log.location)))
+        except PinError as error:
+            raise PinError(f"it is not known which files pin {pin.name} keeps: remove it ({error})") from error
+    return found
 
-    def __init__(self, spark: SparkSession, snapshot: Snapshot, streams: Sequence[SourceStream]) -> None:
-        self._spark = spark
-        self._snapshot = snapshot
-        # A stream that may read anything may begin with any version.
-        self._keeps_all = any(stream.version is None for stream in streams)
-        log = DeltaTableLog(spark, snapshot.location)
-        self._oldest: Snapshot | None = None
-        for stream in sorted(streams, key=lambda stream: stream.version or 0):
-            # The next one that is to be committed may not be there yet.
-            if stream.version is None or stream.version > snapshot.version:
-                continue
-            try:
-                self._oldest = self._oldest or log.snapshot_at(stream.version)
-            except TableError as error:
-                raise TableError(
-                    f"the stream of {stream.checkpoint} cannot go on: {error}; begin it anew, or take it out of "
-                    "sluice.maintenance.streams"
-                ) from error
 
-    def paths(self) -> DataFrame:
-        """Return the files of the oldest version from which on one reads."""
-        if self._oldest is None:
-            return self._spark.createDataFrame([], "path string")
-        return VersionFiles(self._spark, self._oldest).paths()
+def _streamed(
+    spark: SparkSession, snapshot: Snapshot, streams: Sequence[SourceStream], logged: LoggedFiles
+) -> DataFrame | None:
+    """Return the files that streams may still read; None: any file.
 
-    def is_kept(self) -> Column:
-        """Tell of a file whether it may be of a later version, or of what changed in one."""
-        if self._keeps_all:
-            return F.expr("true")
-        if self._oldest is None:
-            return F.expr("false")
-        since_ms = (self._oldest.committed_at - _SKEW).timestamp() * 1000
-        # The gate commits nothing whose files are older than half of that.
-        written_ms = since_ms - self._snapshot.file_retention_seconds * 1000 / 2
-        is_change = F.col("path").startswith(f"{CHANGE_DATA}/") & (F.col("modified_ms") >= written_ms)
-        return F.coalesce(F.col("removed_ms") >= since_ms, F.expr("false")) | is_change
+    These are the files of the version from which on one reads, and all that later versions name: also those that were
+    added and removed again since, and what changed.
+    """
+    if any(stream.version is None for stream in streams):
+        # It may begin with any version.
+        return None
+    # The next version that is to be committed may not be there yet.
+    behind = [stream for stream in streams if stream.version is not None and stream.version <= snapshot.version]
+    if not behind:
+        return spark.createDataFrame([], "path string")
+    stream = min(behind, key=lambda stream: stream.version or 0)
+    oldest = oldest_read(DeltaTableLog(spark, snapshot.location), stream)
+    later = logged.paths().where(F.col("version") >= oldest.version).select("path")
+    return VersionFiles(spark, oldest).paths().union(later)
+
+
+def oldest_read(log: DeltaTableLog, stream: SourceStream) -> Snapshot:
+    """Return the version from which on a stream reads.
+
+    Raises:
+        TableError: it is gone.
+
+    """
+    assert stream.version is not None  # noqa: S101 (it may read any version)
+    try:
+        return log.snapshot_at(stream.version)
+    except TableError as error:
+        raise TableError(
+            f"the stream of {stream.checkpoint} cannot go on: {error}; begin it anew, or take it out of "
+            "sluice.maintenance.streams"
+        ) from error

@@ -38,7 +38,8 @@ class PartitionHealth:
         total: all files.
         small: those below half of the target size.
         rows: that can be read, as far as statistics tell; None: not every file has them.
-        deleted_rows: that are still in the files, and marked as deleted.
+        stored_rows: that are in the files that have statistics, the deleted ones too.
+        deleted_rows: that are still in the files, and marked as deleted. A file that has some has statistics.
         with_deleted_rows: files that have such rows.
         unordered: files that came after the rows were put in Z-order the last time; empty if they need no order.
         unclustered: files that Delta has not clustered yet, of a table with clustering columns.
@@ -50,6 +51,7 @@ class PartitionHealth:
     total: FileTotals
     small: FileTotals = FileTotals()
     rows: int | None = None
+    stored_rows: int = 0
     deleted_rows: int = 0
     with_deleted_rows: FileTotals = FileTotals()
     unordered: FileTotals = FileTotals()
@@ -63,8 +65,8 @@ class PartitionHealth:
 
     @property
     def deleted_share(self) -> float:
-        """Share of the rows in the files that is deleted; of files without statistics nothing is known."""
-        return share(self.deleted_rows, self.deleted_rows + (self.rows or 0))
+        """Share of the rows in the files that is deleted; files without statistics do not count."""
+        return share(self.deleted_rows, self.stored_rows)
 
     def files_saved(self, target: int) -> int:
         """Return how many files fewer there are when the small ones are put together.
@@ -112,12 +114,13 @@ class FolderHealth:
 
     Attributes:
         removed: that the table has lost, and that retention keeps for readers of older versions.
-        expired: that the table has lost, and that nothing keeps: VACUUM takes them.
+        expired: that the table has lost, or that are older than its log, and that nothing keeps: VACUUM takes them.
         kept_for_pins: that VACUUM would take, were it not for pins.
         kept_for_streams: that it would take, were it not for streams that have not read them yet.
         uncommitted: that no version has named, and that may be of a write on its way: they are young.
         orphans: that no version has named, and that are older than any write on its way.
         retention_seconds: for how long removed files are kept.
+        problem: why it is not known what pins and streams keep: nothing may be removed; None: it is.
 
     """
 
@@ -128,6 +131,7 @@ class FolderHealth:
     uncommitted: FileTotals = FileTotals()
     orphans: FileTotals = FileTotals()
     retention_seconds: float = 0.0
+    problem: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,6 +186,7 @@ class TableHealth:
             total=_sum(part.total for part in each),
             small=_sum(part.small for part in each),
             rows=None if None in rows else sum(part.rows or 0 for part in each),
+            stored_rows=sum(part.stored_rows for part in each),
             deleted_rows=sum(part.deleted_rows for part in each),
             with_deleted_rows=_sum(part.with_deleted_rows for part in each),
             unordered=_sum(part.unordered for part in each),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import canonical_table_uri
 from lock_manager.commit_stamp import maintenance_of
-from writer_jobs.delta.hadoop_files import escaped
+from lock_manager.errors import PinError
+from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import (
     LOG_FOLDER,
@@ -29,7 +31,7 @@ from writer_jobs.delta.table_log import (
 )
 from writer_jobs.delta.version_files import version_file_rows
 from writer_jobs.errors import StorageError, TableError
-from writer_jobs.maintenance.folder import FileState, Keeper, Keepers, folder_files
+from writer_jobs.maintenance.folder import FileState, Keeper, Keepers, folder_files, log_retention_seconds
 from writer_jobs.maintenance.health import (
     SIZE_BOUNDS,
     FileTotals,
@@ -45,9 +47,13 @@ from writer_jobs.pins.retention import seconds_without_pins
 SKEW_MS = 60_000
 _WEEK = timedelta(days=7)
 _HOUR = timedelta(hours=1)
+_DAY_SECONDS = timedelta(days=1).total_seconds()
 _VERSION_FILE = re.compile(r"(\d{20})\.json")
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..*(parquet|json)")
 _NOTHING = FileTotals()
+_NOTES = "partition_values map<string, string>, ordered_ms bigint"
+# Parts of checkpoints, which Spark passes over when it lists the log.
+_SIDECARS = "_sidecars"
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,6 @@ def measure(spark: SparkSession, table: str) -> Measured:
 
     Raises:
         TableError: no Delta table, or a property of its policy that makes no sense.
-        PinError: a pin cannot be read, or its version is not there any more.
         StorageError: the table cannot be read.
 
     """
@@ -85,11 +90,12 @@ def measure(spark: SparkSession, table: str) -> Measured:
         raise TableError(f"there is no Delta table at {log.location}")
     policy = Policy.of(snapshot.properties, uri)
     refuse_no_columns(policy.zorder_by, state, uri)
-    keepers = Keepers.of(spark, snapshot, policy.streams)
     try:
-        versions = _LogFiles(spark, snapshot)
+        clustered_by = snapshot.clustering_columns
+        keepers, log_retention, problem = _keepers(spark, snapshot, policy)
+        versions = _LogFiles(spark, snapshot, log_retention)
         partitions = tuple(_partitions(spark, snapshot, state, policy))
-        folder = _folder(spark, snapshot, keepers)
+        folder = replace(_folder(spark, snapshot, keepers), problem=problem)
         growth, commits = versions.by_day(log)
     except (*JVM_ERRORS, PySparkException) as error:
         raise StorageError(f"{log.location} cannot be read: {one_sentence(error)}") from error
@@ -101,7 +107,7 @@ def measure(spark: SparkSession, table: str) -> Measured:
         measured_at=datetime.now(UTC),
         measuring_seconds=time.monotonic() - begun,
         partition_columns=state.partition_columns,
-        clustering_columns=snapshot.clustering_columns,
+        clustering_columns=clustered_by,
         zorder_by=policy.zorder_by,
         target_file_size=policy.target_file_size,
         partitions=partitions,
@@ -112,6 +118,15 @@ def measure(spark: SparkSession, table: str) -> Measured:
         pins=tuple(pin.name for pin in keepers.pins),
     )
     return Measured(health, policy)
+
+
+def _keepers(spark: SparkSession, snapshot: Snapshot, policy: Policy) -> tuple[Keepers, float, str | None]:
+    """Return what keeps files, for how long versions are needed, and why that is not known."""
+    try:
+        keepers = Keepers.of(spark, snapshot, policy.streams)
+        return keepers, log_retention_seconds(spark, snapshot, keepers), None
+    except (PinError, TableError, StorageError) as error:
+        return Keepers(), math.inf, str(error)
 
 
 def refuse_no_columns(columns: Sequence[str], state: TableState, table: str) -> None:
@@ -132,12 +147,15 @@ def refuse_no_columns(columns: Sequence[str], state: TableState, table: str) -> 
 def _partitions(
     spark: SparkSession, snapshot: Snapshot, state: TableState, policy: Policy
 ) -> Iterator[PartitionHealth]:
-    files = version_file_rows(spark, snapshot)
+    key = F.to_json(F.array_sort(F.map_entries("partitionValues")))
+    files = version_file_rows(spark, snapshot).withColumn("values", key)
+    if policy.zorder_by:
+        files, unordered = _with_order(spark, snapshot, policy, files)
+    else:
+        unordered = F.expr("false")
     small = F.col("size") < policy.small_file_size
     deleted = F.coalesce(F.col("deletionVector.cardinality"), F.lit(0))
     records = F.get_json_object("stats", "$.numRecords").cast("long")
-    key = F.to_json(F.array_sort(F.map_entries("partitionValues")))
-    unordered = _is_unordered(spark, snapshot, policy) if policy.zorder_by else F.expr("false")
     bounds: list[int] = [0, *SIZE_BOUNDS]
     size = F.col("size")
     classes = [
@@ -146,11 +164,12 @@ def _partitions(
     ]
     clustered = snapshot.clustering_columns
     unclustered = F.col("clusteringProvider").isNull() if clustered else F.expr("false")
-    grouped = files.groupBy(key.alias("values")).agg(
+    grouped = files.groupBy("values").agg(
         *_totals("total", F.expr("true")),
         *_totals("small", small),
         F.count_if(records.isNull()).alias("without_rows"),
         F.coalesce(F.sum(records - deleted), F.lit(0)).alias("rows"),
+        F.coalesce(F.sum(records), F.lit(0)).alias("stored_rows"),
         F.sum(deleted).alias("deleted_rows"),
         *_totals("with_deleted_rows", deleted > 0),
         *_totals("unordered", unordered),
@@ -169,6 +188,7 @@ def _partitions(
             total=_total_of(row, "total"),
             small=_total_of(row, "small"),
             rows=None if row["without_rows"] else row["rows"],
+            stored_rows=row["stored_rows"],
             deleted_rows=row["deleted_rows"],
             with_deleted_rows=_total_of(row, "with_deleted_rows"),
             unordered=_total_of(row, "unordered"),
@@ -186,22 +206,38 @@ def _total_of(row: Any, name: str) -> FileTotals:
     return FileTotals(row[f"{name}_files"], row[f"{name}_size"])
 
 
-def _is_unordered(spark: SparkSession, snapshot: Snapshot, policy: Policy) -> Column:
-    """Tell of a file whether it came after its partition was put in Z-order the last time.
+def _with_order(spark: SparkSession, snapshot: Snapshot, policy: Policy, files: DataFrame) -> tuple[DataFrame, Column]:
+    """Return files with when their partition was put in Z-order the last time, and whether one came after that.
 
     The commits of maintenance note what they ordered. One that the log has no more is forgotten: its partition is
     ordered again.
+
+    Args:
+        spark: the session.
+        snapshot: of the table.
+        policy: of the table.
+        files: with their partitions' ``values``, as text.
+
     """
-    ordered = F.expr("false")
+    ordered: dict[str, int] = {}
+    whole = 0
     for info in _noted_commits(spark, snapshot.location):
         note = maintenance_of(info)
         if note is None or tuple(note.get("columns") or ()) != policy.zorder_by:
             continue
-        within = F.expr("true")
-        for name, value in (note.get("partition_values") or {}).items():
-            within = within & F.col("partitionValues").getItem(name).eqNullSafe(F.lit(value))
-        ordered = ordered | (within & (F.col("modificationTime") <= int(info["timestamp"]) + SKEW_MS))
-    return ~ordered
+        values, at = note.get("partition_values") or {}, int(info["timestamp"]) + SKEW_MS
+        if values:
+            ordered[json.dumps(values)] = max(at, ordered.get(json.dumps(values), 0))
+        else:
+            whole = max(at, whole)
+    notes = spark.createDataFrame([(json.loads(values), at) for values, at in ordered.items()], _NOTES)
+    of_partition = notes.select(
+        F.to_json(F.array_sort(F.map_entries("partition_values"))).alias("values"), "ordered_ms"
+    )
+    # Values that are spelled in two ways are one partition.
+    newest = of_partition.groupBy("values").agg(F.max("ordered_ms").alias("ordered_ms"))
+    ordered_ms = F.greatest(F.coalesce("ordered_ms", F.lit(0)), F.lit(whole))
+    return files.join(F.broadcast(newest), "values", "left"), F.col("modificationTime") > ordered_ms
 
 
 def _noted_commits(spark: SparkSession, location: str) -> list[Mapping[str, Any]]:
@@ -243,11 +279,13 @@ class _LogFiles:
     Args:
         spark: the session.
         snapshot: the newest version.
+        retention_seconds: for how long its versions are needed; see :func:`.folder.log_retention_seconds`.
 
     """
 
-    def __init__(self, spark: SparkSession, snapshot: Snapshot) -> None:
+    def __init__(self, spark: SparkSession, snapshot: Snapshot, retention_seconds: float) -> None:
         self._snapshot = snapshot
+        self._retention_seconds = retention_seconds
         self._now = datetime.now(UTC)
         listed = log_files(spark, snapshot.location)
         rows = listed.select("name", "length", "modified_ms").collect()
@@ -263,18 +301,20 @@ class _LogFiles:
     @property
     def health(self) -> LogHealth:
         """What is to be known of it."""
-        newest = max(self._checkpoints, default=None)
-        cutoff = (self._now - timedelta(seconds=self._snapshot.log_retention_seconds)).replace(
-            hour=0, minute=0, second=0, microsecond=0
-        )
-        expired = [version for version, at in self._at.items() if at <= cutoff.timestamp() and version < (newest or 0)]
+        # Not the newest that is listed: of one in several parts some may be missing.
+        newest = self._snapshot.checkpoint_version
+        checkpointed_at = None if newest is None else self._checkpoints.get(newest)
+        # What Delta's clean-up goes by: the midnight (UTC) before. Infinite: nothing is.
+        cutoff = self._now.timestamp() - self._retention_seconds
+        before = cutoff if math.isinf(cutoff) else cutoff // _DAY_SECONDS * _DAY_SECONDS
+        expired = [version for version, at in self._at.items() if at <= before and version < (newest or 0)]
         since = self._snapshot.version if newest is None else self._snapshot.version - newest
         return LogHealth(
             total=self._total,
             first_version=min(self._at, default=self._snapshot.version),
             versions=len(self._at),
             checkpoint_version=newest,
-            checkpointed_at=None if newest is None else datetime.fromtimestamp(self._checkpoints[newest], UTC),
+            checkpointed_at=None if checkpointed_at is None else datetime.fromtimestamp(checkpointed_at, UTC),
             since_checkpoint=max(0, since),
             checkpoint_interval=self._snapshot.checkpoint_interval,
             expired_versions=len(expired),
@@ -301,6 +341,9 @@ class _LogFiles:
 
 def log_files(spark: SparkSession, location: str) -> DataFrame:
     """Return the files of a table's log: ``name``, ``length`` in bytes, ``modified_ms``."""
-    found = spark.read.format("binaryFile").load(escaped(f"{location}/{LOG_FOLDER}"))
+    folders = [f"{location}/{LOG_FOLDER}"]
+    if HadoopFiles.of(spark).status(f"{folders[0]}/{_SIDECARS}") is not None:
+        folders.append(f"{folders[0]}/{_SIDECARS}")
+    found = spark.read.format("binaryFile").load([*map(escaped, folders)])
     name = F.element_at(F.split("path", "/"), -1)
     return found.select(name.alias("name"), "length", F.unix_millis("modificationTime").alias("modified_ms"))

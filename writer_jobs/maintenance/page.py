@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 
 from writer_jobs.maintenance.findings import Finding, size_text
 from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth, share
@@ -45,11 +46,12 @@ svg .quiet { fill: var(--quiet); }
 """
 
 
-def page(reports: Sequence[CareReport]) -> str:
+def page(reports: Sequence[CareReport], failed: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return one HTML file; it needs no script, and nothing from elsewhere.
 
     Args:
         reports: of the tables, in this order.
+        failed: why others could not be looked at, by their names.
 
     """
     title = "Storage health" if len(reports) != 1 else f"Storage health of {reports[0].before.table}"
@@ -58,7 +60,7 @@ def page(reports: Sequence[CareReport]) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{_text(title)}</h1>{_overview(reports)}{sections}</body></html>\n"
+        f"<h1>{_text(title)}</h1>{_overview(reports)}{_failed(failed)}{sections}</body></html>\n"
     )
 
 
@@ -85,6 +87,11 @@ def _overview(reports: Sequence[CareReport]) -> str:
         )
     head = ("table", "version", "files", "size", "small", "deleted rows", "orphans", "findings", "saved")
     return _table("overview", head, rows)
+
+
+def _failed(failed: Mapping[str, str]) -> str:
+    items = (f"<li><code>{_text(table)}</code>: {_text(why)}</li>" for table, why in failed.items())
+    return f'<h3>Not looked at</h3><ul class="findings failed">{"".join(items)}</ul>' if failed else ""
 
 
 def _section(number: int, report: CareReport) -> str:

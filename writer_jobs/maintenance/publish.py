@@ -41,7 +41,17 @@ class Published:
         self._page_uri = page_uri
         self._gauges = gauges
         self._reports: list[CareReport] = []
+        self._failed: dict[str, str] = {}
         self._tables: list[dict[str, Any]] = []
+
+    def begun(self) -> None:
+        """Write the page and the report with no table yet: if they cannot be written, nothing is done in vain.
+
+        Raises:
+            StorageError: the report or the page cannot be written.
+
+        """
+        self._write()
 
     def measured(self, report: CareReport) -> None:
         """Say how a table was found."""
@@ -98,6 +108,7 @@ class Published:
             StorageError: the report or the page cannot be written.
 
         """
+        self._failed[table] = sentence
         self._tables.append({"table": table, "error": sentence, "exit_code": code})
         self._output.said("failed", table=table, error=sentence, exit_code=code)
         self._write()
@@ -105,4 +116,4 @@ class Published:
     def _write(self) -> None:
         self._note(tables=self._tables)
         if self._page_uri is not None:
-            self._files.write_text(self._page_uri, page(self._reports))
+            self._files.write_text(self._page_uri, page(self._reports, self._failed))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lock_manager import SluiceError
 from writer_jobs.maintenance.findings import Finding
 from writer_jobs.maintenance.health import FileTotals, TableHealth
 from writer_jobs.maintenance.policy import Action
@@ -27,6 +28,7 @@ class Done:
         removed: files that the newest version, the folder or the log has no more.
         added: files that it has instead.
         problem: why it was left for the next time; None: it is done.
+        failure: what the problem is, if it is more than a lost race, of which there is nothing to mend.
 
     """
 
@@ -39,6 +41,7 @@ class Done:
     removed: FileTotals = _NOTHING
     added: FileTotals = _NOTHING
     problem: str | None = None
+    failure: SluiceError | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -85,6 +88,11 @@ class CareReport:
             sum(each.removed.files - each.added.files for each in self.done),
             sum(each.removed.size - each.added.size for each in self.done),
         )
+
+    @property
+    def failure(self) -> SluiceError | None:
+        """The first thing that failed; None: nothing did."""
+        return next((each.failure for each in self.done if each.failure is not None), None)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; docs/maintenance.md describes them."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
 
 from lock_manager import Hold, LockManager, TableResource, TableScope
 from lock_manager.coordinator import Cancellation, Inspector
+from lock_manager.queue_entry import QueueEntry
 
 #: Who looks after a table holds the lock on this name below it.
 TURN = "_delta_log/_sluice_maintenance"
@@ -58,7 +61,14 @@ def turn_of(manager: LockManager, table: str, timeout_seconds: float | None) -> 
         thread.join()
 
 
-def give_way(inspector: Inspector, table: str, seconds: float, stopped: threading.Event | None = None) -> float:
+def give_way(
+    inspector: Inspector,
+    table: str,
+    seconds: float,
+    *,
+    stopped: threading.Event | None = None,
+    is_own: Callable[[QueueEntry], bool] = lambda _: False,
+) -> float:
     """Wait until nobody waits for a table's lock, or for a part of it, but not for long; return how long, in seconds.
 
     Args:
@@ -66,14 +76,20 @@ def give_way(inspector: Inspector, table: str, seconds: float, stopped: threadin
         table: canonical URI.
         seconds: at most.
         stopped: no longer than until this is set.
+        is_own: tells of who waits whether it is the one who gives way.
 
     Raises:
         EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: the locks cannot be looked at.
 
     """
     stopped = threading.Event() if stopped is None else stopped
-    begun = time.monotonic()
-    while inspector.table(TableResource.of(table)).waiters and (waited := time.monotonic() - begun) < seconds:
-        if stopped.wait(min(_LOOK_SECONDS, seconds - waited)):
+    resource, begun = TableResource.of(table), time.monotonic()
+    while any(not is_own(each) for each in inspector.table(resource).waiters):
+        if (waited := time.monotonic() - begun) >= seconds or stopped.wait(min(_LOOK_SECONDS, seconds - waited)):
             break
     return time.monotonic() - begun
+
+
+def is_of_this_process(entry: QueueEntry) -> bool:
+    """Tell whether an entry in a queue is of this process."""
+    return (entry.data.get("host"), entry.data.get("pid")) == (socket.gethostname(), os.getpid())
