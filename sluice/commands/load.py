@@ -176,6 +176,8 @@ def soak(
     With --jobs mixed: append.py, upsert.py, cdc.py, stream.py and maintain.py
     --auto work on one table with real flights, and are killed and started
     again. The table must have, row by row, what was fed, and no job may fail.
+    Files are removed a minute after they were replaced; a pinned version and
+    what a slow reader has not read must stay, and planted orphans must go.
     Then the same with stock Delta and no lock, to compare. It takes --minutes
     (10), --seed, --zookeeper, --output and --json; no other option.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pyarrow import parquet
 
 from sluice.soak.mixed.command import is_good, summary
 from sluice.soak.mixed.feeds import APPEND, CDC, FEEDS, STREAM, UPSERT, Feed
+from sluice.soak.mixed.keeps import Spared, rows_after
 from sluice.soak.mixed.run import Job, Outcome, _without
 
 
@@ -72,6 +74,36 @@ def test_the_verdict(changes: Any, good: bool) -> None:  # noqa: FBT001 (a param
     outcome = Outcome(jobs=(job,), lag=((1.0, 2.0), (3.0, 9.0)), **given)
     assert is_good(outcome) == good
     assert summary(outcome)["lag_max_s"] == 9.0
+
+
+def test_what_is_spared_counts() -> None:
+    right: dict[str, Any] = {"missing": 0, "surplus": 0, "rows": 9, "versions": 3, "drained": True, "lag": ()}
+    outcome = Outcome(jobs=(Job("append"),), spared=Spared(0, 0, 0), **right)
+    assert is_good(outcome)
+    for spoilt in (Spared(1, 0, 0), Spared(0, 1, 0), Spared(0, 0, 1)):
+        assert not is_good(replace(outcome, spared=spoilt))
+
+
+def test_changes_make_the_rows_that_they_say() -> None:
+    def change(version: int, kind: str, key: int, delay: int | None = None) -> dict[str, Any]:
+        row = {"feed": "cdc", "month": 1, "id": key, "position": version, "at": "2013-01-01T00:00:00.000Z"}
+        # Spark leaves out what is null.
+        row |= {"carrier": "UA"} | ({} if delay is None else {"delay": delay})
+        return {**row, "_commit_version": version, "_change_type": kind}
+
+    def row(key: int, position: int, delay: int | None) -> Any:
+        return ("cdc", 1, key, position, "2013-01-01T00:00:00Z", "UA", delay)
+
+    changes = [
+        change(3, "insert", 1),
+        change(2, "update_postimage", 7, 5),
+        change(2, "update_preimage", 7, 4),
+        change(2, "delete", 8),
+        change(3, "delete", 1),
+    ]
+    begin = [row(7, 1, 4), row(8, 1, None), row(9, 1, None)]
+    assert sorted(rows_after(begin, changes), key=repr) == [row(1, 3, None), row(7, 2, 5), row(9, 1, None)]
+    assert rows_after(begin, []) == begin
 
 
 def test_rows_that_are_there_twice_are_surplus() -> None:

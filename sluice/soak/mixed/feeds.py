@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ class Feed:
         self.written_at: dict[int, float] = {}
         self.files = 0
         self._random = random.Random(f"{seed} {name}")  # noqa: S311 (to be repeated, not to be secret)
-        flights = [flight for flight in read_flights() if int(flight["month"]) <= _MONTHS]
+        flights = list(_first_flights())
         self._random.shuffle(flights)
         self._flights = cycle(flights)
         self._position = 0
@@ -165,6 +166,11 @@ class Feed:
         source = {"connector": "flights", "position": row["position"]}
         value = {"op": message.operation, "before": key if is_gone else None, "after": None if is_gone else row}
         return {"key": key, "value": {**value, "source": source}}
+
+
+@cache
+def _first_flights() -> tuple[dict[str, str], ...]:
+    return tuple(flight for flight in read_flights() if int(flight["month"]) <= _MONTHS)
 
 
 def _typed(messages: list[Message]) -> pa.Table:

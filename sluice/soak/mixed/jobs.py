@@ -12,6 +12,12 @@ from sluice.soak.mixed.feeds import APPEND, CDC, STREAM, UPSERT
 
 #: The maintainer, which has no feed.
 MAINTAIN = "maintain"
+#: A slow reader of the table, which writes nothing to it.
+READER = "reader"
+_PREPARE, _READER = (Path(__file__).with_name(f"{name}_job.py") for name in ("prepare", "reader"))
+_SLOWLY = "40 seconds"
+#: For :func:`reader_job`: to the end of the table, once.
+AVAILABLE_NOW = "available-now"
 _STOCK = Path(__file__).with_name("stock_job.py")
 _KEYS = "feed,month,id"
 _OURS = Path(writer_jobs.__file__).parent
@@ -28,6 +34,8 @@ class Places:
         table: location of the table.
         landing: folder with a folder of files for each feed.
         checkpoints: folder for those of the streams.
+        changes: folder for what the slow reader reads.
+        pinned: version that is pinned, from which on the slow reader reads.
 
     """
 
@@ -35,6 +43,8 @@ class Places:
     table: Path
     landing: Path
     checkpoints: Path
+    changes: Path
+    pinned: int = 0
 
 
 def our_job(name: str, places: Places, conf: Mapping[str, str], *, file: Path | None = None) -> list[str]:
@@ -47,6 +57,8 @@ def our_job(name: str, places: Places, conf: Mapping[str, str], *, file: Path | 
         file: that is appended.
 
     """
+    if name == READER:
+        return reader_job(places, conf)
     common = ["--zookeeper", places.hosts, "--table", str(places.table)]
     stream = ["--trigger", _TRIGGER, "--checkpoint", str(places.checkpoints / name)]
     source = ["--source", str(places.landing / name), "--format", "json"]
@@ -67,6 +79,19 @@ def our_job(name: str, places: Places, conf: Mapping[str, str], *, file: Path | 
         MAINTAIN: ["--auto", "--lock-timeout", "60"],
     }[name]  # fmt: skip
     return submit_command(_OURS / f"{name}.py", [*common, *arguments], conf={**_CONF, **conf})
+
+
+def prepare_job(places: Places, conf: Mapping[str, str]) -> list[str]:
+    """Return the line of what gives the table a pin, and names the slow reader."""
+    arguments = [str(places.table), str(places.checkpoints / READER), places.hosts]
+    return submit_command(_PREPARE, arguments, conf={**_CONF, **conf})
+
+
+def reader_job(places: Places, conf: Mapping[str, str], *, trigger: str = _SLOWLY) -> list[str]:
+    """Return the line of the slow reader."""
+    checkpoint = str(places.checkpoints / READER)
+    arguments = [str(places.table), checkpoint, str(places.changes), str(places.pinned), trigger]
+    return submit_command(_READER, arguments, conf={**_CONF, **conf})
 
 
 def stock_job(name: str, places: Places, conf: Mapping[str, str], *, file: Path | None = None) -> list[str]:

@@ -7,16 +7,18 @@ import re
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
 from deltalake import DeltaTable
 
+from lock_manager.errors import LocalServerError
 from sluice.demo.processes import Events, WriterProcess, end_processes
 from sluice.soak.mixed.feeds import APPEND, CDC, COLUMNS, FEEDS, Feed, Row
-from sluice.soak.mixed.jobs import MAINTAIN, Places
+from sluice.soak.mixed.jobs import AVAILABLE_NOW, MAINTAIN, READER, Places, prepare_job, reader_job
+from sluice.soak.mixed.keeps import Spared, changes_in, plant_orphans, rows_after
 
 Command = Callable[..., list[str]]
 """Makes the line of a job: :func:`.jobs.our_job`, or that of the control."""
@@ -28,6 +30,8 @@ _KILL_SECONDS = 25.0
 _DRAIN_SECONDS = 240.0
 _PAUSE_SECONDS = 5.0
 _POLL_SECONDS = 0.2
+# Numbers of the processes that are none of the jobs.
+_OTHERS = 1000
 _ERROR = re.compile(r"^\S*(Error|Exception)\b|^\S+\.py: ")
 
 
@@ -70,6 +74,7 @@ class Outcome:
         lag: of the change feed, every second: seconds since the begin, and how old its oldest change was that the
             table did not have; 0: it had all.
         drained: whether everything was applied before the soak gave up waiting.
+        spared: what became of what care must spare; None: there was nothing.
 
     """
 
@@ -80,6 +85,7 @@ class Outcome:
     versions: int
     lag: tuple[tuple[float, float], ...]
     drained: bool
+    spared: Spared | None = None
 
 
 class MixedRun:
@@ -91,7 +97,7 @@ class MixedRun:
         folder: for what they say.
         conf: Spark's settings.
         seed: of the data and of who is killed when.
-        in_order: nothing that is fed is late or repeated.
+        is_control: nothing that is fed is late or repeated, and there is nothing that care must spare.
 
     """
 
@@ -103,20 +109,24 @@ class MixedRun:
         conf: Mapping[str, str],
         seed: int,
         *,
-        in_order: bool = False,
+        is_control: bool = False,
     ) -> None:
         self._command = command
         self._places = places
         self._folder = folder
         self._conf = conf
         self._random = random.Random(seed)  # noqa: S311 (to be repeated, not to be secret)
-        self._feeds = {name: Feed(name, places.landing / name, seed, in_order=in_order) for name in FEEDS}
-        self._jobs = {name: Job(name) for name in (*FEEDS, MAINTAIN)}
+        self._feeds = {name: Feed(name, places.landing / name, seed, in_order=is_control) for name in FEEDS}
+        self._jobs = {name: Job(name) for name in (*FEEDS, MAINTAIN, *([] if is_control else [READER]))}
+        self._is_control = is_control
+        self._first_rows: list[Row] = []
+        self._orphans: list[Path] = []
         self._numbers: dict[int, Job] = {}
         self._events: Events = Events()
         self._begun = time.time()
         self._appends: list[Path] = []
         self._lag: list[tuple[float, float]] = []
+        self._others = 0
 
     def run(self, seconds: float, say: Callable[[str], None]) -> Outcome:
         """Feed and disturb them for so long, let them finish, and compare.
@@ -129,6 +139,8 @@ class MixedRun:
         self._folder.mkdir(parents=True, exist_ok=True)
         try:
             self._make_table()
+            if not self._is_control:
+                self._prepare()
             self._begun = time.time()
             self._disturb(seconds, say)
             drained = self._drain(say)
@@ -146,6 +158,45 @@ class MixedRun:
             time.sleep(_POLL_SECONDS)
             if len(job.failures) > 2:  # noqa: PLR2004 (it never will)
                 raise RuntimeError(f"the table was not made: {job.failures[-1]}")
+
+    def _prepare(self) -> None:
+        """Give the table what care must spare, before the others begin."""
+        for folder in (self._places.checkpoints / READER, self._places.changes):
+            folder.mkdir(parents=True, exist_ok=True)
+        said = self._run_once(prepare_job(self._places, self._conf))
+        version = next(int(event["version"]) for event in said if event.get("event") == "prepared")
+        self._places = replace(self._places, pinned=version)
+        self._first_rows = read_rows(self._places.table)
+        # A stream that has not begun is not known to need anything.
+        self._run_once(reader_job(self._places, self._conf, trigger=AVAILABLE_NOW))
+        self._orphans = plant_orphans(self._places.table)
+
+    def _run_once(self, command: list[str]) -> list[dict[str, Any]]:
+        """Run something to its end; return what it said."""
+        events: Events = Events()
+        self._others += 1
+        process = WriterProcess(_OTHERS + self._others, command, {}, self._folder, events)
+        try:
+            said = []
+            while (event := events.get(timeout=_DRAIN_SECONDS)[1]).get("event") != "exit":
+                said.append(event)
+        finally:
+            end_processes([process])
+        if event["code"] != 0:
+            raise LocalServerError(f"a job of the soak ended with exit code {event['code']}: {_reason(process)[:400]}")
+        return said
+
+    def _spared(self) -> Spared | None:
+        if self._is_control:
+            return None
+        self._run_once(reader_job(self._places, self._conf, trigger=AVAILABLE_NOW))
+        table, version = self._places.table, self._places.pinned
+        pinned, read = read_rows(table, version), rows_after(self._first_rows, changes_in(self._places.changes))
+        return Spared(
+            pinned=_differ(pinned, self._first_rows),
+            read=_differ(read, read_rows(table)),
+            orphans=sum(path.exists() for path in self._orphans),
+        )
 
     def _disturb(self, seconds: float, say: Callable[[str], None]) -> None:
         end = time.monotonic() + seconds
@@ -263,6 +314,7 @@ class MixedRun:
             versions=DeltaTable(str(self._places.table)).version(),
             lag=tuple(self._lag),
             drained=drained,
+            spared=self._spared(),
         )
 
 
@@ -273,9 +325,13 @@ def _reason(process: WriterProcess) -> str:
     return (errors or process.last_words or ["no word"])[-1]
 
 
-def read_rows(table: Path) -> list[Row]:
-    """Read all rows of the newest version, with a reader that is not ours, in order."""
-    found = DeltaTable(str(table)).to_pyarrow_table(columns=list(COLUMNS)).to_pylist()
+def _differ(rows: list[Row], others: list[Row]) -> int:
+    return len(_without(rows, others)) + len(_without(others, rows))
+
+
+def read_rows(table: Path, version: int | None = None) -> list[Row]:
+    """Read all rows of a version, by default the newest, with a reader that is not ours."""
+    found = DeltaTable(str(table), version=version).to_pyarrow_table(columns=list(COLUMNS)).to_pylist()
     rows = []
     for each in found:
         each["at"] = f"{each['at']:%Y-%m-%dT%H:%M:%SZ}"
