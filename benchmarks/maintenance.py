@@ -37,6 +37,7 @@ from writer_jobs.commit.operation import session_with
 from writer_jobs.delta.session import GUARD_MODE
 from writer_jobs.maintenance.care import Care
 from writer_jobs.maintenance.measure import measure
+from writer_jobs.maintenance.plan import PARALLEL
 from writer_jobs.maintenance.policy import Action, Policy
 
 TARGET = Policy().target_file_size
@@ -144,11 +145,12 @@ def print_figures(
     print_table([{"look": number, **each} for number, each in enumerate(seen, start=1)])
     rates, kept_back = [], []
 
-    def compacted(name: str, work: Callable[[], None]) -> tuple[float, float]:
+    def compacted(name: str, work: Callable[[], float | None]) -> tuple[float, float]:
         began = time.time()
-        work()
+        working = work()
         ended = time.time()
-        rates.append({"compaction": name, "seconds": ended - began, "files/s": options.files / (ended - began)})
+        rate = options.files / (working or ended - began)
+        rates.append({"compaction": name, "seconds": ended - began, "of it work": working, "files/s of work": rate})
         return began, ended
 
     def plainly() -> None:
@@ -157,19 +159,34 @@ def print_figures(
         session_with(spark, SIZES).sql(f"OPTIMIZE delta.`{plain}`").collect()
         conf.set(GUARD_MODE, "required")
 
-    def care(table: str) -> Callable[[], None]:
-        return lambda: _done(Care(spark, manager, inspector, table).run([Action.COMPACT]))
+    def care(table: str, parallel: int = PARALLEL) -> Callable[[], float]:
+        """Compact; return for how long, from when the table was measured to the last commit."""
 
-    copy = f"{ours}-alone"
-    shutil.copytree(ours, copy)
+        def run() -> float:
+            times: list[float] = []
+            made = Care(spark, manager, inspector, table, parallel=parallel, say=lambda _: times.append(time.time()))
+            report = made.run([Action.COMPACT], measured=lambda _: times.append(time.time()))
+            assert report.done
+            assert all(each.problem is None for each in report.done), report.done
+            return times[-1] - times[0]
+
+        return run
+
+    def wholly() -> None:
+        LockedDeltaWriter(spark, manager, whole).optimize(target_size=TARGET, hold="write")
+
+    alone, one = f"{ours}-alone", f"{ours}-one"
+    for copy in (alone, one):
+        shutil.copytree(ours, copy)
     compacted("plain OPTIMIZE, alone", plainly)
-    compacted("maintain.py --compact, alone", care(copy))
+    compacted("maintain.py --compact, alone", care(alone))
+    compacted("maintain.py --compact --parallel 1, alone", care(one, 1))
     for name, table, work in (
         ("maintain.py --compact", ours, care(ours)),
         (
             'optimize(hold="write")',
             whole,
-            lambda: LockedDeltaWriter(spark, manager, whole).optimize(target_size=TARGET, hold="write"),
+            wholly,
         ),
     ):
         with appender(hosts, table, folder / "appends.json") as stop:
@@ -183,11 +200,6 @@ def print_figures(
     print_table(kept_back)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps({"seen": seen, "rates": rates, "kept_back": kept_back}, indent=2) + "\n")
-
-
-def _done(report: Any) -> None:
-    assert report.done
-    assert all(each.problem is None for each in report.done), report.done
 
 
 if __name__ == "__main__":

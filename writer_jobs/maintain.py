@@ -62,6 +62,10 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
             else:
                 published.cared_for(report)
                 first = first or report.failure
+    try:
+        published.ended()
+    except SluiceError as error:
+        first = first or error
     if first is not None:
         raise first
 

@@ -23,6 +23,8 @@ _ACTIONS = (
 )
 _VERSION_FILE = re.compile(r"(?P<version>\d{20})\.json")
 _DIGITS = 20
+# Whatever the cluster's settings are: without a version file, what it names would look like nobody's.
+_ALL_OR_NOTHING = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false", "mode": "FAILFAST"}
 
 
 class LoggedFiles:
@@ -57,7 +59,8 @@ class LoggedFiles:
             several versions name it. Files of another table (a shallow clone's) are not in it.
 
         """
-        lines = self._spark.read.schema(_ACTIONS).json(f"{escaped(self._folder)}/{'[0-9]' * _DIGITS}.json")
+        reader = self._spark.read.schema(_ACTIONS).options(**_ALL_OR_NOTHING)
+        lines = reader.json(f"{escaped(self._folder)}/{'[0-9]' * _DIGITS}.json")
         version = F.substring("_metadata.file_name", 1, _DIGITS).cast("long")
         named = lines.select(
             version.alias("version"),

@@ -18,11 +18,14 @@ class SourceStream:
     Attributes:
         checkpoint: folder with its checkpoint.
         version: of the table, from which on it may still read; None: it may read anything.
+        log_version: from which on it needs the log. When it is started again, Spark asks for its last batch once more,
+            from the end of the one before; Delta then reads which files that batch had, though none of them. None: any.
 
     """
 
     checkpoint: str
     version: int | None
+    log_version: int | None
 
 
 def source_streams(files: HadoopFiles, table_id: str, checkpoints: Iterable[str]) -> list[SourceStream]:
@@ -52,9 +55,14 @@ def _source_stream(files: HadoopFiles, table_id: str, checkpoint: str) -> Source
     if not planned:
         return None
     # A batch that is planned, and not done, is read again from the end of the one before.
-    whole = [batch for batch in planned if batch in done]
-    version = _version(files, f"{checkpoint}/offsets/{max(whole or planned)}", table_id)
-    return SourceStream(checkpoint, version if whole else None)
+    whole = sorted(batch for batch in planned if batch in done)
+
+    def version_of(batch: int) -> int:
+        return _version(files, f"{checkpoint}/offsets/{batch}", table_id)
+
+    newest = version_of(whole[-1] if whole else max(planned))
+    before = version_of(whole[-2]) if len(whole) > 1 else None
+    return SourceStream(checkpoint, newest if whole else None, before)
 
 
 def _batches(files: HadoopFiles, folder: str) -> set[int]:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from uuid import uuid4
 
@@ -19,6 +19,7 @@ from lock_manager import Hold, LockCancelledError, LockManager, ResourceError, S
 from lock_manager.commit_stamp import MAINTENANCE
 from lock_manager.coordinator import Inspector
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
+from writer_jobs.commit.background_write import CANCEL_AGAIN_SECONDS
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Lock
 from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
@@ -84,7 +85,7 @@ class Care:
         self._deferred = deferred
         self._say = say
         self._parallel = parallel
-        self._stopped = threading.Event()
+        self._stopped, self._ended = threading.Event(), threading.Event()
         # Of its Spark jobs: when it is to stop, they end.
         self._tag = f"sluice-maintenance-{uuid4()}"
 
@@ -141,8 +142,11 @@ class Care:
         """Do what waits, in that order, partitions beside each other; take what is begun off the list."""
         done: list[Done] = []
         running: dict[Future[Done], Unit] = {}
+        self._ended.clear()
         # The pool is within: its end is waited for before a signal is raised.
-        with self._deferred(self._stop), ThreadPoolExecutor(self._parallel, "sluice-maintenance") as pool:
+        with self._deferred(self._stop), ExitStack() as stack:
+            stack.callback(self._ended.set)
+            pool = stack.enter_context(ThreadPoolExecutor(self._parallel, "sluice-maintenance"))
             while True:
                 while self._may_begin(waiting, running.values(), deadline):
                     turn.check()
@@ -165,10 +169,14 @@ class Care:
         return len(running) < self._parallel and all(waiting[0].is_apart_from(other) for other in running)
 
     def _stop(self) -> None:
+        """Begin no more, and end what is on its way; return when that has ended."""
         self._stopped.set()
-        self._manager.cancel(self._checkpoint_lock)
-        self._spark.sparkContext.cancelJobsWithTag(self._tag)
-        self._writer.cancel()
+        while not self._ended.wait(CANCEL_AGAIN_SECONDS):
+            # The JVM may be what is gone.
+            with suppress(*JVM_ERRORS):
+                self._spark.sparkContext.cancelJobsWithTag(self._tag)
+            self._manager.cancel(self._checkpoint_lock)
+            self._writer.cancel()
 
     @property
     def _checkpoint_lock(self) -> str:
@@ -235,7 +243,7 @@ class Care:
             case Action.CHECKPOINT:
                 return self._checkpointed(made)
             case Action.CLEAN_LOG:
-                return self._cleaned(found.policy, made)
+                return self._cleaned(made)
             case _:
                 return _of_commit(made, self._rewritten(unit, found.policy))
 
@@ -273,21 +281,28 @@ class Care:
 
     def _vacuumed(self, made: Done) -> Done:
         removed = vacuum(self._spark, self._writer.location, manager=self._manager, lock_timeout_seconds=self._timeout)
-        return replace(made, removed=FileTotals(removed.files, removed.size))
+        return replace(
+            made,
+            removed=FileTotals(removed.files, removed.size),
+            kept_for_pins=removed.kept_for_pins,
+            kept_for_streams=removed.kept_for_streams,
+        )
 
     def _checkpointed(self, made: Done) -> Done:
         with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout) as hold:
             version = self._writer.log.make_newest_checkpoint()
         return replace(made, version=version, held_seconds=(hold.released_at or time.time()) - hold.acquired_at)
 
-    def _cleaned(self, policy: Policy, made: Done) -> Done:
-        snapshot = self._writer.log.snapshot()
-        keepers = Keepers.of(self._spark, snapshot, policy.streams)
-        retention = log_retention_seconds(self._spark, snapshot, keepers)
-        if math.isinf(retention):
-            raise TableError(f"a stream of {self._writer.table} has read nothing yet, and may need any version")
+    def _cleaned(self, made: Done) -> Done:
         before = self._log_total()
         with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout):
+            # As late as can be: of a pin, or a stream's name, that came meanwhile.
+            snapshot = self._writer.log.snapshot()
+            streams = Policy.of(snapshot.properties, self._writer.table).streams
+            keepers = Keepers.of(self._spark, snapshot, streams)
+            retention = log_retention_seconds(self._spark, snapshot, keepers)
+            if math.isinf(retention):
+                raise TableError(f"a stream of {self._writer.table} has read too little, and may need any version")
             self._writer.log.clean_up(retention)
         after = self._log_total()
         return replace(made, removed=before, added=after)

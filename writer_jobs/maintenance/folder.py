@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager.errors import PinError
 from lock_manager.pins import Pin
-from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.source_streams import SourceStream, source_streams
 from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog, Snapshot
@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 LEAST_ORPHAN_AGE = timedelta(days=1)
 #: A version stays in the log at least so long, whatever the table's properties say.
 LEAST_LOG_RETENTION = timedelta(days=1)
+# A log's clean-up goes by whole days and by the files' own times, and clocks differ.
+_MARGIN = timedelta(days=1)
+# Of what is below a table's location, Delta's VACUUM spares what Iceberg's readers need.
+_ICEBERG = "metadata"
 _MS = 1000
 
 
@@ -105,11 +109,12 @@ def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, keepers: Keep
     needed = [snapshot.log_retention_seconds, LEAST_LOG_RETENTION.total_seconds()]
     versions = pinned_versions(spark, snapshot.location, keepers.pins)
     for stream in keepers.streams:
-        if stream.version is None:
+        if stream.log_version is None:
             needed.append(math.inf)
-        elif stream.version <= snapshot.version:
-            versions.append(oldest_read(DeltaTableLog(spark, snapshot.location), stream))
-    return max([*needed, *(time.time() - each.committed_at.timestamp() for each in versions)])
+        elif stream.log_version <= snapshot.version:
+            versions.append(oldest_read(DeltaTableLog(spark, snapshot.location), stream, stream.log_version))
+    kept = (time.time() - each.committed_at.timestamp() + _MARGIN.total_seconds() for each in versions)
+    return max([*needed, *kept])
 
 
 def folder_files(
@@ -175,7 +180,7 @@ def folder_files(
 
 
 def _own_files(spark: SparkSession, snapshot: Snapshot, live: DataFrame) -> DataFrame:
-    """Return the files below a table's location without those of another table that lies within it.
+    """Return the files below a table's location without those of another table that lies within it, and Iceberg's.
 
     Delta's VACUUM takes these for its own. A folder with files of the newest version is the table's, and so is one that
     is named like a partition; of every other one is asked whether it has a log.
@@ -194,6 +199,8 @@ def _own_files(spark: SparkSession, snapshot: Snapshot, live: DataFrame) -> Data
         if not parts[depth - 1].startswith((*partition_folders, CHANGE_DATA))
     }
     files = HadoopFiles.of(spark)
+    if _ICEBERG in above and files.glob(f"{escaped(snapshot.location)}/{_ICEBERG}/*.metadata.json"):
+        listed = listed.where(~F.col("path").startswith(f"{_ICEBERG}/"))
     for path in sorted(above):
         if files.status(f"{snapshot.location}/{path}/{LOG_FOLDER}") is not None:
             log.info("%s has a table of its own, which is left alone", path)
@@ -242,21 +249,20 @@ def _streamed(
     if not behind:
         return spark.createDataFrame([], "path string")
     stream = min(behind, key=lambda stream: stream.version or 0)
-    oldest = oldest_read(DeltaTableLog(spark, snapshot.location), stream)
+    oldest = oldest_read(DeltaTableLog(spark, snapshot.location), stream, stream.version or 0)
     later = logged.paths().where(F.col("version") >= oldest.version).select("path")
     return VersionFiles(spark, oldest).paths().union(later)
 
 
-def oldest_read(log: DeltaTableLog, stream: SourceStream) -> Snapshot:
-    """Return the version from which on a stream reads.
+def oldest_read(table_log: DeltaTableLog, stream: SourceStream, version: int) -> Snapshot:
+    """Return the version from which on a stream reads, or needs the log.
 
     Raises:
         TableError: it is gone.
 
     """
-    assert stream.version is not None  # noqa: S101 (it may read any version)
     try:
-        return log.snapshot_at(stream.version)
+        return table_log.snapshot_at(version)
     except TableError as error:
         raise TableError(
             f"the stream of {stream.checkpoint} cannot go on: {error}; begin it anew, or take it out of "

@@ -120,7 +120,8 @@ class FolderHealth:
         uncommitted: that no version has named, and that may be of a write on its way: they are young.
         orphans: that no version has named, and that are older than any write on its way.
         retention_seconds: for how long removed files are kept.
-        problem: why it is not known what pins and streams keep: nothing may be removed; None: it is.
+        problem: why it is not known what pins and streams keep: nothing may be removed, and expired files and orphans
+            are counted as if nothing kept them; None: it is known.
 
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 import time
@@ -43,6 +44,8 @@ from writer_jobs.maintenance.health import (
 from writer_jobs.maintenance.policy import Policy
 from writer_jobs.pins.retention import seconds_without_pins
 
+_log = logging.getLogger(__name__)
+
 #: The store's clock may be so far ahead of that of whoever commits, in milliseconds.
 SKEW_MS = 60_000
 _WEEK = timedelta(days=7)
@@ -51,6 +54,7 @@ _DAY_SECONDS = timedelta(days=1).total_seconds()
 _VERSION_FILE = re.compile(r"(\d{20})\.json")
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..*(parquet|json)")
 _NOTHING = FileTotals()
+_LOOKS = 2
 _NOTES = "partition_values map<string, string>, ordered_ms bigint"
 # Parts of checkpoints, which Spark passes over when it lists the log.
 _SIDECARS = "_sidecars"
@@ -82,8 +86,18 @@ def measure(spark: SparkSession, table: str) -> Measured:
         StorageError: the table cannot be read.
 
     """
-    begun = time.monotonic()
     log = DeltaTableLog(spark, locate_table(spark, table))
+    for _ in range(_LOOKS - 1):
+        try:
+            return _measured(spark, log)
+        except StorageError as error:
+            # A writer's checkpoint may have cleaned the log up meanwhile.
+            _log.info("looking at %s again: %s", table, error)
+    return _measured(spark, log)
+
+
+def _measured(spark: SparkSession, log: DeltaTableLog) -> Measured:
+    begun = time.monotonic()
     uri = canonical_table_uri(log.location)
     snapshot = log.snapshot()
     if (state := snapshot.state) is None:
@@ -307,7 +321,11 @@ class _LogFiles:
         # What Delta's clean-up goes by: the midnight (UTC) before. Infinite: nothing is.
         cutoff = self._now.timestamp() - self._retention_seconds
         before = cutoff if math.isinf(cutoff) else cutoff // _DAY_SECONDS * _DAY_SECONDS
-        expired = [version for version, at in self._at.items() if at <= before and version < (newest or 0)]
+        young = min((version for version, at in self._at.items() if at > before), default=self._snapshot.version)
+        # It takes whole stretches between two checkpoints, and only behind all that is as old.
+        known = {*self._checkpoints, *([] if newest is None else [newest])}
+        first_kept = max((each for each in known if each <= min(young, newest or 0)), default=0)
+        expired = [version for version in self._at if version < first_kept]
         since = self._snapshot.version if newest is None else self._snapshot.version - newest
         return LogHealth(
             total=self._total,

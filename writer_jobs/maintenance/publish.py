@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.errors import StorageError
 from writer_jobs.job.output import JobOutput
 from writer_jobs.maintenance.gauges import HealthGauges
 from writer_jobs.maintenance.page import page
 from writer_jobs.maintenance.result import CareReport, Done
+
+log = logging.getLogger(__name__)
 
 
 class Published:
@@ -42,6 +46,7 @@ class Published:
         self._gauges = gauges
         self._reports: list[CareReport] = []
         self._failed: dict[str, str] = {}
+        self._is_unwritten = False
         self._tables: list[dict[str, Any]] = []
 
     def begun(self) -> None:
@@ -78,12 +83,7 @@ class Published:
         self._output.said("done", **done.to_json())
 
     def cared_for(self, report: CareReport) -> None:
-        """Take the report of a table that was looked after, or only measured.
-
-        Raises:
-            StorageError: the report or the page cannot be written.
-
-        """
+        """Take the report of a table that was looked after, or only measured."""
         self._reports.append(report)
         if self._gauges is not None:
             if report.after is not None:
@@ -99,19 +99,34 @@ class Published:
             files_saved=report.saved.files,
             bytes_saved=report.saved.size,
         )
-        self._write()
+        self._try_to_write()
 
     def failed(self, table: str, sentence: str, code: int) -> None:
-        """Note a table that could not be looked after.
-
-        Raises:
-            StorageError: the report or the page cannot be written.
-
-        """
+        """Note a table that could not be looked after."""
         self._failed[table] = sentence
         self._tables.append({"table": table, "error": sentence, "exit_code": code})
         self._output.said("failed", table=table, error=sentence, exit_code=code)
-        self._write()
+        self._try_to_write()
+
+    def ended(self) -> None:
+        """Write what could not be written before, if there is such a thing.
+
+        Raises:
+            StorageError: it still cannot.
+
+        """
+        if self._is_unwritten:
+            self._write()
+
+    def _try_to_write(self) -> None:
+        """Write, or leave it for later: the other tables are looked after all the same."""
+        try:
+            self._write()
+        except StorageError as error:
+            log.warning("written later: %s", error)
+            self._is_unwritten = True
+        else:
+            self._is_unwritten = False
 
     def _write(self) -> None:
         self._note(tables=self._tables)

@@ -27,6 +27,8 @@ class Done:
         held_seconds: how long of it the lock was held.
         removed: files that the newest version, the folder or the log has no more.
         added: files that it has instead.
+        kept_for_pins: files that VACUUM would have removed, were it not for pins.
+        kept_for_streams: likewise for streams that read the table.
         problem: why it was left for the next time; None: it is done.
         failure: what the problem is, if it is more than a lost race, of which there is nothing to mend.
 
@@ -40,6 +42,8 @@ class Done:
     held_seconds: float = 0.0
     removed: FileTotals = _NOTHING
     added: FileTotals = _NOTHING
+    kept_for_pins: int = 0
+    kept_for_streams: int = 0
     problem: str | None = None
     failure: SluiceError | None = None
 
@@ -56,6 +60,8 @@ class Done:
             "bytes_removed": self.removed.size,
             "files_added": self.added.files,
             "bytes_added": self.added.size,
+            "kept_for_pins": self.kept_for_pins,
+            "kept_for_streams": self.kept_for_streams,
             "problem": self.problem,
         }
 

@@ -99,6 +99,7 @@ def is_good(outcome: Outcome) -> bool:
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return what became of a run as JSON values."""
+    vacuums = [line for job in outcome.jobs for line in job.done if line["action"] == "vacuum"]
     ages = sorted(age for _, age in outcome.lag)
     return {
         "rows": outcome.rows,
@@ -106,9 +107,9 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "surplus": outcome.surplus,
         "all_applied": outcome.drained,
         "versions": outcome.versions,
-        "vacuumed": sum(
-            line["files_removed"] for job in outcome.jobs for line in job.commits if line.get("action") == "vacuum"
-        ),
+        "vacuumed": sum(line["files_removed"] for line in vacuums),
+        "kept_for_pins": max((line["kept_for_pins"] for line in vacuums), default=0),
+        "kept_for_streams": max((line["kept_for_streams"] for line in vacuums), default=0),
         "spared": None if outcome.spared is None else asdict(outcome.spared),
         "commits": sum(len(job.commits) for job in outcome.jobs),
         "killed": sum(job.killed for job in outcome.jobs),
@@ -157,6 +158,8 @@ def _print(found: dict[str, dict[str, Any]], console: Console) -> None:
         "everything applied in time": "all_applied",
         "versions": "versions",
         "files that VACUUM removed": "vacuumed",
+        "that it kept for the pin, at most": "kept_for_pins",
+        "for the slow reader, at most": "kept_for_streams",
         "killed by the soak": "killed",
         "failed by themselves": "failed",
         "lag of the change feed, p50, s": "lag_p50_s",

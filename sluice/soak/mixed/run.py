@@ -46,6 +46,7 @@ class Job:
         killed: how often the soak killed it.
         failures: exits that the soak has not caused, with the last words of each.
         commits: lines of its commits.
+        done: lines of what it has done beside.
         was_killed: whether the soak has killed the process that runs.
         not_before: when it may be started, monotonic.
 
@@ -57,6 +58,7 @@ class Job:
     killed: int = 0
     failures: list[str] = field(default_factory=list)
     commits: list[dict[str, Any]] = field(default_factory=list)
+    done: list[dict[str, Any]] = field(default_factory=list)
     was_killed: bool = False
     not_before: float = 0.0
 
@@ -267,8 +269,10 @@ class MixedRun:
             job = self._numbers[number]
             if event.get("event") == "exit":
                 self._ended(job, event["code"])
-            elif event.get("event") in ("commit", "done"):
+            elif event.get("event") == "commit" or (event.get("event") == "done" and event["version"] is not None):
                 job.commits.append(event)
+            elif event.get("event") == "done":
+                job.done.append(event)
 
     def _ended(self, job: Job, code: int) -> None:
         process, job.process = job.process, None
