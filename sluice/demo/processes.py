@@ -84,7 +84,7 @@ class WriterProcess:
     ) -> None:
         self.number = number
         self.errors = folder / f"writer-{number}.err"
-        self._output = folder / f"writer-{number}.out"
+        self.output = folder / f"writer-{number}.out"
         self._events = events
         with self.errors.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -127,7 +127,7 @@ class WriterProcess:
 
     def _read(self) -> None:
         assert self._process.stdout is not None  # noqa: S101 (a pipe was asked for)
-        with self._output.open("wb") as output:
+        with self.output.open("wb") as output:
             for line in self._process.stdout:
                 output.write(line)
                 output.flush()

@@ -323,9 +323,9 @@ class MixedRun:
 
 
 def _reason(process: WriterProcess) -> str:
-    """Return the last line of an error: Spark says more behind it, of how it stops."""
-    lines = process.errors.read_text(encoding="utf-8", errors="replace").splitlines()
-    errors = [line for line in lines if _ERROR.search(line)]
+    """Return the last line of an error: Spark says more behind it, of how it stops; a stack trace may be anywhere."""
+    said = (path.read_text(encoding="utf-8", errors="replace") for path in (process.errors, process.output))
+    errors = [line for text in said for line in text.splitlines() if _ERROR.search(line)]
     return (errors or process.last_words or ["no word"])[-1]
 
 
