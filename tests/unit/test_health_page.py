@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from writer_jobs.errors import StorageError
+from writer_jobs.job.output import JobOutput
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.health import (
     SIZE_BOUNDS,
@@ -25,6 +27,7 @@ from writer_jobs.maintenance.health import (
 )
 from writer_jobs.maintenance.page import page
 from writer_jobs.maintenance.policy import Action, Policy
+from writer_jobs.maintenance.publish import Published
 from writer_jobs.maintenance.result import CareReport, Done
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -268,3 +271,45 @@ def in_browser(text: str, folder: Path, width: int) -> dict[str, Any]:
     assert title is not None
     laid: dict[str, Any] = json.loads(title[1].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
     return laid
+
+
+def test_a_table_that_could_not_be_looked_at_is_on_the_page() -> None:
+    made = page([report(health())], {"s3://lake/<b>gone</b>": "there is no Delta table & no log"})
+    assert "<code>s3://lake/&lt;b&gt;gone&lt;/b&gt;</code>: there is no Delta table &amp; no log" in made
+    assert "Not looked at" not in page([report(health())])
+
+
+def test_a_page_that_cannot_be_written_for_a_while_keeps_no_table_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[str] = []
+    noted: list[Any] = []
+    fails = [False]
+
+    class Files:
+        def write_text(self, _: str, text: str) -> None:
+            if fails[0]:
+                raise StorageError("503")
+            written.append(text)
+
+    monkeypatch.setattr("writer_jobs.maintenance.publish.HadoopFiles.of", lambda _: Files())
+    session: Any = None
+    published = Published(
+        JobOutput(None), lambda **facts: noted.append(facts), session, page_uri="s3a://lake/health.html"
+    )
+    fails[0] = True
+    with pytest.raises(StorageError):
+        published.begun()
+    fails[0] = False
+    published.begun()
+    fails[0] = True
+    published.failed("s3a://lake/gone", "there is no Delta table", 2)
+    published.cared_for(report(health()))
+    with pytest.raises(StorageError):
+        published.ended()
+    fails[0] = False
+    published.ended()
+    assert "Not looked at" in written[-1]
+    assert "s3://lake/flights" in written[-1]
+    assert len(noted[-1]["tables"]) == 2
+    # What is written is not written again.
+    published.ended()
+    assert len(written) == 2

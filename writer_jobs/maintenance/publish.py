@@ -125,10 +125,9 @@ class Published:
         except StorageError as error:
             log.warning("written later: %s", error)
             self._is_unwritten = True
-        else:
-            self._is_unwritten = False
 
     def _write(self) -> None:
         self._note(tables=self._tables)
         if self._page_uri is not None:
             self._files.write_text(self._page_uri, page(self._reports, self._failed))
+        self._is_unwritten = False
