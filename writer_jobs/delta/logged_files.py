@@ -7,21 +7,19 @@ Delta's own snapshot does not tell that: it forgets a file ``delta.deletedFileRe
 from __future__ import annotations
 
 import functools
-import re
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, escaped
-from writer_jobs.delta.table_log import LOG_FOLDER
-from writer_jobs.delta.version_files import decoded, deletion_vector_path, is_elsewhere
+from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE
+from writer_jobs.delta.version_files import decoded, deletion_vector_paths, is_elsewhere
 
 _VECTOR = "deletionVector struct<storageType: string, pathOrInlineDv: string>"
 _ACTIONS = (
     f"add struct<path: string, {_VECTOR}>, remove struct<path: string, deletionTimestamp: bigint, {_VECTOR}>, "
     "cdc struct<path: string>"
 )
-_VERSION_FILE = re.compile(r"(?P<version>\d{20})\.json")
 _DIGITS = 20
 # Whatever the cluster's settings are: without a version file, what it names would look like nobody's.
 _ALL_OR_NOTHING = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false", "mode": "FAILFAST"}
@@ -50,14 +48,13 @@ class LoggedFiles:
         found = (_version_of(entry) for entry in self._files.children(self._folder))
         return min((each for each in found if each is not None), default=(0, 0))
 
+    @functools.cached_property
     def paths(self) -> DataFrame:
-        """Return where they are, and where their deletion vectors are.
+        """Where they are, and where their deletion vectors are.
 
-        Returns:
-            ``path`` below the table's location, not percent-encoded; ``version``, that names it; ``removed_ms``, when
-            that version removed it, in milliseconds since the epoch, or null: it added it. A path has several rows if
-            several versions name it. Files of another table (a shallow clone's) are not in it.
-
+        ``path`` below the table's location, not percent-encoded; ``version``, that names it; ``removed_ms``, when that
+        version removed it, in milliseconds since the epoch, or null: it added it. A path has several rows if several
+        versions name it. Files of another table (a shallow clone's) are not in it.
         """
         reader = self._spark.read.schema(_ACTIONS).options(**_ALL_OR_NOTHING)
         lines = reader.json(f"{escaped(self._folder)}/{'[0-9]' * _DIGITS}.json")
@@ -72,13 +69,10 @@ class LoggedFiles:
         vectors = named.where("vector.storageType = 'u'").select(
             F.col("vector.pathOrInlineDv").alias("encoded"), "version", "removed_ms"
         )
-        encoded = sorted(row[0] for row in vectors.select("encoded").distinct().collect())
-        where = self._spark.createDataFrame(
-            [(each, deletion_vector_path(each)) for each in encoded], "encoded string, path string"
-        )
+        where = deletion_vector_paths(self._spark, vectors.select("encoded"))
         return files.union(vectors.join(where, "encoded").select("path", "version", "removed_ms"))
 
 
 def _version_of(entry: FileStatus) -> tuple[int, int] | None:
-    match = _VERSION_FILE.fullmatch(entry.name)
-    return None if match is None else (int(match["version"]), entry.modified_ms)
+    match = VERSION_FILE.fullmatch(entry.name)
+    return None if match is None else (int(match[1]), entry.modified_ms)

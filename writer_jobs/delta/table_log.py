@@ -32,6 +32,8 @@ from writer_jobs.errors import StorageError, TableError
 
 #: Name of the log's folder below a table's location.
 LOG_FOLDER = "_delta_log"
+#: Name of a version's file in the log; the group is its number.
+VERSION_FILE = re.compile(r"(\d{20})\.json")
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
 #: Of a field, under which name files have it, with column mapping.
 PHYSICAL_NAME = "delta.columnMapping.physicalName"

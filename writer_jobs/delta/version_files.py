@@ -80,8 +80,7 @@ class VersionFiles:
         """
         files = self._files.where(~is_elsewhere()).select(decoded().alias("path"))
         vectors = self._files.where("deletionVector.storageType = 'u'").select("deletionVector.pathOrInlineDv")
-        names = sorted({deletion_vector_path(row[0]) for row in vectors.distinct().collect()})
-        return files.union(self._spark.createDataFrame([(name,) for name in names], "path string"))
+        return files.union(deletion_vector_paths(self._spark, vectors).select("path").distinct())
 
     def removed(self) -> DataFrame:
         """Return the files that the table has lost, for as long as its log remembers them.
@@ -153,6 +152,23 @@ def is_elsewhere() -> Column:
 def decoded() -> Column:
     """Return the column ``path`` of the log, not percent-encoded; as in a query string it would lose each plus."""
     return F.url_decode(F.replace(F.col("path"), F.lit("+"), F.lit("%2B")))
+
+
+def deletion_vector_paths(spark: SparkSession, vectors: DataFrame) -> DataFrame:
+    """Return where deletion vectors are, below the table's location.
+
+    Args:
+        spark: the session.
+        vectors: one column, as the log names them.
+
+    Returns:
+        ``encoded``, as the log names it, each once, and ``path``.
+
+    """
+    encoded = sorted(row[0] for row in vectors.distinct().collect())
+    return spark.createDataFrame(
+        [(each, deletion_vector_path(each)) for each in encoded], "encoded string, path string"
+    )
 
 
 def deletion_vector_path(encoded: str) -> str:

@@ -146,9 +146,9 @@ def folder_files(
     first_version, log_begun_ms = logged.oldest
     # Of versions that the log has no more, the newest checkpoint may still tell what they removed.
     tombstones = files.removed().select("path", F.col("deletionTimestamp").alias("removed_ms"))
-    named = (
-        logged.paths().select("path", "removed_ms").union(tombstones).groupBy("path").agg(F.max("removed_ms"))
-    ).toDF("path", "removed_ms")
+    named = (logged.paths.select("path", "removed_ms").union(tombstones).groupBy("path").agg(F.max("removed_ms"))).toDF(
+        "path", "removed_ms"
+    )
     live = _marked(files.paths(), "live")
     listed = (
         _own_files(spark, snapshot, live)
@@ -250,7 +250,7 @@ def _streamed(
         return spark.createDataFrame([], "path string")
     stream = min(behind, key=lambda stream: stream.version or 0)
     oldest = oldest_read(DeltaTableLog(spark, snapshot.location), stream, stream.version or 0)
-    later = logged.paths().where(F.col("version") >= oldest.version).select("path")
+    later = logged.paths.where(F.col("version") >= oldest.version).select("path")
     return VersionFiles(spark, oldest).paths().union(later)
 
 

@@ -24,6 +24,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import (
     LOG_FOLDER,
     PHYSICAL_NAME,
+    VERSION_FILE,
     DeltaTableLog,
     Snapshot,
     TableState,
@@ -51,10 +52,8 @@ SKEW_MS = 60_000
 _WEEK = timedelta(days=7)
 _HOUR = timedelta(hours=1)
 _DAY_SECONDS = timedelta(days=1).total_seconds()
-_VERSION_FILE = re.compile(r"(\d{20})\.json")
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..*(parquet|json)")
 _NOTHING = FileTotals()
-_LOOKS = 2
 _NOTES = "partition_values map<string, string>, ordered_ms bigint"
 # Parts of checkpoints, which Spark passes over when it lists the log.
 _SIDECARS = "_sidecars"
@@ -87,13 +86,12 @@ def measure(spark: SparkSession, table: str) -> Measured:
 
     """
     log = DeltaTableLog(spark, locate_table(spark, table))
-    for _ in range(_LOOKS - 1):
-        try:
-            return _measured(spark, log)
-        except StorageError as error:
-            # A writer's checkpoint may have cleaned the log up meanwhile.
-            _log.info("looking at %s again: %s", table, error)
-    return _measured(spark, log)
+    try:
+        return _measured(spark, log)
+    except StorageError as error:
+        # A writer's checkpoint may have cleaned the log up meanwhile.
+        _log.info("looking at %s again: %s", table, error)
+        return _measured(spark, log)
 
 
 def _measured(spark: SparkSession, log: DeltaTableLog) -> Measured:
@@ -307,7 +305,7 @@ class _LogFiles:
         self._at: dict[int, float] = {}
         self._checkpoints: dict[int, float] = {}
         for row in rows:
-            if (match := _VERSION_FILE.fullmatch(row["name"])) is not None:
+            if (match := VERSION_FILE.fullmatch(row["name"])) is not None:
                 self._at[int(match[1])] = row["modified_ms"] / 1000
             elif (match := _CHECKPOINT_FILE.fullmatch(row["name"])) is not None:
                 self._checkpoints[int(match[1])] = row["modified_ms"] / 1000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,11 +14,10 @@ from lock_manager.commit_stamp import watermark_of
 from lock_manager.errors import PinError
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog, commit_info_of
+from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE, DeltaTableLog, commit_info_of
 from writer_jobs.errors import StorageError
 
 _RESTORE = "RESTORE"
-_VERSION_FILE = re.compile(r"(\d{20})\.json")
 
 
 @dataclass(frozen=True)
@@ -124,4 +122,4 @@ def _telling_commits(spark: SparkSession, location: str) -> list[tuple[int, str]
         found = chosen.select("_metadata.file_name", "value").collect()
     except JVM_ERRORS as error:
         raise StorageError(f"the log of {location} cannot be read: {one_sentence(error)}") from error
-    return sorted((int(name[1]), row[1]) for row in found if (name := _VERSION_FILE.fullmatch(row[0])))
+    return sorted((int(name[1]), row[1]) for row in found if (name := VERSION_FILE.fullmatch(row[0])))
