@@ -49,6 +49,7 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
                     deferred=context.stop.deferred,
                     say=published.done,
                     parallel=arguments.parallel,
+                    partitions_per_commit=arguments.partitions_per_commit,
                 )
                 report = care.run(
                     arguments.wanted,

@@ -149,6 +149,7 @@ def test_every_action_by_its_name(
         (("--table", "./x", "--auto", "--budget", "soon"), "no number of seconds"),
         (("--table", "./x", "--zorder", "a,,b"), "no list of different column names"),
         (("--tables-in", "./missing.txt"), "no such list"),
+        (("--table", "./x", "--compact", "--partitions-per-commit", "65"), "give 64 at most"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence(arguments: tuple[str, ...], says: str, maintain: Callable[..., Any]) -> None:

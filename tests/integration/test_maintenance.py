@@ -81,7 +81,7 @@ def test_small_files_are_put_together_partition_by_partition(
         put([key], "b")
     put([9], "c")
     report = care(Action.COMPACT, parallel=1)
-    assert [(each.partition["place"], each.removed.files, each.added.files) for each in report.done] == [
+    assert [(each.partitions[0]["place"], each.removed.files, each.added.files) for each in report.done] == [
         ("a", 6, 1),
         ("b", 3, 1),
     ]
@@ -109,9 +109,9 @@ def test_auto_leaves_a_partition_that_is_not_worth_it(
         put([key], "a")
     for key in range(5, 8):
         put([key], "b")
-    assert [each.partition["place"] for each in care().done] == ["a"]
+    assert [each.partitions[0]["place"] for each in care().done] == ["a"]
     properties(sluice__maintenance__minSmallFiles="2")
-    assert [each.partition["place"] for each in care().done] == ["b"]
+    assert [each.partitions[0]["place"] for each in care().done] == ["b"]
     assert care().done == ()
 
 
@@ -161,7 +161,7 @@ def test_deleted_rows_are_purged(
     properties(delta__enableDeletionVectors="true")
     writer.delete("key = 3")
     report = care()
-    assert [(each.action, each.partition["place"]) for each in report.done] == [(Action.PURGE, "a")]
+    assert [(each.action, each.partitions[0]["place"]) for each in report.done] == [(Action.PURGE, "a")]
     after = measure(spark, str(table)).health.total
     assert (after.deleted_rows, after.with_deleted_rows.files, after.rows) == (0, 0, 19)
 
@@ -181,7 +181,7 @@ def test_rows_are_put_in_z_order_once_and_again_when_much_is_new(
     # Store and driver have one clock here.
     monkeypatch.setattr("writer_jobs.maintenance.measure.SKEW_MS", 0)
     first = care(Action.ZORDER)
-    assert [(each.action, each.partition["place"]) for each in first.done] == [(Action.ZORDER, "a")]
+    assert [(each.action, each.partitions[0]["place"]) for each in first.done] == [(Action.ZORDER, "a")]
     assert {part.name: part.unordered.files for part in first.after.partitions} == {"place=a": 0, "place=b": 1}
     assert care().done == ()
     for key in range(30, 34):
@@ -306,9 +306,47 @@ def test_a_compaction_that_loses_its_race_is_left_for_later_and_keeps_nobody_bac
     made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, say=said.append, parallel=1)
     report = made.run([Action.COMPACT])
     assert lost == ["a"] * (TRIES - 1)
-    assert [(each.partition["place"], each.problem) for each in report.done] == [("b", None), ("a", None)]
+    assert [(each.partitions[0]["place"], each.problem) for each in report.done] == [("b", None), ("a", None)]
     assert keys_of(spark, table) == [0, 0, 1, 1, 2, 2]
     assert said == list(report.done)
+
+
+def test_small_partitions_in_one_commit_that_loses_its_race_are_done_one_by_one(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    table: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from writer_jobs.commit.gate import StagedWrite
+
+    for place in ("a", None, "c"):
+        for key in range(2):
+            put([key], place)
+
+    def look_after() -> CareReport:
+        made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, partitions_per_commit=8, parallel=1)
+        return made.run([Action.COMPACT])
+
+    raced = threading.Thread(target=lambda: writer.update({"value": "concat(value, '!')"}, "place = 'c'"))
+    with monkeypatch.context() as patched:
+        patched.setattr(StagedWrite, "_commit", _behind(raced, StagedWrite._commit))
+        report = look_after()
+    assert {tuple(values["place"] for values in each.partitions) for each in report.done} == {("a",), (None,), ("c",)}
+    assert [each.problem for each in report.done] == [None] * 3
+    assert report.after is not None
+    assert report.after.total.total.files == 3
+    # Nobody races it now: one commit.
+    for place in ("a", None):
+        put([2], place)
+    before = writer.log.snapshot().version
+    (once,) = look_after().done
+    assert {values["place"] for values in once.partitions} == {"a", None}
+    assert (once.version, once.removed.files, once.added.files) == (before + 1, 4, 2)
+    assert keys_of(spark, table) == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert verify_table(str(table)).ok
 
 
 def _behind(raced: threading.Thread, commit: Callable[..., None]) -> Callable[..., None]:
@@ -371,9 +409,9 @@ def test_the_plan_has_each_partition_with_its_own_worth(
         put([key], "a")
     found = measure(spark, str(table))
     planned = plan(found.health, found.policy, None)
-    assert [(unit.action, dict(unit.partition), unit.worth) for unit in planned] == [
-        (Action.COMPACT, {"place": "b"}, 7),
-        (Action.COMPACT, {"place": "a"}, 5),
+    assert [(unit.action, unit.partitions, unit.worth) for unit in planned] == [
+        (Action.COMPACT, ({"place": "b"},), 7),
+        (Action.COMPACT, ({"place": "a"},), 5),
     ]
     assert plan(found.health, Policy(auto=frozenset()), None) == []
 

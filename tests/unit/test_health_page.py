@@ -122,14 +122,14 @@ def cared_for() -> CareReport:
     done = (
         Done(
             action=Action.COMPACT,
-            partition=before.partitions[0].values,
+            partitions=(before.partitions[0].values,),
             version=1235,
             seconds=12.0,
             held_seconds=0.2,
             removed=FileTotals(40, 40 * MIB),
             added=FileTotals(1, 39 * MIB),
         ),
-        Done(action=Action.VACUUM, partition={}, problem="another writer has changed <it>"),
+        Done(action=Action.VACUUM, problem="another writer has changed <it>"),
     )
     return report(before, done=done, left=3, after=after, findings_after=tuple(find(after, Policy())))
 

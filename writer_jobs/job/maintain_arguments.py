@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager import canonical_table_uri
+from lock_manager.partitions import MOST_PARTITIONS
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import NAME_WITH_SCHEME, JobArguments, JobParser, names, text
 from writer_jobs.job.exit_codes import HELP
 from writer_jobs.job.stream_arguments import positive
-from writer_jobs.maintenance.plan import PARALLEL
+from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT
 from writer_jobs.maintenance.policy import Action
 
 #: Name of the job in its help and its messages.
@@ -56,6 +57,8 @@ policy, as table properties (ALTER TABLE t SET TBLPROPERTIES ('sluice.maintenanc
   sluice.maintenance.streams          checkpoint folders of streams that read the table: what they need is kept
 
 rules:
+  Each partition is compacted in a commit of its own. A table with many small partitions, that is looked after for the
+  first time, is faster with --partitions-per-commit 16: each commit makes Delta list all files of the table again.
   A compaction that loses its race against a writer is left, and tried again behind the others, twice; no writer waits
   for it. Killed at any point the job leaves a correct table. Of two that look after one table at the same time the
   second one waits for --lock-timeout, and then leaves that table.
@@ -81,6 +84,7 @@ class MaintainArguments(JobArguments):
     zorder_by: tuple[str, ...]
     budget: float | None
     parallel: int
+    partitions_per_commit: int
     page: str | None
 
     @property
@@ -113,6 +117,11 @@ class MaintainArguments(JobArguments):
                 canonical_table_uri(table)
         if self.auto and self.actions:
             raise ArgumentsError("give --auto or actions by name, not both: --auto decides what is done")
+        if self.partitions_per_commit > MOST_PARTITIONS:
+            raise ArgumentsError(
+                f"--partitions-per-commit {self.partitions_per_commit}: give {MOST_PARTITIONS} at most, "
+                "because more partitions than that are locked as the whole table"
+            )
         if self.budget is not None and not self.auto and not self.actions:
             raise ArgumentsError("--budget is for --auto or actions: to measure takes the time that it takes")
 
@@ -147,6 +156,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
         "--parallel", type=positive, default=PARALLEL, metavar="N",
         help=f"partitions of a table that are worked on at the same time ({PARALLEL})",
     )  # fmt: skip
+    add(
+        "--partitions-per-commit", type=positive, default=PARTITIONS_PER_COMMIT, metavar="N",
+        help="--compact and --purge rewrite up to N partitions in one commit, while together they have less to rewrite "
+        f"than one file of the target size ({PARTITIONS_PER_COMMIT}; {MOST_PARTITIONS} at most)",
+    )  # fmt: skip
     parser.add_lock_timeout()
     parser.add_report()
     add("--page", type=text, metavar="URI", help="HTML file for the health of the tables, with pictures")
@@ -169,6 +183,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
         zorder_by=found.zorder,
         budget=found.budget,
         parallel=found.parallel,
+        partitions_per_commit=found.partitions_per_commit,
         page=found.page,
     )
 

@@ -29,7 +29,7 @@ from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.folder import Keepers, log_retention_seconds
 from writer_jobs.maintenance.health import FileTotals
 from writer_jobs.maintenance.measure import Measured, log_files, measure, refuse_no_columns
-from writer_jobs.maintenance.plan import PARALLEL, Unit, plan
+from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT, Unit, plan
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
 from writer_jobs.maintenance.turn import give_way, is_of_this_process, turn_of
@@ -59,6 +59,7 @@ class Care:
             :meth:`writer_jobs.job.stopping.StopSignals.deferred`.
         say: told of everything that is done.
         parallel: how many partitions are worked on at the same time.
+        partitions_per_commit: how many small partitions one commit rewrites at most; see :func:`.plan.plan`.
 
     Raises:
         TableError, StorageError: no such table, or it cannot be read.
@@ -76,6 +77,7 @@ class Care:
         deferred: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda _: nullcontext(),
         say: Callable[[Done], None] = lambda _: None,
         parallel: int = PARALLEL,
+        partitions_per_commit: int = PARTITIONS_PER_COMMIT,
     ) -> None:
         self._spark = spark
         self._manager = manager
@@ -85,6 +87,7 @@ class Care:
         self._deferred = deferred
         self._say = say
         self._parallel = parallel
+        self._partitions_per_commit = partitions_per_commit
         self._stopped, self._ended = threading.Event(), threading.Event()
         # Of its Spark jobs: when it is to stop, they end.
         self._tag = f"sluice-maintenance-{uuid4()}"
@@ -125,7 +128,8 @@ class Care:
                 found = self._ordered_by(found, zorder_by)
             report = self._report(found)
             measured(report)
-            waiting = self._lockable(plan(found.health, found.policy, actions))
+            planned = plan(found.health, found.policy, actions, partitions_per_commit=self._partitions_per_commit)
+            waiting = self._lockable(planned)
             done = self._work_off(waiting, found, deadline, turn)
         if not done:
             return replace(report, left=len(waiting))
@@ -158,7 +162,7 @@ class Care:
                     unit, made = running.pop(ended), ended.result()
                     if made.problem is not None and made.failure is None and unit.tries + 1 < TRIES:
                         # Behind the others: whoever changes it now may be done by then.
-                        waiting.append(replace(unit, tries=unit.tries + 1))
+                        waiting += unit.again()
                         continue
                     done.append(made)
                     self._say(made)
@@ -187,7 +191,7 @@ class Care:
 
     def _lockable(self, units: list[Unit]) -> list[Unit]:
         """Return what is to be done to the whole table instead, if its partitions cannot be locked one by one."""
-        if not any(unit.partition for unit in units):
+        if not any(unit.partitions for unit in units):
             return units
         try:
             self._writer.log.snapshot().partition_schema()
@@ -196,7 +200,7 @@ class Care:
             worth: dict[Action, float] = {}
             for unit in units:
                 worth[unit.action] = worth.get(unit.action, 0.0) + unit.worth
-            whole = (Unit(action=action, partition={}, worth=each) for action, each in worth.items())
+            whole = (Unit(action=action, worth=each) for action, each in worth.items())
             return sorted(whole, key=lambda unit: -unit.worth)
         return units
 
@@ -214,7 +218,7 @@ class Care:
 
     def _do(self, unit: Unit, found: Measured, deadline: float | None) -> Done:
         begun = time.monotonic()
-        made = Done(action=unit.action, partition=unit.partition)
+        made = Done(action=unit.action, partitions=unit.partitions)
         try:
             left = _WAY_SECONDS if deadline is None else min(_WAY_SECONDS, max(0.0, deadline - begun))
             waited = give_way(
@@ -252,9 +256,9 @@ class Care:
         note = {
             "action": unit.action.value,
             "columns": list(columns),
-            "partition_values": self._physical(unit.partition),
+            "partitions": self._physical(unit.partitions),
         }
-        lock: Lock = [unit.partition] if unit.partition else "table"
+        lock: Lock = unit.partitions or "table"
         if unit.action is Action.PURGE:
             return self._writer.purge(
                 target_size=policy.target_file_size,
@@ -272,12 +276,12 @@ class Care:
             metadata={MAINTENANCE: note},
         )
 
-    def _physical(self, values: Mapping[str, str | None]) -> dict[str, str | None]:
-        """Return a partition's values under the names that files have them by."""
-        if not values:
-            return {}
+    def _physical(self, partitions: Collection[Mapping[str, str | None]]) -> list[dict[str, str | None]]:
+        """Return the values of partitions under the names that files have them by."""
+        if not partitions:
+            return []
         names = {each.name: each.physical_name for each in self._writer.log.snapshot().partition_schema().columns}
-        return {names[name]: value for name, value in values.items()}
+        return [{names[name]: value for name, value in values.items()} for values in partitions]
 
     def _vacuumed(self, made: Done) -> Done:
         removed = vacuum(self._spark, self._writer.location, manager=self._manager, lock_timeout_seconds=self._timeout)

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import canonical_table_uri
-from lock_manager.commit_stamp import maintenance_of
+from lock_manager.commit_stamp import MAINTENANCE, maintenance_of
 from lock_manager.errors import PinError
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
@@ -237,11 +237,11 @@ def _with_order(spark: SparkSession, snapshot: Snapshot, policy: Policy, files: 
         note = maintenance_of(info)
         if note is None or tuple(note.get("columns") or ()) != policy.zorder_by:
             continue
-        values, at = note.get("partition_values") or {}, int(info["timestamp"]) + SKEW_MS
-        if values:
-            ordered[json.dumps(values)] = max(at, ordered.get(json.dumps(values), 0))
-        else:
+        at = int(info["timestamp"]) + SKEW_MS
+        if not note.get("partitions"):
             whole = max(at, whole)
+        for values in map(json.dumps, note.get("partitions") or ()):
+            ordered[values] = max(at, ordered.get(values, 0))
     notes = spark.createDataFrame([(json.loads(values), at) for values, at in ordered.items()], _NOTES)
     of_partition = notes.select(
         F.to_json(F.array_sort(F.map_entries("partition_values"))).alias("values"), "ordered_ms"
@@ -254,7 +254,7 @@ def _with_order(spark: SparkSession, snapshot: Snapshot, policy: Policy, files: 
 
 def _noted_commits(spark: SparkSession, location: str) -> list[Mapping[str, Any]]:
     lines = spark.read.text(escaped(f"{location}/{LOG_FOLDER}") + "/*.json")
-    chosen = lines.where(F.col("value").startswith('{"commitInfo"') & F.col("value").contains("partition_values"))
+    chosen = lines.where(F.col("value").startswith('{"commitInfo"') & F.col("value").contains(MAINTENANCE))
     return [commit_info_of(row[0]) for row in chosen.select("value").collect()]
 
 

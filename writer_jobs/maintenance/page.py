@@ -179,13 +179,13 @@ def _done(report: CareReport) -> str:
         ]
         for each in report.done
     ]
-    head = ("action", "partition", "version", "took", "held the lock", "removed", "added", "outcome")
+    head = ("action", "partitions", "version", "took", "held the lock", "removed", "added", "outcome")
     left = f" {report.left:,} more were left for the next time." if report.left else ""
     return f"<h3>What was done</h3><p>Saved: {_saved(report)}.{left}</p>{_table('done', head, rows)}"
 
 
 def _name(done: Done) -> str:
-    return PartitionHealth(values=done.partition, total=FileTotals()).name
+    return ", ".join(PartitionHealth(values=values, total=FileTotals()).name for values in done.partitions)
 
 
 def _histograms(report: CareReport) -> str:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from writer_jobs.maintenance.findings import Finding, find
-from writer_jobs.maintenance.health import TableHealth
+from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth
 from writer_jobs.maintenance.policy import Action, Policy
 
 #: How many partitions are worked on at the same time: one of small files is often one task, which leaves cores idle.
 PARALLEL = 4
+#: How many small partitions one commit rewrites at most.
+PARTITIONS_PER_COMMIT = 1
+_Partitions = tuple[Mapping[str, str | None], ...]
 _ALSO_BY_ZORDER = (Action.COMPACT, Action.PURGE)
+# What can be done to several partitions in one commit, and which files of a partition that rewrites.
+_TOGETHER: Mapping[Action, Callable[[PartitionHealth], FileTotals]] = {
+    Action.COMPACT: lambda part: part.small,
+    Action.PURGE: lambda part: part.with_deleted_rows,
+}
 _ON_TABLE = (Action.VACUUM, Action.CHECKPOINT, Action.CLEAN_LOG)
 
 
@@ -21,23 +29,36 @@ class Unit:
 
     Attributes:
         action: what.
-        partition: values of the one to do it to; empty: to the table.
+        partitions: values of those to do it to, in one commit; empty: to the table.
         worth: what it saves, see :class:`Finding`.
         tries: how often it was tried.
 
     """
 
     action: Action
-    partition: Mapping[str, str | None]
-    worth: float
+    partitions: _Partitions = ()
+    worth: float = 0.0
     tries: int = 0
 
     def is_apart_from(self, other: Unit) -> bool:
         """Tell whether both can be done at the same time: to different partitions."""
-        return bool(self.partition and other.partition) and self.partition != other.partition
+        if not (self.partitions and other.partitions):
+            return False
+        return not any(values in other.partitions for values in self.partitions)
+
+    def again(self) -> list[Unit]:
+        """Return what is to be tried after a lost race: each partition alone, so that one race costs one of them."""
+        alone = _one_by_one(self.partitions)
+        return [replace(self, partitions=each, worth=self.worth / len(alone), tries=self.tries + 1) for each in alone]
 
 
-def plan(health: TableHealth, policy: Policy, actions: Collection[Action] | None) -> list[Unit]:
+def plan(
+    health: TableHealth,
+    policy: Policy,
+    actions: Collection[Action] | None,
+    *,
+    partitions_per_commit: int = PARTITIONS_PER_COMMIT,
+) -> list[Unit]:
     """Return what is to be done to a table, what is worth most first.
 
     Args:
@@ -45,22 +66,42 @@ def plan(health: TableHealth, policy: Policy, actions: Collection[Action] | None
         policy: of the table.
         actions: those that were asked for, wherever they change anything; None: what the findings say and the policy
             allows.
+        partitions_per_commit: at most so many partitions are compacted, or purged, in one commit, and no more than
+            what together has the target size of one file to be rewritten.
 
     """
     wanted = policy
     if actions is not None:
         wanted = replace(policy, least_small_files=1, unordered_share=0.0, deleted_share=0.0)
     allowed = policy.auto if actions is None else frozenset(actions)
+    parts = {_name_of(part.values): part for part in health.partitions}
+
+    def worth(finding: Finding, partitions: _Partitions) -> float:
+        if not partitions:
+            return finding.worth
+        alone = replace(health, partitions=tuple(parts[_name_of(values)] for values in partitions))
+        return next((each.worth for each in find(alone, wanted) if each.code == finding.code), 0.0)
+
     units = [
-        Unit(action=finding.action, partition=values, worth=_worth(finding, values, health, wanted))
+        Unit(action=finding.action, partitions=values, worth=worth(finding, values))
         for finding in find(health, wanted)
         if finding.action in allowed and finding.action is not None
-        for values in (finding.partitions or ({},))
+        for values in _one_by_one(finding.partitions)
     ]
     if actions is not None:
         there = {unit.action for unit in units}
-        units += [Unit(action=each, partition={}, worth=0.0) for each in _ON_TABLE if each in allowed - there]
-    return sorted(_joined(units), key=lambda unit: -unit.worth)
+        units += [Unit(action=each) for each in _ON_TABLE if each in allowed - there]
+    planned = _by_worth(_joined(units))
+    return _by_worth(_together(planned, parts, partitions_per_commit, health.target_file_size))
+
+
+def _by_worth(units: Iterable[Unit]) -> list[Unit]:
+    return sorted(units, key=lambda unit: -unit.worth)
+
+
+def _one_by_one(partitions: _Partitions) -> list[_Partitions]:
+    """Return each partition alone; of the table, the table."""
+    return [(values,) for values in partitions] if partitions else [()]
 
 
 def _joined(units: Iterable[Unit]) -> Iterable[Unit]:
@@ -77,12 +118,30 @@ def _joined(units: Iterable[Unit]) -> Iterable[Unit]:
         yield unit
 
 
+def _together(units: Iterable[Unit], parts: Mapping[str, PartitionHealth], most: int, most_bytes: int) -> list[Unit]:
+    """Return the same work in fewer commits: small partitions that are worth about the same are rewritten in one."""
+    made: list[Unit] = []
+    # Of each action, which of them was begun last, and how many bytes it rewrites.
+    begun: dict[Action, tuple[int, int]] = {}
+    for unit in units:
+        if unit.action not in _TOGETHER or not unit.partitions:
+            made.append(unit)
+            continue
+        size = sum(_TOGETHER[unit.action](parts[_name_of(values)]).size for values in unit.partitions)
+        at, before = begun.get(unit.action, (None, 0))
+        if at is None or len(made[at].partitions) >= most or before + size > most_bytes:
+            begun[unit.action] = (len(made), size)
+            made.append(unit)
+        else:
+            begun[unit.action] = (at, before + size)
+            both = made[at]
+            made[at] = replace(both, partitions=both.partitions + unit.partitions, worth=both.worth + unit.worth)
+    return made
+
+
 def _name(unit: Unit) -> str:
-    return repr(sorted(unit.partition.items()))
+    return " ".join(_name_of(values) for values in unit.partitions)
 
 
-def _worth(finding: Finding, values: Mapping[str, str | None], health: TableHealth, policy: Policy) -> float:
-    if not values:
-        return finding.worth
-    alone = replace(health, partitions=tuple(part for part in health.partitions if part.values == values))
-    return next((each.worth for each in find(alone, policy) if each.code == finding.code), 0.0)
+def _name_of(values: Mapping[str, str | None]) -> str:
+    return repr(sorted(values.items()))

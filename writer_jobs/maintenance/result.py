@@ -20,7 +20,7 @@ class Done:
 
     Attributes:
         action: what.
-        partition: values of the one that it was done to; empty: to the table.
+        partitions: values of those that it was done to, in one commit; empty: to the table.
         version: that it committed; None: it committed nothing.
         seconds: how long it took, waiting for other writers included.
         gave_way_seconds: how long of that it waited before it began, because other writers did.
@@ -35,7 +35,7 @@ class Done:
     """
 
     action: Action
-    partition: Mapping[str, str | None]
+    partitions: tuple[Mapping[str, str | None], ...] = ()
     version: int | None = None
     seconds: float = 0.0
     gave_way_seconds: float = 0.0
@@ -51,7 +51,7 @@ class Done:
         """Return it as JSON values."""
         return {
             "action": self.action.value,
-            "partition": dict(self.partition),
+            "partitions": [dict(values) for values in self.partitions],
             "version": self.version,
             "seconds": round(self.seconds, 3),
             "gave_way_seconds": round(self.gave_way_seconds, 3),
