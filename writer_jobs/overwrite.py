@@ -16,6 +16,7 @@ try:
     from lock_manager import Hold
     from writer_jobs.commit.held_write import CommitResult
     from writer_jobs.delta.hadoop_files import HadoopFiles
+    from writer_jobs.errors import WriteConflictError
     from writer_jobs.job.load import refuse_other_partitioning
     from writer_jobs.job.once import apply_once
     from writer_jobs.job.overwrite_arguments import PROGRAM, OverwriteArguments, parse_arguments
@@ -51,22 +52,37 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     state = writer.log.state()
     if not arguments.overwrite_schema:
         refuse_other_partitioning(writer.table, state, arguments.partition_by)
-    rows = reader.read(reader.schema(None if arguments.overwrite_schema else state))
+    schema = reader.schema(None if arguments.overwrite_schema else state)
+    partition_by: tuple[str, ...] = ()
+    if state is None or arguments.overwrite_schema:
+        partition_by = arguments.partition_columns(writer.table, state, schema)
+    rows = reader.read(schema)
     some = arguments.replace_where is not None or arguments.dynamic
+    keeps_its_own = state is not None and arguments.overwrite_schema and not arguments.partition_by
 
     def overwrite(txn: tuple[str, int] | None, holding: Callable[[Hold], None]) -> _Overwritten:
+        def before_write(hold: Hold) -> None:
+            holding(hold)
+            # The write names the columns of before the lock: it would undo what another writer did since.
+            now = writer.log.state() if keeps_its_own else None
+            if now is not None and state is not None and now.partition_columns != state.partition_columns:
+                raise WriteConflictError(
+                    table=writer.table,
+                    reason="another writer changed its partition columns meanwhile: start the job again",
+                )
+
         return _Overwritten(
             writer.overwrite(
                 rows,
                 replace_where=arguments.replace_where,
                 dynamic=arguments.dynamic,
-                partition_by=arguments.partition_by if state is None or arguments.overwrite_schema else (),
+                partition_by=partition_by,
                 options={"overwriteSchema": "true"} if arguments.overwrite_schema and state is not None else {},
                 txn=txn,
                 lock="partitions" if some else "table",
                 hold=arguments.hold,
                 lock_timeout_seconds=arguments.lock_timeout,
-                before_write=holding,
+                before_write=before_write,
             )
         )
 

@@ -9,12 +9,17 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from deltalake import DeltaTable, write_deltalake
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from lock_manager import ZookeeperLockManager
 from tests.support.another_thread import in_another_thread
 from writer_jobs import LockedDeltaWriter, locked
+from writer_jobs.job.sources import SourceReader
+from writer_jobs.overwrite import main
 
 pytestmark = pytest.mark.spark
 
@@ -57,6 +62,10 @@ def overwrite(run_job: Callable[..., Any], parted: Path, tmp_path: Path) -> Call
     return run
 
 
+def partitioning_of(table: Path) -> list[str]:
+    return DeltaTable(str(table)).metadata().partition_columns
+
+
 def test_all_rows_are_replaced_in_one_commit(
     overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], versions: Callable[[Path], list[str]]
 ) -> None:
@@ -67,8 +76,53 @@ def test_all_rows_are_replaced_in_one_commit(
     other = overwrite([("x", 1.5)], names=("name", "weight"))
     assert (other.code, len(versions(parted))) == (5, 2)
     assert "name" in other.error
-    assert overwrite([("x", 1.5)], "--overwrite-schema", names=("name", "weight")).code == 0
-    assert rows_of(parted) == [("x", 1.5)]
+
+
+def test_new_columns_and_types_leave_the_partitioning_as_it_is(
+    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], versions: Callable[[Path], list[str]]
+) -> None:
+    assert overwrite([("x", "a"), ("y", "b")], "--overwrite-schema").code == 0
+    assert partitioning_of(parted) == ["part"]
+    assert rows_of(parted, "id", "part") == [("x", "a"), ("y", "b")]
+    # The files' own spelling is what the table gets.
+    assert overwrite([("c", 1.5)], "--overwrite-schema", names=("Part", "weight")).code == 0
+    assert partitioning_of(parted) == ["Part"]
+    lacking = overwrite([("x", 2.5)], "--overwrite-schema", names=("name", "weight"))
+    assert (lacking.code, lacking.lines, len(versions(parted))) == (2, [], 3)
+    (sentence,) = lacking.error.splitlines()
+    assert "the files have no column Part" in sentence
+    assert "--partition-by" in sentence
+    assert rows_of(parted, "Part", "weight") == [("c", 1.5)]
+
+
+def test_new_columns_and_other_partition_columns_if_these_are_asked_for(
+    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], versions: Callable[[Path], list[str]]
+) -> None:
+    absent = overwrite([("x", 1.5)], "--overwrite-schema", "--partition-by", "part", names=("name", "weight"))
+    assert (absent.code, absent.lines, len(versions(parted))) == (2, [], 1)
+    assert "the source has no column part to partition by" in absent.error
+    done = overwrite([("x", 1.5)], "--overwrite-schema", "--partition-by", "Name", names=("name", "weight"))
+    assert (done.code, done.error) == (0, "")
+    assert partitioning_of(parted) == ["name"]
+    assert rows_of(parted, "name", "weight") == [("x", 1.5)]
+
+
+def test_a_partitioning_that_another_writer_gave_the_table_meanwhile_is_not_undone(
+    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = SourceReader.read
+
+    def read_while_another_writes(self: SourceReader, schema: StructType) -> DataFrame:
+        new = pa.table({"id": pa.array([7], pa.int64()), "part": pa.array(["a"])})
+        write_deltalake(str(parted), new, mode="overwrite", schema_mode="overwrite", partition_by=["id"])
+        return read(self, schema)
+
+    monkeypatch.setattr(SourceReader, "read", read_while_another_writes)
+    done = overwrite([("x", "a")], "--overwrite-schema")
+    assert (done.code, done.commits) == (5, []), done.error
+    assert len(done.error.splitlines()) == 1
+    assert "start the job again" in done.error
+    assert (partitioning_of(parted), rows_of(parted, "id", "part")) == (["id"], [(7, "a")])
 
 
 def test_what_a_predicate_names_is_replaced_and_a_row_beside_it_is_refused(
@@ -103,6 +157,17 @@ def test_partitions_that_have_new_rows_are_replaced(
     assert rows_of(parted, "id", "part") == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "d")]
 
 
+def test_files_without_rows_delete_what_they_would_replace(
+    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any]
+) -> None:
+    assert overwrite([], "--dynamic").code == 0
+    assert rows_of(parted, "id", "part") == OLD
+    assert overwrite([], "--replace-where", "part = 'a'").code == 0
+    assert rows_of(parted, "id", "part") == OLD[2:]
+    assert overwrite([]).code == 0
+    assert rows_of(parted, "id", "part") == []
+
+
 def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
     overwrite: Callable[..., Any],
     spark: SparkSession,
@@ -129,12 +194,22 @@ def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
         (("--dynamic", "--replace-where", "id = 1"), "not both"),
         (("--dynamic", "--overwrite-schema"), "of the whole table"),
         (("--partition-by", "id"), "is partitioned by part, and not by id"),
+        (("--hold", "commit", "--replace-where", "part = 'a'"), "the lock is held over the whole write"),
     ],
 )
 def test_arguments_that_contradict_are_one_sentence(
     overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any], arguments: tuple[str, ...], words: str
 ) -> None:
     done = overwrite([(9, "a")], *arguments)
-    assert (done.code, done.lines) == (2, [])
+    assert (done.code, done.lines, len(done.error.splitlines())) == (2, [], 1)
     assert words in done.error
     assert rows_of(parted, "id", "part") == OLD
+
+
+def test_the_help_says_what_becomes_of_the_partitioning_and_what_holds_the_lock_over_the_whole_write(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["--help"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "The table keeps its partition columns, or gets those of --partition-by" in said
+    assert "--hold commit is refused with --replace-where" in said
