@@ -97,8 +97,6 @@ def _figures(health: TableHealth) -> Table:
 
     total, log, folder = health.total, health.log, health.folder
     checkpoint = "none" if log.checkpoint_version is None else f"{log.checkpoint_version:,}"
-    growth = "not known" if health.growth_per_day is None else f"{size_text(abs(health.growth_per_day))}"
-    shrinks = health.growth_per_day is not None and health.growth_per_day < 0
     rows = [
         ("version", f"{health.version:,}"),
         ("data files", said(total.total)),
@@ -106,14 +104,14 @@ def _figures(health: TableHealth) -> Table:
         ("rows", "not known" if total.rows is None else f"{total.rows:,}"),
         ("  deleted, and still in the files", f"{total.deleted_rows:,}, {total.deleted_share:.1%}"),
         (f"lost, and kept for {folder.retention_seconds / _DAY:.1f} days", said(folder.removed)),
-        ("lost, and kept by nothing", said(folder.expired)),
+        ("lost, and not needed: VACUUM removes them", said(folder.expired)),
         ("kept for pins", said(folder.kept_for_pins)),
         ("kept for streams", said(folder.kept_for_streams)),
         ("of no version, and young", said(folder.uncommitted)),
         ("of no version, and old (orphans)", said(folder.orphans)),
         ("log", f"{log.versions:,} versions from {log.first_version:,}; {said(log.total)}"),
         ("newest checkpoint", f"{checkpoint}; {log.since_checkpoint:,} versions since"),
-        ("shrinks by, each day" if shrinks else "grows by, each day", growth),
+        ("growth, each day", "not known" if health.growth_per_day is None else _signed(health.growth_per_day)),
         ("versions each day", "not known" if health.commits_per_day is None else f"{health.commits_per_day:,.1f}"),
     ]
     table = Table(
@@ -124,6 +122,13 @@ def _figures(health: TableHealth) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _signed(size: float) -> str:
+    from writer_jobs.maintenance.findings import size_text  # noqa: PLC0415
+
+    sign = "-" if size < 0 else "+" if size > 0 else ""
+    return f"{sign}{size_text(abs(size))}"
 
 
 def _histogram(health: TableHealth) -> Table:

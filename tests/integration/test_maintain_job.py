@@ -1,4 +1,4 @@
-"""``maintain.py`` in this process: a table, a fleet, what it says and writes down; and ``sluice health``."""
+"""``maintain.py`` in this process: a table, a fleet, what it says and writes down."""
 
 from __future__ import annotations
 
