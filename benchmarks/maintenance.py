@@ -33,8 +33,7 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.jars import jar_paths
 from sluice.local.spark import LOCAL_DRIVER
 from writer_jobs import LockedDeltaWriter, build_session
-from writer_jobs.commit.operation import session_with
-from writer_jobs.delta.session import GUARD_MODE
+from writer_jobs.delta.session import GUARD_MODE, session_with
 from writer_jobs.maintenance.care import Care
 from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.plan import PARALLEL

@@ -61,13 +61,12 @@ SHARED_DRIVERS = {
         "test_stream_job.py",
         "test_stream_stop.py",
     ),
-    "spark of pins": (
-        "test_how_to.py",
+    "spark of pins": ("test_how_to.py", "test_pins.py", "test_snapshot_job.py"),
+    "spark of care": (
+        "test_health_command.py",
         "test_maintain_job.py",
         "test_maintenance.py",
         "test_maintenance_keeps.py",
-        "test_pins.py",
-        "test_snapshot_job.py",
     ),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),
 }

@@ -19,6 +19,7 @@
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
     │   ├── WriteConflictError                     another writer was faster, and it is not to be done again
+    │   ├── HeldTooLongError (TimeoutError)        not done in the time for which the lock may be held
     │   ├── StreamError                            a stream failed, but not in one of its batches
     │   └── CommitUnknownError                     it could not be found out whether the write was committed
     └── LockLostError                              (lock_manager.errors)
@@ -108,6 +109,10 @@ class StreamError(WriteFailedError):
 
 class WriteConflictError(WriteFailedError):
     """Another writer has changed what the write had read, and it is not to be done again; nothing written."""
+
+
+class HeldTooLongError(WriteFailedError, TimeoutError):
+    """A write was not done in the time for which it may hold the lock, so it was cancelled; nothing written."""
 
 
 class CommitUnknownError(WriteFailedError):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,12 +13,15 @@ if __package__ in (None, ""):
 
 try:
     from lock_manager import LockInspector, SluiceError
+    from lock_manager.deadline import Deadline
     from writer_jobs.job.exit_codes import exit_code_of, sentence_of
     from writer_jobs.job.maintain_arguments import PROGRAM, MaintainArguments, parse_arguments
-    from writer_jobs.job.runner import Job, JobContext
+    from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.maintenance.care import Care
     from writer_jobs.maintenance.fleet import tables_of
     from writer_jobs.maintenance.gauges import HealthGauges
+    from writer_jobs.maintenance.measure import Measured
+    from writer_jobs.maintenance.order import most_valuable_first
     from writer_jobs.maintenance.publish import Published
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
@@ -32,43 +35,63 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
     gauges = None if context.metrics is None else HealthGauges(context.metrics.registry)
     published = Published(context.output, context.report, spark, page_uri=arguments.page, gauges=gauges)
     published.begun()
-    deadline = None if arguments.budget is None else time.monotonic() + arguments.budget
+    budget = Deadline(math.inf if arguments.budget is None else arguments.budget)
     tables = tables_of(spark, arguments.tables, catalog=arguments.catalog, listed_in=arguments.listed_in)
     first: SluiceError | None = None
     with LockInspector(context.manager.settings) as inspector:
-        for number, table in enumerate(tables):
-            # What one table does not need of its share is for the others.
-            share = None if deadline is None else (deadline - time.monotonic()) / (len(tables) - number)
+        for table, found in most_valuable_first(spark, tables, arguments.wanted, budget_seconds=arguments.budget):
+            if not budget.remaining():
+                published.skipped(table, found)
+                continue
             try:
-                care = Care(
-                    spark,
-                    context.manager,
-                    inspector,
-                    table,
-                    lock_timeout_seconds=arguments.lock_timeout,
-                    deferred=context.stop.deferred,
-                    say=published.done,
-                    parallel=arguments.parallel,
-                    partitions_per_commit=arguments.partitions_per_commit,
-                )
-                report = care.run(
-                    arguments.wanted,
-                    budget_seconds=None if share is None else max(0.0, share),
-                    zorder_by=arguments.zorder_by,
-                    measured=published.measured,
-                )
+                failure = _look_after(context, inspector, published, table, found, budget.remaining())
             except SluiceError as error:
-                published.failed(table, sentence_of(error), exit_code_of(error))
-                first = first or error
-            else:
-                published.cared_for(report)
-                first = first or report.failure
+                failure = error
+            first = first or failure
     try:
         published.ended()
     except SluiceError as error:
         first = first or error
     if first is not None:
         raise first
+
+
+def _look_after(
+    context: JobContext[MaintainArguments],
+    inspector: LockInspector,
+    published: Published,
+    table: str,
+    found: Measured | None,
+    seconds: float,
+) -> SluiceError | None:
+    """Look after one table, publish what was done, also if it fails, and return the first thing that failed."""
+    arguments, care = context.arguments, None
+    try:
+        with failing_store_is_a_failed_write(table):
+            care = Care(
+                context.spark,
+                context.manager,
+                inspector,
+                table,
+                lock_timeout_seconds=arguments.lock_timeout,
+                deferred=context.stop.deferred,
+                say=published.done,
+                parallel=arguments.parallel,
+                partitions_per_commit=arguments.partitions_per_commit,
+                hold_at_most_seconds=arguments.hold_at_most,
+            )
+            report = care.run(
+                arguments.wanted,
+                budget_seconds=seconds,
+                zorder_by=arguments.zorder_by,
+                measured=published.measured,
+                found=found,
+            )
+    except BaseException as error:
+        published.failed(table, sentence_of(error), exit_code_of(error), None if care is None else care.report)
+        raise
+    published.cared_for(report)
+    return report.failure
 
 
 #: The job that ``spark-submit`` runs.

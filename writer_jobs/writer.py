@@ -18,9 +18,9 @@ from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, Partitions, partitions_of_rows
 from writer_jobs.commit.locked_operation import LockedOperation, WriteOptions, WriterParts
 from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
-from writer_jobs.commit.operation import Work, delta_table, session_with, transaction_settings, write_rows
+from writer_jobs.commit.operation import Work, delta_table, transaction_settings, write_rows
 from writer_jobs.delta.checkpoints import write_due_checkpoints
-from writer_jobs.delta.session import classic_session
+from writer_jobs.delta.session import classic_session, session_with
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, TableState, locate_table
 
@@ -379,6 +379,7 @@ class LockedDeltaWriter:
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[Hold], None] | None = None,
+        held_at_most_seconds: float | None = None,
     ) -> CommitResult:
         """Compact small files.
 
@@ -394,10 +395,12 @@ class LockedDeltaWriter:
             lock_timeout_seconds: as for :meth:`append`.
             metadata: likewise.
             before_write: likewise.
+            held_at_most_seconds: for how long the lock may be held over the compaction; None: for as long as it takes.
 
         Raises:
             GuardMissingError: the commits of this session are not guarded.
             WriteConflictError: another writer was faster, and ``again`` is false; nothing is changed.
+            HeldTooLongError: it was not done in ``held_at_most_seconds``; nothing is changed.
             ValueError: the session has Delta commit in several steps (``spark.databricks.delta.optimize.batchSize``).
             SluiceError: see :meth:`append`.
 
@@ -419,6 +422,7 @@ class LockedDeltaWriter:
             metadata=metadata,
             before_write=before_write,
             again=again,
+            held_at_most_seconds=held_at_most_seconds,
         )
         return self._rewrite(optimize, where, options)
 
@@ -433,6 +437,7 @@ class LockedDeltaWriter:
         lock_timeout_seconds: float | None = None,
         metadata: Mapping[str, Any] | None = None,
         before_write: Callable[[Hold], None] | None = None,
+        held_at_most_seconds: float | None = None,
     ) -> CommitResult:
         """Rewrite the files that have deleted rows, or dropped columns, without them.
 
@@ -445,9 +450,10 @@ class LockedDeltaWriter:
             lock_timeout_seconds: as for :meth:`append`.
             metadata: likewise.
             before_write: likewise.
+            held_at_most_seconds: as for :meth:`optimize`.
 
         Raises:
-            GuardMissingError, WriteConflictError, ValueError, SluiceError: see :meth:`optimize`.
+            GuardMissingError, WriteConflictError, HeldTooLongError, ValueError, SluiceError: see :meth:`optimize`.
 
         """
         session = self._session_of_size(target_size)
@@ -463,6 +469,7 @@ class LockedDeltaWriter:
             metadata=metadata,
             before_write=before_write,
             again=again,
+            held_at_most_seconds=held_at_most_seconds,
         )
         return self._rewrite(purge, where, options)
 

@@ -74,7 +74,7 @@ def test_a_fleet_is_looked_after_and_one_bad_table_keeps_no_other_back(
     listed, report = tmp_path / "tables.txt", tmp_path / "report.json"
     listed.write_text(f"# the lake\n{one}\n{tmp_path}/nothing/here  # gone\n\n{two}\n{busy}\n")
     with turn_of(manager, canonical_table_uri(str(busy)), 5):
-        done = maintain("--tables-in", listed, "--auto", "--budget", "600", "--report", report, "--lock-timeout", "0.5")
+        done = maintain("--tables-in", listed, "--auto", "--report", report, "--lock-timeout", "0.5")
     assert done.code == 2
     assert "no Delta table" in done.error
     assert [files_of(spark, each) for each in (one, two, busy)] == [1, 1, 5]
@@ -90,6 +90,58 @@ def test_a_fleet_is_looked_after_and_one_bad_table_keeps_no_other_back(
     # Nothing is left to be done.
     again = maintain("--tables-in", listed, "--auto")
     assert [line["action"] for line in events(again, "done")] == ["compact"]
+
+
+def test_within_a_budget_the_table_where_most_is_to_be_gained_comes_first(
+    spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], tmp_path: Path
+) -> None:
+    few, many, none = lake("few", 5), lake("many", 12), lake("none", 1)
+    tables = [argument for table in (few, none, many) for argument in ("--table", table)]
+    done = maintain(*tables, "--auto", "--budget", "600")
+    assert done.code == 0
+    uris = [canonical_table_uri(str(table)) for table in (many, few, none)]
+    assert [line["table"] for line in events(done, "table")] == uris
+    assert [files_of(spark, each) for each in (few, many)] == [1, 1]
+
+
+def test_when_the_budget_is_over_no_table_is_begun(
+    spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], tmp_path: Path
+) -> None:
+    one, two, report = lake("one", 5), lake("two", 6), tmp_path / "report.json"
+    done = maintain("--table", one, "--table", two, "--auto", "--budget", "0", "--report", report)
+    assert done.code == 0
+    assert [line["event"] for line in done.lines] == ["skipped", "skipped"]
+    written = json.loads(report.read_text())["tables"]
+    assert [each["skipped"] for each in written] == ["the budget was over"] * 2
+    assert [files_of(spark, each) for each in (one, two)] == [5, 6]
+
+
+def test_what_was_done_is_in_the_report_also_if_the_store_fails_then(
+    spark: SparkSession,
+    lake: Callable[..., Path],
+    maintain: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from writer_jobs.errors import StorageError
+    from writer_jobs.maintenance import care as care_module
+
+    table, report, page = lake("flights", 6), tmp_path / "report.json", tmp_path / "page.html"
+    looks = [care_module.measure]
+
+    def measure(*where: Any) -> Any:
+        if not looks:
+            raise StorageError("the store says: slow down")
+        return looks.pop()(*where)
+
+    monkeypatch.setattr(care_module, "measure", measure)
+    done = maintain("--table", table, "--auto", "--report", report, "--page", page)
+    assert (done.code, "slow down" in done.error) == (5, True)
+    (written,) = json.loads(report.read_text())["tables"]
+    assert (written["exit_code"], written["saved"]["files"], written["after"]) == (5, 5, None)
+    assert [each["action"] for each in written["done"]] == ["compact"]
+    assert "slow down" in page.read_text()
+    assert "What was done" in page.read_text()
 
 
 def test_all_delta_tables_of_a_database_are_found(

@@ -18,7 +18,7 @@ from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
 from tests.support.maintained import codes, keys_of, made_old
-from writer_jobs import LockedDeltaWriter, TableError, WriteConflictError
+from writer_jobs import HeldTooLongError, LockedDeltaWriter, TableError, WriteConflictError
 from writer_jobs.maintenance.care import TRIES, Care
 from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.plan import plan
@@ -347,6 +347,97 @@ def test_small_partitions_in_one_commit_that_loses_its_race_are_done_one_by_one(
     assert (once.version, once.removed.files, once.added.files) == (before + 1, 4, 2)
     assert keys_of(spark, table) == [0, 0, 0, 1, 1, 1, 2, 2]
     assert verify_table(str(table)).ok
+
+
+@pytest.mark.parametrize("hold_at_most", [60.0, 0.0], ids=["held at last", "negative control"])
+def test_a_partition_that_loses_every_race_is_rewritten_with_its_lock_in_the_end(
+    hold_at_most: float,
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    table: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from writer_jobs.commit.gate import StagedWrite
+
+    for place in "ab":
+        for key in range(3):
+            put([key], place)
+    commit = StagedWrite._commit
+
+    def raced(self: Any, *args: Any) -> None:
+        # As soon as there is something to commit without the lock, another writer is faster.
+        update = threading.Thread(target=lambda: writer.update({"value": "concat(value, '!')"}, "key = 0"))
+        update.start()
+        update.join()
+        commit(self, *args)
+
+    monkeypatch.setattr(StagedWrite, "_commit", raced)
+    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=60, hold_at_most_seconds=hold_at_most)
+    report = made.run([Action.COMPACT])
+    monkeypatch.undo()
+    assert {each.partitions[0]["place"] for each in report.done} == {"a", "b"}
+    assert [each.problem is None for each in report.done] == [bool(hold_at_most)] * 2
+    assert report.failure is None
+    assert report.after is not None
+    assert report.after.total.total.files == (2 if hold_at_most else 6)
+    assert keys_of(spark, table) == [0, 0, 1, 1, 2, 2]
+    assert verify_table(str(table)).ok
+
+
+@pytest.mark.parametrize("rewrite", ["optimize", "purge"])
+def test_a_rewrite_that_holds_the_lock_for_too_long_is_cancelled(  # noqa: PLR0917 (fixtures)
+    rewrite: str,
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    table: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+    properties: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("writer_jobs.commit.background_write.CANCEL_AGAIN_SECONDS", 0.005)
+    for key in range(3):
+        put([key, key + 10])
+    properties(delta__enableDeletionVectors="true")
+    writer.delete("key >= 10")
+    before = writer.log.head().version
+    with pytest.raises(HeldTooLongError, match=r"not done after 0\.001 s with the lock") as too_long:
+        getattr(writer, rewrite)(hold="write", held_at_most_seconds=0.001)
+    assert isinstance(too_long.value, TimeoutError)
+    assert writer.log.head().version == before
+    assert inspector.table(TableResource.of(writer.table)).holders == ()
+    assert getattr(writer, rewrite)(hold="write", held_at_most_seconds=300).version == before + 1
+    assert keys_of(spark, table) == [0, 1, 2]
+
+
+def test_auto_compaction_of_the_session_does_not_have_it_hold_the_lock(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    table: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+    care: Callable[..., CareReport],
+    eventually: Callable[..., None],
+) -> None:
+    for key in range(3):
+        put([key])
+    setting = "spark.databricks.delta.autoCompact.enabled"
+    done: list[CareReport] = []
+    looking_after = threading.Thread(target=lambda: done.append(care(Action.COMPACT)), daemon=True)
+    spark.conf.set(setting, "true")
+    try:
+        with in_another_thread(lambda: manager.acquire(writer.table)):
+            looking_after.start()
+            # It writes before it has the lock.
+            eventually(lambda: len(list(table.glob("place=a/*.parquet"))) == 4, what="the new file")
+        looking_after.join(60)
+    finally:
+        spark.conf.set(setting, "false")
+    assert [each.problem for each in done[0].done] == [None]
 
 
 def _behind(raced: threading.Thread, commit: Callable[..., None]) -> Callable[..., None]:

@@ -117,6 +117,66 @@ def test_orphans_go_and_what_a_stream_has_not_read_stays(
         _stream_of_another_table(spark, table, tmp_path)
 
 
+def test_files_and_deletion_vectors_in_folders_with_random_names_are_the_table_s(
+    spark: SparkSession,
+    table: Path,
+    writer: LockedDeltaWriter,
+    put: Callable[..., None],
+    properties: Callable[..., None],
+) -> None:
+    put(range(5))
+    properties(
+        delta__randomizeFilePrefixes="true", delta__enableDeletionVectors="true", delta__enableChangeDataFeed="true"
+    )
+    writer.update({"value": "'new'"}, "key = 3")
+    put(range(10, 20))
+    writer.delete("key = 13")
+    vectors = list(table.rglob("deletion_vector_*.bin"))
+    assert any(path.parent != table for path in vectors)
+    made_all_old(table)
+    found = measure(spark, str(table)).health
+    # What has changed is not of the table, wherever it is, and no orphan either.
+    changed = {path for path in table.rglob("cdc-*.parquet") if path.parent != table / "_change_data"}
+    assert changed
+    assert (found.folder.orphans.files, found.folder.uncommitted.files) == (0, 0)
+    assert found.folder.expired.files == len(list(table.rglob("cdc-*.parquet")))
+    gone = vacuum(spark, str(table), retain=timedelta(0), manager=writer.manager)
+    assert (gone.files, gone.orphans) == (found.folder.expired.files, 0)
+    assert all(path.exists() for path in vectors)
+    assert keys_of(spark, table) == [*range(5), *range(10, 13), *range(14, 20)]
+    # Once another vector takes its place, it goes.
+    writer.delete("key = 14")
+    made_all_old(table)
+    assert vacuum(spark, str(table), retain=timedelta(0), manager=writer.manager).files >= 1
+    assert keys_of(spark, table) == [*range(5), *range(10, 13), *range(15, 20)]
+
+
+def test_the_checkpoint_of_a_named_stream_stays_also_below_the_table(
+    spark: SparkSession,
+    table: Path,
+    tmp_path: Path,
+    manager: ZookeeperLockManager,
+    put: Callable[..., None],
+    properties: Callable[..., None],
+) -> None:
+    put([0])
+    inside = table / "streams"
+    read = stream_of(spark, table, inside, tmp_path / "out")
+    assert read() == 1
+    (inside / "not-named").write_text("x")
+    (table / "streams" / "not-begun").mkdir()
+    (table / "streams" / "not-begun" / "metadata").write_text('{"id": "x"}')
+    properties(sluice__maintenance__streams=f"{inside}/checkpoint, file:{inside}/not-begun/")
+    made_all_old(table)
+    kept = {path for path in inside.rglob("*") if "checkpoint" in path.parts or "not-begun" in path.parts}
+    # The control: what nobody has named goes.
+    assert vacuum(spark, str(table), manager=manager).orphans == 1
+    assert not (inside / "not-named").exists()
+    assert all(path.exists() for path in kept)
+    put([1])
+    assert read() == 2
+
+
 def _stream_of_another_table(spark: SparkSession, table: Path, tmp_path: Path) -> None:
     (tmp_path / "other" / "offsets").mkdir(parents=True)
     (tmp_path / "other" / "offsets" / "0").write_text('v1\n{}\n{"reservoirId": "another", "reservoirVersion": 1}\n')
@@ -375,7 +435,12 @@ def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
     codes = [finding.code for finding in report.findings]
     assert "lost-keeper" in codes
     assert "orphans" not in codes
-    assert [each.action for each in report.done] == [Action.COMPACT]
+    # That nothing can be removed is a failure, which a scheduler notices.
+    assert [(each.action, each.failure is None) for each in report.done] == [
+        (Action.COMPACT, True),
+        (Action.VACUUM, False),
+    ]
+    assert "nowhere is not there" in str(report.failure)
     report = care(Action.VACUUM, Action.CLEAN_LOG)
     assert [each.failure is None for each in report.done] == [False, False]
     assert orphan.exists()

@@ -439,6 +439,29 @@ def test_a_table_on_s3_by_any_of_its_names_and_in_the_root_of_a_bucket(
     assert vacuum(spark, table, retain=NOW, manager=manager).files == 2
 
 
+def test_to_look_at_a_table_on_s3_asks_for_listings_and_for_no_file(
+    spark: SparkSession, manager: ZookeeperLockManager, s3: Any
+) -> None:
+    from writer_jobs.maintenance.measure import measure
+
+    def asked() -> dict[str, int]:
+        found = spark._jvm.org.apache.hadoop.fs.GlobalStorageStatistics.INSTANCE.get("S3AStorageStatistics")
+        return {name: int(found.getLong(name)) for name in ("object_metadata_request", "object_list_request")}
+
+    def requests_of(files: int) -> dict[str, int]:
+        table = f"s3a://{s3.root}/looked-at-{files}"
+        rows = spark.range(0, files, 1, files).selectExpr("id as key", "id % 2 as place")
+        LockedDeltaWriter(spark, manager, table).append(rows, partition_by=["place"])
+        before = asked()
+        assert measure(spark, table).health.total.total.files == files
+        assert vacuum(spark, table, manager=manager, dry_run=True).files == 0
+        return {name: number - before[name] for name, number in asked().items()}
+
+    few, many = requests_of(2), requests_of(60)
+    assert few["object_list_request"] > 0
+    assert {name: many[name] - few[name] < 10 for name in few} == dict.fromkeys(few, True), (few, many)
+
+
 def test_deletion_vectors_of_a_pinned_version_are_kept(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, copy_of: Callable[..., Path]
 ) -> None:

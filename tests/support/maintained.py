@@ -35,8 +35,17 @@ def made_all_old(table: Path) -> None:
             made_old(path, LONG_AGO_HOURS)
 
 
-def stream_of(spark: SparkSession, table: Path, folder: Path) -> Callable[[], int]:
-    """Return what has a stream read what is new, and says how many rows it has read altogether."""
+def stream_of(spark: SparkSession, table: Path, folder: Path, out: Path | None = None) -> Callable[[], int]:
+    """Return what has a stream read what is new, and says how many rows it has read altogether.
+
+    Args:
+        spark: the session.
+        table: that it reads.
+        folder: of its checkpoint.
+        out: folder to write to; None: beside the checkpoint.
+
+    """
+    rows = folder / "out" if out is None else out
 
     def read() -> int:
         query = (
@@ -46,11 +55,11 @@ def stream_of(spark: SparkSession, table: Path, folder: Path) -> Callable[[], in
             .writeStream.format("parquet")
             .option("checkpointLocation", str(folder / "checkpoint"))
             .trigger(availableNow=True)
-            .start(str(folder / "out"))
+            .start(str(rows))
         )
         query.awaitTermination(60)
         if (error := query.exception()) is not None:
             raise error
-        return spark.read.parquet(str(folder / "out")).count()
+        return spark.read.parquet(str(rows)).count()
 
     return read

@@ -70,12 +70,12 @@ def test_only_what_can_be_is_done_to_several_partitions_at_once() -> None:
 
 def test_after_a_lost_race_each_partition_is_tried_alone() -> None:
     one, two = {"day": "1"}, {"day": "2"}
-    assert Unit(action=Action.COMPACT, partitions=(one, two), worth=6).again() == [
-        Unit(action=Action.COMPACT, partitions=(one,), worth=3, tries=1),
-        Unit(action=Action.COMPACT, partitions=(two,), worth=3, tries=1),
+    assert Unit(action=Action.COMPACT, partitions=(one, two), worth=6).again(8) == [
+        Unit(action=Action.COMPACT, partitions=(one,), worth=3, tries=1, work_seconds=4),
+        Unit(action=Action.COMPACT, partitions=(two,), worth=3, tries=1, work_seconds=4),
     ]
     for unit in (Unit(action=Action.COMPACT, partitions=(one,)), Unit(action=Action.CHECKPOINT)):
-        assert unit.again() == [replace(unit, tries=1)]
+        assert unit.again(8) == [replace(unit, tries=1, work_seconds=8)]
 
 
 def test_units_are_apart_if_they_have_no_partition_in_common() -> None:

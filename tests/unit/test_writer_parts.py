@@ -72,6 +72,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "GuardMissingError",
         "HBaseMapping",
         "Head",
+        "HeldTooLongError",
         "LockedDeltaWriter",
         "MappingError",
         "Pin",

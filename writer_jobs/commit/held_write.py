@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -12,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import Hold, LockCancelledError, LockLostError, SluiceError
 from lock_manager.commit_stamp import note_as_user_metadata
+from lock_manager.deadline import Deadline
 from lock_manager.guarded_hold import GuardedHold, is_definite
 from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.background_write import BackgroundWrite
@@ -24,6 +26,7 @@ from writer_jobs.delta.table_log import Commit, DeltaTableLog, Snapshot
 from writer_jobs.errors import (
     CommitUnknownError,
     GuardMissingError,
+    HeldTooLongError,
     SchemaMismatchError,
     StorageError,
     TableError,
@@ -131,6 +134,7 @@ class LockedWrite:
         write: what is to be done.
         hold: under which.
         bound: the hold as the commit guard knows it; None if it does not guard.
+        most_seconds: after so long it is cancelled; None: never. What is being committed by then is committed.
 
     """
 
@@ -142,6 +146,7 @@ class LockedWrite:
         write: BackgroundWrite,
         hold: Hold,
         bound: GuardedHold | None,
+        most_seconds: float | None = None,
     ) -> None:
         self._spark = spark
         self._table = table
@@ -151,6 +156,7 @@ class LockedWrite:
         self._hold = hold
         self._bound = bound
         self._passed_before = frozenset(bound.passed) if bound is not None else frozenset()
+        self._time = Deadline(math.inf if most_seconds is None else most_seconds)
 
     def run(self, before: Snapshot, is_cancelled: Callable[[], bool]) -> CommitResult:
         """Write, look for the commit in the log, and make sure that the hold stood then.
@@ -203,7 +209,7 @@ class LockedWrite:
         """Write, again after a conflict with another writer, as long as this hold stands."""
         for attempt in range(1, _ATTEMPTS + 1):
             running = self._write.start(self._log.location, user_metadata(self._write))
-            running.wait(is_pointless=lambda: self._hold.lost is not None)
+            running.wait(is_pointless=lambda: self._hold.lost is not None or not self._time.remaining())
             failure, interrupt = running.failure, running.interrupt
             if attempt == _ATTEMPTS or interrupt is not None or self._hold.lost is not None or not is_conflict(failure):
                 break
@@ -242,7 +248,7 @@ class LockedWrite:
         if failure is not None and self._hold.lost is not None:
             raise LockLostError(resource=self._table, hold_id=self._hold.hold_id, reason=self._hold.lost) from failure
         if failure is not None:
-            raise failed_write(self._table, self._log, self._write, failure) from failure
+            raise self._failed(failure) from failure
         if skipped:
             return None
         if txn is None and (last == before or self._asked_for_no_commit()):
@@ -254,6 +260,12 @@ class LockedWrite:
             "writes this table without the lock",
             commit_id=commit_id,
         )
+
+    def _failed(self, failure: BaseException) -> WriteFailedError:
+        if self._time.remaining():
+            return failed_write(self._table, self._log, self._write, failure)
+        reason = f"it was not done after {self._time.seconds:g} s with the lock"
+        return HeldTooLongError(table=self._table, reason=reason)
 
     def _asked_for_no_commit(self) -> bool:
         return self._bound is not None and self._bound.passed.keys() <= self._passed_before

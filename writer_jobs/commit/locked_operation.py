@@ -39,6 +39,7 @@ class WriteOptions:
         metadata: more to note in the commit; JSON values.
         before_write: called under the lock.
         again: whether what cannot be committed at the gate is done again, with the lock held from its beginning.
+        held_at_most_seconds: for how long the lock may be held over the work; None: for as long as it takes.
 
     """
 
@@ -48,6 +49,7 @@ class WriteOptions:
     metadata: Mapping[str, Any] | None = None
     before_write: Callable[[Hold], None] | None = None
     again: bool = True
+    held_at_most_seconds: float | None = None
 
     def deadline(self, manager: LockManager) -> Deadline:
         """Begin the time in which the lock has to be had."""
@@ -197,7 +199,8 @@ class LockedOperation:
                     self.options.before_write(hold)
                     # It may have committed.
                     snapshot = parts.log.snapshot()
-                locked = LockedWrite(parts.spark, parts.table, parts.log, write, hold, table.hold)
+                most = self.options.held_at_most_seconds
+                locked = LockedWrite(parts.spark, parts.table, parts.log, write, hold, table.hold, most)
                 result = locked.run(snapshot, parts.is_cancelled)
         except SluiceError as error:
             if result is None:

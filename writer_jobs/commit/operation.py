@@ -72,15 +72,6 @@ def delta_table(spark: SparkSession, location: str) -> DeltaTable:
     return table
 
 
-def session_with(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """Return a session with more settings, for operations that have no option for what they say."""
-    jvm_session = spark._jsparkSession.cloneSession()  # noqa: SLF001 (PySpark has no way to it)
-    session = type(spark)(spark.sparkContext, jvm_session)
-    for name, value in settings.items():
-        session.conf.set(name, value)
-    return session
-
-
 def transaction_settings(app_id: str, version: int) -> dict[str, str]:
     """Return the settings with which Delta notes a transaction in a commit, and skips one that it has already."""
     return {"spark.databricks.delta.write.txnAppId": app_id, "spark.databricks.delta.write.txnVersion": str(version)}

@@ -117,6 +117,15 @@ def running_session() -> SparkSession | None:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
+def session_with(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
+    """Return a session with more settings, for operations that have no option for what they say."""
+    jvm_session = spark._jsparkSession.cloneSession()  # noqa: SLF001 (PySpark has no way to it)
+    session = type(spark)(spark.sparkContext, jvm_session)
+    for name, value in settings.items():
+        session.conf.set(name, value)
+    return session
+
+
 def driver_conf(
     *,
     jars: Sequence[str | os.PathLike[str]] = (),

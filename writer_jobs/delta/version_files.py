@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import Any
-from uuid import UUID
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
 from writer_jobs.delta.table_log import Snapshot
 
 # Which file it is, and which of its rows are deleted.
@@ -17,8 +16,8 @@ _IDENTITY = ("path", "deletionVector.storageType", "deletionVector.pathOrInlineD
 # The digits of Z85, and of how many of them the UUID in a deletion vector's name is made.
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _UUID_DIGITS = 20
-#: Of what changed, if that is kept: not of a version, but VACUUM removes it, too.
-CHANGE_DATA = "_change_data"
+# Five of them are a word of 32 bits, which has eight hexadecimal digits.
+_WORD_DIGITS, _WORD_HEX_DIGITS = 5, 8
 
 
 class VersionFiles:
@@ -75,27 +74,25 @@ class VersionFiles:
 
         Returns:
             One column, ``path``: below the table's location, not percent-encoded. Files of another table (a shallow
-            clone's) are not in it.
+            clone's) are not in it. A file with deletion vectors of several data files is in it several times.
 
         """
-        files = self._files.where(~is_elsewhere()).select(decoded().alias("path"))
-        vectors = self._files.where("deletionVector.storageType = 'u'").select("deletionVector.pathOrInlineDv")
-        return files.union(deletion_vector_paths(self._spark, vectors).select("path").distinct())
+        return self._files.select(own_paths(F.col("path"), F.col("deletionVector")).alias("path"))
 
     def removed(self) -> DataFrame:
         """Return the files that the table has lost, for as long as its log remembers them.
 
         Returns:
-            ``path`` as :meth:`paths` has it, and ``deletionTimestamp``, milliseconds since the epoch: the last one, if
-            rows of a file were deleted one after the other.
+            ``path`` as :meth:`paths` has it, and ``deletionTimestamp``, milliseconds since the epoch. A file whose rows
+            were deleted one after the other is in it several times.
 
         """
-        gone = DataFrame(self._loaded.tombstones().toDF(), self._spark).where(~is_elsewhere())
-        return gone.groupBy(decoded().alias("path")).agg(F.max("deletionTimestamp").alias("deletionTimestamp"))
+        gone = DataFrame(self._loaded.tombstones().toDF(), self._spark).where(~is_elsewhere(F.col("path")))
+        return gone.select(decoded(F.col("path")).alias("path"), "deletionTimestamp")
 
     def has_files_elsewhere(self) -> bool:
         """Tell whether some are not below the table's location: it is a shallow clone of another one."""
-        return not self._files.where(is_elsewhere()).isEmpty()
+        return not self._files.where(is_elsewhere(F.col("path"))).isEmpty()
 
     @functools.cached_property
     def _collected(self) -> Any:
@@ -125,62 +122,55 @@ def version_file_rows(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
     return DataFrame(snapshot.loaded.allFiles().toDF(), spark)
 
 
-def listed_files(spark: SparkSession, location: str) -> DataFrame:
-    """Return all files below a table's location that Delta's VACUUM would look at.
-
-    Returns:
-        ``path`` as :meth:`VersionFiles.paths` has it, ``length`` in bytes, ``modified_ms`` since the epoch.
-
-    """
-    folders = [location]
-    if HadoopFiles.of(spark).status(f"{location}/{CHANGE_DATA}") is not None:
-        folders.append(f"{location}/{CHANGE_DATA}")
-    found = spark.read.format("binaryFile").option("recursiveFileLookup", "true").load([*map(escaped, folders)])
-    base = f"{location.rstrip('/')}/"
-    return found.where(F.col("path").startswith(base)).select(
-        F.expr(f"substr(path, {len(base) + 1})").alias("path"),
-        "length",
-        F.unix_millis("modificationTime").alias("modified_ms"),
-    )
-
-
-def is_elsewhere() -> Column:
-    """Tell of the column ``path`` of the log whether it is in another table's folder: a shallow clone's."""
-    return F.col("path").rlike("^([A-Za-z][A-Za-z0-9+.-]*:|/)")
-
-
-def decoded() -> Column:
-    """Return the column ``path`` of the log, not percent-encoded; as in a query string it would lose each plus."""
-    return F.url_decode(F.replace(F.col("path"), F.lit("+"), F.lit("%2B")))
-
-
-def deletion_vector_paths(spark: SparkSession, vectors: DataFrame) -> DataFrame:
-    """Return where deletion vectors are, below the table's location.
+def own_paths(path: Column, vector: Column) -> Column:
+    """Return where a data file and its deletion vector are, a row for each that is in the table's own folder.
 
     Args:
-        spark: the session.
-        vectors: one column, as the log names them.
+        path: of the file, as the log has it.
+        vector: of the file, likewise.
 
     Returns:
-        ``encoded``, as the log names it, each once, and ``path``.
+        Paths below the table's location, not percent-encoded.
 
     """
-    encoded = sorted(row[0] for row in vectors.distinct().collect())
-    return spark.createDataFrame(
-        [(each, deletion_vector_path(each)) for each in encoded], "encoded string, path string"
-    )
+    file = F.when(~is_elsewhere(path), decoded(path))
+    # A clone's new vectors are its own, also those of files that are not.
+    vector_file = F.when(vector["storageType"] == "u", deletion_vector_path(vector["pathOrInlineDv"]))
+    return F.explode(F.array_compact(F.array(file, vector_file)))
 
 
-def deletion_vector_path(encoded: str) -> str:
+def is_elsewhere(path: Column) -> Column:
+    """Tell of a path of the log whether it is in another table's folder: a shallow clone's."""
+    return path.rlike("^([A-Za-z][A-Za-z0-9+.-]*:|/)")
+
+
+def decoded(path: Column) -> Column:
+    """Return a path of the log, not percent-encoded; as in a query string it would lose each plus."""
+    return F.url_decode(F.replace(path, F.lit("+"), F.lit("%2B")))
+
+
+def deletion_vector_path(encoded: Column) -> Column:
     """Return where a deletion vector is, below the table's location.
 
     Source: Delta's protocol, "Deletion Vectors": a prefix that may be empty, then a UUID in Z85.
+
+    Args:
+        encoded: as the log names it.
+
     """
-    prefix, name = encoded[:-_UUID_DIGITS], encoded[-_UUID_DIGITS:]
-    value = 0
-    for start in range(0, _UUID_DIGITS, 5):
-        part = 0
-        for digit in name[start : start + 5]:
-            part = part * len(_DIGITS) + _DIGITS.index(digit)
-        value = (value << 32) | part
-    return f"{prefix}/deletion_vector_{UUID(int=value)}.bin".lstrip("/")
+    last = f"[{re.escape(_DIGITS)}]{{{_UUID_DIGITS}}}$"
+    # What is not understood must not look like another file.
+    name = F.when(encoded.rlike(last), F.right(encoded, F.lit(_UUID_DIGITS))).otherwise(
+        F.raise_error(F.concat(F.lit("no deletion vector's name: "), encoded))
+    )
+    words = []
+    for start in range(0, _UUID_DIGITS, _WORD_DIGITS):
+        value = F.lit(0).cast("long")
+        for at in range(start, start + _WORD_DIGITS):
+            value = value * len(_DIGITS) + F.position(F.substring(name, at + 1, 1), F.lit(_DIGITS)) - 1
+        words.append(F.lpad(F.hex(value), _WORD_HEX_DIGITS, "0"))
+    digits = F.lower(F.concat(*words))
+    uuid = F.regexp_replace(digits, "^(.{8})(.{4})(.{4})(.{4})(.{12})$", "$1-$2-$3-$4-$5")
+    prefix = F.regexp_extract(encoded, f"^(.*).{{{_UUID_DIGITS}}}$", 1)
+    folder = F.when(prefix != "", F.concat(prefix, F.lit("/"))).otherwise("")
+    return F.concat(folder, F.lit("deletion_vector_"), uuid, F.lit(".bin"))

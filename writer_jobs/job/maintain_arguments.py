@@ -13,22 +13,23 @@ from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import NAME_WITH_SCHEME, JobArguments, JobParser, names, text
 from writer_jobs.job.exit_codes import HELP
 from writer_jobs.job.stream_arguments import positive
+from writer_jobs.maintenance.care import HOLD_AT_MOST_SECONDS
 from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT
 from writer_jobs.maintenance.policy import Action
 
 #: Name of the job in its help and its messages.
 PROGRAM = "maintain.py"
 _DESCRIPTION = """\
-Look after Delta tables: measure how healthy each is, and do what its findings say, what is worth most first. Each
-commit has a short lock of its own, on the partition that it is about, and writers who wait go first.
+Look after Delta tables: measure how healthy each one is, and do what its findings say. The most valuable work comes
+first. Each commit has a short lock of its own, on its partition alone. Waiting writers go before it.
 """
 _EPILOG = """\
 examples:
-  # how healthy a table is: as JSON, and as a page for a browser; nothing is changed
+  # how healthy a table is, as JSON and as a page for a browser; this changes nothing
   spark-submit $(sluice submit-args) writer_jobs/maintain.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
       --table s3a://lake/flights --report s3a://lake/health/flights.json --page s3a://lake/health/flights.html
 
-  # all tables of a database, what is worth most first, half an hour for all of them: the line for a scheduler
+  # all tables of a database, the most valuable work first, half an hour for all of them: the line for a scheduler
   spark-submit $(sluice submit-args) writer_jobs/maintain.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
       --catalog lake --auto --budget 1800
 
@@ -40,36 +41,51 @@ actions:
   --compact     put small files together, partition by partition
   --zorder      put the rows in Z-order by COLUMNS, partition by partition
   --cluster     have Delta cluster a table that was made with CLUSTER BY
-  --purge       rewrite files without the rows that are deleted in them
-  --vacuum      remove files that no version needs which may be read again, no pin and no stream; and orphans, which no
-                version has ever named, once they are older than any write that may be on its way
+  --purge       rewrite files without the deleted rows that are still in them
+  --vacuum      remove files that no readable version, no pin and no named stream needs. Also remove orphans: files that
+                no version has named, and that are too old for a running write
   --checkpoint  write a checkpoint of the newest version
   --clean-log   remove version files that are older than the log's retention, and that no newer version needs
-  --auto does what the findings say and the table's policy allows. Without any of these the tables are only measured.
+  --auto does what the findings say and the table's policy allows. Without any of these the job only measures.
+  Name each stream that reads a table in sluice.maintenance.streams: VACUUM knows of no other stream.
 
 policy, as table properties (ALTER TABLE t SET TBLPROPERTIES ('sluice.maintenance.targetFileSize' = '256 MiB')):
-  sluice.maintenance.auto             what --auto may do: a list of actions, or off (all)
+  sluice.maintenance.auto             actions that --auto may do, or off (all of them)
   sluice.maintenance.targetFileSize   of a file after compaction; below half of it one is small (128 MiB)
-  sluice.maintenance.minSmallFiles    as many must go away for --auto to compact a partition (4)
+  sluice.maintenance.minSmallFiles    --auto compacts a partition that then has so many files fewer (4)
   sluice.maintenance.zorderBy         columns to order by (none)
-  sluice.maintenance.unorderedShare   share of new bytes at which --auto orders a partition again (0.2)
-  sluice.maintenance.deletedRowShare  share of deleted rows at which --auto rewrites files (0.05)
-  sluice.maintenance.streams          checkpoint folders of streams that read the table: what they need is kept
+  sluice.maintenance.unorderedShare   --auto orders a partition again with this share of new bytes (0.2)
+  sluice.maintenance.deletedRowShare  --auto rewrites files with this share of deleted rows (0.05)
+  sluice.maintenance.streams          checkpoint folders of streams that read the table: their files stay
 
 rules:
   Each partition is compacted in a commit of its own. A table with many small partitions, that is looked after for the
   first time, is faster with --partitions-per-commit 16: each commit makes Delta list all files of the table again.
-  A compaction that loses its race against a writer is left, and tried again behind the others, twice; no writer waits
-  for it. Killed at any point the job leaves a correct table. Of two that look after one table at the same time the
-  second one waits for --lock-timeout, and then leaves that table.
-  What fails is noted, the rest is done, and the other tables are looked after; the exit code is that of the first
-  failure. Of a budget each table gets an equal part of what is left.
+  A compaction works without the lock, and loses its race if a writer changes the same files. Then it comes again, after
+  the other work. The third time it holds the lock of its partition, for --hold-at-most seconds. Only then writers wait.
+  The job may be killed at any point: the table stays correct. If another maintain.py works on the table, the job waits
+  for --lock-timeout, and then leaves that table.
+  If something fails, the job does the rest, and goes on with the other tables. The exit code is that of the first
+  failure.
+  With --budget and several tables the job looks at all of them first, for half of the budget at most. It begins with
+  the table where it gains most.
 
-standard output has one JSON object per line: {"event": "measured" | "finding" | "done" | "table", ...}.
+standard output has one JSON object per line:
+  {"event": "measured" | "finding" | "done" | "table" | "failed" | "skipped", ...}.
 standard error has one sentence if the job fails; the stack trace with --verbose.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
 
 """
+
+
+_ACTIONS = {
+    Action.COMPACT: "put small files together",
+    Action.CLUSTER: "have Delta cluster a table that was made with CLUSTER BY",
+    Action.PURGE: "rewrite files without their deleted rows",
+    Action.VACUUM: "remove files that nothing needs, and orphans",
+    Action.CHECKPOINT: "write a checkpoint of the newest version",
+    Action.CLEAN_LOG: "remove old version files",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +101,7 @@ class MaintainArguments(JobArguments):
     budget: float | None
     parallel: int
     partitions_per_commit: int
+    hold_at_most: float
     page: str | None
 
     @property
@@ -139,27 +156,32 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
     add = parser.add_argument
     add("--tables-in", type=text, metavar="URI", help="file with a table on each line; # begins a comment")
     add("--catalog", type=text, metavar="DATABASE", help="all Delta tables of this database of the catalog")
-    add("--auto", action="store_true", help="do what the findings say and the policy allows, what is worth most first")
+    add("--auto", action="store_true", help="do what the findings say and the policy allows, the most valuable first")
     for action in Action:
         if action is Action.ZORDER:
-            add("--zorder", type=names, default=(), metavar="COLUMNS", help="put rows in Z-order by these columns")
+            add("--zorder", type=names, default=(), metavar="COLUMNS", help="put the rows in Z-order by these columns")
         else:
             add(
                 f"--{action}", dest="actions", action="append_const", const=action, default=[],
-                help="see below",
+                help=_ACTIONS[action],
             )  # fmt: skip
     add(
         "--budget", type=_seconds, metavar="S",
-        help="seconds for all tables: nothing is begun after that, and what runs is brought to its end",
+        help="seconds for the whole run: after that the job starts no new work, and finishes what it has started",
     )  # fmt: skip
     add(
         "--parallel", type=positive, default=PARALLEL, metavar="N",
-        help=f"partitions of a table that are worked on at the same time ({PARALLEL})",
+        help=f"work on so many partitions of a table at the same time ({PARALLEL})",
     )  # fmt: skip
     add(
         "--partitions-per-commit", type=positive, default=PARTITIONS_PER_COMMIT, metavar="N",
         help="--compact and --purge rewrite up to N partitions in one commit, while together they have less to rewrite "
         f"than one file of the target size ({PARTITIONS_PER_COMMIT}; {MOST_PARTITIONS} at most)",
+    )  # fmt: skip
+    add(
+        "--hold-at-most", type=_seconds, default=HOLD_AT_MOST_SECONDS, metavar="S",
+        help="if a partition has lost its race twice, rewrite it with its lock held, for S seconds at most "
+        f"({HOLD_AT_MOST_SECONDS:g}; 0: never)",
     )  # fmt: skip
     parser.add_lock_timeout()
     parser.add_report()
@@ -184,6 +206,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
         budget=found.budget,
         parallel=found.parallel,
         partitions_per_commit=found.partitions_per_commit,
+        hold_at_most=found.hold_at_most,
         page=found.page,
     )
 

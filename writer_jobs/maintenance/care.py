@@ -20,15 +20,18 @@ from lock_manager.commit_stamp import MAINTENANCE
 from lock_manager.coordinator import Inspector
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
 from writer_jobs.commit.background_write import CANCEL_AGAIN_SECONDS
+from writer_jobs.commit.driver_guard import AUTO_COMPACT
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Lock
 from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.errors import GuardMissingError, TableError, WriteConflictError, WriteFailedError
+from writer_jobs.delta.listings import listed_log
+from writer_jobs.delta.session import session_with
+from writer_jobs.errors import GuardMissingError, HeldTooLongError, TableError, WriteConflictError, WriteFailedError
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.folder import Keepers, log_retention_seconds
 from writer_jobs.maintenance.health import FileTotals
-from writer_jobs.maintenance.measure import Measured, log_files, measure, refuse_no_columns
+from writer_jobs.maintenance.measure import Measured, measure, refuse_no_columns
 from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT, Unit, plan
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
@@ -40,6 +43,10 @@ log = logging.getLogger(__name__)
 
 #: How often a partition is tried that other writers change at the same time.
 TRIES = 3
+#: In its last try a partition is rewritten with its lock held, but not for longer, in seconds.
+HOLD_AT_MOST_SECONDS = 5.0
+# Unless the try before says that this cannot do: it worked for so many times as long. It ran beside others.
+_HOPELESS = 3
 # Between two units of work others may go first so long: somebody may always wait.
 _WAY_SECONDS = 5.0
 # Whatever is tried next would fail as well.
@@ -60,6 +67,8 @@ class Care:
         say: told of everything that is done.
         parallel: how many partitions are worked on at the same time.
         partitions_per_commit: how many small partitions one commit rewrites at most; see :func:`.plan.plan`.
+        hold_at_most_seconds: a partition that has lost each of its races is rewritten with its lock held, for so long
+            at most; 0: never.
 
     Raises:
         TableError, StorageError: no such table, or it cannot be read.
@@ -78,16 +87,22 @@ class Care:
         say: Callable[[Done], None] = lambda _: None,
         parallel: int = PARALLEL,
         partitions_per_commit: int = PARTITIONS_PER_COMMIT,
+        hold_at_most_seconds: float = HOLD_AT_MOST_SECONDS,
     ) -> None:
         self._spark = spark
         self._manager = manager
         self._inspector = inspector
-        self._writer = LockedDeltaWriter(spark, manager, table)
+        # With it each rewrite would hold the lock over all of its work, see docs/gate.md.
+        apart = session_with(spark, {AUTO_COMPACT: "false"})
+        self._writer = LockedDeltaWriter(apart, manager, table)
+        #: What is known of the table, and was done to it, so far; None: it could not be looked at.
+        self.report: CareReport | None = None
         self._timeout = lock_timeout_seconds
         self._deferred = deferred
         self._say = say
         self._parallel = parallel
         self._partitions_per_commit = partitions_per_commit
+        self._hold_at_most = hold_at_most_seconds
         self._stopped, self._ended = threading.Event(), threading.Event()
         # Of its Spark jobs: when it is to stop, they end.
         self._tag = f"sluice-maintenance-{uuid4()}"
@@ -99,6 +114,7 @@ class Care:
         budget_seconds: float | None = None,
         zorder_by: tuple[str, ...] = (),
         measured: Callable[[CareReport], None] = lambda _: None,
+        found: Measured | None = None,
     ) -> CareReport:
         """Do it, and measure before and after.
 
@@ -110,6 +126,7 @@ class Care:
             budget_seconds: no more is begun when they are over; what runs is brought to its end.
             zorder_by: columns, instead of those of the table's policy.
             measured: told of the table as it was found, before anything is done.
+            found: the table as it was measured before. It is measured again if its version is another one by now.
 
         Raises:
             LockTimeoutError: another maintainer is at it.
@@ -119,32 +136,33 @@ class Care:
         """
         deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
         if actions is not None and not actions:
-            report = self._report(measure(self._spark, self._writer.location))
+            found = found or measure(self._spark, self._writer.location)
+            report = self._reported(self._report(found))
             measured(report)
             return report
         with turn_of(self._manager, self._writer.table, self._timeout) as turn:
-            found = measure(self._spark, self._writer.location)
+            if found is None or found.health.version != self._writer.log.head().version:
+                found = measure(self._spark, self._writer.location)
             if zorder_by:
                 found = self._ordered_by(found, zorder_by)
-            report = self._report(found)
+            report = self._reported(self._report(found))
             measured(report)
             planned = plan(found.health, found.policy, actions, partitions_per_commit=self._partitions_per_commit)
-            waiting = self._lockable(planned)
-            done = self._work_off(waiting, found, deadline, turn)
-        if not done:
-            return replace(report, left=len(waiting))
+            report = self._work_off(self._lockable(planned), found, deadline, turn, report)
+        if not report.done:
+            return report
         after = measure(self._spark, self._writer.location)
-        return replace(
-            report,
-            done=tuple(done),
-            left=len(waiting),
-            after=after.health,
-            findings_after=tuple(find(after.health, found.policy)),
-        )
+        findings_after = tuple(find(after.health, found.policy))
+        return self._reported(replace(report, after=after.health, findings_after=findings_after))
 
-    def _work_off(self, waiting: list[Unit], found: Measured, deadline: float | None, turn: Hold) -> list[Done]:
-        """Do what waits, in that order, partitions beside each other; take what is begun off the list."""
-        done: list[Done] = []
+    def _reported(self, report: CareReport) -> CareReport:
+        self.report = report
+        return report
+
+    def _work_off(
+        self, waiting: list[Unit], found: Measured, deadline: float | None, turn: Hold, report: CareReport
+    ) -> CareReport:
+        """Do what waits, in that order, partitions beside each other, and note it in the report."""
         running: dict[Future[Done], Unit] = {}
         self._ended.clear()
         # The pool is within: its end is waited for before a signal is raised.
@@ -156,21 +174,29 @@ class Care:
                     turn.check()
                     unit = waiting.pop(0)
                     running[pool.submit(self._do, unit, found, deadline)] = unit
+                report = self._reported(replace(report, left=len(waiting) + len(running)))
                 if not running:
-                    return done
+                    return report
                 for ended in wait(running, return_when=FIRST_COMPLETED).done:
                     unit, made = running.pop(ended), ended.result()
                     if made.problem is not None and made.failure is None and unit.tries + 1 < TRIES:
                         # Behind the others: whoever changes it now may be done by then.
-                        waiting += unit.again()
+                        waiting += unit.again(made.seconds - made.gave_way_seconds)
                         continue
-                    done.append(made)
+                    report = self._reported(replace(report, done=(*report.done, made)))
                     self._say(made)
 
     def _may_begin(self, waiting: list[Unit], running: Collection[Unit], deadline: float | None) -> bool:
         if not waiting or self._stopped.is_set() or (deadline is not None and time.monotonic() >= deadline):
             return False
+        if any(self._holds(unit) for unit in (waiting[0], *running)):
+            # Whoever waits for it waits for nothing else.
+            return not running
         return len(running) < self._parallel and all(waiting[0].is_apart_from(other) for other in running)
+
+    def _holds(self, unit: Unit) -> bool:
+        """Tell whether it is done with the lock held from the beginning: it has lost each race, and is short."""
+        return unit.tries == TRIES - 1 and unit.work_seconds < _HOPELESS * self._hold_at_most
 
     def _stop(self) -> None:
         """Begin no more, and end what is on its way; return when that has ended."""
@@ -229,7 +255,7 @@ class Care:
                 return replace(made, problem="the job was stopped")
             self._spark.sparkContext.addJobTag(self._tag)
             made = self._done(unit, found, made)
-        except WriteConflictError as error:
+        except (WriteConflictError, HeldTooLongError) as error:
             made = replace(made, problem=str(error))
         except _ENDS_IT:
             raise
@@ -252,6 +278,7 @@ class Care:
                 return _of_commit(made, self._rewritten(unit, found.policy))
 
     def _rewritten(self, unit: Unit, policy: Policy) -> CommitResult:
+        held = self._holds(unit)
         columns = policy.zorder_by if unit.action is Action.ZORDER else ()
         note = {
             "action": unit.action.value,
@@ -264,6 +291,8 @@ class Care:
                 target_size=policy.target_file_size,
                 again=False,
                 lock=lock,
+                hold="write" if held else "commit",
+                held_at_most_seconds=self._hold_at_most if held else None,
                 lock_timeout_seconds=self._timeout,
                 metadata={MAINTENANCE: note},
             )
@@ -272,6 +301,8 @@ class Care:
             target_size=policy.target_file_size,
             again=False,
             lock=lock,
+            hold="write" if held else "commit",
+            held_at_most_seconds=self._hold_at_most if held else None,
             lock_timeout_seconds=self._timeout,
             metadata={MAINTENANCE: note},
         )
@@ -309,10 +340,12 @@ class Care:
                 raise TableError(f"a stream of {self._writer.table} has read too little, and may need any version")
             self._writer.log.clean_up(retention)
         after = self._log_total()
-        return replace(made, removed=before, added=after)
+        # Others write versions and checkpoints meanwhile.
+        gone = FileTotals(max(0, before.files - after.files), max(0, before.size - after.size))
+        return replace(made, removed=gone)
 
     def _log_total(self) -> FileTotals:
-        rows = log_files(self._spark, self._writer.location).select("length").collect()
+        rows = listed_log(self._spark, self._writer.location).select("length").collect()
         return FileTotals(len(rows), sum(row[0] for row in rows))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,11 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from lock_manager.errors import PinError
 from lock_manager.pins import Pin
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
+from writer_jobs.delta.listings import CHANGE_DATA, listed_files
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.source_streams import SourceStream, source_streams
 from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog, Snapshot
-from writer_jobs.delta.version_files import CHANGE_DATA, VersionFiles, listed_files
+from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.errors import TableError
 from writer_jobs.pins.pin_files import PinFiles
 from writer_jobs.pins.read import pinned_version
@@ -38,6 +39,15 @@ _MARGIN = timedelta(days=1)
 # Of what is below a table's location, Delta's VACUUM spares what Iceberg's readers need.
 _ICEBERG = "metadata"
 _MS = 1000
+# What is told of a file beside what its listing says.
+_TOLD = {
+    "live": "boolean",
+    "named": "boolean",
+    "removed_ms": "long",
+    "is_change": "boolean",
+    "pinned": "boolean",
+    "streamed": "boolean",
+}
 
 
 class FileState(StrEnum):
@@ -68,12 +78,14 @@ class Keepers:
 
     Attributes:
         pins: those that have not expired.
-        streams: those that read the table.
+        streams: those that read the table, as far as they have begun.
+        checkpoints: folders of the checkpoints of all that are named.
 
     """
 
     pins: tuple[Pin, ...] = ()
     streams: tuple[SourceStream, ...] = ()
+    checkpoints: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, spark: SparkSession, snapshot: Snapshot, checkpoints: Sequence[str]) -> Keepers:
@@ -91,7 +103,8 @@ class Keepers:
         """
         files = HadoopFiles.of(spark)
         pins = (pin for pin in PinFiles(files, snapshot.location).all() if not pin.has_expired())
-        return cls(tuple(pins), tuple(source_streams(files, snapshot.table_id, checkpoints)))
+        streams = source_streams(files, snapshot.table_id, checkpoints)
+        return cls(tuple(pins), tuple(streams), tuple(checkpoints))
 
 
 def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, keepers: Keepers) -> float:
@@ -146,19 +159,23 @@ def folder_files(
     first_version, log_begun_ms = logged.oldest
     # Of versions that the log has no more, the newest checkpoint may still tell what they removed.
     tombstones = files.removed().select("path", F.col("deletionTimestamp").alias("removed_ms"))
-    named = (logged.paths.select("path", "removed_ms").union(tombstones).groupBy("path").agg(F.max("removed_ms"))).toDF(
-        "path", "removed_ms"
-    )
-    live = _marked(files.paths(), "live")
-    listed = (
-        _own_files(spark, snapshot, live)
-        .join(live, "path", "left")
-        .join(named.withColumn("named", F.expr("true")), "path", "left")
-    )
-    is_change = F.col("path").startswith(f"{CHANGE_DATA}/")
+    streamed = _streamed(spark, snapshot, keepers.streams, logged)
+    told = [
+        _marked(files.paths(), "live"),
+        _marked(logged.paths.select("path", "removed_ms", "is_change"), "named"),
+        _marked(tombstones, "named"),
+        *(_marked(kept, "pinned") for kept in _pinned(spark, snapshot, keepers.pins)),
+        *(_marked(kept, "streamed") for kept in streamed or ()),
+    ]
+    own = _own_files(spark, snapshot, files)
+    for checkpoint in keepers.checkpoints:
+        own = _without_folder(own, _below(spark, snapshot.location, checkpoint))
+    listed = _by_path(own, told)
+    if streamed is None:
+        listed = _marked(listed, "streamed")
     modified_ms, is_forgotten = F.col("modified_ms"), F.lit(first_version > 0) & (F.col("modified_ms") < log_begun_ms)
     # What changed in a version is lost with the next one, and was written just before it.
-    lost_ms = F.when(F.col("named") & is_change, modified_ms).otherwise(F.col("removed_ms"))
+    lost_ms = F.when(F.col("is_change"), modified_ms).otherwise(F.col("removed_ms"))
     state = (
         F.when(F.col("live"), FileState.LIVE.value)
         .when(lost_ms <= now_ms - kept_ms, FileState.EXPIRED.value)
@@ -169,52 +186,76 @@ def folder_files(
         .when(is_forgotten, FileState.EXPIRED.value)
         .otherwise(FileState.ORPHAN.value)
     )
-    pinned, streamed = _pinned(spark, snapshot, keepers.pins), _streamed(spark, snapshot, keepers.streams, logged)
-    listed = listed.join(_marked(pinned, "pinned"), "path", "left")
-    if streamed is None:
-        listed = listed.withColumn("streamed", F.expr("true"))
-    else:
-        listed = listed.join(_marked(streamed, "streamed"), "path", "left")
     kept_by = F.when(F.col("pinned"), Keeper.PIN.value).when(F.col("streamed"), Keeper.STREAM.value)
     return listed.select("path", "length", "modified_ms", state.alias("state"), kept_by.alias("kept_by"))
 
 
-def _own_files(spark: SparkSession, snapshot: Snapshot, live: DataFrame) -> DataFrame:
+def _marked(paths: DataFrame, mark: str) -> DataFrame:
+    return paths.withColumn(mark, F.expr("true"))
+
+
+def _by_path(listed: DataFrame, told: Sequence[DataFrame]) -> DataFrame:
+    """Return the files that were listed, a row for each, with all that is told of it.
+
+    By one shuffle of everything: a join for each of what is told would be several.
+
+    Args:
+        listed: ``path``, ``length``, ``modified_ms``.
+        told: ``path``, and some of the columns of :data:`_TOLD`.
+
+    """
+    rows = listed.select("*", *(F.lit(None).cast(kind).alias(name) for name, kind in _TOLD.items()))
+    for each in told:
+        rows = rows.unionByName(each, allowMissingColumns=True)
+    known = [name for name in rows.columns if name != "path"]
+    return rows.groupBy("path").agg(*(F.max(name).alias(name) for name in known)).where("length IS NOT NULL")
+
+
+def _own_files(spark: SparkSession, snapshot: Snapshot, live: VersionFiles) -> DataFrame:
     """Return the files below a table's location without those of another table that lies within it, and Iceberg's.
 
     Delta's VACUUM takes these for its own. A folder with files of the newest version is the table's, and so is one that
     is named like a partition; of every other one is asked whether it has a log.
     """
     listed = listed_files(spark, snapshot.location)
-    folder = F.regexp_extract("path", "^(.*)/[^/]*$", 1).alias("folder")
-    own = live.select(folder).distinct()
-    rows = listed.select(folder).distinct().where("folder <> ''").join(own, "folder", "left_anti").collect()
     state = snapshot.state
-    partition_folders = tuple(f"{name}=" for name in (() if state is None else state.partition_folders))
+    own_names = [f"{name}=" for name in (() if state is None else state.partition_folders)] + [CHANGE_DATA]
+    of_own_names = f"^(({'|'.join(map(re.escape, own_names))})[^/]*(/|$))*$"
+    folder = F.regexp_extract("path", "^(.*)/[^/]*$", 1).alias("folder")
+    others = listed.select(folder).distinct().where(~F.col("folder").rlike(of_own_names))
+    if others.isEmpty():
+        return listed
+    rows = others.join(live.paths().select(folder).distinct(), "folder", "left_anti").collect()
     above = {
         "/".join(parts[:depth])
         for row in rows
         for parts in [row["folder"].split("/")]
         for depth in range(1, len(parts) + 1)
-        if not parts[depth - 1].startswith((*partition_folders, CHANGE_DATA))
+        if not parts[depth - 1].startswith(tuple(own_names))
     }
     files = HadoopFiles.of(spark)
     if _ICEBERG in above and files.glob(f"{escaped(snapshot.location)}/{_ICEBERG}/*.metadata.json"):
-        listed = listed.where(~F.col("path").startswith(f"{_ICEBERG}/"))
+        listed = _without_folder(listed, _ICEBERG)
     for path in sorted(above):
         if files.status(f"{snapshot.location}/{path}/{LOG_FOLDER}") is not None:
             log.info("%s has a table of its own, which is left alone", path)
-            listed = listed.where(~F.col("path").startswith(f"{path}/"))
+            listed = _without_folder(listed, path)
     return listed
 
 
-def _marked(paths: DataFrame, mark: str) -> DataFrame:
-    return paths.distinct().withColumn(mark, F.expr("true"))
+def _without_folder(listed: DataFrame, folder: str | None) -> DataFrame:
+    return listed if folder is None else listed.where(~F.col("path").startswith(f"{folder}/"))
 
 
-def _pinned(spark: SparkSession, snapshot: Snapshot, pins: Sequence[Pin]) -> DataFrame:
-    found = [VersionFiles(spark, kept).paths() for kept in pinned_versions(spark, snapshot.location, pins)]
-    return functools.reduce(DataFrame.union, found, spark.createDataFrame([], "path string"))
+def _below(spark: SparkSession, location: str, path: str) -> str | None:
+    """Return where a path is below a table's location; None: it is elsewhere."""
+    files = HadoopFiles.of(spark)
+    base, found = (files.qualify(each).rstrip("/") for each in (location, path))
+    return found.removeprefix(f"{base}/") if found.startswith(f"{base}/") else None
+
+
+def _pinned(spark: SparkSession, snapshot: Snapshot, pins: Sequence[Pin]) -> list[DataFrame]:
+    return [VersionFiles(spark, kept).paths() for kept in pinned_versions(spark, snapshot.location, pins)]
 
 
 def pinned_versions(spark: SparkSession, location: str, pins: Sequence[Pin]) -> list[Snapshot]:
@@ -235,7 +276,7 @@ def pinned_versions(spark: SparkSession, location: str, pins: Sequence[Pin]) -> 
 
 def _streamed(
     spark: SparkSession, snapshot: Snapshot, streams: Sequence[SourceStream], logged: LoggedFiles
-) -> DataFrame | None:
+) -> list[DataFrame] | None:
     """Return the files that streams may still read; None: any file.
 
     These are the files of the version from which on one reads, and all that later versions name: also those that were
@@ -247,11 +288,11 @@ def _streamed(
     # The next version that is to be committed may not be there yet.
     behind = [stream for stream in streams if stream.version is not None and stream.version <= snapshot.version]
     if not behind:
-        return spark.createDataFrame([], "path string")
+        return []
     stream = min(behind, key=lambda stream: stream.version or 0)
     oldest = oldest_read(DeltaTableLog(spark, snapshot.location), stream, stream.version or 0)
     later = logged.paths.where(F.col("version") >= oldest.version).select("path")
-    return VersionFiles(spark, oldest).paths().union(later)
+    return [VersionFiles(spark, oldest).paths(), later]
 
 
 def oldest_read(table_log: DeltaTableLog, stream: SourceStream, version: int) -> Snapshot:

@@ -19,8 +19,9 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from lock_manager import canonical_table_uri
 from lock_manager.commit_stamp import MAINTENANCE, maintenance_of
 from lock_manager.errors import PinError
-from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
+from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.listings import listed_log, session_for_many_files
 from writer_jobs.delta.table_log import (
     LOG_FOLDER,
     PHYSICAL_NAME,
@@ -55,8 +56,6 @@ _DAY_SECONDS = timedelta(days=1).total_seconds()
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..*(parquet|json)")
 _NOTHING = FileTotals()
 _NOTES = "partition_values map<string, string>, ordered_ms bigint"
-# Parts of checkpoints, which Spark passes over when it lists the log.
-_SIDECARS = "_sidecars"
 
 
 @dataclass(frozen=True)
@@ -253,7 +252,7 @@ def _with_order(spark: SparkSession, snapshot: Snapshot, policy: Policy, files: 
 
 
 def _noted_commits(spark: SparkSession, location: str) -> list[Mapping[str, Any]]:
-    lines = spark.read.text(escaped(f"{location}/{LOG_FOLDER}") + "/*.json")
+    lines = session_for_many_files(spark).read.text(escaped(f"{location}/{LOG_FOLDER}") + "/*.json")
     chosen = lines.where(F.col("value").startswith('{"commitInfo"') & F.col("value").contains(MAINTENANCE))
     return [commit_info_of(row[0]) for row in chosen.select("value").collect()]
 
@@ -299,7 +298,7 @@ class _LogFiles:
         self._snapshot = snapshot
         self._retention_seconds = retention_seconds
         self._now = datetime.now(UTC)
-        listed = log_files(spark, snapshot.location)
+        listed = listed_log(spark, snapshot.location)
         rows = listed.select("name", "length", "modified_ms").collect()
         self._total = FileTotals(len(rows), sum(row["length"] for row in rows))
         self._at: dict[int, float] = {}
@@ -353,13 +352,3 @@ class _LogFiles:
         except TableError:
             # Its checkpoint is gone.
             return None, commits
-
-
-def log_files(spark: SparkSession, location: str) -> DataFrame:
-    """Return the files of a table's log: ``name``, ``length`` in bytes, ``modified_ms``."""
-    folders = [f"{location}/{LOG_FOLDER}"]
-    if HadoopFiles.of(spark).status(f"{folders[0]}/{_SIDECARS}") is not None:
-        folders.append(f"{folders[0]}/{_SIDECARS}")
-    found = spark.read.format("binaryFile").load([*map(escaped, folders)])
-    name = F.element_at(F.split("path", "/"), -1)
-    return found.select(name.alias("name"), "length", F.unix_millis("modificationTime").alias("modified_ms"))

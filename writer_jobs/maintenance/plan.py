@@ -20,6 +20,7 @@ _TOGETHER: Mapping[Action, Callable[[PartitionHealth], FileTotals]] = {
     Action.COMPACT: lambda part: part.small,
     Action.PURGE: lambda part: part.with_deleted_rows,
 }
+_REMOVE = (Action.VACUUM, Action.CLEAN_LOG)
 _ON_TABLE = (Action.VACUUM, Action.CHECKPOINT, Action.CLEAN_LOG)
 
 
@@ -32,6 +33,7 @@ class Unit:
         partitions: values of those to do it to, in one commit; empty: to the table.
         worth: what it saves, see :class:`Finding`.
         tries: how often it was tried.
+        work_seconds: how long the last try worked before it lost its race.
 
     """
 
@@ -39,6 +41,7 @@ class Unit:
     partitions: _Partitions = ()
     worth: float = 0.0
     tries: int = 0
+    work_seconds: float = 0.0
 
     def is_apart_from(self, other: Unit) -> bool:
         """Tell whether both can be done at the same time: to different partitions."""
@@ -46,10 +49,16 @@ class Unit:
             return False
         return not any(values in other.partitions for values in self.partitions)
 
-    def again(self) -> list[Unit]:
-        """Return what is to be tried after a lost race: each partition alone, so that one race costs one of them."""
+    def again(self, work_seconds: float) -> list[Unit]:
+        """Return what is to be tried after a lost race: each partition alone, so that one race costs one of them.
+
+        Args:
+            work_seconds: how long it worked for nothing.
+
+        """
         alone = _one_by_one(self.partitions)
-        return [replace(self, partitions=each, worth=self.worth / len(alone), tries=self.tries + 1) for each in alone]
+        one = replace(self, worth=self.worth / len(alone), tries=self.tries + 1, work_seconds=work_seconds / len(alone))
+        return [replace(one, partitions=each) for each in alone]
 
 
 def plan(
@@ -91,6 +100,9 @@ def plan(
     if actions is not None:
         there = {unit.action for unit in units}
         units += [Unit(action=each) for each in _ON_TABLE if each in allowed - there]
+    elif health.folder.problem is not None:
+        # It fails, and says why nothing may be removed: else nobody would notice.
+        units += [Unit(action=each) for each in _REMOVE if each in allowed][:1]
     planned = _by_worth(_joined(units))
     return _by_worth(_together(planned, parts, partitions_per_commit, health.target_file_size))
 

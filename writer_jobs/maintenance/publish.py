@@ -11,11 +11,15 @@ from pyspark.sql import SparkSession
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import StorageError
 from writer_jobs.job.output import JobOutput
+from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.gauges import HealthGauges
+from writer_jobs.maintenance.measure import Measured
 from writer_jobs.maintenance.page import page
 from writer_jobs.maintenance.result import CareReport, Done
 
 log = logging.getLogger(__name__)
+
+_BUDGET_OVER = "the budget was over"
 
 
 class Published:
@@ -101,10 +105,35 @@ class Published:
         )
         self._try_to_write()
 
-    def failed(self, table: str, sentence: str, code: int) -> None:
-        """Note a table that could not be looked after."""
+    def skipped(self, table: str, found: Measured | None) -> None:
+        """Note a table for which there was no time, and how it was found, if that is known."""
+        self._tables.append({"table": table, "skipped": _BUDGET_OVER})
+        if found is not None:
+            report = CareReport(before=found.health, findings=tuple(find(found.health, found.policy)))
+            self.measured(report)
+            self._reports.append(report)
+            self._tables[-1] |= report.to_json()
+        self._output.said("skipped", table=table, reason=_BUDGET_OVER)
+        self._try_to_write()
+
+    def failed(self, table: str, sentence: str, code: int, report: CareReport | None = None) -> None:
+        """Note a table that could not be looked after, or not to the end.
+
+        Args:
+            table: as it was named.
+            sentence: why.
+            code: exit code of that.
+            report: what is known of it, and was done to it before; None: nothing.
+
+        """
         self._failed[table] = sentence
-        self._tables.append({"table": table, "error": sentence, "exit_code": code})
+        if report is not None:
+            self._reports.append(report)
+            if self._gauges is not None:
+                self._gauges.count(report)
+        self._tables.append(
+            {"table": table, "error": sentence, "exit_code": code, **({} if report is None else report.to_json())}
+        )
         self._output.said("failed", table=table, error=sentence, exit_code=code)
         self._try_to_write()
 

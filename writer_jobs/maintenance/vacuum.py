@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -13,11 +14,11 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import LockManager, canonical_table_uri
 from writer_jobs.changes.kept import Kept
-from writer_jobs.commit.operation import session_with
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.listings import listed_files
+from writer_jobs.delta.session import session_with
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, locate_table
-from writer_jobs.delta.version_files import listed_files
 from writer_jobs.errors import StorageError, TableError, WriteFailedError
 from writer_jobs.maintenance.folder import FileState, Keeper, Keepers, folder_files
 from writer_jobs.maintenance.health import FileTotals
@@ -152,6 +153,19 @@ def vacuum(
     )
 
 
+@contextmanager
+def _scala_prints_nothing(spark: SparkSession) -> Iterator[None]:
+    """Keep what Delta prints in this thread from standard output, which has the lines of a job."""
+    jvm: Any = spark._jvm  # noqa: SLF001
+    console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
+    before = console.out()
+    console.setOutDirect(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
+    try:
+        yield
+    finally:
+        console.setOutDirect(before)
+
+
 def _totals(files: DataFrame) -> dict[tuple[FileState, Keeper | None], FileTotals]:
     grouped = files.groupBy("state", "kept_by").agg(F.count("*"), F.sum("length"))
     return {
@@ -177,7 +191,8 @@ def _remove(spark: SparkSession, location: str, files: DataFrame) -> None:
     )
     inventory.createOrReplaceTempView(_VIEW)
     try:
-        session.sql(f"VACUUM delta.{quoted(location)} USING INVENTORY (TABLE {_VIEW}) RETAIN 0 HOURS")
+        with _scala_prints_nothing(spark):
+            session.sql(f"VACUUM delta.{quoted(location)} USING INVENTORY (TABLE {_VIEW}) RETAIN 0 HOURS")
         # Delta passes over a file that the store does not let it remove.
         left = listed_files(spark, location).join(files.select("path"), "path", "left_semi").limit(_SHOWN).collect()
     except (*JVM_ERRORS, PySparkException) as error:

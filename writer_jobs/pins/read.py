@@ -14,9 +14,10 @@ from lock_manager.errors import PinError
 from lock_manager.pins import Pin, PinnedTable
 from writer_jobs.changes.parts import comparable
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.listings import listed_files
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState, locate_table
-from writer_jobs.delta.version_files import VersionFiles, listed_files
+from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.pins.moment import up_to
 
