@@ -2,9 +2,10 @@
 
 Two tables of the same files. One is compacted by maintenance, partition by partition; the other by plain ``OPTIMIZE``
 with the same sizes, in a session without the guard. Meanwhile another driver appends a row as often as it can: to
-the first table under the lock, beside maintenance; and once more beside ``optimize(hold="write")``, which is what
-one would do without a gate. The health of the table is measured, and the same figures are looked up with stock tools:
-deltalake's list of files and a walk through the folder.
+the first table under the lock, beside maintenance; beside maintenance while a third driver changes one partition all
+the time, which then loses its races and is compacted with its lock held; and beside ``optimize(hold="write")``, which
+is what one would do without a gate. The health of the table is measured, and the same figures are looked up with stock
+tools: deltalake's list of files and a walk through the folder.
 
     python benchmarks/maintenance.py [--files 20000] [--partitions 20]
 """
@@ -36,7 +37,6 @@ from writer_jobs import LockedDeltaWriter, build_session
 from writer_jobs.delta.session import GUARD_MODE, session_with
 from writer_jobs.maintenance.care import Care
 from writer_jobs.maintenance.measure import measure
-from writer_jobs.maintenance.plan import PARALLEL
 from writer_jobs.maintenance.policy import Action, Policy
 
 TARGET = Policy().target_file_size
@@ -61,13 +61,15 @@ def make_table(spark: SparkSession, writer: LockedDeltaWriter, files: int, parti
 
 
 @contextmanager
-def appender(hosts: str, table: str, output: Path) -> Iterator[Callable[[], list[dict[str, float]]]]:
-    """Have another driver append, from when it is warm; it ends, and says how long each append took, when asked."""
+def another(what: str, hosts: str, table: str, folder: Path) -> Iterator[Callable[[], list[dict[str, float]]]]:
+    """Have another driver append or update, from when it is warm; it ends, and says what it waited, when asked."""
+    output = folder / f"{what}.json"
     stop = output.with_suffix(".stop")
     stop.unlink(missing_ok=True)
     ready = output.with_suffix(".ready")
     ready.unlink(missing_ok=True)
-    with subprocess.Popen([sys.executable, str(APPENDER), hosts, table, str(output), str(ready), str(stop)]) as process:
+    arguments = [what, hosts, table, str(output), str(ready), str(stop)]
+    with subprocess.Popen([sys.executable, str(APPENDER), *arguments]) as process:
 
         def ended() -> list[dict[str, float]]:
             stop.touch()
@@ -142,7 +144,7 @@ def print_figures(
         {"sluice, s": measure(spark, ours).health.measuring_seconds, "stock, s": stock_figures(ours)} for _ in range(3)
     ]
     print_table([{"look": number, **each} for number, each in enumerate(seen, start=1)])
-    rates, kept_back = [], []
+    rates, kept_back, held = [], [], []
 
     def compacted(name: str, work: Callable[[], float | None]) -> tuple[float, float]:
         began = time.time()
@@ -158,15 +160,16 @@ def print_figures(
         session_with(spark, SIZES).sql(f"OPTIMIZE delta.`{plain}`").collect()
         conf.set(GUARD_MODE, "required")
 
-    def care(table: str, parallel: int = PARALLEL) -> Callable[[], float]:
+    def care(table: str, **how: Any) -> Callable[[], float]:
         """Compact; return for how long, from when the table was measured to the last commit."""
 
         def run() -> float:
             times: list[float] = []
-            made = Care(spark, manager, inspector, table, parallel=parallel, say=lambda _: times.append(time.time()))
+            made = Care(spark, manager, inspector, table, say=lambda _: times.append(time.time()), **how)
             report = made.run([Action.COMPACT], measured=lambda _: times.append(time.time()))
             assert report.done
             assert all(each.problem is None for each in report.done), report.done
+            held.append(max(each.held_seconds for each in report.done))
             return times[-1] - times[0]
 
         return run
@@ -174,21 +177,22 @@ def print_figures(
     def wholly() -> None:
         LockedDeltaWriter(spark, manager, whole).optimize(target_size=TARGET, hold="write")
 
-    alone, one = f"{ours}-alone", f"{ours}-one"
-    for copy in (alone, one):
+    alone, one, few, hot = (f"{ours}-{name}" for name in ("alone", "one", "few", "hot"))
+    for copy in (alone, one, few, hot):
         shutil.copytree(ours, copy)
     compacted("plain OPTIMIZE, alone", plainly)
     compacted("maintain.py --compact, alone", care(alone))
-    compacted("maintain.py --compact --parallel 1, alone", care(one, 1))
+    compacted("maintain.py --compact --parallel 1, alone", care(one, parallel=1))
+    compacted("maintain.py --compact --partitions-per-commit 16, alone", care(few, partitions_per_commit=16))
     for name, table, work in (
         ("maintain.py --compact", ours, care(ours)),
-        (
-            'optimize(hold="write")',
-            whole,
-            wholly,
-        ),
+        ("maintain.py --compact, a partition changes all the time", hot, care(hot)),
+        ('optimize(hold="write")', whole, wholly),
     ):
-        with appender(hosts, table, folder / "appends.json") as stop:
+        with ExitStack() as stack:
+            if table == hot:
+                stack.enter_context(another("update", hosts, table, folder))
+            stop = stack.enter_context(another("append", hosts, table, folder))
             time.sleep(10)
             quiet = time.time()
             began, ended = compacted(f"{name}, beside an appender", work)
@@ -197,8 +201,11 @@ def print_figures(
         kept_back.append({"beside": name, **waits(appends, began, ended)})
     print_table(rates)
     print_table(kept_back)
+    print_table([{"maintenance held a lock at most, by run, s": [round(each, 2) for each in held]}])
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"seen": seen, "rates": rates, "kept_back": kept_back}, indent=2) + "\n")
+    options.output.write_text(
+        json.dumps({"seen": seen, "rates": rates, "kept_back": kept_back, "held": held}, indent=2) + "\n"
+    )
 
 
 if __name__ == "__main__":

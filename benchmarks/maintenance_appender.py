@@ -1,4 +1,8 @@
-"""A driver that appends a row to a table, again and again, until a file is there; run by ``maintenance.py``."""
+"""A driver that writes to a table, again and again, until a file is there; run by ``maintenance.py``.
+
+``maintenance_appender.py append|update HOSTS TABLE OUTPUT READY STOP``: it appends a row, or changes one of partition
+0.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ WARM_UP = 5
 
 
 def main() -> None:
-    hosts, table, output, ready, stop = sys.argv[1:]
+    what, hosts, table, output, ready, stop = sys.argv[1:]
     spark = bench_session("appender", {"spark.master": "local[1]"})
     appends = []
     with ZookeeperLockManager(hosts) as manager:
@@ -25,7 +29,10 @@ def main() -> None:
         while not Path(stop).exists():
             rows = spark.range(number, number + 1).selectExpr("-1 - id AS id", "id % 20 AS part", "'x' AS value")
             asked_at, began = time.time(), time.perf_counter()
-            done = writer.append(rows.coalesce(1))
+            if what == "append":
+                done = writer.append(rows.coalesce(1))
+            else:
+                done = writer.update({"value": f"'{number}'"}, "part = 0 AND id = 0", lock=[{"part": 0}], hold="commit")
             if number >= WARM_UP:
                 appends.append(
                     {"asked_at": asked_at, "took_s": time.perf_counter() - began, "waited_s": done.waited_seconds}
