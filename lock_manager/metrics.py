@@ -19,10 +19,12 @@ name                                  kind       labels beside ``table``
 
 from __future__ import annotations
 
+import copy
 import logging
+import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +34,8 @@ from lock_manager.errors import MetricsError, SettingsError
 from lock_manager.events import Event, observe
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
+    from prometheus_client import CollectorRegistry, Metric
+    from prometheus_client.samples import Sample
 
 _THIS_MACHINE = "127.0.0.1"
 log = logging.getLogger(__name__)
@@ -43,6 +46,9 @@ WRITE_SECONDS = 15.0
 _SUFFIX = ".prom"
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):)?(?P<port>\d{1,5})")
 _MAX_PORT = 65535
+_FILE_LABEL = "file"
+_ADD_UP = ("counter", "histogram", "summary")
+_CREATED = "_created"
 # From an idle lock's milliseconds to an hour behind slow writers.
 _BUCKETS = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 
@@ -143,11 +149,12 @@ class MetricsExporter:
 
     Args:
         destination: ``PORT``, ``HOST:PORT``, ``FILE.prom``, or a :class:`Destination`. A file is written every 15 s and
-            at the end, and stays; its folder must be there. Give every job a file of its own.
+            at the end, and stays; its folder must be there. Give every job a file of its own: the next run continues
+            the counters of the file, and its path is the label ``file`` of each series in it.
 
     Attributes:
         address: ``http://HOST:PORT/metrics``; None if a file is written.
-        registry: whose metrics are served or written; more may be registered.
+        registry: whose metrics are served or written; more may be registered. It has what this process counted.
 
     Raises:
         SettingsError: ``destination`` is none.
@@ -194,12 +201,13 @@ class MetricsExporter:
 
     def _keep_writing(self, file: Path) -> Callable[[], None]:
         write_to_textfile = _prometheus().write_to_textfile
-        write_to_textfile(str(file), self.registry)
+        continued = _ContinuedFile(file, self.registry)
+        write_to_textfile(str(file), continued)
         ended = threading.Event()
 
         def write_again() -> None:
             try:
-                write_to_textfile(str(file), self.registry)
+                write_to_textfile(str(file), continued)
             except OSError as error:
                 # Whatever the job does is worth more than that.
                 log.warning("the metrics were not written to %s: %s", file, error)
@@ -217,6 +225,82 @@ class MetricsExporter:
             write_again()
 
         return stop
+
+
+class _ContinuedFile:
+    """What a file is to have: this process's metrics, the counters continued from what the file had before.
+
+    A job that is over before it is asked writes each value once. If every run began at 0, two equal runs would leave
+    one constant value, and ``increase()`` and ``rate()`` of that are 0. Gauges are not continued, for they may be true
+    no more. The time at which a counter began (``_created``) stays that of the first run.
+
+    Each sample gets the label ``file``, as node_exporter names it: it drops a series that two files have.
+
+    Args:
+        file: to continue, if it is there. What cannot be parsed is left out, with a warning.
+        registry: this process's.
+
+    Raises:
+        OSError: the file is there and cannot be read.
+
+    """
+
+    def __init__(self, file: Path, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._labels = {_FILE_LABEL: os.path.abspath(file)}  # noqa: PTH100 (node_exporter leaves symbolic links, too)
+        self._before = _counters_of(file)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics to write; what ``write_to_textfile`` asks of a registry."""
+        metrics = {metric.name: metric for metric in self._registry.collect()}
+        for name, metric in (self._before | metrics).items():
+            written = copy.copy(metric)
+            before = self._before.get(name, metric)
+            samples = metric.samples if before is metric else _added(before, metric)
+            written.samples = [sample._replace(labels=sample.labels | self._labels) for sample in samples]
+            yield written
+
+
+def _counters_of(file: Path) -> dict[str, Metric]:
+    """Return the counters and histograms of a file, by name, without the label of the file."""
+    from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 (an optional extra)
+
+    found: dict[str, Metric] = {}
+    try:
+        for metric in text_string_to_metric_families(file.read_text(encoding="utf-8")):
+            if metric.type in _ADD_UP:
+                found[metric.name] = metric
+            # The text format has the times at which counters began as gauges behind them.
+            elif (base := metric.name.removesuffix(_CREATED)) in found:
+                found[base].samples.extend(metric.samples)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        log.warning("the counters of %s begin anew, for it cannot be parsed: %s", file, error)
+        return {}
+    for metric in found.values():
+        for sample in metric.samples:
+            sample.labels.pop(_FILE_LABEL, None)
+    return found
+
+
+def _added(before: Metric, metric: Metric) -> list[Sample]:
+    """Return the samples of a metric, those of an earlier run added."""
+    bounds, bounds_before = ({sample.labels.get("le") for sample in each.samples} for each in (metric, before))
+    if before.type != metric.type or (metric.samples and bounds != bounds_before):
+        return metric.samples
+    added = {_key(sample): sample for sample in before.samples}
+    for sample in metric.samples:
+        earlier = added.get(_key(sample))
+        if earlier is None:
+            added[_key(sample)] = sample
+        elif not sample.name.endswith(_CREATED):
+            added[_key(sample)] = sample._replace(value=earlier.value + sample.value)
+    return list(added.values())
+
+
+def _key(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:
+    return sample.name, frozenset(sample.labels.items())
 
 
 def _prometheus() -> Any:

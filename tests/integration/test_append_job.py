@@ -83,9 +83,9 @@ def test_each_commit_is_a_line_with_its_times_its_token_and_its_ids_and_all_are_
     assert report["commits"] == done.commits
     assert report["started_at"] < report["finished_at"]
     found = metrics.read_text()
-    assert f'sluice_commits_total{{table="file:{table}"}} 2.0' in found
-    assert f'sluice_lock_hold_seconds_count{{outcome="released",table="file:{table}"}} 2.0' in found
-    assert f'sluice_lock_contenders{{state="holding",table="file:{table}"}} 0.0' in found
+    assert f'sluice_commits_total{{file="{metrics}",table="file:{table}"}} 2.0' in found
+    assert f'sluice_lock_hold_seconds_count{{file="{metrics}",outcome="released",table="file:{table}"}} 2.0' in found
+    assert f'sluice_lock_contenders{{file="{metrics}",state="holding",table="file:{table}"}} 0.0' in found
 
 
 def test_every_row_is_in_exactly_one_of_the_commits_and_the_files_of_a_partitioned_table_are_few(

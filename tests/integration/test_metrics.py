@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableResource, ZookeeperLockManager
@@ -39,7 +40,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            others = [value for name, value in sample.labels.items() if name not in ("table", "le")]
+            others = [value for name, value in sample.labels.items() if name not in ("table", "le", "file")]
             if not sample.name.endswith(("_bucket", "_created")):
                 found[(sample.name, sample.labels["table"], *others)] = sample.value
     return found
@@ -127,6 +128,98 @@ def test_a_textfile_is_kept_up_to_date(
     with MetricsExporter(str(tmp_path / "a.prom")):
         tell(Event.COMMITTED, LABEL)
         eventually(lambda: samples((tmp_path / "a.prom").read_text()).get(("sluice_commits_total", LABEL)) == 1)
+
+
+def test_the_next_run_continues_the_counters_of_its_file_and_not_its_gauges(tmp_path: Path) -> None:
+    file = tmp_path / "nightly.prom"
+    with MetricsExporter(str(file)):
+        tell(Event.QUEUED, LABEL)
+        tell(Event.ACQUIRED, LABEL, seconds=0.5)
+        tell(Event.COMMITTED, LABEL)
+        tell(Event.COMMITTED, LABEL)
+    first = file.read_text()
+    with MetricsExporter(str(file)):
+        at_once = samples(file.read_text())
+        tell(Event.QUEUED, LABEL)
+        tell(Event.ACQUIRED, LABEL, seconds=20.0)
+        tell(Event.COMMITTED, LABEL)
+        tell(Event.COMMITTED, "s3://lake/another")
+    second = file.read_text()
+
+    assert samples(first)["sluice_lock_contenders", LABEL, "holding"] == 1
+    assert not [key for key in at_once if key[0] == "sluice_lock_contenders"]
+    assert at_once["sluice_commits_total", LABEL] == 2
+    found = samples(second)
+    assert found["sluice_lock_contenders", LABEL, "holding"] == 1
+    assert found["sluice_commits_total", LABEL] == 3
+    assert found["sluice_commits_total", "s3://lake/another"] == 1
+    assert found["sluice_lock_wait_seconds_count", LABEL, "acquired"] == 2
+    assert found["sluice_lock_wait_seconds_sum", LABEL, "acquired"] == 20.5
+    assert values(second, "sluice_lock_wait_seconds_bucket", le="1.0") == [1]
+    assert values(second, "sluice_lock_wait_seconds_bucket", le="60.0") == [2]
+    assert values(second, "sluice_commits_created", table=LABEL) == values(first, "sluice_commits_created") != []
+
+
+def values(text: str, name: str, **labels: str) -> list[float]:
+    """Values of the series that have these labels."""
+    return [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and sample.labels.items() >= labels.items()
+    ]
+
+
+def test_a_run_that_fails_early_leaves_the_counters_that_it_does_not_know(tmp_path: Path) -> None:
+    file = tmp_path / "maintain.prom"
+    for _ in range(2):
+        with MetricsExporter(str(file)) as exporter:
+            Counter("done", "By another part of the job.", registry=exporter.registry).inc(3)
+            Gauge("left", "Likewise.", registry=exporter.registry).set(4)
+    assert (values(file.read_text(), "done_total"), values(file.read_text(), "left")) == ([6], [4])
+    with MetricsExporter(str(file)):
+        pass
+    assert (values(file.read_text(), "done_total"), values(file.read_text(), "left")) == ([6], [])
+
+
+def test_a_histogram_with_other_buckets_and_a_metric_of_another_kind_begin_anew(tmp_path: Path) -> None:
+    file = tmp_path / "a.prom"
+    with MetricsExporter(str(file)) as exporter:
+        Histogram("took", "Seconds.", registry=exporter.registry, buckets=(1, 2)).observe(1.5)
+        Counter("made", "Files.", registry=exporter.registry).inc()
+    with MetricsExporter(str(file)) as exporter:
+        Histogram("took", "Seconds.", registry=exporter.registry, buckets=(1, 4)).observe(3)
+        Gauge("made", "Files.", registry=exporter.registry).set(7)
+    text = file.read_text()
+    assert [values(text, "took_bucket", le=bound) for bound in ("1.0", "2.0", "4.0", "+Inf")] == [[0], [], [1], [1]]
+    assert (values(text, "made"), values(text, "made_total")) == ([7], [])
+
+
+def test_a_file_that_is_none_of_ours_is_replaced_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "a.prom"
+    file.write_bytes(b'sluice_commits_total{table="x" \xff')
+    with MetricsExporter(str(file)):
+        tell(Event.COMMITTED, LABEL)
+    assert samples(file.read_text())["sluice_commits_total", LABEL] == 1
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
+        f"the counters of {file} begin anew, for it cannot be parsed"
+    ]
+
+
+def test_two_files_have_no_series_in_common_for_node_exporter_would_drop_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with MetricsExporter("a.prom"), MetricsExporter("b.prom"), MetricsExporter("0") as served:
+        tell(Event.COMMITTED, LABEL)
+        assert served.address is not None
+    for name in ("a.prom", "b.prom"):
+        labels = {"table": LABEL, "file": str(tmp_path / name)}
+        families = list(text_string_to_metric_families(Path(name).read_text()))
+        assert [sample.labels for family in families for sample in family.samples if sample.value == 1] == [labels]
+    assert served.registry.get_sample_value("sluice_commits_total", {"table": LABEL}) == 1
 
 
 def test_the_endpoint_is_for_this_machine_unless_told_otherwise() -> None:
