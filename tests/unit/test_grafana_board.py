@@ -1,11 +1,16 @@
-"""The Grafana board asks for metrics and labels that the code has, and for all of them; and imports as it is."""
+"""The Grafana board asks for metrics and labels that the code has, and for all of them; and imports as it is.
+
+``promtool`` parses its expressions; :mod:`tests.unit.test_grafana_figures` has what they come to.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
 import re
-from collections.abc import Iterator
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +29,13 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24
 METRIC = re.compile(r"sluice_\w+")
 SELECTOR = re.compile(r"(sluice_\w+)(?:\{([^}]*)\})?")
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None,
+    reason="promtool is not on the PATH: it comes with Prometheus (Debian: apt-get install prometheus)",
+)
+#: Whether a counter began within the window is asked of these, which the client adds.
+CREATED = "_created"
 
 
 def metrics() -> dict[str, set[str]]:
@@ -38,15 +50,12 @@ def metrics() -> dict[str, set[str]]:
     report = cared_for()
     health.show(report.before, report.findings)
     health.count(report)
-    return {
-        sample.name: set(sample.labels)
-        for family in registry.collect()
-        for sample in family.samples
-        if not sample.name.endswith("_created")
-    }
+    return {sample.name: set(sample.labels) for family in registry.collect() for sample in family.samples}
 
 
 METRICS = metrics()
+#: Names that are documented and shown: of a histogram that of the family.
+FAMILIES = {re.sub(r"_(bucket|sum|count)$", "", name) for name in METRICS if not name.endswith(CREATED)}
 
 
 def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
@@ -55,6 +64,32 @@ def panels(board: dict[str, Any]) -> list[dict[str, Any]]:
 
 def expressions(board: dict[str, Any]) -> list[str]:
     return [target["expr"] for panel in panels(board) for target in panel["targets"]]
+
+
+def as_grafana_asks(expression: str) -> str:
+    """Return an expression as Prometheus gets it if all tables are chosen."""
+    return expression.replace("$table", ".*")
+
+
+def documented() -> list[str]:
+    """Return the expressions of docs/operate.md."""
+    said = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
+    return re.findall(r"^```promql\n(.*?)^```$", said, flags=re.DOTALL | re.MULTILINE)
+
+
+def promtool(folder: Path, command: str, asked: Mapping[str, Any]) -> str:
+    """Return what ``promtool COMMAND rules`` finds wrong; empty: nothing."""
+    assert PROMTOOL is not None
+    file = folder / "rules.yml"
+    file.write_text(json.dumps(asked), encoding="utf-8")  # JSON is YAML
+    done = subprocess.run([PROMTOOL, command, "rules", str(file)], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def unparsable(folder: Path, asked: Iterable[str]) -> str:
+    """Return what Prometheus' own parser says against expressions; empty: nothing."""
+    rules = [{"record": f"board:expression:{number}", "expr": expression} for number, expression in enumerate(asked)]
+    return promtool(folder, "check", {"groups": [{"name": "board", "rules": rules}]})
 
 
 def mistakes(board: dict[str, Any]) -> Iterator[str]:
@@ -88,8 +123,7 @@ def test_it_asks_for_what_the_code_has() -> None:
 def test_it_shows_everything_that_the_code_has() -> None:
     asked = set(METRIC.findall(" ".join(expressions(BOARD))))
     # Of a histogram the buckets, or the count, are enough.
-    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in METRICS}
-    assert families - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == set()
+    assert FAMILIES - {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} == set()
 
 
 @pytest.mark.parametrize(
@@ -105,6 +139,40 @@ def test_negative_control_a_misspelt_name_is_found(right: str, wrong: str, says:
     text = json.dumps(BOARD)
     assert right in text
     assert any(says in each for each in mistakes(json.loads(text.replace(right, wrong))))
+
+
+@needs_promtool
+def test_prometheus_parses_every_expression(tmp_path: Path) -> None:
+    _, table = BOARD["templating"]["list"]
+    (choice,) = re.findall(r"label_values\((.*), table\)", table["definition"])
+    asked = [*map(as_grafana_asks, expressions(BOARD)), choice, *documented()]
+    assert not [each for each in asked if "$" in each]
+    assert unparsable(tmp_path, asked) == ""
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("right", "wrong", "says"),
+    [
+        ("sum by (table)", "sum by (table", "unexpected"),
+        ("increase(", "increse(", "unknown function"),
+        ("[1h]", "", "expected type range vector"),
+        ("[1h]", "[$window]", "missing unit character"),
+    ],
+)
+def test_negative_control_a_broken_expression_is_found(tmp_path: Path, right: str, wrong: str, says: str) -> None:
+    for expression in map(as_grafana_asks, expressions(BOARD)):
+        broken = expression.replace(right, wrong)
+        if broken != expression:
+            assert re.search(says, unparsable(tmp_path, [broken])), broken
+            return
+    raise AssertionError(f"no expression has {right}")
+
+
+def test_the_documented_expressions_ask_for_what_the_code_has() -> None:
+    assert documented()
+    for expression in documented():
+        assert set(METRIC.findall(expression)) <= set(METRICS)
 
 
 def test_it_imports_without_being_edited() -> None:
@@ -132,8 +200,7 @@ def test_no_panel_covers_another() -> None:
 
 def test_every_metric_is_documented() -> None:
     said = (ROOT / "docs" / "operate.md").read_text(encoding="utf-8")
-    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in METRICS}
-    assert [name for name in sorted(families) if f"`{name}`" not in said] == []
+    assert [name for name in sorted(FAMILIES) if f"`{name}`" not in said] == []
 
 
 def test_gauges_show_a_table_as_it_is_now() -> None:
