@@ -108,7 +108,16 @@ class StreamError(WriteFailedError):
 
 
 class WriteConflictError(WriteFailedError):
-    """Another writer has changed what the write had read, and it is not to be done again; nothing written."""
+    """Another writer has changed what the write had read, and it is not to be done again; nothing written.
+
+    Attributes:
+        waited_seconds: how long it waited for the lock before it found that out.
+
+    """
+
+    def __init__(self, *, table: str, reason: str, waited_seconds: float = 0.0) -> None:
+        super().__init__(table=table, reason=reason)
+        self.waited_seconds = waited_seconds
 
 
 class HeldTooLongError(WriteFailedError, TimeoutError):

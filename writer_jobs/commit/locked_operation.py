@@ -139,7 +139,10 @@ class LockedOperation:
                         return staged.run(seconds, options.before_write, parts.is_cancelled)
                     except NotStagedError as error:
                         if not options.again:
-                            raise WriteConflictError(table=parts.table, reason=str(error)) from error
+                            waited = staged.waited_seconds
+                            raise WriteConflictError(
+                                table=parts.table, reason=str(error), waited_seconds=waited
+                            ) from error
                         log.info("writing again: %s", error)
                         hold, seconds = "write", max(0.0, seconds - staged.waited_seconds)
                 # Once: of those who find no table, and queue for it, only the first one makes it.

@@ -181,7 +181,7 @@ class Care:
                     unit, made = running.pop(ended), ended.result()
                     if made.problem is not None and made.failure is None and unit.tries + 1 < TRIES:
                         # Behind the others: whoever changes it now may be done by then.
-                        waiting += unit.again(made.seconds - made.gave_way_seconds)
+                        waiting += unit.again(made.work_seconds)
                         continue
                     report = self._reported(replace(report, done=(*report.done, made)))
                     self._say(made)
@@ -255,7 +255,9 @@ class Care:
                 return replace(made, problem="the job was stopped")
             self._spark.sparkContext.addJobTag(self._tag)
             made = self._done(unit, found, made)
-        except (WriteConflictError, HeldTooLongError) as error:
+        except WriteConflictError as error:
+            made = replace(made, problem=str(error), waited_seconds=error.waited_seconds)
+        except HeldTooLongError as error:
             made = replace(made, problem=str(error))
         except _ENDS_IT:
             raise
@@ -358,6 +360,7 @@ def _of_commit(made: Done, result: CommitResult) -> Done:
     return replace(
         made,
         version=result.version,
+        waited_seconds=result.waited_seconds,
         held_seconds=result.held_seconds,
         removed=total("Removed"),
         added=total("Added"),

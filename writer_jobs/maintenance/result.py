@@ -24,6 +24,7 @@ class Done:
         version: that it committed; None: it committed nothing.
         seconds: how long it took, waiting for other writers included.
         gave_way_seconds: how long of that it waited before it began, because other writers did.
+        waited_seconds: how long of it it waited for the lock.
         held_seconds: how long of it the lock was held.
         removed: files that the newest version, the folder or the log has no more.
         added: files that it has instead.
@@ -39,6 +40,7 @@ class Done:
     version: int | None = None
     seconds: float = 0.0
     gave_way_seconds: float = 0.0
+    waited_seconds: float = 0.0
     held_seconds: float = 0.0
     removed: FileTotals = _NOTHING
     added: FileTotals = _NOTHING
@@ -46,6 +48,11 @@ class Done:
     kept_for_streams: int = 0
     problem: str | None = None
     failure: SluiceError | None = None
+
+    @property
+    def work_seconds(self) -> float:
+        """How long it worked, without any waiting."""
+        return max(0.0, self.seconds - self.gave_way_seconds - self.waited_seconds)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -55,6 +62,7 @@ class Done:
             "version": self.version,
             "seconds": round(self.seconds, 3),
             "gave_way_seconds": round(self.gave_way_seconds, 3),
+            "waited_seconds": round(self.waited_seconds, 3),
             "held_seconds": round(self.held_seconds, 3),
             "files_removed": self.removed.files,
             "bytes_removed": self.removed.size,
