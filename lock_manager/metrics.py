@@ -20,11 +20,13 @@ name                                  kind       labels beside ``table``
 from __future__ import annotations
 
 import copy
+import fcntl
 import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -200,14 +202,13 @@ class MetricsExporter:
         return stop
 
     def _keep_writing(self, file: Path) -> Callable[[], None]:
-        write_to_textfile = _prometheus().write_to_textfile
         continued = _ContinuedFile(file, self.registry)
-        write_to_textfile(str(file), continued)
+        continued.write()
         ended = threading.Event()
 
         def write_again() -> None:
             try:
-                write_to_textfile(str(file), continued)
+                continued.write()
             except OSError as error:
                 # Whatever the job does is worth more than that.
                 log.warning("the metrics were not written to %s: %s", file, error)
@@ -236,29 +237,55 @@ class _ContinuedFile:
 
     Each sample gets the label ``file``, as node_exporter names it: it drops a series that two files have.
 
+    Two runs of a job may overlap. So each time the file is read again, and gets what this process has counted since it
+    wrote it the last time.
+
     Args:
         file: to continue, if it is there. What cannot be parsed is left out, with a warning.
         registry: this process's.
-
-    Raises:
-        OSError: the file is there and cannot be read.
 
     """
 
     def __init__(self, file: Path, registry: CollectorRegistry) -> None:
         self._registry = registry
+        self._file = file
         self._labels = {_FILE_LABEL: os.path.abspath(file)}  # noqa: PTH100 (node_exporter leaves symbolic links, too)
-        self._before = _counters_of(file)
+        self._before: dict[str, Metric] = {}
+        self._counted: dict[str, Metric] = {}
+        self._written: dict[str, Metric] = {}
+
+    def write(self) -> None:
+        """Write the file.
+
+        Raises:
+            OSError: it cannot be read or written.
+
+        """
+        with _alone_at(self._file):
+            self._before = _counters_of(self._file)
+            self._counted = {metric.name: metric for metric in self._registry.collect()}
+            _prometheus().write_to_textfile(str(self._file), self)
+            self._written = self._counted
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics to write; what ``write_to_textfile`` asks of a registry."""
-        metrics = {metric.name: metric for metric in self._registry.collect()}
-        for name, metric in (self._before | metrics).items():
+        for name, metric in (self._before | self._counted).items():
             written = copy.copy(metric)
             before = self._before.get(name, metric)
-            samples = metric.samples if before is metric else _added(before, metric)
+            samples = metric.samples if before is metric else _added(before, metric, self._written.get(name))
             written.samples = [sample._replace(labels=sample.labels | self._labels) for sample in samples]
             yield written
+
+
+@contextmanager
+def _alone_at(file: Path) -> Iterator[None]:
+    """Keep other processes of this machine from writing a file, by a lock on its folder."""
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _counters_of(file: Path) -> dict[str, Metric]:
@@ -284,18 +311,20 @@ def _counters_of(file: Path) -> dict[str, Metric]:
     return found
 
 
-def _added(before: Metric, metric: Metric) -> list[Sample]:
-    """Return the samples of a metric, those of an earlier run added."""
+def _added(before: Metric, metric: Metric, written: Metric | None) -> list[Sample]:
+    """Return the samples of a metric: those of the file, and what this process has counted since it wrote it."""
     bounds, bounds_before = ({sample.labels.get("le") for sample in each.samples} for each in (metric, before))
     if before.type != metric.type or (metric.samples and bounds != bounds_before):
         return metric.samples
+    known = {_key(sample): sample.value for sample in (() if written is None else written.samples)}
     added = {_key(sample): sample for sample in before.samples}
     for sample in metric.samples:
         earlier = added.get(_key(sample))
         if earlier is None:
             added[_key(sample)] = sample
         elif not sample.name.endswith(_CREATED):
-            added[_key(sample)] = sample._replace(value=earlier.value + sample.value)
+            more = sample.value - known.get(_key(sample), 0.0)
+            added[_key(sample)] = sample._replace(value=earlier.value + more)
     return list(added.values())
 
 

@@ -21,6 +21,7 @@
     │   ├── WriteConflictError                     another writer was faster, and it is not to be done again
     │   ├── HeldTooLongError (TimeoutError)        not done in the time for which the lock may be held
     │   ├── StreamError                            a stream failed, but not in one of its batches
+    │   ├── MaintenanceError                       the store failed while a table was looked after
     │   └── CommitUnknownError                     it could not be found out whether the write was committed
     └── LockLostError                              (lock_manager.errors)
         └── UnprovenCommitError                    committed, but whether the lock still stood is not known
@@ -107,6 +108,14 @@ class StreamError(WriteFailedError):
         self.args = (f"the stream into {table} failed: {reason}; start it again, and it goes on where it was",)
 
 
+class MaintenanceError(WriteFailedError):
+    """The store failed while a table was looked after. What was committed before is in the table."""
+
+    def __init__(self, *, table: str, reason: str) -> None:
+        super().__init__(table=table, reason=reason)
+        self.args = (f"the maintenance of {table} failed: {reason}; the report has what was done before",)
+
+
 class WriteConflictError(WriteFailedError):
     """Another writer has changed what the write had read, and it is not to be done again; nothing written.
 
@@ -121,7 +130,18 @@ class WriteConflictError(WriteFailedError):
 
 
 class HeldTooLongError(WriteFailedError, TimeoutError):
-    """A write was not done in the time for which it may hold the lock, so it was cancelled; nothing written."""
+    """A write was not done in the time for which it may hold the lock, so it was cancelled; nothing written.
+
+    Attributes:
+        waited_seconds: how long it waited for the lock.
+        held_seconds: for how long it has held it by then.
+
+    """
+
+    def __init__(self, *, table: str, reason: str, waited_seconds: float, held_seconds: float) -> None:
+        super().__init__(table=table, reason=reason)
+        self.waited_seconds = waited_seconds
+        self.held_seconds = held_seconds
 
 
 class CommitUnknownError(WriteFailedError):

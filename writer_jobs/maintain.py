@@ -16,7 +16,7 @@ try:
     from lock_manager.deadline import Deadline
     from writer_jobs.job.exit_codes import exit_code_of, sentence_of
     from writer_jobs.job.maintain_arguments import PROGRAM, MaintainArguments, parse_arguments
-    from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
+    from writer_jobs.job.runner import Job, JobContext
     from writer_jobs.maintenance.care import Care
     from writer_jobs.maintenance.fleet import tables_of
     from writer_jobs.maintenance.gauges import HealthGauges
@@ -39,7 +39,10 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
     tables = tables_of(spark, arguments.tables, catalog=arguments.catalog, listed_in=arguments.listed_in)
     first: SluiceError | None = None
     with LockInspector(context.manager.settings) as inspector:
-        for table, found in most_valuable_first(spark, tables, arguments.wanted, budget_seconds=arguments.budget):
+        ordered = most_valuable_first(
+            spark, tables, arguments.wanted, budget_seconds=arguments.budget, zorder_by=arguments.zorder_by
+        )
+        for table, found in ordered:
             if not budget.remaining():
                 published.skipped(table, found)
                 continue
@@ -67,26 +70,25 @@ def _look_after(
     """Look after one table, publish what was done, also if it fails, and return the first thing that failed."""
     arguments, care = context.arguments, None
     try:
-        with failing_store_is_a_failed_write(table):
-            care = Care(
-                context.spark,
-                context.manager,
-                inspector,
-                table,
-                lock_timeout_seconds=arguments.lock_timeout,
-                deferred=context.stop.deferred,
-                say=published.done,
-                parallel=arguments.parallel,
-                partitions_per_commit=arguments.partitions_per_commit,
-                hold_at_most_seconds=arguments.hold_at_most,
-            )
-            report = care.run(
-                arguments.wanted,
-                budget_seconds=seconds,
-                zorder_by=arguments.zorder_by,
-                measured=published.measured,
-                found=found,
-            )
+        care = Care(
+            context.spark,
+            context.manager,
+            inspector,
+            table,
+            lock_timeout_seconds=arguments.lock_timeout,
+            deferred=context.stop.deferred,
+            say=published.done,
+            parallel=arguments.parallel,
+            partitions_per_commit=arguments.partitions_per_commit,
+            hold_at_most_seconds=arguments.hold_at_most,
+        )
+        report = care.run(
+            arguments.wanted,
+            budget_seconds=seconds,
+            zorder_by=arguments.zorder_by,
+            measured=published.measured,
+            found=found,
+        )
     except BaseException as error:
         published.failed(table, sentence_of(error), exit_code_of(error), None if care is None else care.report)
         raise

@@ -66,6 +66,8 @@ def test_all_jobs_at_once_leave_what_they_were_fed_and_do_not_without_the_lock(t
     assert ours["killed"] > 2
     assert ours["spared"] == {"pinned": 0, "read": 0, "orphans": 0}
     assert min(ours["vacuumed"], ours["kept_for_pins"], ours["kept_for_streams"]) > 0
+    # Writers change every partition all the time, and it is compacted all the same.
+    assert ours["compactions"] > 0
     # The control: rivals fail.
     assert stock["failed"] > 5
 

@@ -387,6 +387,42 @@ def test_a_partition_that_loses_every_race_is_rewritten_with_its_lock_in_the_end
     assert verify_table(str(table)).ok
 
 
+def test_what_is_committed_beside_what_ends_the_work_is_in_the_report(
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    table: Path,
+    put: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for place, files in (("a", 4), ("b", 3), ("c", 2)):
+        for key in range(files):
+            put([key], place)
+    rewrite = LockedDeltaWriter.optimize
+    both, failed = threading.Barrier(2), threading.Event()
+
+    def optimize(self: LockedDeltaWriter, *args: Any, **how: Any) -> Any:
+        place = how["lock"][0]["place"]
+        both.wait(60)
+        if place == "a":
+            failed.set()
+            raise LockCancelledError(resource=self.table)
+        failed.wait(60)
+        return rewrite(self, *args, **how)
+
+    monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
+    said: list[Done] = []
+    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, parallel=2, say=said.append)
+    with pytest.raises(LockCancelledError):
+        made.run([Action.COMPACT])
+    assert made.report is not None
+    assert [(each.partitions[0]["place"], each.problem) for each in made.report.done] == [("b", None)]
+    assert said == list(made.report.done)
+    # What was cancelled, and what was not begun.
+    assert made.report.left == 2
+    assert keys_of(spark, table) == [0, 0, 0, 1, 1, 1, 2, 2, 3]
+
+
 @pytest.mark.parametrize("rewrite", ["optimize", "purge"])
 def test_a_rewrite_that_holds_the_lock_for_too_long_is_cancelled(  # noqa: PLR0917 (fixtures)
     rewrite: str,
@@ -408,6 +444,7 @@ def test_a_rewrite_that_holds_the_lock_for_too_long_is_cancelled(  # noqa: PLR09
     with pytest.raises(HeldTooLongError, match=r"not done after 0\.001 s with the lock") as too_long:
         getattr(writer, rewrite)(hold="write", held_at_most_seconds=0.001)
     assert isinstance(too_long.value, TimeoutError)
+    assert too_long.value.held_seconds > 0
     assert writer.log.head().version == before
     assert inspector.table(TableResource.of(writer.table)).holders == ()
     assert getattr(writer, rewrite)(hold="write", held_at_most_seconds=300).version == before + 1

@@ -16,10 +16,13 @@ from pyspark.sql import SparkSession
 
 from lock_manager import LockCancelledError, LockTimeoutError, TableResource, ZookeeperLockManager, canonical_table_uri
 from lock_manager.zookeeper.inspector import LockInspector
+from sluice.audit.log_folder import s3_client
 from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
 from tests.support.maintained import codes, keys_of, made_all_old, made_old, stream_of
 from writer_jobs import LockedDeltaWriter, TableError, locked, pinned_rows, take_pin, vacuum
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.listings import listed_files
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.maintenance.folder import Keepers
@@ -149,6 +152,44 @@ def test_files_and_deletion_vectors_in_folders_with_random_names_are_the_table_s
     made_all_old(table)
     assert vacuum(spark, str(table), retain=timedelta(0), manager=writer.manager).files >= 1
     assert keys_of(spark, table) == [*range(5), *range(10, 13), *range(15, 20)]
+
+
+def test_only_what_delta_s_vacuum_would_look_at_is_listed(
+    spark: SparkSession, manager: ZookeeperLockManager, s3: Any, tmp_path: Path
+) -> None:
+    listed = {
+        "part-1.parquet",
+        "_p=1/part 2%20+.parquet",
+        "_p=1/q=x/part-3.parquet",
+        "metadata/a.parquet",
+        "_change_data/cdc-1.parquet",
+    }
+    hidden = {
+        ".part-1.parquet.crc",
+        ".x/a.parquet",
+        "_x/a.parquet",
+        # Another program's: it is no partition column.
+        "_x=1/a.parquet",
+        "_p=1/_x=1/a.parquet",
+        "_p/a.parquet",
+    }
+
+    def seen(table: str) -> set[str]:
+        found = listed_files(spark, DeltaTableLog(spark, table).snapshot()).collect()
+        return {row["path"] for row in found if not row["path"].endswith(".snappy.parquet")}
+
+    local = str(tmp_path / "a b%20c")
+    on_s3 = f"s3a://{s3.root}/listed a+b/"
+    for table in (local, on_s3):
+        LockedDeltaWriter(spark, manager, table).append(spark.sql("SELECT 1 AS _p, 2 AS q"), partition_by=["_p"])
+        files = HadoopFiles.of(spark)
+        for path in (*listed, *hidden):
+            files.write_text(f"{table.rstrip('/')}/{path}", "x")
+        # As other tools make it on a store that has no folders.
+        if table == on_s3:
+            bucket, _, prefix = s3.root.partition("/")
+            s3_client(s3.environment).put_object(Bucket=bucket, Key=f"{prefix}/listed a+b/_p=1/empty/")
+        assert seen(table) == listed
 
 
 def test_the_checkpoint_of_a_named_stream_stays_also_below_the_table(

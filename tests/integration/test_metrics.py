@@ -21,7 +21,7 @@ from lock_manager.commit_guard import CommitGuard
 from lock_manager.errors import MetricsError
 from lock_manager.events import Event, observe, tell
 from lock_manager.guarded_hold import GuardedHold
-from lock_manager.metrics import Destination, MetricsExporter
+from lock_manager.metrics import Destination, MetricsExporter, _ContinuedFile
 from lock_manager.zookeeper.znodes import table_node
 from tests.support.rivals import RivalManager
 
@@ -180,6 +180,22 @@ def test_a_run_that_fails_early_leaves_the_counters_that_it_does_not_know(tmp_pa
     with MetricsExporter(str(file)):
         pass
     assert (values(file.read_text(), "done_total"), values(file.read_text(), "left")) == ([6], [])
+
+
+def test_runs_that_overlap_add_up_and_no_counter_ever_falls(tmp_path: Path) -> None:
+    file = tmp_path / "hourly.prom"
+    with MetricsExporter(str(file)) as exporter:
+        Counter("done", "Things.", registry=exporter.registry).inc(1000)
+    seen: list[float] = []
+    exporters = [MetricsExporter(str(file)) for _ in range(2)]
+    counters = [Counter("done", "Things.", registry=exporter.registry) for exporter in exporters]
+    writers = [_ContinuedFile(file, exporter.registry) for exporter in exporters]
+    for _ in range(3):
+        for counter, writer in zip(counters, writers, strict=True):
+            counter.inc(2)
+            writer.write()
+            seen += values(file.read_text(), "done_total")
+    assert seen == [1002 + 2 * number for number in range(6)]
 
 
 def test_a_histogram_with_other_buckets_and_a_metric_of_another_kind_begin_anew(tmp_path: Path) -> None:

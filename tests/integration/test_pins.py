@@ -444,9 +444,13 @@ def test_to_look_at_a_table_on_s3_asks_for_listings_and_for_no_file(
 ) -> None:
     from writer_jobs.maintenance.measure import measure
 
+    store = spark._jvm.org.apache.hadoop.fs.Path(f"s3a://{s3.root}/").getFileSystem(
+        spark._jsparkSession.sessionState().newHadoopConf()
+    )
+
     def asked() -> dict[str, int]:
-        found = spark._jvm.org.apache.hadoop.fs.GlobalStorageStatistics.INSTANCE.get("S3AStorageStatistics")
-        return {name: int(found.getLong(name)) for name in ("object_metadata_request", "object_list_request")}
+        found = store.getIOStatistics().counters()
+        return {name: int(found.get(name)) for name in ("object_metadata_request", "object_list_request")}
 
     def requests_of(files: int) -> dict[str, int]:
         table = f"s3a://{s3.root}/looked-at-{files}"

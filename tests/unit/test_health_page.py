@@ -276,7 +276,7 @@ def in_browser(text: str, folder: Path, width: int) -> dict[str, Any]:
 def test_a_table_that_could_not_be_looked_at_is_on_the_page() -> None:
     made = page([report(health())], {"s3://lake/<b>gone</b>": "there is no Delta table & no log"})
     assert "<code>s3://lake/&lt;b&gt;gone&lt;/b&gt;</code>: there is no Delta table &amp; no log" in made
-    assert "Not looked at" not in page([report(health())])
+    assert "<h3>Failed</h3>" not in page([report(health())])
 
 
 def test_a_page_that_cannot_be_written_for_a_while_keeps_no_table_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +307,7 @@ def test_a_page_that_cannot_be_written_for_a_while_keeps_no_table_back(monkeypat
         published.ended()
     fails[0] = False
     published.ended()
-    assert "Not looked at" in written[-1]
+    assert "<h3>Failed</h3>" in written[-1]
     assert "s3://lake/flights" in written[-1]
     assert len(noted[-1]["tables"]) == 2
     # What is written is not written again.

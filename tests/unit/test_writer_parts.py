@@ -74,6 +74,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "Head",
         "HeldTooLongError",
         "LockedDeltaWriter",
+        "MaintenanceError",
         "MappingError",
         "Pin",
         "PinError",

@@ -156,7 +156,11 @@ class LockedWrite:
         self._hold = hold
         self._bound = bound
         self._passed_before = frozenset(bound.passed) if bound is not None else frozenset()
-        self._time = Deadline(math.inf if most_seconds is None else most_seconds)
+        # The time runs from when the lock was acquired.
+        held = max(0.0, time.time() - hold.acquired_at)
+        self._most_seconds = math.inf if most_seconds is None else most_seconds
+        self._time = Deadline(max(0.0, self._most_seconds - held))
+        self._was_cut_off = False
 
     def run(self, before: Snapshot, is_cancelled: Callable[[], bool]) -> CommitResult:
         """Write, look for the commit in the log, and make sure that the hold stood then.
@@ -209,7 +213,7 @@ class LockedWrite:
         """Write, again after a conflict with another writer, as long as this hold stands."""
         for attempt in range(1, _ATTEMPTS + 1):
             running = self._write.start(self._log.location, user_metadata(self._write))
-            running.wait(is_pointless=lambda: self._hold.lost is not None or not self._time.remaining())
+            running.wait(is_pointless=self._is_pointless)
             failure, interrupt = running.failure, running.interrupt
             if attempt == _ATTEMPTS or interrupt is not None or self._hold.lost is not None or not is_conflict(failure):
                 break
@@ -220,6 +224,11 @@ class LockedWrite:
                 # What it committed may be that another ensemble's lock counts from now on.
                 refuse_other_ensemble(self._hold, self._log.snapshot())
         return failure, interrupt
+
+    def _is_pointless(self) -> bool:
+        """Tell whether the running write is to be cancelled."""
+        self._was_cut_off = self._was_cut_off or not self._time.remaining()
+        return self._hold.lost is not None or self._was_cut_off
 
     def verify(self, before: int, failure: BaseException | None) -> Commit | None:
         """Look into the log for what the write did; None: Delta had this transaction already."""
@@ -262,10 +271,14 @@ class LockedWrite:
         )
 
     def _failed(self, failure: BaseException) -> WriteFailedError:
-        if self._time.remaining():
+        if not self._was_cut_off:
             return failed_write(self._table, self._log, self._write, failure)
-        reason = f"it was not done after {self._time.seconds:g} s with the lock"
-        return HeldTooLongError(table=self._table, reason=reason)
+        return HeldTooLongError(
+            table=self._table,
+            reason=f"it was not done after {self._most_seconds:g} s with the lock ({one_sentence(failure)})",
+            waited_seconds=self._hold.waited_seconds,
+            held_seconds=max(0.0, time.time() - self._hold.acquired_at),
+        )
 
     def _asked_for_no_commit(self) -> bool:
         return self._bound is not None and self._bound.passed.keys() <= self._passed_before

@@ -7,7 +7,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.session import session_with
-from writer_jobs.delta.table_log import LOG_FOLDER
+from writer_jobs.delta.table_log import LOG_FOLDER, Snapshot
 
 #: Of what changed, if that is kept: not of a version, but VACUUM removes it, too.
 CHANGE_DATA = "_change_data"
@@ -18,16 +18,22 @@ _SIDECARS = "_sidecars"
 _A_TASK_FOR_EACH_CORE = {"spark.sql.files.maxPartitionBytes": str(1 << 60)}
 
 
-def listed_files(spark: SparkSession, location: str) -> DataFrame:
+def listed_files(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
     """Return all files below a table's location that Delta's VACUUM would look at, as they are now.
 
     By what the store's listings say, without a request for any file.
+
+    Args:
+        spark: a session with the guarded log store.
+        snapshot: of the table.
 
     Returns:
         ``path`` below the location, not percent-encoded, ``length`` in bytes, ``modified_ms`` since the epoch.
 
     """
-    return _listed(spark, location, CHANGE_DATA)
+    state = snapshot.state
+    partitions = [f"{name}=" for name in (() if state is None else state.partition_folders)]
+    return _listed(spark, snapshot.location, [CHANGE_DATA, *partitions])
 
 
 def listed_log(spark: SparkSession, location: str) -> DataFrame:
@@ -37,7 +43,9 @@ def listed_log(spark: SparkSession, location: str) -> DataFrame:
         ``name`` without its folder, ``length`` in bytes, ``modified_ms`` since the epoch.
 
     """
-    found = _listed(spark, f"{location}/{LOG_FOLDER}", _SIDECARS)
+    found = _listed(spark, f"{location}/{LOG_FOLDER}", [_SIDECARS])
+    # What else somebody keeps in it is not of the log.
+    found = found.where(~F.col("path").contains("/") | F.col("path").startswith(f"{_SIDECARS}/"))
     return found.select(F.element_at(F.split("path", "/"), -1).alias("name"), "length", "modified_ms")
 
 
@@ -46,6 +54,6 @@ def session_for_many_files(spark: SparkSession) -> SparkSession:
     return session_with(spark, _A_TASK_FOR_EACH_CORE)
 
 
-def _listed(spark: SparkSession, folder: str, shown: str) -> DataFrame:
+def _listed(spark: SparkSession, folder: str, shown: list[str]) -> DataFrame:
     found = log_store(spark, "FileListing").of(spark._jsparkSession, folder, shown)  # noqa: SLF001
     return DataFrame(found, spark)

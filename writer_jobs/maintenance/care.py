@@ -27,11 +27,19 @@ from writer_jobs.delta.checkpoints import LAST_CHECKPOINT
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.listings import listed_log
 from writer_jobs.delta.session import session_with
-from writer_jobs.errors import GuardMissingError, HeldTooLongError, TableError, WriteConflictError, WriteFailedError
+from writer_jobs.errors import (
+    GuardMissingError,
+    HeldTooLongError,
+    MaintenanceError,
+    StorageError,
+    TableError,
+    WriteConflictError,
+    WriteFailedError,
+)
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.folder import Keepers, log_retention_seconds
 from writer_jobs.maintenance.health import FileTotals
-from writer_jobs.maintenance.measure import Measured, measure, refuse_no_columns
+from writer_jobs.maintenance.measure import Measured, measure, ordered_by
 from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT, Unit, plan
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
@@ -130,30 +138,41 @@ class Care:
 
         Raises:
             LockTimeoutError: another maintainer is at it.
+            MaintenanceError: the store failed.
             SluiceError: the table cannot be measured, or no lock at all be had; commits are not guarded; or the turn
                 was lost to another maintainer.
 
         """
         deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
         if actions is not None and not actions:
-            found = found or measure(self._spark, self._writer.location)
+            found = found or self._measured()
             report = self._reported(self._report(found))
             measured(report)
             return report
         with turn_of(self._manager, self._writer.table, self._timeout) as turn:
-            if found is None or found.health.version != self._writer.log.head().version:
-                found = measure(self._spark, self._writer.location)
+            if found is None or not self._is_of_now(found):
+                found = self._measured()
             if zorder_by:
-                found = self._ordered_by(found, zorder_by)
+                found = ordered_by(found, zorder_by)
             report = self._reported(self._report(found))
             measured(report)
             planned = plan(found.health, found.policy, actions, partitions_per_commit=self._partitions_per_commit)
             report = self._work_off(self._lockable(planned), found, deadline, turn, report)
         if not report.done:
             return report
-        after = measure(self._spark, self._writer.location)
+        after = self._measured()
         findings_after = tuple(find(after.health, found.policy))
         return self._reported(replace(report, after=after.health, findings_after=findings_after))
+
+    def _measured(self) -> Measured:
+        try:
+            return measure(self._spark, self._writer.location)
+        except StorageError as error:
+            raise MaintenanceError(table=self._writer.table, reason=str(error)) from error
+
+    def _is_of_now(self, found: Measured) -> bool:
+        snapshot = self._writer.log.snapshot()
+        return (found.health.table_id, found.health.version) == (snapshot.table_id, snapshot.version)
 
     def _reported(self, report: CareReport) -> CareReport:
         self.report = report
@@ -164,21 +183,35 @@ class Care:
     ) -> CareReport:
         """Do what waits, in that order, partitions beside each other, and note it in the report."""
         running: dict[Future[Done], Unit] = {}
+        ends_it: BaseException | None = None
         self._ended.clear()
         # The pool is within: its end is waited for before a signal is raised.
         with self._deferred(self._stop), ExitStack() as stack:
             stack.callback(self._ended.set)
             pool = stack.enter_context(ThreadPoolExecutor(self._parallel, "sluice-maintenance"))
             while True:
-                while self._may_begin(waiting, running.values(), deadline):
-                    turn.check()
+                while ends_it is None and self._may_begin(waiting, running.values(), deadline):
+                    try:
+                        turn.check()
+                    except SluiceError as error:
+                        ends_it = error
+                        break
                     unit = waiting.pop(0)
                     running[pool.submit(self._do, unit, found, deadline)] = unit
                 report = self._reported(replace(report, left=len(waiting) + len(running)))
                 if not running:
+                    if ends_it is not None:
+                        raise ends_it
                     return report
                 for ended in wait(running, return_when=FIRST_COMPLETED).done:
-                    unit, made = running.pop(ended), ended.result()
+                    unit = running.pop(ended)
+                    try:
+                        made = ended.result()
+                    except SluiceError as error:
+                        # What the others commit meanwhile is noted before it is raised.
+                        waiting.insert(0, unit)
+                        ends_it = ends_it or error
+                        continue
                     if made.problem is not None and made.failure is None and unit.tries + 1 < TRIES:
                         # Behind the others: whoever changes it now may be done by then.
                         waiting += unit.again(made.work_seconds)
@@ -230,18 +263,6 @@ class Care:
             return sorted(whole, key=lambda unit: -unit.worth)
         return units
 
-    def _ordered_by(self, found: Measured, columns: tuple[str, ...]) -> Measured:
-        state = self._writer.log.state()
-        if state is not None:
-            refuse_no_columns(columns, state, self._writer.table)
-        if found.health.clustering_columns:
-            clustered_by = ", ".join(found.health.clustering_columns)
-            raise TableError(f"{self._writer.table} is clustered by {clustered_by}, and takes no Z-order: --cluster it")
-        policy = replace(found.policy, zorder_by=columns)
-        # Nothing says when that was done the last time.
-        parts = tuple(replace(part, unordered=part.total) for part in found.health.partitions)
-        return Measured(replace(found.health, zorder_by=columns, partitions=parts), policy)
-
     def _do(self, unit: Unit, found: Measured, deadline: float | None) -> Done:
         begun = time.monotonic()
         made = Done(action=unit.action, partitions=unit.partitions)
@@ -258,7 +279,9 @@ class Care:
         except WriteConflictError as error:
             made = replace(made, problem=str(error), waited_seconds=error.waited_seconds)
         except HeldTooLongError as error:
-            made = replace(made, problem=str(error))
+            made = replace(
+                made, problem=str(error), waited_seconds=error.waited_seconds, held_seconds=error.held_seconds
+            )
         except _ENDS_IT:
             raise
         except SluiceError as error:

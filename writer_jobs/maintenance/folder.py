@@ -78,7 +78,7 @@ class Keepers:
 
     Attributes:
         pins: those that have not expired.
-        streams: those that read the table, as far as they have begun.
+        streams: those that have begun to read the table.
         checkpoints: folders of the checkpoints of all that are named.
 
     """
@@ -217,7 +217,7 @@ def _own_files(spark: SparkSession, snapshot: Snapshot, live: VersionFiles) -> D
     Delta's VACUUM takes these for its own. A folder with files of the newest version is the table's, and so is one that
     is named like a partition; of every other one is asked whether it has a log.
     """
-    listed = listed_files(spark, snapshot.location)
+    listed = listed_files(spark, snapshot)
     state = snapshot.state
     own_names = [f"{name}=" for name in (() if state is None else state.partition_folders)] + [CHANGE_DATA]
     of_own_names = f"^(({'|'.join(map(re.escape, own_names))})[^/]*(/|$))*$"

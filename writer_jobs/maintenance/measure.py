@@ -65,11 +65,13 @@ class Measured:
     Attributes:
         health: its figures.
         policy: how it wants to be looked after.
+        state: its columns.
 
     """
 
     health: TableHealth
     policy: Policy
+    state: TableState
 
 
 def measure(spark: SparkSession, table: str) -> Measured:
@@ -128,7 +130,7 @@ def _measured(spark: SparkSession, log: DeltaTableLog) -> Measured:
         commits_per_day=commits,
         pins=tuple(pin.name for pin in keepers.pins),
     )
-    return Measured(health, policy)
+    return Measured(health, policy, state)
 
 
 def _keepers(spark: SparkSession, snapshot: Snapshot, policy: Policy) -> tuple[Keepers, float, str | None]:
@@ -138,6 +140,27 @@ def _keepers(spark: SparkSession, snapshot: Snapshot, policy: Policy) -> tuple[K
         return keepers, log_retention_seconds(spark, snapshot, keepers), None
     except (PinError, TableError, StorageError) as error:
         return Keepers(), math.inf, str(error)
+
+
+def ordered_by(found: Measured, columns: tuple[str, ...]) -> Measured:
+    """Return a table as if its policy were to put its rows in Z-order by these columns, and none were yet.
+
+    Raises:
+        TableError: it has no such columns, or is clustered.
+
+    """
+    health = found.health
+    if health.clustering_columns:
+        clustered_by = ", ".join(health.clustering_columns)
+        raise TableError(f"{health.table} is clustered by {clustered_by}, and takes no Z-order: --cluster it")
+    refuse_no_columns(columns, found.state, health.table)
+    # Nothing says when that was done the last time.
+    parts = tuple(replace(part, unordered=part.total) for part in health.partitions)
+    return replace(
+        found,
+        health=replace(health, zorder_by=columns, partitions=parts),
+        policy=replace(found.policy, zorder_by=columns),
+    )
 
 
 def refuse_no_columns(columns: Sequence[str], state: TableState, table: str) -> None:

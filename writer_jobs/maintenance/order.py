@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pyspark.sql import SparkSession
 
 from lock_manager import SluiceError
-from writer_jobs.maintenance.measure import Measured, measure
+from writer_jobs.maintenance.measure import Measured, measure, ordered_by
 from writer_jobs.maintenance.plan import plan
 from writer_jobs.maintenance.policy import Action
 
@@ -18,7 +18,12 @@ _LOOKING = 0.5
 
 
 def most_valuable_first(
-    spark: SparkSession, tables: Sequence[str], actions: Collection[Action] | None, *, budget_seconds: float | None
+    spark: SparkSession,
+    tables: Sequence[str],
+    actions: Collection[Action] | None,
+    *,
+    budget_seconds: float | None,
+    zorder_by: tuple[str, ...] = (),
 ) -> list[tuple[str, Measured | None]]:
     """Return tables in the order in which they are looked after, with what is known of each.
 
@@ -30,6 +35,7 @@ def most_valuable_first(
         tables: locations or names.
         actions: what is to be done; None: what the findings say.
         budget_seconds: for all tables; None: as long as it takes, so that their order does not matter.
+        zorder_by: columns, instead of those of each table's policy.
 
     """
     if budget_seconds is None or len(tables) == 1:
@@ -41,10 +47,11 @@ def most_valuable_first(
             break
         try:
             found = measure(spark, table)
+            wanted = ordered_by(found, zorder_by) if zorder_by else found
         except SluiceError:
             # Whoever looks after it says what is wrong.
             continue
-        known.append((sum(unit.worth for unit in plan(found.health, found.policy, actions)), table, found))
+        known.append((sum(unit.worth for unit in plan(wanted.health, wanted.policy, actions)), table, found))
     known.sort(key=lambda each: -each[0])
     looked_at = {table for _, table, _ in known}
     return [

@@ -91,7 +91,7 @@ def _overview(reports: Sequence[CareReport]) -> str:
 
 def _failed(failed: Mapping[str, str]) -> str:
     items = (f"<li><code>{_text(table)}</code>: {_text(why)}</li>" for table, why in failed.items())
-    return f'<h3>Not looked at</h3><ul class="findings failed">{"".join(items)}</ul>' if failed else ""
+    return f'<h3>Failed</h3><ul class="findings failed">{"".join(items)}</ul>' if failed else ""
 
 
 def _section(number: int, report: CareReport) -> str:

@@ -112,7 +112,7 @@ class Published:
             report = CareReport(before=found.health, findings=tuple(find(found.health, found.policy)))
             self.measured(report)
             self._reports.append(report)
-            self._tables[-1] |= report.to_json()
+            self._tables[-1] |= {name: report.to_json()[name] for name in ("before", "findings")}
         self._output.said("skipped", table=table, reason=_BUDGET_OVER)
         self._try_to_write()
 

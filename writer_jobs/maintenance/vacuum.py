@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,7 +18,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.listings import listed_files
 from writer_jobs.delta.session import session_with
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.delta.table_log import DeltaTableLog, locate_table
+from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, locate_table
 from writer_jobs.errors import StorageError, TableError, WriteFailedError
 from writer_jobs.maintenance.folder import FileState, Keeper, Keepers, folder_files
 from writer_jobs.maintenance.health import FileTotals
@@ -137,7 +137,7 @@ def vacuum(
         unkept = {state: number for (state, kept_by), number in totals.items() if kept_by is None}
         chosen = sum(unkept.values(), FileTotals())
         if chosen.files and not dry_run:
-            _remove(spark, log.location, found.where("kept_by IS NULL"))
+            _remove(spark, snapshot, found.where("kept_by IS NULL"))
     orphans = unkept.get(FileState.ORPHAN, FileTotals())
     return VacuumResult(
         table=canonical_table_uri(log.location),
@@ -163,7 +163,9 @@ def _scala_prints_nothing(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     finally:
-        console.setOutDirect(before)
+        # What failed may be the JVM.
+        with suppress(*JVM_ERRORS):
+            console.setOutDirect(before)
 
 
 def _totals(files: DataFrame) -> dict[tuple[FileState, Keeper | None], FileTotals]:
@@ -178,8 +180,9 @@ def _kept(totals: dict[tuple[FileState, Keeper | None], FileTotals], keeper: Kee
     return sum(each.files for (_, kept_by), each in totals.items() if kept_by is keeper)
 
 
-def _remove(spark: SparkSession, location: str, files: DataFrame) -> None:
-    session, table = session_with(spark, _SETTINGS), canonical_table_uri(location)
+def _remove(spark: SparkSession, snapshot: Snapshot, files: DataFrame) -> None:
+    session, location = session_with(spark, _SETTINGS), snapshot.location
+    table = canonical_table_uri(location)
     inventory = session.createDataFrame([], _INVENTORY).union(
         files.select(
             # As Delta puts a table's location before it, with two slashes for one that is a bucket's root.
@@ -194,7 +197,7 @@ def _remove(spark: SparkSession, location: str, files: DataFrame) -> None:
         with _scala_prints_nothing(spark):
             session.sql(f"VACUUM delta.{quoted(location)} USING INVENTORY (TABLE {_VIEW}) RETAIN 0 HOURS")
         # Delta passes over a file that the store does not let it remove.
-        left = listed_files(spark, location).join(files.select("path"), "path", "left_semi").limit(_SHOWN).collect()
+        left = listed_files(spark, snapshot).join(files.select("path"), "path", "left_semi").limit(_SHOWN).collect()
     except (*JVM_ERRORS, PySparkException) as error:
         raise WriteFailedError(table=table, reason=one_sentence(error)) from error
     if left:

@@ -208,9 +208,15 @@ def refuse_missing_files(spark: SparkSession, pin: Pin, pinned: PinnedTable) -> 
         StorageError: they cannot be listed.
 
     """
-    kept = VersionFiles(spark, pinned_version(DeltaTableLog(spark, pinned.location), pin, pinned)).paths()
+    version = pinned_version(DeltaTableLog(spark, pinned.location), pin, pinned)
     try:
-        missing = kept.join(listed_files(spark, pinned.location), "path", "left_anti").limit(_SHOWN).collect()
+        missing = (
+            VersionFiles(spark, version)
+            .paths()
+            .join(listed_files(spark, version), "path", "left_anti")
+            .limit(_SHOWN)
+            .collect()
+        )
     except (*JVM_ERRORS, PySparkException) as error:
         raise StorageError(f"the files of {pinned.location} cannot be listed: {one_sentence(error)}") from error
     if missing:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.soak.mixed.jobs import Places, our_job, stock_job
+from sluice.soak.mixed.jobs import MAINTAIN, Places, our_job, stock_job
 from sluice.soak.mixed.run import Command, MixedRun, Outcome
 from sluice.soak.progress_line import progress_line
 
@@ -99,7 +99,10 @@ def is_good(outcome: Outcome) -> bool:
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Return what became of a run as JSON values."""
-    vacuums = [line for job in outcome.jobs for line in job.done if line["action"] == "vacuum"]
+    cared = [line for job in outcome.jobs if job.name == MAINTAIN for line in (*job.commits, *job.done)]
+    vacuums = [line for line in cared if line.get("action") == "vacuum"]
+    compactions = [line for line in cared if line.get("action") == "compact"]
+    compacted = [line for line in compactions if line["version"] is not None]
     ages = sorted(age for _, age in outcome.lag)
     return {
         "rows": outcome.rows,
@@ -107,6 +110,10 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "surplus": outcome.surplus,
         "all_applied": outcome.drained,
         "versions": outcome.versions,
+        "compactions": len(compacted),
+        "compactions_given_up": sum(line["problem"] is not None for line in compactions),
+        "compacted_files": sum(line["files_removed"] - line["files_added"] for line in compacted),
+        "compaction_held_max_s": max((line["held_seconds"] for line in compacted), default=None),
         "vacuumed": sum(line["files_removed"] for line in vacuums),
         "kept_for_pins": max((line["kept_for_pins"] for line in vacuums), default=0),
         "kept_for_streams": max((line["kept_for_streams"] for line in vacuums), default=0),
@@ -157,6 +164,10 @@ def _print(found: dict[str, dict[str, Any]], console: Console) -> None:
         "surplus in the end": "surplus",
         "everything applied in time": "all_applied",
         "versions": "versions",
+        "compactions of a partition": "compactions",
+        "that were given up": "compactions_given_up",
+        "files fewer by them": "compacted_files",
+        "held the lock at most, s": "compaction_held_max_s",
         "files that VACUUM removed": "vacuumed",
         "that it kept for the pin, at most": "kept_for_pins",
         "for the slow reader, at most": "kept_for_streams",

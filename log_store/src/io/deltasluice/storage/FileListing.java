@@ -4,6 +4,7 @@ import java.io.FileNotFoundException;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Set;
 import java.util.concurrent.Callable;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.ExecutorService;
@@ -14,6 +15,7 @@ import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.LocatedFileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.RemoteIterator;
+import org.apache.spark.api.java.JavaSparkContext;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.Row;
 import org.apache.spark.sql.RowFactory;
@@ -35,28 +37,31 @@ public final class FileListing {
           .add("modified_ms", DataTypes.LongType, false);
   private static final int THREADS = 16;
 
+  /** So many files are sent to executors with one task: a task has a largest size. */
+  private static final int FILES_OF_A_TASK = 50_000;
+
   private final FileSystem files;
   private final String base;
-  private final String shown;
+  private final Set<String> shown;
   private final List<Row> rows = new ArrayList<>();
 
-  private FileListing(FileSystem files, Path folder, String shown) {
+  private FileListing(FileSystem files, Path folder, List<String> shown) {
     String path = files.makeQualified(folder).toUri().getPath();
     this.files = files;
     this.base = path.endsWith("/") ? path : path + "/";
-    this.shown = shown;
+    this.shown = Set.copyOf(shown);
   }
 
   /**
-   * Lists a folder and all below it, but for what Spark and Delta pass over: names that begin with a dot, or with an
-   * underscore, unless it is a partition's.
+   * Lists a folder and all below it, but for what Delta's VACUUM passes over: names that begin with a dot or an
+   * underscore.
    *
-   * @param shown a folder that is listed all the same
+   * @param shown names that are listed all the same; with an equals sign at its end, one stands for all that begin so
    * @return {@code path} below the folder, not percent-encoded, {@code length} in bytes, {@code modified_ms} since the
    *     epoch
    * @throws IOException if the folder is not there, or cannot be listed
    */
-  public static Dataset<Row> of(SparkSession spark, String folder, String shown) throws IOException {
+  public static Dataset<Row> of(SparkSession spark, String folder, List<String> shown) throws IOException {
     Path path = new Path(folder);
     FileSystem files = path.getFileSystem(spark.sessionState().newHadoopConf());
     FileListing listing = new FileListing(files, path, shown);
@@ -65,7 +70,9 @@ public final class FileListing {
     } else {
       listing.walk(path);
     }
-    return spark.createDataFrame(listing.rows, SCHEMA);
+    int tasks = listing.rows.size() / FILES_OF_A_TASK + 1;
+    JavaSparkContext context = JavaSparkContext.fromSparkContext(spark.sparkContext());
+    return spark.createDataFrame(context.parallelize(listing.rows, tasks), SCHEMA);
   }
 
   /** A store without folders lists all that begins with a name at once. */
@@ -134,6 +141,7 @@ public final class FileListing {
   }
 
   private boolean isHidden(String name) {
-    return name.startsWith(".") || (name.startsWith("_") && !name.contains("=") && !name.equals(shown));
+    boolean isShown = shown.contains(name) || shown.contains(name.substring(0, name.indexOf('=') + 1));
+    return (name.startsWith(".") || name.startsWith("_")) && !isShown;
   }
 }
