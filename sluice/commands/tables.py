@@ -215,10 +215,10 @@ def health(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
 ) -> None:
-    """Tell how healthy tables are: small files, deleted rows, orphans, log.
+    """Show how healthy tables are: small files, deleted rows, orphans, log.
 
     Measures with a small Spark of its own, takes no lock and changes nothing.
-    What is found has a code each, and names the action that mends it;
+    Each finding has a code, and names the action that mends it;
     maintain.py does it, and measures a whole fleet on a cluster.
 
     [bold]sluice health s3a://lake/flights[/]
