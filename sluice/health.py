@@ -40,8 +40,7 @@ def examine(tables: list[str], conf: Mapping[str, str]) -> list[CareReport]:
         SluiceError: no table, one that cannot be read, no jars.
 
     """
-    from writer_jobs.maintenance.findings import find  # noqa: PLC0415 (needs PySpark)
-    from writer_jobs.maintenance.measure import measure  # noqa: PLC0415
+    from writer_jobs.maintenance.measure import measure  # noqa: PLC0415 (needs PySpark)
     from writer_jobs.maintenance.result import CareReport  # noqa: PLC0415
 
     reports = []
@@ -50,7 +49,7 @@ def examine(tables: list[str], conf: Mapping[str, str]) -> list[CareReport]:
         warnings.simplefilter("ignore")
         for table in tables:
             found = measure(spark, table)
-            reports.append(CareReport(before=found.health, findings=tuple(find(found.health, found.policy))))
+            reports.append(CareReport.found(found.health, found.policy))
     return reports
 
 

@@ -9,8 +9,8 @@ from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.session import session_with
 from writer_jobs.delta.table_log import LOG_FOLDER, Snapshot
 
-#: Of what changed, if that is kept: not of a version, but VACUUM removes it, too.
-CHANGE_DATA = "_change_data"
+# Of what changed, if that is kept: not of a version, but VACUUM removes it, too.
+_CHANGE_DATA = "_change_data"
 # Parts of checkpoints.
 _SIDECARS = "_sidecars"
 # Spark plans tasks by what files have in them, 4 MiB at least: 10,000 version files are 312 tasks. Here each core gets
@@ -31,9 +31,13 @@ def listed_files(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
         ``path`` below the location, not percent-encoded, ``length`` in bytes, ``modified_ms`` since the epoch.
 
     """
+    return _listed(spark, snapshot.location, own_folders(snapshot))
+
+
+def own_folders(snapshot: Snapshot) -> list[str]:
+    """Return how names of a table's own folders begin: its partitions', up to the equals sign, and change data's."""
     state = snapshot.state
-    partitions = [f"{name}=" for name in (() if state is None else state.partition_folders)]
-    return _listed(spark, snapshot.location, [CHANGE_DATA, *partitions])
+    return [_CHANGE_DATA, *(f"{name}=" for name in (() if state is None else state.partition_folders))]
 
 
 def listed_log(spark: SparkSession, location: str) -> DataFrame:

@@ -85,11 +85,17 @@ def refuse_half_a_topic(kafka: str | None, topic: str | None) -> None:
         raise ArgumentsError("--kafka and --topic belong together: give both, or none")
 
 
-def add_partition_by(parser: JobParser) -> None:
-    """Add how a new table is partitioned."""
+def add_partition_by(parser: JobParser, more: str = "") -> None:
+    """Add how a new table is partitioned.
+
+    Args:
+        parser: of the job.
+        more: what the job's help says of it beside.
+
+    """
     parser.add_argument(
         "--partition-by", default=(), type=names, metavar="COLS",
-        help="partition columns of a new table, separated by commas; an existing table's own, or nothing",
+        help="partition columns of a new table, separated by commas; an existing table's own, or nothing" + more,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from uuid import uuid4
 
 from pyspark.errors import PySparkException
@@ -146,7 +147,7 @@ class Care:
         deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
         if actions is not None and not actions:
             found = found or self._measured()
-            report = self._reported(self._report(found))
+            report = self._reported(CareReport.found(found.health, found.policy))
             measured(report)
             return report
         with turn_of(self._manager, self._writer.table, self._timeout) as turn:
@@ -154,7 +155,7 @@ class Care:
                 found = self._measured()
             if zorder_by:
                 found = ordered_by(found, zorder_by)
-            report = self._reported(self._report(found))
+            report = self._reported(CareReport.found(found.health, found.policy))
             measured(report)
             planned = plan(found.health, found.policy, actions, partitions_per_commit=self._partitions_per_commit)
             report = self._work_off(self._lockable(planned), found, deadline, turn, report)
@@ -245,9 +246,6 @@ class Care:
     def _checkpoint_lock(self) -> str:
         return f"{self._writer.table}/{LAST_CHECKPOINT}"
 
-    def _report(self, found: Measured) -> CareReport:
-        return CareReport(before=found.health, findings=tuple(find(found.health, found.policy)))
-
     def _lockable(self, units: list[Unit]) -> list[Unit]:
         """Return what is to be done to the whole table instead, if its partitions cannot be locked one by one."""
         if not any(unit.partitions for unit in units):
@@ -311,18 +309,9 @@ class Care:
             "partitions": self._physical(unit.partitions),
         }
         lock: Lock = unit.partitions or "table"
-        if unit.action is Action.PURGE:
-            return self._writer.purge(
-                target_size=policy.target_file_size,
-                again=False,
-                lock=lock,
-                hold="write" if held else "commit",
-                held_at_most_seconds=self._hold_at_most if held else None,
-                lock_timeout_seconds=self._timeout,
-                metadata={MAINTENANCE: note},
-            )
-        return self._writer.optimize(
-            zorder_by=columns,
+        purges = unit.action is Action.PURGE
+        rewrite = self._writer.purge if purges else partial(self._writer.optimize, zorder_by=columns)
+        return rewrite(
             target_size=policy.target_file_size,
             again=False,
             lock=lock,

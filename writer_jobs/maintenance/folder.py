@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from lock_manager.errors import PinError
 from lock_manager.pins import Pin
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
-from writer_jobs.delta.listings import CHANGE_DATA, listed_files
+from writer_jobs.delta.listings import listed_files, own_folders
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.source_streams import SourceStream, source_streams
 from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog, Snapshot
@@ -218,8 +218,7 @@ def _own_files(spark: SparkSession, snapshot: Snapshot, live: VersionFiles) -> D
     is named like a partition; of every other one is asked whether it has a log.
     """
     listed = listed_files(spark, snapshot)
-    state = snapshot.state
-    own_names = [f"{name}=" for name in (() if state is None else state.partition_folders)] + [CHANGE_DATA]
+    own_names = own_folders(snapshot)
     of_own_names = f"^(({'|'.join(map(re.escape, own_names))})[^/]*(/|$))*$"
     folder = F.regexp_extract("path", "^(.*)/[^/]*$", 1).alias("folder")
     others = listed.select(folder).distinct().where(~F.col("folder").rlike(of_own_names))

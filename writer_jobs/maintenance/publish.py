@@ -11,7 +11,6 @@ from pyspark.sql import SparkSession
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import StorageError
 from writer_jobs.job.output import JobOutput
-from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.gauges import HealthGauges
 from writer_jobs.maintenance.measure import Measured
 from writer_jobs.maintenance.page import page
@@ -109,10 +108,11 @@ class Published:
         """Note a table for which there was no time, and how it was found, if that is known."""
         self._tables.append({"table": table, "skipped": _BUDGET_OVER})
         if found is not None:
-            report = CareReport(before=found.health, findings=tuple(find(found.health, found.policy)))
+            report = CareReport.found(found.health, found.policy)
             self.measured(report)
             self._reports.append(report)
-            self._tables[-1] |= {name: report.to_json()[name] for name in ("before", "findings")}
+            said = report.to_json()
+            self._tables[-1] |= {name: said[name] for name in ("before", "findings")}
         self._output.said("skipped", table=table, reason=_BUDGET_OVER)
         self._try_to_write()
 

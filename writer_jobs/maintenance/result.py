@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager import SluiceError
-from writer_jobs.maintenance.findings import Finding
+from writer_jobs.maintenance.findings import Finding, find
 from writer_jobs.maintenance.health import FileTotals, TableHealth
-from writer_jobs.maintenance.policy import Action
+from writer_jobs.maintenance.policy import Action, Policy
 
 _NOTHING = FileTotals()
 
@@ -94,6 +94,17 @@ class CareReport:
     left: int = 0
     after: TableHealth | None = None
     findings_after: tuple[Finding, ...] = ()
+
+    @classmethod
+    def found(cls, health: TableHealth, policy: Policy) -> CareReport:
+        """Make that of a table to which nothing was done yet.
+
+        Args:
+            health: of the table.
+            policy: of the table.
+
+        """
+        return cls(before=health, findings=tuple(find(health, policy)))
 
     @property
     def saved(self) -> FileTotals:
