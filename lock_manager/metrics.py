@@ -25,11 +25,11 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from lock_manager.errors import MetricsError, SettingsError
@@ -250,8 +250,7 @@ class _ContinuedFile:
         self._registry = registry
         self._file = file
         self._labels = {_FILE_LABEL: os.path.abspath(file)}  # noqa: PTH100 (node_exporter leaves symbolic links, too)
-        self._before: dict[str, Metric] = {}
-        self._counted: dict[str, Metric] = {}
+        # What this process had counted when it wrote the file the last time, by name.
         self._written: dict[str, Metric] = {}
 
     def write(self) -> None:
@@ -262,19 +261,21 @@ class _ContinuedFile:
 
         """
         with _alone_at(self._file):
-            self._before = _counters_of(self._file)
-            self._counted = {metric.name: metric for metric in self._registry.collect()}
-            _prometheus().write_to_textfile(str(self._file), self)
-            self._written = self._counted
+            before = _counters_of(self._file)
+            counted = {metric.name: metric for metric in self._registry.collect()}
+            continued = list(self._continued(before, counted))
+            # All that it asks of a registry.
+            _prometheus().write_to_textfile(str(self._file), SimpleNamespace(collect=lambda: continued))
+            self._written = counted
 
-    def collect(self) -> Iterator[Metric]:
-        """Yield the metrics to write; what ``write_to_textfile`` asks of a registry."""
-        for name, metric in (self._before | self._counted).items():
-            written = copy.copy(metric)
-            before = self._before.get(name, metric)
-            samples = metric.samples if before is metric else _added(before, metric, self._written.get(name))
-            written.samples = [sample._replace(labels=sample.labels | self._labels) for sample in samples]
-            yield written
+    def _continued(self, before: Mapping[str, Metric], counted: Mapping[str, Metric]) -> Iterator[Metric]:
+        for name, metric in {**before, **counted}.items():
+            # One that only the file has, or only this process, stays as it is.
+            both = name in before and name in counted
+            samples = _added(before[name], metric, self._written.get(name)) if both else metric.samples
+            continued = copy.copy(metric)
+            continued.samples = [sample._replace(labels=sample.labels | self._labels) for sample in samples]
+            yield continued
 
 
 @contextmanager

@@ -110,7 +110,7 @@ def _figures(health: TableHealth) -> Table:
         ("of no version, and old (orphans)", said(folder.orphans)),
         ("log", f"{log.versions:,} versions from {log.first_version:,}; {said(log.total)}"),
         ("newest checkpoint", f"{checkpoint}; {log.since_checkpoint:,} versions since"),
-        ("growth, each day", "not known" if health.growth_per_day is None else _signed(health.growth_per_day)),
+        ("growth, each day", "not known" if health.growth_per_day is None else size_text(health.growth_per_day)),
         ("versions each day", "not known" if health.commits_per_day is None else f"{health.commits_per_day:,.1f}"),
     ]
     table = Table(
@@ -121,13 +121,6 @@ def _figures(health: TableHealth) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _signed(size: float) -> str:
-    from writer_jobs.maintenance.findings import size_text  # noqa: PLC0415
-
-    sign = "-" if size < 0 else "+" if size > 0 else ""
-    return f"{sign}{size_text(abs(size))}"
 
 
 def _histogram(health: TableHealth) -> Table:

@@ -111,7 +111,7 @@ def test_growth_has_a_sign(sick: Path) -> None:
         print_report(replace(report, before=replace(report.before, growth_per_day=per_day)), said)
         return figures_in(said.file.getvalue())["growth, each day"]  # type: ignore[attr-defined]
 
-    assert [growth(size) for size in (2048.0, -2048.0, 0.0, None)] == ["+2.0 KiB", "-2.0 KiB", "0 B", "not known"]
+    assert [growth(size) for size in (2048.0, -2048.0, 0.0, None)] == ["2.0 KiB", "-2.0 KiB", "0 B", "not known"]
 
 
 def test_what_is_no_table_and_a_page_that_cannot_be_written_are_one_sentence(

@@ -13,9 +13,9 @@ from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import NAME_WITH_SCHEME, JobArguments, JobParser, names, text
 from writer_jobs.job.exit_codes import HELP
 from writer_jobs.job.stream_arguments import positive
-from writer_jobs.maintenance.care import HOLD_AT_MOST_SECONDS
 from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT
 from writer_jobs.maintenance.policy import Action
+from writer_jobs.maintenance.worker import HOLD_AT_MOST_SECONDS
 
 #: Name of the job in its help and its messages.
 PROGRAM = "maintain.py"
@@ -37,18 +37,6 @@ examples:
   spark-submit $(sluice submit-args) writer_jobs/maintain.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
       --table s3a://lake/flights --compact --vacuum
 
-actions:
-  --compact     put small files together, partition by partition
-  --zorder      put the rows in Z-order by COLUMNS, partition by partition
-  --cluster     have Delta cluster a table that was made with CLUSTER BY
-  --purge       rewrite files without the deleted rows that are still in them
-  --vacuum      remove files that no readable version, no pin and no named stream needs. Also remove orphans: files that
-                no version has named, and that are too old for a running write
-  --checkpoint  write a checkpoint of the newest version
-  --clean-log   remove version files that are older than the log's retention, and that no newer version needs
-  --auto does what the findings say and the table's policy allows. Without any of these the job only measures.
-  Name each stream that reads a table in sluice.maintenance.streams: VACUUM knows of no other stream.
-
 policy, as table properties (ALTER TABLE t SET TBLPROPERTIES ('sluice.maintenance.targetFileSize' = '256 MiB')):
   sluice.maintenance.auto             actions that --auto may do, or off (all of them)
   sluice.maintenance.targetFileSize   of a file after compaction; below half of it one is small (128 MiB)
@@ -59,6 +47,8 @@ policy, as table properties (ALTER TABLE t SET TBLPROPERTIES ('sluice.maintenanc
   sluice.maintenance.streams          checkpoint folders of streams that read the table: their files stay
 
 rules:
+  Without --auto and without an action the job only measures.
+  Name each stream that reads a table in sluice.maintenance.streams: --vacuum and --clean-log know of no other stream.
   Each partition is compacted in a commit of its own. A table with many small partitions, that is looked after for the
   first time, is faster with --partitions-per-commit 16: each commit makes Delta list all files of the table again.
   A compaction works without the lock, and loses its race if a writer changes the same files. Then it comes again, after
@@ -79,12 +69,14 @@ The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUI
 
 
 _ACTIONS = {
-    Action.COMPACT: "put small files together",
+    Action.COMPACT: "put small files together, partition by partition",
+    Action.ZORDER: "put the rows in Z-order by these columns, partition by partition",
     Action.CLUSTER: "have Delta cluster a table that was made with CLUSTER BY",
-    Action.PURGE: "rewrite files without their deleted rows",
-    Action.VACUUM: "remove files that nothing needs, and orphans",
+    Action.PURGE: "rewrite files without the deleted rows that are still in them",
+    Action.VACUUM: "remove files that no readable version, no pin and no named stream needs; also remove orphans: "
+    "files that no version has named, and that are too old for a running write",
     Action.CHECKPOINT: "write a checkpoint of the newest version",
-    Action.CLEAN_LOG: "remove old version files",
+    Action.CLEAN_LOG: "remove version files that are older than the log's retention, and that no newer version needs",
 }
 
 
@@ -159,7 +151,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
     add("--auto", action="store_true", help="do what the findings say and the policy allows, the most valuable first")
     for action in Action:
         if action is Action.ZORDER:
-            add("--zorder", type=names, default=(), metavar="COLUMNS", help="put the rows in Z-order by these columns")
+            add("--zorder", type=names, default=(), metavar="COLUMNS", help=_ACTIONS[action])
         else:
             add(
                 f"--{action}", dest="actions", action="append_const", const=action, default=[],

@@ -267,9 +267,9 @@ RULES: Mapping[str, Callable[[TableHealth, Policy], Iterator[Finding]]] = {
 
 
 def size_text(size: float) -> str:
-    """Return a number of bytes for people, such as ``1.5 MiB``."""
+    """Return a number of bytes for people, such as ``1.5 MiB``, or ``-1.5 MiB`` of what became less."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < _KIB:
+        if abs(size) < _KIB:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= _KIB
     return f"{size:.1f} TiB"

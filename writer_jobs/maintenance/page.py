@@ -135,7 +135,7 @@ def _figures(health: TableHealth) -> str:
         "deleted rows in files": f"{total.deleted_rows:,}, {total.deleted_share:.1%}",
         "orphans": _totals(folder.orphans),
         "partitions": f"{len(health.partitions):,}" if health.partition_columns else "not partitioned",
-        "growth per day": unknown if health.growth_per_day is None else _signed(health.growth_per_day),
+        "growth per day": unknown if health.growth_per_day is None else size_text(health.growth_per_day),
         "versions per day": unknown if health.commits_per_day is None else f"{health.commits_per_day:,.1f}",
         "log": f"{log.versions:,} versions, {size_text(log.total.size)}",
         "newest checkpoint": f"{checkpoint}; {log.since_checkpoint:,} versions since",
@@ -250,15 +250,11 @@ def _table(name: str, head: Iterable[str], rows: Iterable[Sequence[str]]) -> str
 def _saved(report: CareReport) -> str:
     if not report.done:
         return "nothing"
-    return f"{report.saved.files:,} files, {_signed(report.saved.size)}"
+    return f"{report.saved.files:,} files, {size_text(report.saved.size)}"
 
 
 def _totals(total: FileTotals) -> str:
     return f"{total.files:,}, {size_text(total.size)}" if total.files else "none"
-
-
-def _signed(size: float) -> str:
-    return f"-{size_text(-size)}" if size < 0 else size_text(size)
 
 
 def _span(seconds: float) -> str:
