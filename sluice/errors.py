@@ -17,6 +17,7 @@
     ├── DistributionError (RuntimeError)           the zip for a cluster cannot be built
     ├── JarsError (RuntimeError)                   jars that are missing, or not the ones that were pinned
     ├── SparkSubmitError (RuntimeError)            PySpark is not installed
+    ├── SparkStartError (RuntimeError)             Spark does not start
     ├── FlightsError (RuntimeError)                the demo's data set is not installed
     ├── PageError (OSError)                        a page cannot be written
     ├── OutputFolderError (ValueError)             the output folder is not a demo's
@@ -89,6 +90,10 @@ class JarsError(SluiceError, RuntimeError):
 
 class SparkSubmitError(SluiceError, RuntimeError):
     """PySpark is not installed."""
+
+
+class SparkStartError(SluiceError, RuntimeError):
+    """The small Spark of a command does not start."""
 
 
 class FlightsError(SluiceError, RuntimeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,13 +39,11 @@ def examine(tables: list[str], conf: Mapping[str, str]) -> list[CareReport]:
         SluiceError: no table, one that cannot be read, no jars.
 
     """
-    from writer_jobs.maintenance.measure import measure  # noqa: PLC0415 (needs PySpark)
-    from writer_jobs.maintenance.result import CareReport  # noqa: PLC0415
-
     reports = []
-    with interruptible(), warnings.catch_warnings(), start_spark(_NAME, {**_MASTER, **conf}) as spark:
-        # PySpark has something to say of pandas.
-        warnings.simplefilter("ignore")
+    with interruptible(), start_spark(_NAME, {**_MASTER, **conf}) as spark:
+        from writer_jobs.maintenance.measure import measure  # noqa: PLC0415 (needs PySpark)
+        from writer_jobs.maintenance.result import CareReport  # noqa: PLC0415
+
         for table in tables:
             found = measure(spark, table)
             reports.append(CareReport.found(found.health, found.policy))

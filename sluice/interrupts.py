@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHELL_BASE = 128
@@ -30,8 +31,7 @@ def interruptible() -> Iterator[None]:
     A signal that this process was started to ignore (``nohup``) stays ignored. Only the main thread can do this (a rule
     of Python's ``signal``).
     """
-    before = {number: signal.getsignal(number) for number in _ASKING}
-    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}
+    before = _handlers()
 
     def interrupt(number: int, _frame: object) -> None:
         for each in before:
@@ -42,6 +42,36 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, interrupt)
     try:
         yield
+    except Interrupted:
+        raise
+    except KeyboardInterrupt as stop:
+        # A library has put a handler of its own in place of ours.
+        raise Interrupted(signal.SIGINT) from stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Hold such a signal back until the block is over, which starts what can be ended only then.
+
+    The handlers are then again those from before: PySpark puts one of its own in place of that of Ctrl-C.
+    """
+    before = _handlers()
+    held: list[int] = []
+    for number in before:
+        signal.signal(number, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if held:
+        signal.raise_signal(held[0])
+
+
+def _handlers() -> dict[int, Any]:
+    """Return the handlers of those signals that this process was not started to ignore."""
+    handlers = {number: signal.getsignal(number) for number in _ASKING}
+    return {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}

@@ -6,6 +6,7 @@ import functools
 import logging
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
@@ -35,7 +36,23 @@ StorageOption = Annotated[
     list[str] | None,
     typer.Option(metavar="KEY=VALUE", help="As deltalake takes it; may be repeated.  [dim]default: AWS_* variables[/]"),
 ]
-#: The options of commands that start a small Spark.
+
+
+def _located(table: str) -> str:
+    """Return a table as Spark takes it: a name without a slash is of the catalog to Spark, and a folder to a user."""
+    return f"./{table}" if not {"/", ":"} & set(table) and Path(table).is_dir() else table
+
+
+#: The table, or the tables, of commands that start a small Spark.
+SparkTable = Annotated[str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.", callback=_located)]
+SparkTables = Annotated[
+    list[str],
+    typer.Argument(
+        help="s3a://…, file:… or a path, as Spark writes it; several.",
+        callback=lambda tables: [_located(table) for table in tables],
+    ),
+]
+#: Their options.
 SparkConfOption = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="KEY=VALUE", help="Of Spark, such as an S3A endpoint; may be repeated."),

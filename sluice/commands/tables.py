@@ -14,6 +14,8 @@ from sluice.commands.parts import (
     FAILED,
     LockTimeoutOption,
     SparkConfOption,
+    SparkTable,
+    SparkTables,
     StorageOption,
     Verbose,
     ZooKeeperOption,
@@ -114,7 +116,7 @@ def log(
 
 @in_a_sentence
 def adopt(
-    table: Annotated[str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.")],
+    table: SparkTable,
     *,
     zookeeper: ZooKeeperOption = None,
     move: Annotated[
@@ -156,7 +158,7 @@ def adopt(
 
 @in_a_sentence
 def pins(
-    table: Annotated[str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.")],
+    table: SparkTable,
     *,
     add: Annotated[
         str | None, typer.Option(metavar="NAME", help="Pin the newest version under this name; needs --expires.")
@@ -206,7 +208,7 @@ def pins(
 
 @in_a_sentence
 def health(
-    tables: Annotated[list[str], typer.Argument(help="s3a://…, file:… or a path, as Spark writes it; several.")],
+    tables: SparkTables,
     *,
     page: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write it as an HTML file with pictures.")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -57,10 +58,13 @@ def test_the_command_starts_its_own_spark_prints_figures_and_findings_and_writes
     sick: Path, jars: list[Path], tmp_path: Path, versions: Callable[[Path], list[str]]
 ) -> None:
     (pages := tmp_path / "pages").mkdir()
-    command = [sys.executable, "-m", "sluice", "health", str(sick), "--page", str(pages / "health.html")]
+    command = [sys.executable, "-m", "sluice", "health", sick.name, "--page", str(pages / "health.html")]
     environment = {**os.environ, "COLUMNS": "200"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=300, env=environment, cwd=sick.parent
+    )
+    # Neither Spark nor its JVM has anything to say.
+    assert (done.returncode, done.stderr) == (0, "")
     # A long name may take several lines.
     assert "".join(done.stdout.split()).startswith(canonical_table_uri(str(sick)))
     figures = figures_in(done.stdout)
@@ -77,6 +81,42 @@ def test_the_command_starts_its_own_spark_prints_figures_and_findings_and_writes
     assert "small-files" in page
     # It measures, and changes nothing.
     assert len(versions(sick)) == 2
+
+
+def test_a_spark_that_does_not_start_says_why(sick: Path, jars: list[Path]) -> None:
+    command = [sys.executable, "-m", "sluice", "health", str(sick), "--conf", "spark.driver.memory=nonsense"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert (done.returncode, done.stdout) == (1, "")
+    *before, sentence = done.stderr.splitlines()
+    assert "Invalid maximum heap size: -Xmxnonsense" in before
+    assert sentence.startswith("sluice: Spark does not start: ")
+
+
+@pytest.mark.parametrize("moment", ["its JVM starts", "it measures"])
+def test_ctrl_c_ends_all_that_was_started_and_is_one_sentence(
+    moment: str, sick: Path, jars: list[Path], tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    command = [sys.executable, "-m", "sluice", "health", str(sick)]
+    said = tmp_path / "said"
+    with said.open("w") as stderr, subprocess.Popen(command, stderr=stderr, start_new_session=True) as running:
+        group = running.pid
+        threads = "java" if moment == "its JVM starts" else "Executor task l"
+        eventually(lambda: running.poll() is not None or threads in threads_of(group), 120)
+        os.killpg(group, signal.SIGINT)
+        assert running.wait(120) == 130
+    assert said.read_text() == "sluice: stopped by SIGINT; everything that was started has been ended\n"
+    # The JVM ends itself when its driver has.
+    eventually(lambda: not threads_of(group), 120)
+
+
+def threads_of(group: int) -> set[str]:
+    """Return the names of all threads of a process group, as the kernel has them: 15 characters."""
+    names = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getpgid(int(process.name)) == group:
+                names |= {task.read_text().strip() for task in process.glob("task/*/comm")}
+    return names
 
 
 def test_json_has_the_figures_of_each_table(
@@ -103,7 +143,7 @@ def test_json_has_the_figures_of_each_table(
 
 
 @pytest.mark.usefixtures("driver_of_the_tests")
-def test_growth_has_a_sign(sick: Path) -> None:
+def test_a_table_that_became_smaller_has_a_negative_growth(sick: Path) -> None:
     (report,) = examine([str(sick)], {})
 
     def growth(per_day: float | None) -> str:
