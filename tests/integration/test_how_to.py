@@ -282,8 +282,10 @@ def test_maintain(
     assert (tmp_path / "flights.html").read_text().startswith("<!DOCTYPE html>")
     with locked(spark, str(table), manager=manager):
         spark.sql(policy.replace("s3a://lake/flights", str(table)))
-    schedule, command = line.split("spark-submit", 1)
+    schedule, command = line.split("cd ", 1)
     assert len(schedule.split()) == 5
-    assert [each["table"] for each in ran(f"spark-submit{command}").lines if each["event"] == "table"] == [writer.table]
+    begin = ". .venv/bin/activate && "
+    done = ran(command.removeprefix(f"/srv/sluice && {begin}"))
+    assert [each["table"] for each in done.lines if each["event"] == "table"] == [writer.table]
     (bash,) = [each.value for each in ast.walk(ast.parse(dag)) if getattr(each, "arg", "") == "bash_command"]
-    ran(ast.literal_eval(bash))
+    ran(ast.literal_eval(bash).removeprefix(begin))
