@@ -165,7 +165,7 @@ def print_figures(
 
         def run() -> float:
             times: list[float] = []
-            made = Care(spark, manager, inspector, table, say=lambda _: times.append(time.time()), **how)
+            made = Care(spark, manager, inspector, table, say=lambda *_: times.append(time.time()), **how)
             report = made.run([Action.COMPACT], measured=lambda _: times.append(time.time()))
             assert report.done
             assert all(each.problem is None for each in report.done), report.done

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lock_manager import SluiceError
 from sluice.errors import PageError
 from sluice.interrupts import interruptible
 from sluice.local.spark import start_spark
@@ -28,29 +29,36 @@ _WORST = 10
 _BAR = 30
 
 
-def examine(tables: list[str], conf: Mapping[str, str]) -> list[CareReport]:
+def examine(tables: list[str], conf: Mapping[str, str]) -> tuple[list[CareReport], dict[str, SluiceError]]:
     """Measure tables with a small Spark of this machine's own. Nothing is changed, and no lock is taken.
 
     Args:
         tables: locations.
         conf: Spark's settings.
 
+    Returns:
+        The reports, and by table what was wrong with those that cannot be measured.
+
     Raises:
-        SluiceError: no table, one that cannot be read, no jars.
+        SluiceError: no jars, no Spark.
 
     """
-    reports = []
+    reports, failed = [], {}
     with interruptible(), start_spark(_NAME, {**_MASTER, **conf}) as spark:
         from writer_jobs.maintenance.measure import measure  # noqa: PLC0415 (needs PySpark)
         from writer_jobs.maintenance.result import CareReport  # noqa: PLC0415
 
         for table in tables:
-            found = measure(spark, table)
-            reports.append(CareReport.found(found.health, found.policy))
-    return reports
+            try:
+                found = measure(spark, table)
+            except SluiceError as error:
+                failed[table] = error
+            else:
+                reports.append(CareReport.found(found.health, found.policy))
+    return reports, failed
 
 
-def write_page(reports: list[CareReport], file: Path) -> None:
+def write_page(reports: list[CareReport], failed: Mapping[str, SluiceError], file: Path) -> None:
     """Write the health of tables as one HTML file.
 
     Raises:
@@ -60,7 +68,7 @@ def write_page(reports: list[CareReport], file: Path) -> None:
     from writer_jobs.maintenance.page import page  # noqa: PLC0415
 
     try:
-        file.write_text(page(reports), encoding="utf-8")
+        file.write_text(page(reports, {table: str(error) for table, error in failed.items()}), encoding="utf-8")
     except OSError as error:
         raise PageError(f"{file} cannot be written: {error.strerror}") from error
 

@@ -56,19 +56,20 @@ def interruptible() -> Iterator[None]:
 def held_back() -> Iterator[None]:
     """Hold such a signal back until the block is over, which starts what can be ended only then.
 
-    The handlers are then again those from before: PySpark puts one of its own in place of that of Ctrl-C.
+    It comes then also if the block fails: what is started may have got the same signal. The handlers are again those
+    from before: PySpark puts one of its own in place of that of Ctrl-C.
     """
-    before = _handlers()
+    before = {number: signal.getsignal(number) for number in _ASKING}
     held: list[int] = []
-    for number in before:
+    for number in _handlers():
         signal.signal(number, lambda number, _: held.append(number))
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if held:
-        signal.raise_signal(held[0])
+        if held:
+            signal.raise_signal(held[0])
 
 
 def _handlers() -> dict[int, Any]:

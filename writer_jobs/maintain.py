@@ -37,7 +37,7 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
     published.begun()
     budget = Deadline(math.inf if arguments.budget is None else arguments.budget)
     tables = tables_of(spark, arguments.tables, catalog=arguments.catalog, listed_in=arguments.listed_in)
-    first: SluiceError | None = None
+    first: Exception | None = None
     with LockInspector(context.manager.settings) as inspector:
         ordered = most_valuable_first(
             spark, tables, arguments.wanted, budget_seconds=arguments.budget, zorder_by=arguments.zorder_by
@@ -48,7 +48,7 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
                 continue
             try:
                 failure = _look_after(context, inspector, published, table, found, budget.remaining())
-            except SluiceError as error:
+            except Exception as error:  # noqa: BLE001 (whatever it is, the other tables are looked after)
                 failure = error
             first = first or failure
     try:
@@ -66,7 +66,7 @@ def _look_after(
     table: str,
     found: Measured | None,
     seconds: float,
-) -> SluiceError | None:
+) -> Exception | None:
     """Look after one table, publish what was done, also if it fails, and return the first thing that failed."""
     arguments, care = context.arguments, None
     try:

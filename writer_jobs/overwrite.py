@@ -13,10 +13,15 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
     from lock_manager import Hold
     from writer_jobs.commit.held_write import CommitResult
     from writer_jobs.delta.hadoop_files import HadoopFiles
-    from writer_jobs.errors import WriteConflictError
+    from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+    from writer_jobs.errors import ArgumentsError, WriteConflictError
     from writer_jobs.job.load import refuse_other_partitioning
     from writer_jobs.job.once import apply_once
     from writer_jobs.job.overwrite_arguments import PROGRAM, OverwriteArguments, parse_arguments
@@ -57,6 +62,8 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     if state is None or arguments.overwrite_schema:
         partition_by = arguments.partition_columns(writer.table, state, schema)
     rows = reader.read(schema)
+    if arguments.replace_where is not None:
+        _refuse_bad_predicate(spark, arguments.replace_where, schema if state is None else state.schema)
     some = arguments.replace_where is not None or arguments.dynamic
     keeps_its_own = state is not None and arguments.overwrite_schema and not arguments.partition_by
 
@@ -87,6 +94,19 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
         )
 
     apply_once(context, PROGRAM, writer, {**arguments.query, "sources": sources.basis}, overwrite)
+
+
+def _refuse_bad_predicate(spark: SparkSession, predicate: str, schema: StructType) -> None:
+    """Make sure that a predicate can be asked of a table, before any row is written for nothing.
+
+    Raises:
+        ArgumentsError: it is no SQL, or names what is no column.
+
+    """
+    try:
+        spark.createDataFrame([], schema).where(predicate)
+    except (*JVM_ERRORS, PySparkException) as error:
+        raise ArgumentsError(f"--replace-where {predicate!r}: {one_sentence(error)}") from error
 
 
 #: The job that ``spark-submit`` runs.

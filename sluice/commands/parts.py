@@ -43,8 +43,9 @@ def _located(table: str) -> str:
     return f"./{table}" if not {"/", ":"} & set(table) and Path(table).is_dir() else table
 
 
-#: The table, or the tables, of commands that start a small Spark.
+#: The table of commands that start a small Spark.
 SparkTable = Annotated[str, typer.Argument(help="s3a://…, file:… or a path, as Spark writes it.", callback=_located)]
+#: Likewise, several.
 SparkTables = Annotated[
     list[str],
     typer.Argument(
@@ -52,7 +53,7 @@ SparkTables = Annotated[
         callback=lambda tables: [_located(table) for table in tables],
     ),
 ]
-#: Their options.
+#: The options of commands that start a small Spark.
 SparkConfOption = Annotated[
     list[str] | None,
     typer.Option("--conf", metavar="KEY=VALUE", help="Of Spark, such as an S3A endpoint; may be repeated."),

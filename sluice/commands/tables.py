@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -227,20 +228,25 @@ def health(
     [bold]sluice health ./flights ./airports --page health.html[/]
     [bold]sluice health ./flights --json | jq '.[0].findings[].code'[/]
 
-    Exit codes: 0 measured, whatever was found; 2 no such table, or a policy
-    that makes no sense.
+    Exit codes: 0 measured, whatever was found; 1 the page cannot be written, a
+    store does not answer, or Spark does not start; 2 no such table, or a policy
+    that makes no sense (the other tables are measured all the same); 130 Ctrl-C.
     """
     from sluice.health import examine, print_json, print_report, write_page  # noqa: PLC0415
 
-    reports = examine(tables, conf_of(conf))
-    if page is not None:
-        write_page(reports, page)
-    if as_json:
-        print_json(reports)
-        return
+    reports, failed = examine(tables, conf_of(conf))
     console = Console(highlight=False)
-    for report in reports:
+    if as_json and reports:
+        print_json(reports)
+    for report in () if as_json else reports:
         print_report(report, console)
+    if page is not None and reports:
+        write_page(reports, failed, page)
+    if failed:
+        first, *others = failed.values()
+        for error in others:
+            print(f"sluice: {error}", file=sys.stderr)
+        raise first
 
 
 def _print_verification(found: Verification, console: Console) -> None:

@@ -71,7 +71,7 @@ def start_spark(name: str, conf: Mapping[str, str]) -> Iterator[SparkSession]:
         **FEW_ROWS,
     }
     jars = jar_paths()
-    with held_back(), _unless_it_fails():
+    with _unless_it_fails(), held_back():
         # PySpark, which all of them need, has something to say of pandas.
         from pyspark.errors import PySparkException  # noqa: PLC0415
 

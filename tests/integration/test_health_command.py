@@ -144,7 +144,7 @@ def test_json_has_the_figures_of_each_table(
 
 @pytest.mark.usefixtures("driver_of_the_tests")
 def test_a_table_that_became_smaller_has_a_negative_growth(sick: Path) -> None:
-    (report,) = examine([str(sick)], {})
+    (report,), _ = examine([str(sick)], {})
 
     def growth(per_day: float | None) -> str:
         said = Console(file=StringIO(), width=200)
@@ -152,6 +152,19 @@ def test_a_table_that_became_smaller_has_a_negative_growth(sick: Path) -> None:
         return figures_in(said.file.getvalue())["growth, each day"]  # type: ignore[attr-defined]
 
     assert [growth(size) for size in (2048.0, -2048.0, 0.0, None)] == ["2.0 KiB", "-2.0 KiB", "0 B", "not known"]
+
+
+def test_a_table_that_is_not_there_keeps_no_other_back(
+    health: Callable[..., Result], sick: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "health.html"
+    done = health(tmp_path / "one", sick, tmp_path / "other", "--page", page)
+    assert (done.exit_code, figures_in(done.stdout)["version"]) == (2, "1")
+    assert [re.sub("file:.*/", "", line) for line in done.stderr.splitlines()] == [
+        "sluice: there is no Delta table at other",
+        "sluice: there is no Delta table at one",
+    ]
+    assert "there is no Delta table at" in page.read_text(encoding="utf-8")
 
 
 def test_what_is_no_table_and_a_page_that_cannot_be_written_are_one_sentence(
@@ -165,5 +178,5 @@ def test_what_is_no_table_and_a_page_that_cannot_be_written_are_one_sentence(
     assert not nothing.exists()
     assert not (tmp_path / "health.html").exists()
     done = health(sick, "--page", page)
-    assert (done.exit_code, done.stdout) == (1, "")
+    assert (done.exit_code, figures_in(done.stdout)["version"]) == (1, "1")
     assert done.stderr == f"sluice: {page} cannot be written: No such file or directory\n"

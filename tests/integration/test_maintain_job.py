@@ -144,6 +144,47 @@ def test_what_was_done_is_in_the_report_also_if_the_store_fails_then(
     assert "What was done" in page.read_text()
 
 
+def test_an_error_that_nobody_expects_keeps_no_other_table_back(
+    spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from writer_jobs import maintain as job
+
+    bad, good = lake("bad", 6), lake("good", 6)
+    real = job.Care
+
+    def care(*where: Any, **how: Any) -> Any:
+        if str(bad) in where:
+            raise RuntimeError("a defect")
+        return real(*where, **how)
+
+    monkeypatch.setattr(job, "Care", care)
+    done = maintain("--table", bad, "--table", good, "--auto")
+    assert (done.code, "unexpected RuntimeError: a defect" in done.error) == (1, True)
+    assert [files_of(spark, each) for each in (bad, good)] == [6, 1]
+
+
+def test_a_list_may_begin_with_a_mark_and_name_a_table_twice(
+    lake: Callable[..., Path], maintain: Callable[..., Any], tmp_path: Path
+) -> None:
+    table, listed = lake("flights", 1), tmp_path / "tables.txt"
+    listed.write_text(f"\ufeff{table}\n{table}/../flights\nfile:{table}\n", encoding="utf-8")
+    done = maintain("--tables-in", listed)
+    assert (done.code, done.error) == (0, "")
+    assert [line["table"] for line in events(done, "table")] == [canonical_table_uri(str(table))]
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(b"\xff\xfe", "is not text in UTF-8"), (b"# nothing\n\n", "lists no table")]
+)
+def test_a_list_of_no_tables_is_one_sentence(
+    content: bytes, says: str, maintain: Callable[..., Any], tmp_path: Path
+) -> None:
+    (listed := tmp_path / "tables.txt").write_bytes(content)
+    done = maintain("--tables-in", listed)
+    assert (done.code, done.lines, len(done.error.splitlines())) == (2, [], 1)
+    assert f"{listed} {says}" in done.error
+
+
 def test_all_delta_tables_of_a_database_are_found(
     spark: SparkSession, manager: ZookeeperLockManager, lake: Callable[..., Path], maintain: Callable[..., Any]
 ) -> None:
@@ -158,6 +199,9 @@ def test_all_delta_tables_of_a_database_are_found(
         assert [line["table"] for line in events(done, "table")] == [canonical_table_uri(str(table))]
         assert files_of(spark, table) == 1
         assert maintain("--catalog", "nowhere", "--compact").code == 2
+        spark.sql("DROP TABLE fleet.flights")
+        none = maintain("--catalog", "fleet", "--compact")
+        assert (none.code, "fleet has no Delta tables" in none.error) == (2, True)
     finally:
         spark.sql("DROP DATABASE fleet CASCADE")
 
@@ -182,6 +226,9 @@ def test_every_action_by_its_name(
     assert set(made) == {"zorder", "vacuum", "checkpoint", "clean-log"}
     assert (made["zorder"]["files_removed"], made["zorder"]["files_added"]) == (5, 1)
     assert (made["vacuum"]["files_removed"], made["vacuum"]["bytes_removed"]) == (1, 10)
+    assert {line["table"] for line in made.values()} == {canonical_table_uri(str(table))}
+    # These two hold the lock on the checkpoint.
+    assert made["checkpoint"]["held_seconds"] > 0 < made["clean-log"]["held_seconds"]
     assert not orphan.exists()
     assert (table / "_delta_log" / "_last_checkpoint").exists()
     assert spark.read.format("delta").load(str(table)).count() == 103
@@ -189,7 +236,7 @@ def test_every_action_by_its_name(
         again = maintain("--table", table, nothing)
         assert (again.code, events(again, "done")) == (0, [])
     wrong = maintain("--table", table, "--zorder", "nowhere")
-    assert (wrong.code, "Z-order by nowhere, which is no column of it" in wrong.error) == (2, True)
+    assert (wrong.code, "Z-order by nowhere: nowhere is no column of" in wrong.error) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -31,6 +32,7 @@ def test_a_maintainer_that_ends_in_the_middle_leaves_a_correct_table(
     manager: ZookeeperLockManager,
     submit: Callable[..., SubmittedJob],
     table: Path,
+    tmp_path: Path,
     eventually: Callable[..., None],
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(table))
@@ -57,7 +59,9 @@ def test_a_maintainer_that_ends_in_the_middle_leaves_a_correct_table(
         stack.enter_context(
             in_another_thread(lambda: locked(spark, str(table), partitions=third_place, manager=manager))
         )
-        first = start("--parallel", 2)
+        page, report = tmp_path / "page.html", tmp_path / "report.json"
+        page.write_text("of yesterday")
+        first = start("--parallel", 2, "--report", report, "--page", page)
         eventually(lambda: waiters() and files() < PLACES * FILES, within=240, what="a compaction")
         killed = first.python
         assert waiters() == [killed]
@@ -65,6 +69,10 @@ def test_a_maintainer_that_ends_in_the_middle_leaves_a_correct_table(
         done = files()
         assert PLACES < done < PLACES * FILES
         assert is_correct()
+        # Nobody could write more of it, and the page has nothing to show yet.
+        written = json.loads(report.read_text())
+        assert (written["exit_code"], page.read_text()) == (None, "of yesterday")
+        assert [each["action"] for table in written["tables"] for each in table["done"]][:1] == ["compact"]
 
         second = start()
         # The one that was killed is in the queue until its session is over.

@@ -73,6 +73,37 @@ def test_the_figures_are_those_of_the_table(
     assert said["total"]["deleted_share"] == pytest.approx(1 / 13)
 
 
+def test_growth_is_that_of_the_last_week_however_seldom_the_table_is_written(
+    spark: SparkSession, table: Path, put: Callable[..., None]
+) -> None:
+    put([1], "a")
+    put([2], "a")
+    log = table / "_delta_log"
+    made_old(log / f"{0:020}.json", 24 * 29)
+    made_old(log / f"{1:020}.json", 2)
+    health = measure(spark, str(table)).health
+    assert health.growth_per_day == pytest.approx(health.total.total.size / 2 / 7, rel=0.05)
+    assert health.commits_per_day == pytest.approx(1 / 7)
+
+
+def test_columns_to_order_by_that_are_gone_are_found_and_the_rest_is_done(
+    spark: SparkSession,
+    table: Path,
+    put: Callable[..., None],
+    properties: Callable[..., None],
+    care: Callable[..., CareReport],
+) -> None:
+    for key in range(6):
+        put([key], "a")
+    properties(sluice__maintenance__zorderBy="renamed")
+    report = care()
+    assert report.before.order_problem == "renamed is no column of the table"
+    assert {finding.code for finding in report.findings} >= {"lost-order", "small-files"}
+    assert [(each.action, each.problem) for each in report.done] == [(Action.COMPACT, None)]
+    properties(sluice__maintenance__zorderBy="place")
+    assert measure(spark, str(table)).health.order_problem == "place is a partition column"
+
+
 def test_small_files_are_put_together_partition_by_partition(
     spark: SparkSession, table: Path, put: Callable[..., None], care: Callable[..., CareReport]
 ) -> None:
@@ -304,7 +335,11 @@ def test_a_compaction_that_loses_its_race_is_left_for_later_and_keeps_nobody_bac
     commit = StagedWrite._commit
     monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
     said: list[Done] = []
-    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, say=said.append, parallel=1)
+
+    def say(done: Done, _: CareReport) -> None:
+        said.append(done)
+
+    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, say=say, parallel=1)
     report = made.run([Action.COMPACT])
     assert lost == ["a"] * (TRIES - 1)
     assert [(each.partitions[0]["place"], each.problem) for each in report.done] == [("b", None), ("a", None)]
@@ -413,7 +448,11 @@ def test_what_is_committed_beside_what_ends_the_work_is_in_the_report(
 
     monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
     said: list[Done] = []
-    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, parallel=2, say=said.append)
+
+    def say(done: Done, _: CareReport) -> None:
+        said.append(done)
+
+    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, parallel=2, say=say)
     with pytest.raises(LockCancelledError):
         made.run([Action.COMPACT])
     assert made.report is not None
@@ -516,8 +555,6 @@ def test_a_property_that_makes_no_sense_is_refused(
     put([0])
     for name, value, says in (
         ("targetFileSize", "big", "no size"),
-        ("zorderBy", "nowhere", "no column"),
-        ("zorderBy", "place", "partition column"),
         ("auto", "everything", "no list of"),
         ("tagetFileSize", "1 MiB", "known are"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 import time
@@ -457,7 +458,17 @@ def test_the_log_keeps_the_versions_that_a_pin_or_a_stream_needs(
         assert read() == 4
 
 
+@pytest.mark.parametrize(
+    ("broken", "says"),
+    [
+        ("stream/offsets", "stream is not there"),
+        ("stream/offsets/0", "the stream with this checkpoint reads no Delta table"),
+        ("table/_sluice_pins/audit.json", "audit.json is not text in UTF-8"),
+    ],
+)
 def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
+    broken: str,
+    says: str,
     spark: SparkSession,
     table: Path,
     tmp_path: Path,
@@ -467,12 +478,19 @@ def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
 ) -> None:
     for key in range(6):
         put([key])
-    properties(sluice__maintenance__streams=str(tmp_path / "nowhere"))
+    if broken.startswith("stream"):
+        properties(sluice__maintenance__streams=str(tmp_path / "stream"))
+    if broken != "stream/offsets":
+        file = tmp_path / broken
+        file.parent.mkdir(parents=True, exist_ok=True)
+        identity = measure(spark, str(table)).health.table_id
+        offset = {"reservoirId": identity, "reservoirVersion": None}
+        file.write_bytes(b"\xff\xfe" if broken.startswith("table") else json.dumps(offset).encode())
     orphan = table / "place=a" / "part-orphan.parquet"
     orphan.write_bytes(b"x")
     made_all_old(table)
     report = care()
-    assert "nowhere is not there" in str(report.before.folder.problem)
+    assert says in str(report.before.folder.problem)
     codes = [finding.code for finding in report.findings]
     assert "lost-keeper" in codes
     assert "orphans" not in codes
@@ -481,7 +499,7 @@ def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
         (Action.COMPACT, True),
         (Action.VACUUM, False),
     ]
-    assert "nowhere is not there" in str(report.failure)
+    assert says in str(report.failure)
     report = care(Action.VACUUM, Action.CLEAN_LOG)
     assert [each.failure is None for each in report.done] == [False, False]
     assert orphan.exists()

@@ -195,6 +195,7 @@ def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
         (("--dynamic", "--overwrite-schema"), "of the whole table"),
         (("--partition-by", "id"), "is partitioned by part, and not by id"),
         (("--hold", "commit", "--replace-where", "part = 'a'"), "the lock is held over the whole write"),
+        (("--replace-where", "part = "), "--replace-where 'part = ': Syntax error"),
     ],
 )
 def test_arguments_that_contradict_are_one_sentence(
@@ -203,6 +204,17 @@ def test_arguments_that_contradict_are_one_sentence(
     done = overwrite([(9, "a")], *arguments)
     assert (done.code, done.lines, len(done.error.splitlines())) == (2, [], 1)
     assert words in done.error
+    assert rows_of(parted, "id", "part") == OLD
+
+
+def test_a_predicate_on_what_is_no_column_is_refused_before_any_lock(
+    overwrite: Callable[..., Any], parted: Path, rows_of: Callable[..., Any]
+) -> None:
+    done = overwrite([(9, "a")], "--replace-where", "nowhere = 1")
+    assert (done.code, done.lines) == (2, [])
+    # Under spark-submit PySpark's own line before it is not there.
+    *_, sentence = done.error.splitlines()
+    assert "--replace-where 'nowhere = 1': " in sentence
     assert rows_of(parted, "id", "part") == OLD
 
 

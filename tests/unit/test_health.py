@@ -57,6 +57,7 @@ SICK: dict[str, tuple[dict[str, Any], Policy]] = {
         {**partition(unordered=FileTotals(2, 200 * MIB)), "zorder_by": ("a",)},
         Policy(zorder_by=("a",)),
     ),
+    "lost-order": ({"order_problem": "a is no column of the table"}, Policy()),
     "unclustered": (
         {**partition(unclustered=FileTotals(2, 200 * MIB)), "clustering_columns": ("a",)},
         Policy(),

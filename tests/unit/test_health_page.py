@@ -285,6 +285,9 @@ def test_a_page_that_cannot_be_written_for_a_while_keeps_no_table_back(monkeypat
     fails = [False]
 
     class Files:
+        def status(self, _: str) -> str | None:
+            return written[-1] if written else None
+
         def write_text(self, _: str, text: str) -> None:
             if fails[0]:
                 raise StorageError("503")

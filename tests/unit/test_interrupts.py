@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sluice.interrupts import Interrupted, interruptible
+from sluice.interrupts import Interrupted, held_back, interruptible
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -45,3 +45,29 @@ def test_what_was_ignored_from_the_start_stays_ignored() -> None:
     with interruptible():
         os.kill(os.getpid(), signal.SIGHUP)
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("error", [None, RuntimeError("what the block started got the same signal")])
+def test_a_signal_is_held_back_until_the_block_is_over_or_has_failed(error: Exception | None) -> None:
+    done = False
+    with pytest.raises(Interrupted) as caught, interruptible(), held_back():
+        os.kill(os.getpid(), signal.SIGTERM)
+        done = True
+        if error is not None:
+            raise error
+    assert (done, caught.value.exit_code) == (True, 143)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
+def test_a_handler_that_a_library_puts_in_place_of_ours_is_undone(handler: signal.Handlers) -> None:
+    signal.signal(signal.SIGINT, handler)
+    with held_back():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_what_another_handler_makes_of_ctrl_c_is_the_same() -> None:
+    with pytest.raises(Interrupted) as caught, interruptible():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert caught.value.exit_code == 130

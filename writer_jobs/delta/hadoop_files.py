@@ -111,17 +111,26 @@ class HadoopFiles:
         return self._asked(pattern, matches, absent=[])
 
     def read_text(self, path: str) -> str | None:
-        """Return a small file's text, or None if there is none."""
+        """Return a small file's text, or None if there is none.
 
-        def text() -> str:
+        Raises:
+            StorageError: it cannot be read, or is not UTF-8.
+
+        """
+
+        def read() -> bytes:
             system, location = self._at(path)
             stream = system.open(location)
             try:
-                return bytes(stream.readAllBytes()).decode("utf-8")
+                return bytes(stream.readAllBytes())
             finally:
                 stream.close()
 
-        return self._asked(path, text, absent=None)
+        found = self._asked(path, read, absent=None)
+        try:
+            return None if found is None else found.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise StorageError(f"{path} is not text in UTF-8 ({error.reason} at byte {error.start:,})") from error
 
     def read_first_line(self, path: str) -> str | None:
         """Return the first line of a file of any size, or None if there is no such file."""

@@ -90,4 +90,6 @@ def _parsed(line: str) -> dict[str, Any] | None:
         found = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) and "reservoirId" in found and "reservoirVersion" in found else None
+    if not isinstance(found, dict) or not isinstance(found.get("reservoirId"), str):
+        return None
+    return found if isinstance(found.get("reservoirVersion"), int) else None

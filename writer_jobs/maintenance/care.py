@@ -38,7 +38,7 @@ class Care:
         lock_timeout_seconds: to wait for each lock; None: the manager's.
         deferred: context in which a write is not interrupted, given what cancels it; see
             :meth:`writer_jobs.job.stopping.StopSignals.deferred`.
-        say: told of everything that is done.
+        say: told of everything that is done, with the report so far.
         parallel: how many partitions are worked on at the same time.
         partitions_per_commit: how many small partitions one commit rewrites at most; see :func:`.plan.plan`.
         hold_at_most_seconds: a partition that has lost each of its races is rewritten with its lock held, for so long
@@ -58,7 +58,7 @@ class Care:
         *,
         lock_timeout_seconds: float | None = None,
         deferred: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda _: nullcontext(),
-        say: Callable[[Done], None] = lambda _: None,
+        say: Callable[[Done, CareReport], None] = lambda _done, _report: None,
         parallel: int = PARALLEL,
         partitions_per_commit: int = PARTITIONS_PER_COMMIT,
         hold_at_most_seconds: float = HOLD_AT_MOST_SECONDS,
@@ -182,7 +182,7 @@ class Care:
                         waiting += unit.again(made.work_seconds)
                         continue
                     report = self._reported(replace(report, done=(*report.done, made)))
-                    self._say(made)
+                    self._say(made, report)
             if ends_all is not None:
                 raise ends_all
         return report

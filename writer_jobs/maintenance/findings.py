@@ -105,6 +105,17 @@ def _unordered(health: TableHealth, policy: Policy) -> Iterator[Finding]:
         )
 
 
+def _lost_order(health: TableHealth, _: Policy) -> Iterator[Finding]:
+    if health.order_problem is not None:
+        yield Finding(
+            code="lost-order",
+            says=f"no rows are put in Z-order, for what sluice.maintenance.zorderBy says cannot be done: "
+            f"{health.order_problem}",
+            action=None,
+            advice="set the property to columns that the table has, or unset it",
+        )
+
+
 def _unclustered(health: TableHealth, policy: Policy) -> Iterator[Finding]:
     new = health.total.unclustered
     many = share(new.size, health.total.total.size) >= policy.unordered_share
@@ -169,7 +180,7 @@ def _orphans(health: TableHealth, policy: Policy) -> Iterator[Finding]:
 def _old_checkpoint(health: TableHealth, _: Policy) -> Iterator[Finding]:
     log = health.log
     if log.since_checkpoint >= 2 * log.checkpoint_interval:
-        since = "there is no checkpoint" if log.checkpoint_version is None else "since the newest checkpoint"
+        since = "and no checkpoint" if log.checkpoint_version is None else "since the newest checkpoint"
         yield Finding(
             code="old-checkpoint",
             says=f"{log.since_checkpoint:,} versions {since}: each new reader reads every one of them",
@@ -252,6 +263,7 @@ def _tiny_partitions(health: TableHealth, policy: Policy) -> Iterator[Finding]:
 RULES: Mapping[str, Callable[[TableHealth, Policy], Iterator[Finding]]] = {
     "small-files": _small_files,
     "unordered": _unordered,
+    "lost-order": _lost_order,
     "unclustered": _unclustered,
     "deleted-rows": _deleted_rows,
     "expired-files": _expired_files,

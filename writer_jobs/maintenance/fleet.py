@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from lock_manager import SluiceError
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
+from writer_jobs.delta.table_log import locate_table
 from writer_jobs.errors import StorageError, TableError
 
 _PROVIDER = "Provider"
@@ -28,23 +30,40 @@ def tables_of(
 
     Raises:
         StorageError: the list cannot be read.
-        TableError: there is no such database.
+        TableError: there is no such database, or no table in it, or in the list.
 
     """
     found = list(named)
     if listed_in is not None:
         found += _listed(spark, listed_in)
-    if catalog is not None:
-        found += _in_catalog(spark, catalog)
-    return list(dict.fromkeys(found))
+    of_catalog = [] if catalog is None else _in_catalog(spark, catalog)
+    return _each_once(spark, [*found, *of_catalog]) if found else of_catalog
+
+
+def _each_once(spark: SparkSession, tables: Sequence[str]) -> list[str]:
+    once: dict[str, str] = {}
+    for table in tables:
+        once.setdefault(_place(spark, table), table)
+    return list(once.values())
+
+
+def _place(spark: SparkSession, table: str) -> str:
+    """Return where a table is; of what is none, the name: whoever looks after it says what is wrong."""
+    try:
+        return locate_table(spark, table)
+    except SluiceError:
+        return table
 
 
 def _listed(spark: SparkSession, path: str) -> list[str]:
     text = HadoopFiles.of(spark).read_text(path)
     if text is None:
         raise StorageError(f"{path}: there is no such list of tables")
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    return [line for line in lines if line]
+    # Some editors begin a file with the mark of UTF-8.
+    lines = (line.partition("#")[0].strip() for line in text.removeprefix("\ufeff").splitlines())
+    if not (tables := [line for line in lines if line]):
+        raise TableError(f"{path} lists no table")
+    return tables
 
 
 def _in_catalog(spark: SparkSession, database: str) -> list[str]:
@@ -54,7 +73,9 @@ def _in_catalog(spark: SparkSession, database: str) -> list[str]:
         names = [f"{within}.{quoted(row['tableName'])}" for row in tables]
     except (*JVM_ERRORS, PySparkException) as error:
         raise TableError(f"the tables of {database} cannot be listed: {one_sentence(error)}") from error
-    return [name for name in names if _may_be_delta(spark, name)]
+    if not (tables := [name for name in names if _may_be_delta(spark, name)]):
+        raise TableError(f"{database} has no Delta tables")
+    return tables
 
 
 def _may_be_delta(spark: SparkSession, name: str) -> bool:

@@ -149,6 +149,7 @@ class TableHealth:
         partition_columns: in partition order.
         clustering_columns: by which Delta clusters; empty: it does not.
         zorder_by: by which the table's policy wants Z-order.
+        order_problem: why its policy's columns are not followed; None: they are, or there are none.
         target_file_size: bytes that a file is to have.
         partitions: each one that has files.
         log: its log.
@@ -169,6 +170,7 @@ class TableHealth:
     partition_columns: tuple[str, ...]
     clustering_columns: tuple[str, ...] = ()
     zorder_by: tuple[str, ...] = ()
+    order_problem: str | None = None
     target_file_size: int
     partitions: tuple[PartitionHealth, ...]
     log: LogHealth

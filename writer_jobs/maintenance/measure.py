@@ -102,9 +102,10 @@ def _measured(spark: SparkSession, log: DeltaTableLog) -> Measured:
     if (state := snapshot.state) is None:
         raise TableError(f"there is no Delta table at {log.location}")
     policy = Policy.of(snapshot.properties, uri)
-    refuse_no_columns(policy.zorder_by, state, uri)
     try:
         clustered_by = snapshot.clustering_columns
+        if (order_problem := _no_order(policy.zorder_by, state, clustered_by)) is not None:
+            policy = replace(policy, zorder_by=())
         keepers, log_retention, problem = _keepers(spark, snapshot, policy)
         versions = _LogFiles(spark, snapshot, log_retention)
         partitions = tuple(_partitions(spark, snapshot, state, policy))
@@ -122,6 +123,7 @@ def _measured(spark: SparkSession, log: DeltaTableLog) -> Measured:
         partition_columns=state.partition_columns,
         clustering_columns=clustered_by,
         zorder_by=policy.zorder_by,
+        order_problem=order_problem,
         target_file_size=policy.target_file_size,
         partitions=partitions,
         log=versions.health,
@@ -150,32 +152,29 @@ def ordered_by(found: Measured, columns: tuple[str, ...]) -> Measured:
 
     """
     health = found.health
-    if health.clustering_columns:
-        clustered_by = ", ".join(health.clustering_columns)
-        raise TableError(f"{health.table} is clustered by {clustered_by}, and takes no Z-order: --cluster it")
-    refuse_no_columns(columns, found.state, health.table)
+    if (problem := _no_order(columns, found.state, health.clustering_columns)) is not None:
+        raise TableError(f"{health.table} cannot be put in Z-order by {', '.join(columns)}: {problem}")
     # Nothing says when that was done the last time.
     parts = tuple(replace(part, unordered=part.total) for part in health.partitions)
     return replace(
         found,
-        health=replace(health, zorder_by=columns, partitions=parts),
+        health=replace(health, zorder_by=columns, order_problem=None, partitions=parts),
         policy=replace(found.policy, zorder_by=columns),
     )
 
 
-def refuse_no_columns(columns: Sequence[str], state: TableState, table: str) -> None:
-    """Make sure that rows can be put in Z-order by columns.
-
-    Raises:
-        TableError: one is no column of the table, or a partition column.
-
-    """
+def _no_order(columns: Sequence[str], state: TableState, clustered_by: Sequence[str]) -> str | None:
+    """Return why rows cannot be put in Z-order by columns; None: they can."""
+    if columns and clustered_by:
+        return f"the table is clustered by {', '.join(clustered_by)}"
     known = {name.lower() for name in state.schema.names}
     partitioned_by = {name.lower() for name in state.partition_columns}
     for name in columns:
-        if name.lower() not in known or name.lower() in partitioned_by:
-            which = "a partition column" if name.lower() in partitioned_by else "no column"
-            raise TableError(f"{table} cannot be put in Z-order by {name}, which is {which} of it")
+        if name.lower() in partitioned_by:
+            return f"{name} is a partition column"
+        if name.lower() not in known:
+            return f"{name} is no column of the table"
+    return None
 
 
 def _partitions(
@@ -366,9 +365,13 @@ class _LogFiles:
         begin = max(
             (version for version, at in self._at.items() if at <= week_ago), default=min(self._at, default=None)
         )
-        if begin is None or (span := self._now.timestamp() - self._at[begin]) < _HOUR.total_seconds():
+        if begin is None:
             return None, None
-        days = span / timedelta(days=1).total_seconds()
+        # What was the newest version a week ago may be much older.
+        span = min(self._now.timestamp() - self._at[begin], _WEEK.total_seconds())
+        if span < _HOUR.total_seconds():
+            return None, None
+        days = span / _DAY_SECONDS
         commits = (self._snapshot.version - begin) / days
         try:
             return (self._snapshot.size - log.snapshot_at(begin).size) / days, commits

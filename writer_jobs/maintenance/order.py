@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Collection, Sequence
 
 from pyspark.sql import SparkSession
 
-from lock_manager import SluiceError
 from writer_jobs.maintenance.measure import Measured, measure, ordered_by
 from writer_jobs.maintenance.plan import plan
 from writer_jobs.maintenance.policy import Action
+
+log = logging.getLogger(__name__)
 
 #: To look at the tables takes no more than this share of the budget.
 _LOOKING = 0.5
@@ -48,8 +50,8 @@ def most_valuable_first(
         try:
             found = measure(spark, table)
             wanted = ordered_by(found, zorder_by) if zorder_by else found
-        except SluiceError:
-            # Whoever looks after it says what is wrong.
+        except Exception as error:  # noqa: BLE001 (whoever looks after it says what is wrong)
+            log.info("%s comes last: %s", table, error)
             continue
         known.append((sum(unit.worth for unit in plan(wanted.health, wanted.policy, actions)), table, found))
     known.sort(key=lambda each: -each[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,10 @@ from writer_jobs.maintenance.result import CareReport, Done
 log = logging.getLogger(__name__)
 
 _BUDGET_OVER = "the budget was over"
+# While a table is worked on the report is written no more often than that, and for a small part of the time: that of a
+# table of many partitions is long.
+_WRITE_SECONDS = 1.0
+_WRITE_SHARE = 20
 
 
 class Published:
@@ -50,16 +55,21 @@ class Published:
         self._reports: list[CareReport] = []
         self._failed: dict[str, str] = {}
         self._is_unwritten = False
+        self._under_way: CareReport | None = None
+        self._write_again_at = 0.0
         self._tables: list[dict[str, Any]] = []
 
     def begun(self) -> None:
-        """Write the page and the report with no table yet: if they cannot be written, nothing is done in vain.
+        """Write the report and a page with no table yet: if they cannot be written, nothing is done in vain.
+
+        A page that is there stays until there is something to show.
 
         Raises:
             StorageError: the report or the page cannot be written.
 
         """
-        self._write()
+        has_page = self._page_uri is not None and self._files.status(self._page_uri) is not None
+        self._write(with_page=not has_page)
 
     def measured(self, report: CareReport) -> None:
         """Say how a table was found."""
@@ -81,12 +91,22 @@ class Published:
             said = {**finding.to_json(), "partitions": len(finding.partitions)}
             self._output.said("finding", table=health.table, **said)
 
-    def done(self, done: Done) -> None:
-        """Say what was done."""
-        self._output.said("done", **done.to_json())
+    def done(self, done: Done, report: CareReport) -> None:
+        """Say what was done, and note it in the report: whatever ends the job may leave no time for that.
+
+        Args:
+            done: what.
+            report: what is known of the table, and was done to it, so far.
+
+        """
+        self._output.said("done", table=report.before.table, **done.to_json())
+        self._under_way = report
+        if time.monotonic() >= self._write_again_at:
+            self._try_to_write(with_page=False)
 
     def cared_for(self, report: CareReport) -> None:
         """Take the report of a table that was looked after, or only measured."""
+        self._under_way = None
         self._reports.append(report)
         if self._gauges is not None:
             if report.after is not None:
@@ -106,6 +126,7 @@ class Published:
 
     def skipped(self, table: str, found: Measured | None) -> None:
         """Note a table for which there was no time, and how it was found, if that is known."""
+        table = table if found is None else found.health.table
         self._tables.append({"table": table, "skipped": _BUDGET_OVER})
         if found is not None:
             report = CareReport.found(found.health, found.policy)
@@ -126,6 +147,8 @@ class Published:
             report: what is known of it, and was done to it before; None: nothing.
 
         """
+        self._under_way = None
+        table = table if report is None else report.before.table
         self._failed[table] = sentence
         if report is not None:
             self._reports.append(report)
@@ -147,16 +170,20 @@ class Published:
         if self._is_unwritten:
             self._write()
 
-    def _try_to_write(self) -> None:
+    def _try_to_write(self, *, with_page: bool = True) -> None:
         """Write, or leave it for later: the other tables are looked after all the same."""
         try:
-            self._write()
+            self._write(with_page=with_page)
         except StorageError as error:
             log.warning("written later: %s", error)
             self._is_unwritten = True
 
-    def _write(self) -> None:
-        self._note(tables=self._tables)
-        if self._page_uri is not None:
+    def _write(self, *, with_page: bool = True) -> None:
+        begun = time.monotonic()
+        under_way = [] if self._under_way is None else [self._under_way.to_json()]
+        self._note(tables=[*self._tables, *under_way])
+        if with_page and self._page_uri is not None:
             self._files.write_text(self._page_uri, page(self._reports, self._failed))
-        self._is_unwritten = False
+        self._is_unwritten = self._is_unwritten and not with_page
+        ended = time.monotonic()
+        self._write_again_at = ended + max(_WRITE_SECONDS, _WRITE_SHARE * (ended - begun))

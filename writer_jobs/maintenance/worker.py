@@ -14,7 +14,7 @@ from uuid import uuid4
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lock_manager import LockCancelledError, LockManager, SluiceError
+from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
 from lock_manager.commit_stamp import MAINTENANCE
 from lock_manager.coordinator import Inspector
 from lock_manager.errors import EnsembleFormatError, EnsembleRefusedError, EnsembleUnavailableError
@@ -216,11 +216,11 @@ class Worker:
     def _checkpointed(self, made: Done) -> Done:
         with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout) as hold:
             version = self.log.make_newest_checkpoint()
-        return replace(made, version=version, held_seconds=(hold.released_at or time.time()) - hold.acquired_at)
+        return replace(made, version=version, held_seconds=_held_seconds(hold))
 
     def _cleaned(self, made: Done) -> Done:
         before = self._log_total()
-        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout):
+        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout) as hold:
             # As late as can be: of a pin, or a stream's name, that came meanwhile.
             snapshot = self.log.snapshot()
             streams = Policy.of(snapshot.properties, self.table).streams
@@ -232,11 +232,15 @@ class Worker:
         after = self._log_total()
         # Others write versions and checkpoints meanwhile.
         gone = FileTotals(max(0, before.files - after.files), max(0, before.size - after.size))
-        return replace(made, removed=gone)
+        return replace(made, removed=gone, held_seconds=_held_seconds(hold))
 
     def _log_total(self) -> FileTotals:
         rows = listed_log(self._spark, self._writer.location).select("length").collect()
         return FileTotals(len(rows), sum(row[0] for row in rows))
+
+
+def _held_seconds(hold: Hold) -> float:
+    return (hold.released_at or time.time()) - hold.acquired_at
 
 
 def _of_commit(made: Done, result: CommitResult) -> Done:
