@@ -17,6 +17,9 @@ def main() -> None:
         from sluice.commands.app import app  # noqa: PLC0415 (may be missing what it needs)
 
         app(prog_name="sluice")
+    except KeyboardInterrupt:
+        # While it is still being loaded.
+        sys.exit(130)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _CLI_PACKAGES:
