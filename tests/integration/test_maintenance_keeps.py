@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -26,6 +25,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.listings import listed_files
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.delta.version_files import VersionFiles
+from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.folder import Keepers
 from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.policy import Action
@@ -459,16 +459,35 @@ def test_the_log_keeps_the_versions_that_a_pin_or_a_stream_needs(
 
 
 @pytest.mark.parametrize(
-    ("broken", "says"),
+    ("file", "content", "says"),
     [
-        ("stream/offsets", "stream is not there"),
-        ("stream/offsets/0", "the stream with this checkpoint reads no Delta table"),
-        ("table/_sluice_pins/audit.json", "audit.json is not text in UTF-8"),
+        ("stream/offsets/0", b'{"reservoirId": "ID", "reservoirVersion": null}', "reads no Delta table"),
+        ("stream/offsets/0", b"\xff\xfe", "offsets/0 is not text in UTF-8"),
+        ("table/_sluice_pins/audit.json", b"\xff\xfe", "audit.json is not text in UTF-8"),
     ],
 )
-def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
-    broken: str,
+def test_a_pin_or_a_stream_that_cannot_be_read_is_found(
+    file: str,
+    content: bytes,
     says: str,
+    spark: SparkSession,
+    table: Path,
+    tmp_path: Path,
+    put: Callable[..., None],
+    properties: Callable[..., None],
+) -> None:
+    put([0])
+    if file.startswith("stream"):
+        properties(sluice__maintenance__streams=str(tmp_path / "stream"))
+    identity = measure(spark, str(table)).health.table_id
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_bytes(content.replace(b"ID", identity.encode()))
+    found = measure(spark, str(table))
+    assert says in str(found.health.folder.problem)
+    assert "lost-keeper" in {finding.code for finding in find(found.health, found.policy)}
+
+
+def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
     spark: SparkSession,
     table: Path,
     tmp_path: Path,
@@ -478,19 +497,12 @@ def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
 ) -> None:
     for key in range(6):
         put([key])
-    if broken.startswith("stream"):
-        properties(sluice__maintenance__streams=str(tmp_path / "stream"))
-    if broken != "stream/offsets":
-        file = tmp_path / broken
-        file.parent.mkdir(parents=True, exist_ok=True)
-        identity = measure(spark, str(table)).health.table_id
-        offset = {"reservoirId": identity, "reservoirVersion": None}
-        file.write_bytes(b"\xff\xfe" if broken.startswith("table") else json.dumps(offset).encode())
+    properties(sluice__maintenance__streams=str(tmp_path / "nowhere"))
     orphan = table / "place=a" / "part-orphan.parquet"
     orphan.write_bytes(b"x")
     made_all_old(table)
     report = care()
-    assert says in str(report.before.folder.problem)
+    assert "nowhere is not there" in str(report.before.folder.problem)
     codes = [finding.code for finding in report.findings]
     assert "lost-keeper" in codes
     assert "orphans" not in codes
@@ -499,7 +511,7 @@ def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
         (Action.COMPACT, True),
         (Action.VACUUM, False),
     ]
-    assert says in str(report.failure)
+    assert "nowhere is not there" in str(report.failure)
     report = care(Action.VACUUM, Action.CLEAN_LOG)
     assert [each.failure is None for each in report.done] == [False, False]
     assert orphan.exists()
