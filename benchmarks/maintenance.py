@@ -38,6 +38,7 @@ from writer_jobs.delta.session import GUARD_MODE, session_with
 from writer_jobs.maintenance.care import Care
 from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.policy import Action, Policy
+from writer_jobs.maintenance.worker import Worker
 
 TARGET = Policy().target_file_size
 SIZES = {
@@ -165,7 +166,8 @@ def print_figures(
 
         def run() -> float:
             times: list[float] = []
-            made = Care(spark, manager, inspector, table, say=lambda *_: times.append(time.time()), **how)
+            worker = Worker(spark, manager, inspector, table)
+            made = Care(worker, say=lambda _: times.append(time.time()), **how)
             report = made.run([Action.COMPACT], measured=lambda _: times.append(time.time()))
             assert report.done
             assert all(each.problem is None for each in report.done), report.done

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHELL_BASE = 128
@@ -31,25 +30,20 @@ def interruptible() -> Iterator[None]:
     A signal that this process was started to ignore (``nohup``) stays ignored. Only the main thread can do this (a rule
     of Python's ``signal``).
     """
-    before = _handlers()
 
     def interrupt(number: int, _frame: object) -> None:
-        for each in before:
+        for each in _ASKING:
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(number)
 
-    for number in before:
-        signal.signal(number, interrupt)
     try:
-        yield
+        with _handled_by(interrupt):
+            yield
     except Interrupted:
         raise
     except KeyboardInterrupt as stop:
         # A library has put a handler of its own in place of ours.
         raise Interrupted(signal.SIGINT) from stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -59,20 +53,24 @@ def held_back() -> Iterator[None]:
     It comes then also if the block fails: what is started may have got the same signal. The handlers are again those
     from before: PySpark puts one of its own in place of that of Ctrl-C.
     """
-    before = {number: signal.getsignal(number) for number in _ASKING}
     held: list[int] = []
-    for number in _handlers():
-        signal.signal(number, lambda number, _: held.append(number))
     try:
-        yield
+        with _handled_by(lambda number, _: held.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if held:
             signal.raise_signal(held[0])
 
 
-def _handlers() -> dict[int, Any]:
-    """Return the handlers of those signals that this process was not started to ignore."""
-    handlers = {number: signal.getsignal(number) for number in _ASKING}
-    return {number: handler for number, handler in handlers.items() if handler is not signal.SIG_IGN}
+@contextmanager
+def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Have a handler take the signals that this process was not started to ignore; put back all that were there."""
+    before = {number: signal.getsignal(number) for number in _ASKING}
+    for number, found in before.items():
+        if found is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, found in before.items():
+            signal.signal(number, found)

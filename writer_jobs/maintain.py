@@ -23,6 +23,7 @@ try:
     from writer_jobs.maintenance.measure import Measured
     from writer_jobs.maintenance.order import most_valuable_first
     from writer_jobs.maintenance.publish import Published
+    from writer_jobs.maintenance.worker import Worker
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
         raise
@@ -70,17 +71,20 @@ def _look_after(
     """Look after one table, publish what was done, also if it fails, and return the first thing that failed."""
     arguments, care = context.arguments, None
     try:
-        care = Care(
+        worker = Worker(
             context.spark,
             context.manager,
             inspector,
             table,
             lock_timeout_seconds=arguments.lock_timeout,
+            hold_at_most_seconds=arguments.hold_at_most,
+        )
+        care = Care(
+            worker,
             deferred=context.stop.deferred,
             say=published.done,
             parallel=arguments.parallel,
             partitions_per_commit=arguments.partitions_per_commit,
-            hold_at_most_seconds=arguments.hold_at_most,
         )
         report = care.run(
             arguments.wanted,

@@ -235,12 +235,13 @@ def health(
     from sluice.health import examine, print_json, print_report, write_page  # noqa: PLC0415
 
     reports, failed = examine(tables, conf_of(conf))
-    console = Console(highlight=False)
-    if as_json and reports:
+    if reports and as_json:
         print_json(reports)
-    for report in () if as_json else reports:
-        print_report(report, console)
-    if page is not None and reports:
+    elif reports:
+        console = Console(highlight=False)
+        for report in reports:
+            print_report(report, console)
+    if reports and page is not None:
         write_page(reports, failed, page)
     if failed:
         first, *others = failed.values()

@@ -338,9 +338,11 @@ def care(
     """Look after the table: ``care(Action.COMPACT)``; without an action, as ``--auto`` does."""
     from writer_jobs.maintenance.care import Care
     from writer_jobs.maintenance.plan import PARALLEL
+    from writer_jobs.maintenance.worker import Worker
 
     def run(*actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 30, **how: Any) -> CareReport:
-        made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=lock_timeout_seconds, parallel=parallel)
+        worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=lock_timeout_seconds)
+        made = Care(worker, parallel=parallel)
         return made.run(actions or None, **how)
 
     return run

@@ -150,14 +150,14 @@ def test_an_error_that_nobody_expects_keeps_no_other_table_back(
     from writer_jobs import maintain as job
 
     bad, good = lake("bad", 6), lake("good", 6)
-    real = job.Care
+    real = job.Worker
 
-    def care(*where: Any, **how: Any) -> Any:
+    def worker(*where: Any, **how: Any) -> Any:
         if str(bad) in where:
             raise RuntimeError("a defect")
         return real(*where, **how)
 
-    monkeypatch.setattr(job, "Care", care)
+    monkeypatch.setattr(job, "Worker", worker)
     done = maintain("--table", bad, "--table", good, "--auto")
     assert (done.code, "unexpected RuntimeError: a defect" in done.error) == (1, True)
     assert [files_of(spark, each) for each in (bad, good)] == [6, 1]

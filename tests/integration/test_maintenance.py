@@ -25,7 +25,7 @@ from writer_jobs.maintenance.plan import plan
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
 from writer_jobs.maintenance.turn import TURN, give_way, turn_of
-from writer_jobs.maintenance.worker import TRIES
+from writer_jobs.maintenance.worker import TRIES, Worker
 
 pytestmark = pytest.mark.spark
 
@@ -280,7 +280,7 @@ def test_of_two_maintainers_the_second_one_leaves(
 ) -> None:
     for key in range(5):
         put([key])
-    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=0.2)
+    made = Care(Worker(spark, manager, inspector, str(table), lock_timeout_seconds=0.2))
     with turn_of(manager, writer.table, 5):
         with pytest.raises(LockTimeoutError, match=TURN):
             made.run()
@@ -335,11 +335,8 @@ def test_a_compaction_that_loses_its_race_is_left_for_later_and_keeps_nobody_bac
     commit = StagedWrite._commit
     monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
     said: list[Done] = []
-
-    def say(done: Done, _: CareReport) -> None:
-        said.append(done)
-
-    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, say=say, parallel=1)
+    worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=30)
+    made = Care(worker, say=lambda so_far: said.append(so_far.done[-1]), parallel=1)
     report = made.run([Action.COMPACT])
     assert lost == ["a"] * (TRIES - 1)
     assert [(each.partitions[0]["place"], each.problem) for each in report.done] == [("b", None), ("a", None)]
@@ -363,7 +360,8 @@ def test_small_partitions_in_one_commit_that_loses_its_race_are_done_one_by_one(
             put([key], place)
 
     def look_after() -> CareReport:
-        made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, partitions_per_commit=8, parallel=1)
+        worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=30)
+        made = Care(worker, partitions_per_commit=8, parallel=1)
         return made.run([Action.COMPACT])
 
     raced = threading.Thread(target=lambda: writer.update({"value": "concat(value, '!')"}, "place = 'c'"))
@@ -411,7 +409,8 @@ def test_a_partition_that_loses_every_race_is_rewritten_with_its_lock_in_the_end
         commit(self, *args)
 
     monkeypatch.setattr(StagedWrite, "_commit", raced)
-    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=60, hold_at_most_seconds=hold_at_most)
+    worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=60, hold_at_most_seconds=hold_at_most)
+    made = Care(worker)
     report = made.run([Action.COMPACT])
     monkeypatch.undo()
     assert {each.partitions[0]["place"] for each in report.done} == {"a", "b"}
@@ -448,11 +447,8 @@ def test_what_is_committed_beside_what_ends_the_work_is_in_the_report(
 
     monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
     said: list[Done] = []
-
-    def say(done: Done, _: CareReport) -> None:
-        said.append(done)
-
-    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, parallel=2, say=say)
+    worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=30)
+    made = Care(worker, say=lambda so_far: said.append(so_far.done[-1]), parallel=2)
     with pytest.raises(LockCancelledError):
         made.run([Action.COMPACT])
     assert made.report is not None
@@ -614,7 +610,7 @@ def test_partitions_are_worked_on_beside_each_other(
             running.remove(place)
 
     monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
-    made = Care(spark, manager, inspector, str(table), lock_timeout_seconds=30, parallel=parallel)
+    made = Care(Worker(spark, manager, inspector, str(table), lock_timeout_seconds=30), parallel=parallel)
     report = made.run([Action.COMPACT])
     assert max(most) == parallel
     assert sorted(begun) == list("abcd")
@@ -648,7 +644,7 @@ def test_a_maintainer_that_is_stopped_leaves_what_waits_and_begins_no_more(
     own = ZookeeperLockManager(manager.settings)
 
     def look_after() -> None:
-        made = Care(spark, own, inspector, str(table), lock_timeout_seconds=60, deferred=deferred, parallel=2)
+        made = Care(Worker(spark, own, inspector, str(table), lock_timeout_seconds=60), deferred=deferred, parallel=2)
         try:
             made.run([Action.COMPACT])
         except LockCancelledError as error:

@@ -10,10 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 
-from pyspark.sql import SparkSession
-
-from lock_manager import Hold, LockManager, ResourceError, SluiceError
-from lock_manager.coordinator import Inspector
+from lock_manager import Hold, ResourceError, SluiceError
 from writer_jobs.commit.background_write import CANCEL_AGAIN_SECONDS
 from writer_jobs.errors import MaintenanceError, StorageError
 from writer_jobs.maintenance.findings import find
@@ -21,8 +18,7 @@ from writer_jobs.maintenance.measure import Measured, measure, ordered_by
 from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT, Unit, plan
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
-from writer_jobs.maintenance.turn import turn_of
-from writer_jobs.maintenance.worker import HOLD_AT_MOST_SECONDS, TRIES, Worker
+from writer_jobs.maintenance.worker import TRIES, Worker
 
 log = logging.getLogger(__name__)
 
@@ -31,51 +27,27 @@ class Care:
     """Looks after one table.
 
     Args:
-        spark: a session with the guarded log store.
-        manager: gives the locks.
-        inspector: looks at who waits for them.
-        table: location or name in the catalog.
-        lock_timeout_seconds: to wait for each lock; None: the manager's.
+        worker: does what is to be done to it.
         deferred: context in which a write is not interrupted, given what cancels it; see
             :meth:`writer_jobs.job.stopping.StopSignals.deferred`.
-        say: told of everything that is done, with the report so far.
+        say: told of the report so far, whenever something was done: the last of :attr:`.CareReport.done`.
         parallel: how many partitions are worked on at the same time.
         partitions_per_commit: how many small partitions one commit rewrites at most; see :func:`.plan.plan`.
-        hold_at_most_seconds: a partition that has lost each of its races is rewritten with its lock held, for so long
-            at most; 0: never.
-
-    Raises:
-        TableError, StorageError: no such table, or it cannot be read.
 
     """
 
     def __init__(
         self,
-        spark: SparkSession,
-        manager: LockManager,
-        inspector: Inspector,
-        table: str,
+        worker: Worker,
         *,
-        lock_timeout_seconds: float | None = None,
         deferred: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda _: nullcontext(),
-        say: Callable[[Done, CareReport], None] = lambda _done, _report: None,
+        say: Callable[[CareReport], None] = lambda _: None,
         parallel: int = PARALLEL,
         partitions_per_commit: int = PARTITIONS_PER_COMMIT,
-        hold_at_most_seconds: float = HOLD_AT_MOST_SECONDS,
     ) -> None:
-        self._spark = spark
-        self._manager = manager
-        self._worker = Worker(
-            spark,
-            manager,
-            inspector,
-            table,
-            lock_timeout_seconds=lock_timeout_seconds,
-            hold_at_most_seconds=hold_at_most_seconds,
-        )
+        self._worker = worker
         #: What is known of the table, and was done to it, so far; None: it could not be looked at.
         self.report: CareReport | None = None
-        self._timeout = lock_timeout_seconds
         self._deferred = deferred
         self._say = say
         self._parallel = parallel
@@ -116,7 +88,7 @@ class Care:
             report = self._reported(CareReport.found(found.health, found.policy))
             measured(report)
             return report
-        with turn_of(self._manager, self._worker.table, self._timeout) as turn:
+        with self._worker.turn() as turn:
             if found is None or not self._is_of_now(found):
                 found = self._measured()
             if zorder_by:
@@ -133,7 +105,7 @@ class Care:
 
     def _measured(self) -> Measured:
         try:
-            return measure(self._spark, self._worker.log.location)
+            return measure(self._worker.spark, self._worker.log.location)
         except StorageError as error:
             raise MaintenanceError(table=self._worker.table, reason=str(error)) from error
 
@@ -182,7 +154,7 @@ class Care:
                         waiting += unit.again(made.work_seconds)
                         continue
                     report = self._reported(replace(report, done=(*report.done, made)))
-                    self._say(made, report)
+                    self._say(report)
             if ends_all is not None:
                 raise ends_all
         return report

@@ -15,7 +15,7 @@ from writer_jobs.job.output import JobOutput
 from writer_jobs.maintenance.gauges import HealthGauges
 from writer_jobs.maintenance.measure import Measured
 from writer_jobs.maintenance.page import page
-from writer_jobs.maintenance.result import CareReport, Done
+from writer_jobs.maintenance.result import CareReport
 
 log = logging.getLogger(__name__)
 
@@ -91,15 +91,14 @@ class Published:
             said = {**finding.to_json(), "partitions": len(finding.partitions)}
             self._output.said("finding", table=health.table, **said)
 
-    def done(self, done: Done, report: CareReport) -> None:
-        """Say what was done, and note it in the report: whatever ends the job may leave no time for that.
+    def done(self, report: CareReport) -> None:
+        """Say what was done last, and note it in the report: whatever ends the job may leave no time for that.
 
         Args:
-            done: what.
             report: what is known of the table, and was done to it, so far.
 
         """
-        self._output.said("done", table=report.before.table, **done.to_json())
+        self._output.said("done", table=report.before.table, **report.done[-1].to_json())
         self._under_way = report
         if time.monotonic() >= self._write_again_at:
             self._try_to_write(with_page=False)
@@ -184,6 +183,7 @@ class Published:
         self._note(tables=[*self._tables, *under_way])
         if with_page and self._page_uri is not None:
             self._files.write_text(self._page_uri, page(self._reports, self._failed))
-        self._is_unwritten = self._is_unwritten and not with_page
+        if with_page:
+            self._is_unwritten = False
         ended = time.monotonic()
         self._write_again_at = ended + max(_WRITE_SECONDS, _WRITE_SHARE * (ended - begun))

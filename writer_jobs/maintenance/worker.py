@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from uuid import uuid4
@@ -32,7 +32,7 @@ from writer_jobs.maintenance.health import FileTotals
 from writer_jobs.maintenance.plan import Unit
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import Done
-from writer_jobs.maintenance.turn import give_way, is_of_this_process
+from writer_jobs.maintenance.turn import give_way, is_of_this_process, turn_of
 from writer_jobs.maintenance.vacuum import vacuum
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -81,7 +81,8 @@ class Worker:
         lock_timeout_seconds: float | None = None,
         hold_at_most_seconds: float = HOLD_AT_MOST_SECONDS,
     ) -> None:
-        self._spark = spark
+        #: The session.
+        self.spark = spark
         self._manager = manager
         self._inspector = inspector
         # With it each rewrite would hold the lock over all of its work, see docs/gate.md.
@@ -103,6 +104,10 @@ class Worker:
         """The table's log."""
         return self._writer.log
 
+    def turn(self) -> AbstractContextManager[Hold]:
+        """Be the only one who looks after the table, for a block; see :func:`.turn.turn_of`."""
+        return turn_of(self._manager, self.table, self._timeout)
+
     @property
     def is_stopped(self) -> bool:
         """Whether :meth:`stop` was called."""
@@ -113,7 +118,7 @@ class Worker:
         self._stopped.set()
         # The JVM may be what is gone.
         with suppress(*JVM_ERRORS):
-            self._spark.sparkContext.cancelJobsWithTag(self._tag)
+            self.spark.sparkContext.cancelJobsWithTag(self._tag)
         self._manager.cancel(self._checkpoint_lock)
         self._writer.cancel()
 
@@ -144,7 +149,7 @@ class Worker:
             made = replace(made, gave_way_seconds=waited)
             if self.is_stopped:
                 return replace(made, problem="the job was stopped")
-            self._spark.sparkContext.addJobTag(self._tag)
+            self.spark.sparkContext.addJobTag(self._tag)
             made = self._done(unit, policy, made)
         except WriteConflictError as error:
             made = replace(made, problem=str(error), waited_seconds=error.waited_seconds)
@@ -201,7 +206,7 @@ class Worker:
         return [{names[name]: value for name, value in values.items()} for values in partitions]
 
     def _vacuumed(self, made: Done) -> Done:
-        removed = vacuum(self._spark, self._writer.location, manager=self._manager, lock_timeout_seconds=self._timeout)
+        removed = vacuum(self.spark, self.log.location, manager=self._manager, lock_timeout_seconds=self._timeout)
         return replace(
             made,
             removed=FileTotals(removed.files, removed.size),
@@ -224,8 +229,8 @@ class Worker:
             # As late as can be: of a pin, or a stream's name, that came meanwhile.
             snapshot = self.log.snapshot()
             streams = Policy.of(snapshot.properties, self.table).streams
-            keepers = Keepers.of(self._spark, snapshot, streams)
-            retention = log_retention_seconds(self._spark, snapshot, keepers)
+            keepers = Keepers.of(self.spark, snapshot, streams)
+            retention = log_retention_seconds(self.spark, snapshot, keepers)
             if math.isinf(retention):
                 raise TableError(f"a stream of {self.table} has read too little, and may need any version")
             self.log.clean_up(retention)
@@ -235,7 +240,7 @@ class Worker:
         return replace(made, removed=gone, held_seconds=_held_seconds(hold))
 
     def _log_total(self) -> FileTotals:
-        rows = listed_log(self._spark, self._writer.location).select("length").collect()
+        rows = listed_log(self.spark, self.log.location).select("length").collect()
         return FileTotals(len(rows), sum(row[0] for row in rows))
 
 
