@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -433,6 +435,50 @@ def test_a_record_is_never_written_over_another(spark: SparkSession, s3: Any, tm
     with pytest.raises(StorageError, match="exists already with another text, and is not replaced"):
         files.create_text(path, "another")
     assert files.read_text(path) == "one"
+
+
+def test_whoever_reads_a_report_while_it_is_replaced_has_all_of_the_old_or_of_the_new(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    files, path = HadoopFiles.of(spark), f"{tmp_path}/new/folder/r.json"
+    texts = ["one" * 10_000, "two" * 10_000]
+    # Hadoop's local file system keeps a checksum in another file.
+    files.create_text(path, texts[0])
+    seen, is_over = Counter[str](), threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            seen[files.read_text(path) or ""] += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        try:
+            while len(seen) < len(texts) or sum(seen.values()) < 30:
+                for text in reversed(texts):
+                    files.write_text(path, text)
+                assert not reading.done(), reading.result()
+        finally:
+            is_over.set()
+        reading.result()
+    assert set(seen) == set(texts)
+    assert [file.name for file in Path(path).parent.iterdir()] == ["r.json"]
+
+
+def test_a_report_may_be_a_link_or_a_pipe_but_no_folder(spark: SparkSession, tmp_path: Path) -> None:
+    files = HadoopFiles.of(spark)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    files.write_text(f"{tmp_path}/link", "one")
+    assert ((tmp_path / "link").is_symlink(), (tmp_path / "elsewhere").read_text()) == (True, "one")
+    os.mkfifo(tmp_path / "pipe")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit((tmp_path / "pipe").read_text)
+        files.write_text(f"{tmp_path}/pipe", "two")
+        assert reading.result(30) == "two"
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(StorageError, match=r"/folder: Is a directory"):
+        files.write_text(f"{tmp_path}/folder", "three")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["elsewhere", "folder", "link", "pipe"]
 
 
 class KilledError(Exception):

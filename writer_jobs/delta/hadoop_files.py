@@ -6,8 +6,10 @@ need all of them again.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pyspark import SparkConf, SparkContext
@@ -147,17 +149,32 @@ class HadoopFiles:
         return self._asked(path, line, absent=None)
 
     def write_text(self, path: str, text: str) -> None:
-        """Write a small file, replacing what was there."""
+        """Write a small file, replacing what was there.
 
-        def write() -> None:
+        Whoever is killed over it leaves the old file or the new one on a disk and on an object store, which shows what
+        is closed; on HDFS he may leave a part of it.
+
+        Raises:
+            StorageError: it cannot be written.
+
+        """
+
+        def write() -> Path | None:
             system, location = self._at(path)
+            if system.getUri().getScheme() == "file":
+                return Path(str(system.pathToFile(location).getPath()))
             stream = system.create(location, True)  # noqa: FBT003 (Java's overwrite)
             try:
                 stream.write(bytearray(text.encode()))
             finally:
                 stream.close()
+            return None
 
-        self._asked(path, write)
+        if (on_disk := self._asked(path, write)) is not None:
+            try:
+                _replace(on_disk, text)
+            except OSError as error:
+                raise StorageError(f"{path}: {error.strerror}") from error
 
     def create_text(self, path: str, text: str) -> None:
         """Write a small file, never over another one; if there is one with this very text, that is as good.
@@ -224,6 +241,24 @@ def _status(entry: Any) -> FileStatus:
         modified_ms=int(entry.getModificationTime()),
         is_folder=bool(entry.isDirectory()),
     )
+
+
+def _replace(file: Path, text: str) -> None:
+    """Replace a file on a disk in one step, which Hadoop's local file system cannot do."""
+    file = file.resolve()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.exists() and not file.is_file():
+        # A device or a pipe, such as /dev/stdout, stays what it is; a folder refuses.
+        file.write_text(text, encoding="utf-8")
+        return
+    hidden = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        hidden.write_text(text, encoding="utf-8")
+        # Of a file that Hadoop wrote: its checksum is not that of the new one.
+        file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
+        hidden.replace(file)
+    finally:
+        hidden.unlink(missing_ok=True)
 
 
 def is_glob(source: str) -> bool:
