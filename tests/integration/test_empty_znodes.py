@@ -14,6 +14,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from lock_manager import (
+    EnsembleUnavailableError,
     LockTimeoutError,
     TableResource,
     ZookeeperLockManager,
@@ -130,7 +131,8 @@ def test_negative_control_without_making_paths_again_nobody_gets_in(
             make(attempt)
 
     monkeypatch.setattr(Acquisition, "_make_queues", only_once)
-    with pytest.raises(LockTimeoutError):
+    # A server that all ask again and again may owe the last answer for longer than it is waited for.
+    with pytest.raises((LockTimeoutError, EnsembleUnavailableError)):
         Work([make_manager(timeout_seconds=3) for _ in range(MANAGERS)], table, seed=1).run()
 
 
