@@ -25,18 +25,25 @@ from tests.support import waiting
 from tests.support.lake import s3_in_words
 
 ROOT = Path(__file__).parents[1]
-# Files that share a Spark driver: it costs 10 s and 1 GB to start. The last one meets faults.
+# Files that share a Spark driver: it costs 10 s and 1 GB to start. The last one meets faults. What takes longest begins
+# first, here and below: the run is over when the last process is.
 SHARED_DRIVERS = {
-    "spark 1": (
-        "test_adopt.py",
-        "test_checkpoints.py",
-        "test_ensemble_lost.py",
-        "test_every_way.py",
-        "test_guard.py",
-        "test_guard_partitions.py",
-        "test_guard_transport.py",
-        "test_writer.py",
+    "spark of care": (
+        "test_health_command.py",
+        "test_maintain_job.py",
+        "test_maintenance.py",
+        "test_maintenance_keeps.py",
     ),
+    "spark of pins": ("test_how_to.py", "test_pins.py", "test_snapshot_job.py"),
+    "spark of rows": ("test_apply_changes.py", "test_upsert_job.py", "test_upsert_stream.py"),
+    "spark of streams": (
+        "test_apply_rows.py",
+        "test_late_rows.py",
+        "test_rows_among_writers.py",
+        "test_stream_job.py",
+        "test_stream_stop.py",
+    ),
+    "spark of feeds": ("test_apply_cells.py", "test_cdc_job.py", "test_debezium.py"),
     "spark 2": (
         "test_append_job.py",
         "test_append_runs.py",
@@ -52,29 +59,24 @@ SHARED_DRIVERS = {
         "test_table_names.py",
         "test_writer_operations.py",
     ),
-    "spark of rows": ("test_apply_changes.py", "test_upsert_job.py", "test_upsert_stream.py"),
-    "spark of feeds": ("test_apply_cells.py", "test_cdc_job.py", "test_debezium.py"),
-    "spark of streams": (
-        "test_apply_rows.py",
-        "test_late_rows.py",
-        "test_rows_among_writers.py",
-        "test_stream_job.py",
-        "test_stream_stop.py",
-    ),
-    "spark of pins": ("test_how_to.py", "test_pins.py", "test_snapshot_job.py"),
-    "spark of care": (
-        "test_health_command.py",
-        "test_maintain_job.py",
-        "test_maintenance.py",
-        "test_maintenance_keeps.py",
+    "spark 1": (
+        "test_adopt.py",
+        "test_checkpoints.py",
+        "test_ensemble_lost.py",
+        "test_every_way.py",
+        "test_guard.py",
+        "test_guard_partitions.py",
+        "test_guard_transport.py",
+        "test_writer.py",
     ),
     "spark under faults": ("test_spark_drivers.py", "test_unknown.py"),
 }
 DRIVER_OF = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}
-# What takes one process longest begins first: the run is over when the last process is.
 SLOWEST = (
     *SHARED_DRIVERS,
     "test_promises.py",
+    "test_maintain_process.py",
+    "test_upsert_process.py",
     "test_append_process.py",
     "test_controls.py",
     "test_session_faults.py",

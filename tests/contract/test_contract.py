@@ -91,7 +91,7 @@ def test_one_deadline_counts_over_all_that_is_ahead(
     held.release()
     impatient.join(30)
     assert [error.timeout_seconds for error in failed] == [6]
-    assert 6 <= time.monotonic() - began < 9
+    assert 6 <= time.monotonic() - began < 10
     waiting.join(30)
     got[0].release()
 
@@ -100,9 +100,10 @@ def test_whoever_gives_up_leaves_nothing_behind(
     coordinator: Coordinator, table: str, eventually: Callable[..., None]
 ) -> None:
     first, second = coordinator.manager(), coordinator.manager()
+    second.connect()
     with first.acquire(table):
         with pytest.raises(LockTimeoutError):
-            second.acquire(table, timeout_seconds=0.2)
+            second.acquire(table, timeout_seconds=0.5)
         eventually(lambda: coordinator.asked_for(table) == 1)
         cancelled: list[Exception] = []
 

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -79,7 +79,8 @@ class Writer(threading.Thread):
         except (EnsembleUnavailableError, LockLostError) as error:
             self.outages.append(error)
             if not hold.over:
-                hold.release()
+                with suppress(LockLostError):
+                    hold.release()
 
     def end(self) -> None:
         self._ends.set()

@@ -44,7 +44,7 @@ class Before:
 
     def __init__(self, hosts: str, table: str) -> None:
         self._link = Link(hosts)
-        self._manager = RivalManager(self._link.hosts, 60, session_timeout_seconds=2)
+        self._manager = RivalManager(self._link.hosts, 60, session_timeout_seconds=6)
         self.hold = self._manager.acquire(table)
         self.hold.intend(3, txn="t", attempt="a")
         cut_off(self._link)
@@ -207,7 +207,7 @@ def test_negative_control_by_the_survivor_alone_tokens_fall_and_a_session_that_w
     lost.members.wait_until_in_sync()
     # The lost members had given this lock to others, who have committed since.
     assert stranger.still_holds()
-    with ZookeeperLockManager(lost.hosts, 1) as manager:
+    with ZookeeperLockManager(lost.hosts, 0) as manager:
         with pytest.raises(LockTimeoutError):
             manager.acquire(PLANES)
         with manager.acquire(ANOTHER, timeout_seconds=30) as hold:

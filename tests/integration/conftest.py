@@ -292,7 +292,7 @@ def submit(jars: list[Path], zip_path: Path, zookeeper: Any, tmp_path: Path) -> 
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SLUICE_ZK_HOSTS": zookeeper.hosts,
             # What the lock of a killed job is kept for.
-            "SLUICE_SESSION_TIMEOUT_SECONDS": "4",
+            "SLUICE_SESSION_TIMEOUT_SECONDS": "10",
         }
         jobs.append(SubmittedJob(program.name, command, environment, tmp_path / f"stderr-{len(jobs)}.txt"))
         return jobs[-1]

@@ -284,10 +284,10 @@ def test_a_lock_that_is_not_free_in_time_is_exit_code_3(
     append: Callable[..., Any], source: Path, table: Path, make_rival: Callable[..., RivalManager]
 ) -> None:
     with make_rival().acquire(f"file:{table}"):
-        failed = append("--table", table, "--source", source, "--lock-timeout", "2")
+        failed = append("--table", table, "--source", source, "--lock-timeout", "5")
     assert failed.code == 3
     assert [line["event"] for line in failed.lines] == ["waiting"]
-    assert "not acquired within 2 s: 1 ahead" in failed.error
+    assert "not acquired within 5 s: 1 ahead" in failed.error
     assert not table.exists()
 
 

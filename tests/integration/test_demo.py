@@ -78,7 +78,7 @@ def test_a_small_demo_on_s3_is_sound_under_the_lock(tmp_path: Path, *, compare: 
 def test_writers_that_fail_are_shown_with_their_last_words_and_fail_the_demo(tmp_path: Path) -> None:
     broken = {"SPARK_SUBMIT_OPTS": "-Xss1k"}
     with demo(tmp_path / "demo", "--commits", "2", "--rows", "100", "--storage", "local", **broken) as process:
-        said, errors = process.communicate(timeout=60)
+        said, errors = process.communicate(timeout=180)
     assert process.returncode == 1, said + errors
     assert "writer 2 ended with exit code 1; it said:" in said
     assert "Could not create the Java Virtual Machine" in said

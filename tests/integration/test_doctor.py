@@ -113,7 +113,7 @@ def test_a_server_that_is_down_is_named_and_without_a_quorum_there_is_no_session
     assert found["session"][0] == "failed"
     first.start()
     second.start()
-    eventually(lambda: all(ask_server("127.0.0.1", each.client_port).mode for each in ensemble.servers))
+    eventually(lambda: all(ask_server("127.0.0.1", each.client_port).mode for each in ensemble.servers), within=90)
 
 
 def test_two_servers_that_run_alone_are_no_ensemble(

@@ -48,7 +48,7 @@ def test_made_whole_from_one_member_the_ensemble_is_the_one_that_has_adopted_the
             append(spark.range(3), table)
         adopt(spark, table, hosts)
         with Link(hosts) as link:
-            with ZookeeperLockManager(link.hosts, WAIT_SECONDS, session_timeout_seconds=2) as cut_off:
+            with ZookeeperLockManager(link.hosts, WAIT_SECONDS, session_timeout_seconds=6) as cut_off:
                 with pytest.raises(LockLostError), locked(spark, table, manager=cut_off) as hold:
                     # Of a put that never arrives.
                     hold.intend(2, txn="lost", attempt="lost")

@@ -155,7 +155,9 @@ def test_one_release_wakes_one_waiter(make_manager, table, eventually):
     with EmbeddedZooKeeper() as own, ZookeeperLockManager(own.hosts) as manager:
 
         def counted() -> dict[str, float]:
-            lines = own.servers[0].command(b"mntr").decode().splitlines()
+            lines: list[str] = []
+            while not lines:
+                lines = own.servers[0].command(b"mntr").decode().splitlines()
             return {name: float(count) for name, count in (line.split("\t") for line in lines if "watch_count" in line)}
 
         def fired() -> float:
@@ -179,13 +181,13 @@ def test_the_deadline_is_total_over_all_predecessors(make_manager, table, eventu
         nearest, _ = in_thread(lambda: between.acquire(table))
         eventually(lambda: len(manager.queue(table)) == 2)
         started = time.monotonic()
-        waiter, result = in_thread(lambda: waiting.acquire(table, timeout_seconds=3))
+        waiter, result = in_thread(lambda: waiting.acquire(table, timeout_seconds=8))
         eventually(lambda: len(manager.queue(table)) == 3)
-        eventually(lambda: time.monotonic() - started > 2.5)
+        eventually(lambda: time.monotonic() - started > 4)
         between.cancel(table)
         waiter.join()
-        # Started again, it would end after 5.5 s at the earliest.
-        assert time.monotonic() - started < 5
+        # Started again, it would end after 12 s at the earliest.
+        assert time.monotonic() - started < 11
         assert isinstance(result[0], LockTimeoutError)
         assert result[0].ahead == 1
         nearest.join()
@@ -204,12 +206,14 @@ def test_timeout_names_the_holder(make_manager, make_rival, table):
     waiting = make_manager()
     waiting.connect()
     with make_rival(job="compaction").acquire(table), pytest.raises(LockTimeoutError, match="compaction") as told:
-        waiting.acquire(table, timeout_seconds=0.5)
+        waiting.acquire(table, timeout_seconds=3)
     assert told.value.holder["pid"] == os.getpid()
     assert isinstance(told.value, TimeoutError)
 
 
-def test_200_failed_acquires_leave_no_contender(make_manager, make_rival, table, node, ensemble_client, zookeeper):
+def test_200_failed_acquires_leave_no_contender(
+    make_manager, make_rival, table, node, ensemble_client, zookeeper, eventually
+):
     """Time-outs, cancellations and interrupts at random moments; asserted on the server while all sessions live on."""
     choose = random.Random(7)
     holder = make_rival().acquire(table)
@@ -236,7 +240,9 @@ def test_200_failed_acquires_leave_no_contender(make_manager, make_rival, table,
     )  # fmt: skip
     try:
         assert interrupted.stdout.readline().strip() == "70"
-        (left,) = contenders(ensemble_client, node)  # the process with 70 interrupts still lives, and so its session
+        # The process with 70 interrupts still lives, and so its session.
+        eventually(lambda: len(contenders(ensemble_client, node)) == 1)
+        (left,) = contenders(ensemble_client, node)
         assert ensemble_client.exists(f"{node}/{left}").czxid == holder.token
     finally:
         interrupted.communicate("end")
@@ -274,9 +280,10 @@ def test_sigkilled_holder_lets_the_next_in_within_the_session_timeout(make_manag
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
     killed_at = time.monotonic()
-    with make_manager().acquire(table, timeout_seconds=20):
-        # 4 s were asked for; the server rounds up to its next tick. The rest is room for a busy machine.
-        assert time.monotonic() - killed_at < 4 + 2 + 2
+    with make_manager().acquire(table, timeout_seconds=60):
+        # 4 s were asked for; the server rounds up to its next tick. The rest is room for a busy machine: a session that
+        # nobody asked for has 30 s.
+        assert time.monotonic() - killed_at < 20
 
 
 HOLDER = """
@@ -348,7 +355,7 @@ def test_closed_manager_raises_and_its_locks_are_free(make_manager, table):
             call()
     with pytest.raises((ClosedError, LockNotHeldError)):
         hold.check()
-    make_manager().acquire(table, timeout_seconds=5).release()
+    make_manager().acquire(table, timeout_seconds=30).release()
 
 
 def test_forked_child_raises_and_does_not_disturb_its_parent(zookeeper, table):

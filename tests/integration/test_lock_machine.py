@@ -258,7 +258,7 @@ class LockMachine(RuleBasedStateMachine):
         end_session(self.look.hosts_text, session)
         self.dead.append(manager)
         self.undertaker.submit(manager.close)
-        self.managers[client] = ZookeeperLockManager(self.look.hosts_text, 60, session_timeout_seconds=4)
+        self.managers[client] = ZookeeperLockManager(self.look.hosts_text, 60, session_timeout_seconds=20)
         self.managers[client].connect()
 
     # -- what must hold --------------------------------------------------------------------------------------------
@@ -435,7 +435,7 @@ def machine(zookeeper: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Lo
     look = KazooClient(zookeeper.hosts)
     look.start()
     look.hosts_text = zookeeper.hosts
-    managers = [ZookeeperLockManager(zookeeper.hosts, 60, session_timeout_seconds=4) for _ in range(CLIENTS)]
+    managers = [ZookeeperLockManager(zookeeper.hosts, 60, session_timeout_seconds=20) for _ in range(CLIENTS)]
     for manager in managers:
         manager.connect()
     monkeypatch.setattr(LockMachine, "managers", managers, raising=False)

@@ -73,8 +73,8 @@ def test_a_fleet_is_looked_after_and_one_bad_table_keeps_no_other_back(
     one, two, busy = lake("one", 6), lake("two", 7), lake("busy", 5)
     listed, report = tmp_path / "tables.txt", tmp_path / "report.json"
     listed.write_text(f"# the lake\n{one}\n{tmp_path}/nothing/here  # gone\n\n{two}\n{busy}\n")
-    with turn_of(manager, canonical_table_uri(str(busy)), 5):
-        done = maintain("--tables-in", listed, "--auto", "--report", report, "--lock-timeout", "0.5")
+    with turn_of(manager, canonical_table_uri(str(busy)), 30):
+        done = maintain("--tables-in", listed, "--auto", "--report", report, "--lock-timeout", "0")
     assert done.code == 2
     assert "no Delta table" in done.error
     assert [files_of(spark, each) for each in (one, two, busy)] == [1, 1, 5]

@@ -280,7 +280,7 @@ def test_of_two_maintainers_the_second_one_leaves(
 ) -> None:
     for key in range(5):
         put([key])
-    made = Care(Worker(spark, manager, inspector, str(table), lock_timeout_seconds=0.2))
+    made = Care(Worker(spark, manager, inspector, str(table), lock_timeout_seconds=0))
     with turn_of(manager, writer.table, 5):
         with pytest.raises(LockTimeoutError, match=TURN):
             made.run()

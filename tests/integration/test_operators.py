@@ -345,17 +345,19 @@ def test_who_waits_logs_now_and_then_for_whom(
 ) -> None:
     caplog.set_level(logging.INFO, WAITING_LOGGER)
     outcome: list[Any] = []
+    rival.connect()
     with manager.acquire(TABLE):
         # The control: who waits for less than the interval says nothing.
         with pytest.raises(LockTimeoutError, match=r"1 ahead; first in the queue is .* pid \d+, job nightly"):
-            rival.acquire(TABLE, timeout_seconds=0.3)
+            rival.acquire(TABLE, timeout_seconds=2)
         assert caplog.messages == []
         monkeypatch.setattr("lock_manager.zookeeper.queue.REPORT_SECONDS", 0.1)
         thread = waiting(rival, TABLE, outcome)
         eventually(lambda: len(caplog.messages) >= 2)
+        messages = list(caplog.messages)
     thread.join()
     said = rf"waiting for the lock on s3://lake/flights for \d+ s: 1 ahead; first .* pid {os.getpid()}, job nightly"
-    assert all(re.fullmatch(said, message) for message in caplog.messages)
+    assert all(re.fullmatch(said, message) for message in messages)
     assert len(outcome) == 1
 
 

@@ -234,13 +234,15 @@ def test_a_lost_contender_at_any_level_is_a_lost_hold(make_manager, make_rival, 
         assert not excluded(make_rival(), table)
 
 
-def test_what_times_out_leaves_nothing_at_any_level(make_manager, make_rival, table, ensemble_client):
+def test_what_times_out_leaves_nothing_at_any_level(make_manager, make_rival, table, ensemble_client, eventually):
     manager, held = make_manager(), make_rival().acquire(table, partitions=[part(2013, 1)])
+    manager.connect()
     mine = len(contenders(ensemble_client, table))
     for wanted in ([part(2013, 1)], [part(2013)], [part(2012), part(2013, 1), part(2014)], None):
         with pytest.raises(LockTimeoutError):
-            manager.acquire(table, partitions=wanted, timeout_seconds=0.2)
-        assert len(contenders(ensemble_client, table)) == mine
+            manager.acquire(table, partitions=wanted, timeout_seconds=0.5)
+        # On a slow server some are removed in the background.
+        eventually(lambda: len(contenders(ensemble_client, table)) == mine)
     held.release()
 
 
@@ -267,14 +269,16 @@ def test_the_next_holder_of_a_partition_finds_what_the_last_one_intended(
     end, make_manager, zookeeper, table, ensemble_client, eventually
 ):
     """The queues of a table and of its partitions are different znodes: a partition must not be free before both."""
-    most = 1 if end == "too long" else None
+    most = 2 if end == "too long" else None
     node = f"{table_node(ROOT, TableResource.of(table))}/partitions/year=2013"
     for attempt in range(5):
+        following = make_manager()
+        following.connect()
         with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=30, max_hold_seconds=most) as first:
             hold = first.acquire(table, partitions=[part(2013, 1)])
             hold.intend(attempt, txn=None, attempt="it")
             with ThreadPoolExecutor(1) as pool:
-                next_one = pool.submit(make_manager().acquire, table, partitions=[part(2013, 1)])
+                next_one = pool.submit(following.acquire, table, partitions=[part(2013, 1)])
                 eventually(lambda: len(ensemble_client.get_children(node)) == 3)
                 if end == "session":
                     first.close()

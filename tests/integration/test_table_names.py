@@ -259,7 +259,7 @@ def test_a_table_gets_another_name_only_if_it_is_told_to_and_while_nobody_is_at_
         adopt(spark, by_alias, ensemble)
     with locked(spark, by_name, manager=one):
         with pytest.raises(LockTimeoutError):
-            adopt(spark, by_alias, ensemble, move=True, seconds=0.5)
+            adopt(spark, by_alias, ensemble, move=True, seconds=0)
     assert version_on_s3(spark, by_name) == 1
     moved = adopt(spark, by_alias, ensemble, move=True)
     assert (moved.version, moved.moved_from, moved.renamed_from) == (2, None, old)

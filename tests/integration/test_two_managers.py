@@ -107,6 +107,8 @@ class Pairs:
 
     def __init__(self, make_manager: Callable[..., ZookeeperLockManager], table: str, **settings: Any) -> None:
         self._managers = [(make_manager(**settings), make_manager(**settings)) for _ in range(2)]
+        for manager in (each for pair in self._managers for each in pair):
+            manager.connect()
         self._tables = [f"{table}/a", f"{table}/b"]
         self._start = threading.Barrier(2, timeout=60)
         self._both_have_one = threading.Barrier(2, timeout=60)
@@ -152,8 +154,8 @@ def test_negative_control_managers_that_know_their_own_holds_only_wait_until_the
     )  # fmt: skip
     one, other = make_manager(), make_manager()
     with one.acquire(table), pytest.raises(LockTimeoutError):
-        other.acquire(table, timeout_seconds=0.3)
-    pairs = Pairs(make_manager, table, timeout_seconds=1)
+        other.acquire(table, timeout_seconds=0)
+    pairs = Pairs(make_manager, table, timeout_seconds=5)
     pairs.turn(both_have_one=True)
     assert pairs.outcomes["LockTimeoutError"] >= 1
     assert pairs.outcomes["LockOrderError"] == 0

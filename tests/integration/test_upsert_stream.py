@@ -259,7 +259,7 @@ def test_what_a_batch_fails_with_ends_the_job_and_a_mended_file_lets_it_go_on(
     assert stream(*ONE_BY_ONE).code == 5
     put("2.csv", [(2, "Bo", 2, "c")])
     with make_rival().acquire(table):
-        done = stream(*ONE_BY_ONE, "--lock-timeout", "0.5")
+        done = stream(*ONE_BY_ONE, "--lock-timeout", "0")
         assert done.code == 3, done.error
     assert "not acquired" in sentence(done), done.error
     done = stream(*ONE_BY_ONE)

@@ -6,7 +6,7 @@ import hashlib
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lock_manager import ResourceError, TableResource, canonical_table_uri
@@ -126,6 +126,7 @@ def test_key_and_znode():
 segments = st.lists(st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S"), exclude_characters="/")))
 
 
+@settings(deadline=None)
 @given(segments=segments, scheme=st.sampled_from(["s3", "s3a", "s3n", "S3A"]), slashes=st.integers(1, 3))
 def test_canonical_is_a_fixed_point_and_ignores_scheme_and_slashes(segments, scheme, slashes):
     parts = [segment for segment in segments if segment not in ("", ".", "..")]
