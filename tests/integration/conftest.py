@@ -167,7 +167,7 @@ def heed_ctrl_c() -> Iterator[None]:
 @pytest.fixture
 def manager(zookeeper: Any) -> Iterator[ZookeeperLockManager]:
     """A lock manager of the test's own; a rival only of what other threads and programs do."""
-    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=60) as made:
+    with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=240) as made:
         yield made
 
 
@@ -176,7 +176,7 @@ def make_manager(zookeeper: Any) -> Iterator[Callable[..., ZookeeperLockManager]
     """Make as many lock managers as wanted: ``make_manager(session_timeout_seconds=4)``."""
     with ExitStack() as made:
         yield lambda **settings: made.enter_context(
-            ZookeeperLockManager(zookeeper.hosts, **{"timeout_seconds": 30, **settings})
+            ZookeeperLockManager(zookeeper.hosts, **{"timeout_seconds": 60, **settings})
         )
 
 
@@ -185,7 +185,7 @@ def make_rival(zookeeper: Any) -> Iterator[Callable[..., RivalManager]]:
     """Make as many lock managers as wanted whose holds are not the calling thread's."""
     with ExitStack() as made:
         yield lambda **settings: made.enter_context(
-            RivalManager(zookeeper.hosts, **{"timeout_seconds": 30, **settings})
+            RivalManager(zookeeper.hosts, **{"timeout_seconds": 60, **settings})
         )
 
 
@@ -340,7 +340,7 @@ def care(
     from writer_jobs.maintenance.plan import PARALLEL
     from writer_jobs.maintenance.worker import Worker
 
-    def run(*actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 30, **how: Any) -> CareReport:
+    def run(*actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 60, **how: Any) -> CareReport:
         worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=lock_timeout_seconds)
         made = Care(worker, parallel=parallel)
         return made.run(actions or None, **how)
