@@ -7,8 +7,9 @@ Delta's own snapshot does not tell that: it forgets a file ``delta.deletedFileRe
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.hadoop_files import escaped
@@ -43,14 +44,21 @@ class LoggedFiles:
         self._location = location
 
     @functools.cached_property
+    def listed(self) -> Sequence[Row]:
+        """The files of the log, as they were when this was first asked: see :func:`.listings.listed_log`."""
+        found: list[Row] = listed_log(self._spark, self._location).collect()
+        return found
+
+    @functools.cached_property
+    def versions(self) -> Mapping[int, int]:
+        """When the file of each version was written, in milliseconds since the epoch."""
+        found = ((VERSION_FILE.fullmatch(row["name"]), row["modified_ms"]) for row in self.listed)
+        return {int(match[1]): modified_ms for match, modified_ms in found if match is not None}
+
+    @property
     def oldest(self) -> tuple[int, int]:
         """The oldest version that the log has, and when its file was written, in milliseconds since the epoch."""
-        versions = listed_log(self._spark, self._location).select(
-            F.regexp_extract("name", f"^{VERSION_FILE.pattern}$", 1).alias("digits"), "modified_ms"
-        )
-        numbered = versions.where("digits <> ''").select(F.col("digits").cast("long").alias("version"), "modified_ms")
-        found = numbered.agg(F.min(F.struct("version", "modified_ms"))).collect()[0][0]
-        return (0, 0) if found is None else (found["version"], found["modified_ms"])
+        return min(self.versions.items(), default=(0, 0))
 
     @functools.cached_property
     def paths(self) -> DataFrame:
@@ -64,7 +72,7 @@ class LoggedFiles:
         reader = session_for_many_files(self._spark).read.schema(_ACTIONS).options(**_ALL_OR_NOTHING)
         lines = reader.json(f"{escaped(self._location)}/{LOG_FOLDER}/{'[0-9]' * _DIGITS}.json")
         path = F.coalesce("add.path", "remove.path", "cdc.path")
-        vector = F.coalesce("add.deletionVector", "remove.deletionVector")
+        vector = "coalesce(add.deletionVector, remove.deletionVector)"
         return lines.select(
             own_paths(path, vector).alias("path"),
             F.substring("_metadata.file_name", 1, _DIGITS).cast("long").alias("version"),

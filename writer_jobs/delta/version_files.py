@@ -77,7 +77,7 @@ class VersionFiles:
             clone's) are not in it. A file with deletion vectors of several data files is in it several times.
 
         """
-        return self._files.select(own_paths(F.col("path"), F.col("deletionVector")).alias("path"))
+        return self._files.select(own_paths(F.col("path"), "deletionVector").alias("path"))
 
     def removed(self) -> DataFrame:
         """Return the files that the table has lost, for as long as its log remembers them.
@@ -122,12 +122,12 @@ def version_file_rows(spark: SparkSession, snapshot: Snapshot) -> DataFrame:
     return DataFrame(snapshot.loaded.allFiles().toDF(), spark)
 
 
-def own_paths(path: Column, vector: Column) -> Column:
+def own_paths(path: Column, vector: str) -> Column:
     """Return where a data file and its deletion vector are, a row for each that is in the table's own folder.
 
     Args:
         path: of the file, as the log has it.
-        vector: of the file, likewise.
+        vector: of the file, likewise, as an expression in SQL.
 
     Returns:
         Paths below the table's location, not percent-encoded.
@@ -135,7 +135,8 @@ def own_paths(path: Column, vector: Column) -> Column:
     """
     file = F.when(~is_elsewhere(path), decoded(path))
     # A clone's new vectors are its own, also those of files that are not.
-    vector_file = F.when(vector["storageType"] == "u", deletion_vector_path(vector["pathOrInlineDv"]))
+    vector_path = deletion_vector_path(f"{vector}.pathOrInlineDv")
+    vector_file = F.expr(f"if({vector}.storageType = 'u', {vector_path}, NULL)")
     return F.explode(F.array_compact(F.array(file, vector_file)))
 
 
@@ -149,28 +150,29 @@ def decoded(path: Column) -> Column:
     return F.url_decode(F.replace(path, F.lit("+"), F.lit("%2B")))
 
 
-def deletion_vector_path(encoded: Column) -> Column:
-    """Return where a deletion vector is, below the table's location.
+def deletion_vector_path(encoded: str) -> str:
+    """Return where a deletion vector is, below the table's location, as an expression in SQL.
+
+    As text, because columns are made by a call to the JVM for each operation: here some hundred.
 
     Source: Delta's protocol, "Deletion Vectors": a prefix that may be empty, then a UUID in Z85.
 
     Args:
-        encoded: as the log names it.
+        encoded: as the log names it, an expression in SQL.
 
     """
     last = f"[{re.escape(_DIGITS)}]{{{_UUID_DIGITS}}}$"
     # What is not understood must not look like another file.
-    name = F.when(encoded.rlike(last), F.right(encoded, F.lit(_UUID_DIGITS))).otherwise(
-        F.raise_error(F.concat(F.lit("no deletion vector's name: "), encoded))
-    )
+    unknown = f"raise_error(concat('no name of a deletion vector: ', {encoded}))"
+    name = f"if({encoded} RLIKE r'{last}', right({encoded}, {_UUID_DIGITS}), {unknown})"
     words = []
-    for start in range(0, _UUID_DIGITS, _WORD_DIGITS):
-        value = F.lit(0).cast("long")
+    for start in range(1, _UUID_DIGITS + 1, _WORD_DIGITS):
+        value = "0L"
         for at in range(start, start + _WORD_DIGITS):
-            value = value * len(_DIGITS) + F.position(F.substring(name, at + 1, 1), F.lit(_DIGITS)) - 1
-        words.append(F.lpad(F.hex(value), _WORD_HEX_DIGITS, "0"))
-    digits = F.lower(F.concat(*words))
-    uuid = F.regexp_replace(digits, "^(.{8})(.{4})(.{4})(.{4})(.{12})$", "$1-$2-$3-$4-$5")
-    prefix = F.regexp_extract(encoded, f"^(.*).{{{_UUID_DIGITS}}}$", 1)
-    folder = F.when(prefix != "", F.concat(prefix, F.lit("/"))).otherwise("")
-    return F.concat(folder, F.lit("deletion_vector_"), uuid, F.lit(".bin"))
+            value = f"(({value}) * {len(_DIGITS)} + position(substring(name, {at}, 1), '{_DIGITS}') - 1)"
+        words.append(f"lpad(hex({value}), {_WORD_HEX_DIGITS}, '0')")
+    # A lambda for one name: what it stands for would be in the expression twenty times.
+    digits = f"element_at(transform(array({name}), name -> lower(concat({', '.join(words)}))), 1)"
+    uuid = f"regexp_replace({digits}, '^(.{{8}})(.{{4}})(.{{4}})(.{{4}})(.{{12}})$', '$1-$2-$3-$4-$5')"
+    prefix = f"regexp_extract({encoded}, '^(.*).{{{_UUID_DIGITS}}}$', 1)"
+    return f"concat(if({prefix} = '', '', concat({prefix}, '/')), 'deletion_vector_', {uuid}, '.bin')"

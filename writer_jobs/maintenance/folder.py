@@ -131,7 +131,12 @@ def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, keepers: Keep
 
 
 def folder_files(
-    spark: SparkSession, snapshot: Snapshot, keepers: Keepers, retain: timedelta | None = None
+    spark: SparkSession,
+    snapshot: Snapshot,
+    keepers: Keepers,
+    retain: timedelta | None = None,
+    *,
+    logged: LoggedFiles | None = None,
 ) -> DataFrame:
     """Return every file below a table's location that Delta's VACUUM would look at.
 
@@ -141,6 +146,7 @@ def folder_files(
         keepers: what keeps files.
         retain: for how long removed files are kept. By default ``delta.deletedFileRetentionDuration``, as it would be
             without pins.
+        logged: what the log names, if it was listed before.
 
     Returns:
         ``path`` below the location, ``length`` in bytes, ``modified_ms``, ``state`` (a :class:`FileState`) and
@@ -155,7 +161,7 @@ def folder_files(
     kept_ms = (seconds_without_pins(snapshot) if retain is None else retain.total_seconds()) * _MS
     # As long as a commit may come that has it: the gate goes by what the table says.
     unknown_ms = max(kept_ms, snapshot.file_retention_seconds * _MS, LEAST_ORPHAN_AGE.total_seconds() * _MS)
-    files, logged = VersionFiles(spark, snapshot), LoggedFiles(spark, snapshot.location)
+    files, logged = VersionFiles(spark, snapshot), logged or LoggedFiles(spark, snapshot.location)
     first_version, log_begun_ms = logged.oldest
     # Of versions that the log has no more, the newest checkpoint may still tell what they removed.
     tombstones = files.removed().select("path", F.col("deletionTimestamp").alias("removed_ms"))

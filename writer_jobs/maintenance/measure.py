@@ -21,11 +21,11 @@ from lock_manager.commit_stamp import MAINTENANCE, maintenance_of
 from lock_manager.errors import PinError
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.listings import listed_log, session_for_many_files
+from writer_jobs.delta.listings import session_for_many_files
+from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.table_log import (
     LOG_FOLDER,
     PHYSICAL_NAME,
-    VERSION_FILE,
     DeltaTableLog,
     Snapshot,
     TableState,
@@ -107,9 +107,10 @@ def _measured(spark: SparkSession, log: DeltaTableLog) -> Measured:
         if (order_problem := _no_order(policy.zorder_by, state, clustered_by)) is not None:
             policy = replace(policy, zorder_by=())
         keepers, log_retention, problem = _keepers(spark, snapshot, policy)
-        versions = _LogFiles(spark, snapshot, log_retention)
-        partitions = tuple(_partitions(spark, snapshot, state, policy))
-        folder = replace(_folder(spark, snapshot, keepers), problem=problem)
+        logged = LoggedFiles(spark, snapshot.location)
+        versions = _LogFiles(snapshot, logged, log_retention)
+        partitions = tuple(_partitions(spark, snapshot, state, policy, is_clustered=bool(clustered_by)))
+        folder = replace(_folder(spark, snapshot, keepers, logged), problem=problem)
         growth, commits = versions.by_day(log)
     except (*JVM_ERRORS, PySparkException) as error:
         raise StorageError(f"{log.location} cannot be read: {one_sentence(error)}") from error
@@ -178,7 +179,7 @@ def _no_order(columns: Sequence[str], state: TableState, clustered_by: Sequence[
 
 
 def _partitions(
-    spark: SparkSession, snapshot: Snapshot, state: TableState, policy: Policy
+    spark: SparkSession, snapshot: Snapshot, state: TableState, policy: Policy, *, is_clustered: bool
 ) -> Iterator[PartitionHealth]:
     key = F.to_json(F.array_sort(F.map_entries("partitionValues")))
     files = version_file_rows(spark, snapshot).withColumn("values", key)
@@ -195,8 +196,7 @@ def _partitions(
         F.count_if((size >= low) & (size < high) if high else size >= low).alias(f"class{at}")
         for at, (low, high) in enumerate(zip(bounds, [*bounds[1:], None], strict=True))
     ]
-    clustered = snapshot.clustering_columns
-    unclustered = F.col("clusteringProvider").isNull() if clustered else F.expr("false")
+    unclustered = F.col("clusteringProvider").isNull() if is_clustered else F.expr("false")
     grouped = files.groupBy("values").agg(
         *_totals("total", F.expr("true")),
         *_totals("small", small),
@@ -279,8 +279,8 @@ def _noted_commits(spark: SparkSession, location: str) -> list[Mapping[str, Any]
     return [commit_info_of(row[0]) for row in chosen.select("value").collect()]
 
 
-def _folder(spark: SparkSession, snapshot: Snapshot, keepers: Keepers) -> FolderHealth:
-    files = folder_files(spark, snapshot, keepers)
+def _folder(spark: SparkSession, snapshot: Snapshot, keepers: Keepers, logged: LoggedFiles) -> FolderHealth:
+    files = folder_files(spark, snapshot, keepers, logged=logged)
     totals = {
         (state, kept_by): FileTotals(number, size)
         for state, kept_by, number, size in files.groupBy("state", "kept_by")
@@ -310,25 +310,21 @@ class _LogFiles:
     """The files of a log.
 
     Args:
-        spark: the session.
         snapshot: the newest version.
+        logged: the log, listed after that.
         retention_seconds: for how long its versions are needed; see :func:`.folder.log_retention_seconds`.
 
     """
 
-    def __init__(self, spark: SparkSession, snapshot: Snapshot, retention_seconds: float) -> None:
+    def __init__(self, snapshot: Snapshot, logged: LoggedFiles, retention_seconds: float) -> None:
         self._snapshot = snapshot
         self._retention_seconds = retention_seconds
         self._now = datetime.now(UTC)
-        listed = listed_log(spark, snapshot.location)
-        rows = listed.select("name", "length", "modified_ms").collect()
-        self._total = FileTotals(len(rows), sum(row["length"] for row in rows))
-        self._at: dict[int, float] = {}
+        self._total = FileTotals(len(logged.listed), sum(row["length"] for row in logged.listed))
+        self._at = {version: modified_ms / 1000 for version, modified_ms in logged.versions.items()}
         self._checkpoints: dict[int, float] = {}
-        for row in rows:
-            if (match := VERSION_FILE.fullmatch(row["name"])) is not None:
-                self._at[int(match[1])] = row["modified_ms"] / 1000
-            elif (match := _CHECKPOINT_FILE.fullmatch(row["name"])) is not None:
+        for row in logged.listed:
+            if (match := _CHECKPOINT_FILE.fullmatch(row["name"])) is not None:
                 self._checkpoints[int(match[1])] = row["modified_ms"] / 1000
 
     @property
