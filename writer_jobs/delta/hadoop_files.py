@@ -159,22 +159,20 @@ class HadoopFiles:
 
         """
 
-        def write() -> Path | None:
+        def write() -> None:
             system, location = self._at(path)
-            if system.getUri().getScheme() == "file":
-                return Path(str(system.pathToFile(location).getPath()))
             stream = system.create(location, True)  # noqa: FBT003 (Java's overwrite)
             try:
                 stream.write(bytearray(text.encode()))
             finally:
                 stream.close()
-            return None
 
-        if (on_disk := self._asked(path, write)) is not None:
-            try:
-                _replace(on_disk, text)
-            except OSError as error:
-                raise StorageError(f"{path}: {error.strerror}") from error
+        if (file := self._on_disk(path)) is None:
+            return self._asked(path, write)
+        try:
+            return _replace(file, text)
+        except OSError as error:
+            raise StorageError(f"{path}: {error.strerror}") from error
 
     def create_text(self, path: str, text: str) -> None:
         """Write a small file, never over another one; if there is one with this very text, that is as good.
@@ -219,6 +217,16 @@ class HadoopFiles:
             system.delete(location, False)  # noqa: FBT003 (Java's recursive)
 
         self._asked(path, remove, absent=None)
+
+    def _on_disk(self, path: str) -> Path | None:
+        """Return where a path is on a disk of this machine; None: it is elsewhere."""
+
+        def file() -> Path | None:
+            system, location = self._at(path)
+            is_disk = system.getUri().getScheme() == "file"
+            return Path(str(system.pathToFile(location).getPath())) if is_disk else None
+
+        return self._asked(path, file)
 
     def _at(self, path: str) -> tuple[Any, Any]:
         location = self._jvm.org.apache.hadoop.fs.Path(path)
