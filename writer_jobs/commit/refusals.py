@@ -34,11 +34,14 @@ def raise_refusals_as_python_errors(guard: CommitGuard) -> None:
 
     @functools.wraps(convert)
     def convert_exception(exception: Any) -> Exception:
+        gateway: Any = SparkContext._gateway  # noqa: SLF001
+        if gateway is not None and exception._gateway_client is not gateway._gateway_client:  # noqa: SLF001
+            # PySpark would ask its own JVM about an object of another one. With this the caller gets Py4J's own error.
+            foreign: Exception = captured.UnknownException(desc="an error of another JVM", stackTrace="")
+            return foreign
         refusal = None
         with suppress(*LOST_CONTACT):  # the JVM died meanwhile: what it said first is worth more
-            # PySpark converts the errors of every JVM of the process. Those of others are for whoever started them.
-            if exception._gateway_client is SparkContext._gateway._gateway_client:  # noqa: SLF001
-                refusal = _refusal(exception, guard)
+            refusal = _refusal(exception, guard)
         return refusal or convert(exception)
 
     setattr(convert_exception, _MARK, guard)
