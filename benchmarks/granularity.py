@@ -64,7 +64,7 @@ class Writer:
                 version, tries = max(self.jvm.versions(table, 0), default=-1) + 1, 0
                 while True:
                     try:
-                        self.jvm.write(table, version, self._lines(), holds=bound.name)
+                        self.jvm.write(table, version, self._lines(), block=bound.name)
                     except VersionTakenError:
                         version, tries = version + 1, tries + 1
                     else:

@@ -76,7 +76,7 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
         for mode in MODES if number % 2 else MODES[::-1]:
             lines = commit_lines(options.files)
             started = time.perf_counter()
-            jvms[mode].write(table, version, lines, holds=hold.hold_id)
+            jvms[mode].write(table, version, lines, block=bound.name)
             took[mode] = time.perf_counter() - started
             version += 1
         started = time.perf_counter()

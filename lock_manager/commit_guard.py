@@ -1,8 +1,8 @@
 """The commit guard, Python side: the log store asks it at each commit whether the lock is held.
 
 Just before it puts a version, the log store (``log_store/``, in the driver's JVM) sends one JSON object, and puts the
-version only after a yes. A commit belongs to the holds to which its thread is bound. That this process holds *some*
-lock on the table does not count.
+version only after a yes. A commit belongs to the blocks to which its thread is bound. That this process holds *some*
+lock on the table does not count, nor does another block under the same hold.
 
 Knows nothing of Spark: :mod:`writer_jobs.commit.driver_guard` brings the question here.
 """
@@ -24,17 +24,19 @@ from lock_manager.errors import (
     EnsembleUnavailableError,
     LockLostError,
     LockNotHeldError,
+    NotStagedError,
     ResourceError,
     SluiceError,
 )
 from lock_manager.events import Event, tell
-from lock_manager.guarded_hold import OF_PARTITIONS, GuardedHold
+from lock_manager.guarded_hold import OF_PARTITIONS, AllowedPut, GuardedHold
 from lock_manager.resources import canonical_table_uri
 from lock_manager.ticket import Ticket
 
 log = logging.getLogger(__name__)
 
 _REMEMBERED_REFUSALS = 256
+_MILLIS = 1000
 
 
 class CommitGuard:
@@ -47,24 +49,20 @@ class CommitGuard:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._holds: dict[str, list[GuardedHold]] = {}
+        self._blocks: dict[str, GuardedHold] = {}
         self._tickets: dict[str, Ticket] = {}
         self._refusals: OrderedDict[str, SluiceError] = OrderedDict()
         self.observed = 0
 
     def add(self, guarded: GuardedHold) -> None:
-        """Let commits pass that belong to this hold, as long as the ensemble confirms it."""
+        """Allow the commits of threads that are bound to this block, as long as the ensemble confirms its hold."""
         with self._lock:
-            self._holds.setdefault(guarded.hold.hold_id, []).append(guarded)
+            self._blocks[guarded.block_id] = guarded
 
     def remove(self, guarded: GuardedHold) -> None:
-        """Let none of its commits pass any more, unless it was added more than once."""
+        """Refuse the block's commits from now on."""
         with self._lock:
-            left = [each for each in self._holds.get(guarded.hold.hold_id, ()) if each is not guarded]
-            if left:
-                self._holds[guarded.hold.hold_id] = left
-            else:
-                self._holds.pop(guarded.hold.hold_id, None)
+            self._blocks.pop(guarded.block_id, None)
 
     def open(self, ticket: Ticket) -> None:
         """Have commits wait that belong to this ticket, until it is granted or refused."""
@@ -77,9 +75,11 @@ class CommitGuard:
             self._tickets.pop(ticket.name, None)
 
     def others_of(self, guarded: GuardedHold) -> list[GuardedHold]:
-        """Return what else is guarded of the same hold: other tables, or the same one around it."""
+        """Return the other open blocks under the same hold: of other tables, of other threads, or around this one."""
+        hold_id = guarded.hold.hold_id
         with self._lock:
-            return [each for each in self._holds.get(guarded.hold.hold_id, ()) if each is not guarded]
+            blocks = list(self._blocks.values())
+        return [block for block in blocks if block is not guarded and block.hold.hold_id == hold_id]
 
     def refusal(self, attempt: str) -> SluiceError | None:
         """Return with what error an attempt was refused, if that was not long ago."""
@@ -99,7 +99,9 @@ class CommitGuard:
         asked: dict[str, Any] = {}
         try:
             asked = json.loads(request)
-            attempt, observe = asked["attempt"], bool(asked.get("observe"))
+            attempt, observe, table = asked["attempt"], bool(asked.get("observe")), str(asked["table"])
+            with suppress(ResourceError):
+                table = canonical_table_uri(table)
             return json.dumps(self._check(asked))
         except SluiceError as error:
             refusal = error
@@ -107,10 +109,8 @@ class CommitGuard:
             log.exception("the commit guard failed")
             reason = f"the commit guard failed: {type(error).__name__}: {error}"
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
-        with suppress(Exception):
-            table = canonical_table_uri(asked["table"])
-        if "staged" not in asked:
-            # What got no turn was not refused: it had no lock yet, or is done again in another way.
+        if "staged" not in asked and not isinstance(refusal, NotStagedError):
+            # A commit without a turn was not refused: it has no lock yet, or is repeated with the lock held throughout.
             tell(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:
@@ -133,10 +133,12 @@ class CommitGuard:
             *others, guarded = self._covering(asked)
             if guarded.refusal is not None:
                 raise guarded.refusal
+            write_id, retention_ms = asked.get("write"), asked.get("retention_ms")
+            guarded.check_write(write_id, None if retention_ms is None else retention_ms / _MILLIS)
             # A hold that this block is around, or inside of, is asked once, for the innermost block.
             gates = {each.hold.hold_id: each for each in (*others, guarded)}
             for each in gates.values():
-                each.passed[attempt] = version
+                each.passed[attempt] = AllowedPut(version, write_id)
         try:
             if guarded.name.endswith(OF_PARTITIONS):
                 # A log store of another release, which does not say what is touched, counts as touching all.
@@ -155,7 +157,7 @@ class CommitGuard:
             raise
         if asked.get("metadata") and asked.get("operation") != UNSET_PROPERTIES:
             guarded.new_metadata = True
-        return {"holds": list(gates), "stamp": guarded.stamp()}
+        return {"holds": list(gates), "stamp": guarded.stamp(write_id)}
 
     @staticmethod
     def _withdraw(gates: Iterable[GuardedHold], attempt: str) -> None:
@@ -181,18 +183,18 @@ class CommitGuard:
             raise LockNotHeldError(str(error), resource=str(asked["table"])) from error
         what = f"version {asked['version']} of {uri} ({asked.get('operation') or 'unknown operation'})"
         if asked.get("ticket"):
-            granted = self._ticket(asked).hold()
+            granted = self._ticket(asked).hold(asked.get("write"))
             if granted.table != uri:
                 raise LockNotHeldError(f"{what} was not committed: it holds {granted.hold.resource}", resource=uri)
             return [granted]
-        names = [name.rstrip(OF_PARTITIONS) for name in (asked.get("holds") or "").split(",") if name]
+        names = [name.rstrip(OF_PARTITIONS) for name in (asked.get("blocks") or "").split(",") if name]
         if not names:
             raise LockNotHeldError(
                 f"{what} was not committed: the thread is bound to no lock; write it inside "
                 "`with locked(spark, table):`, in the same thread or a pyspark.InheritableThread",
                 resource=uri,
             )
-        bound = [guarded for name in dict.fromkeys(names) for guarded in self._holds.get(name, ())]
+        bound = [self._blocks[name] for name in dict.fromkeys(names) if name in self._blocks]
         covering = [guarded for guarded in bound if guarded.table == uri]
         if not covering:
             others = ", ".join(dict.fromkeys(guarded.hold.resource for guarded in bound))

@@ -6,6 +6,10 @@ text, and then it is the writer's own word.
 
 The note is what the write says of itself: commit id, run, what its caller gave. It is the key ``sluice`` in the JSON of
 Delta's ``userMetadata``.
+
+The commit id is the write id of one attempt of one operation. The stamp contains it only if the thread that executed
+the attempt made the commit (:func:`is_commit_of`). An empty commit that fills a version has neither a commit id nor a
+record of a write; readers ignore those keys in it.
 """
 
 from __future__ import annotations
@@ -61,17 +65,25 @@ class CommitStamp:
     fenced: bool = True
 
 
-def stamp_of(hold: Hold, metadata: Mapping[str, Any], *, fills: Collection[str] | None = None) -> dict[str, Any]:
+def stamp_of(
+    hold: Hold,
+    metadata: Mapping[str, Any],
+    *,
+    write_id: str | None = None,
+    fills: Collection[str] | None = None,
+) -> dict[str, Any]:
     """Return what a commit under this hold records; :func:`parse_stamp` reads it.
 
     Args:
         hold: under which the commit is made.
         metadata: what it records beside the hold itself, such as ``job``; JSON values.
+        write_id: id of the operation attempt to which the commit belongs; None if it belongs to none.
         fills: of an empty commit that fills a version: ids of the holds that left the intents for it unfinished.
 
     """
     return {
         **metadata,
+        **({} if write_id is None else {_COMMIT_ID: write_id}),
         **({} if fills is None else {_FILLS: list(fills)}),
         "hold": hold.hold_id,
         "ensemble": hold.ensemble_id,
@@ -92,7 +104,7 @@ def parse_stamp(info: Mapping[str, Any]) -> CommitStamp | None:
         said = said if fenced else json.loads(said)
         nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in said["nodes"]]
         return CommitStamp(
-            commit_id=next(iter(commit_ids_of(info)), None) or str(said.get(_COMMIT_ID) or said[_ATTEMPT]),
+            commit_id=next(iter(commit_ids_of(info)), None) or str(said[_ATTEMPT]),
             hold=str(said["hold"]),
             ensemble=str(said["ensemble"]),
             tokens={key: token for key, mode, token in nodes if mode == _EXCLUSIVE},
@@ -140,8 +152,31 @@ def note_as_user_metadata(note: Mapping[str, Any], user: str | None = None) -> s
     return json.dumps({_STAMP: note, **own}, separators=(",", ":"))
 
 
+def is_empty_commit(info: Mapping[str, Any]) -> bool:
+    """Return whether a commit only fills a version that an earlier hold may still put."""
+    return _FILLS in _object(info.get(_STAMP))
+
+
+def is_commit_of(info: Mapping[str, Any], write_id: str, *, guarded: bool) -> bool:
+    """Return whether a commit belongs to this attempt of an operation.
+
+    Args:
+        info: ``commitInfo`` of the commit.
+        write_id: id of the attempt.
+        guarded: whether the guard refuses every commit that it does not allow. Then only its stamp is proof. Otherwise
+            the note in ``userMetadata`` is.
+
+    """
+    if is_empty_commit(info):
+        return False
+    record = _object(info.get(_STAMP)) if guarded else note_of(info)
+    return record.get(_COMMIT_ID) == write_id
+
+
 def note_of(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the note in a ``commitInfo``, empty if it has none."""
+    """Return the note in a ``commitInfo``; empty if it has none or is an empty commit."""
+    if is_empty_commit(info):
+        return {}
     try:
         metadata = json.loads(info.get("userMetadata") or "null")
     except (ValueError, TypeError):
@@ -150,34 +185,43 @@ def note_of(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def commit_ids_of(info: Mapping[str, Any]) -> list[str]:
-    """Return the names of the write in a ``commitInfo``: that of its note, that of its stamp.
+    """Return the ids of the write in a ``commitInfo``: the one in the stamp, then the one in the note.
 
     They differ if a session gives all its commits the ``userMetadata`` of another one.
     """
-    found = (note_of(info).get(_COMMIT_ID), _object(info.get(_STAMP)).get(_COMMIT_ID))
-    return [str(each) for each in found if each is not None]
+    ids = dict.fromkeys((_stamp_record(info).get(_COMMIT_ID), note_of(info).get(_COMMIT_ID)))
+    return [str(commit_id) for commit_id in ids if commit_id is not None]
 
 
 def batch_of(info: Mapping[str, Any]) -> str | None:
     """Return the id of the batch of changes that a commit applied, by its stamp or its note; None if it is of none."""
-    found = _object(info.get(_STAMP)).get(CHANGES) or note_of(info).get(CHANGES)
-    return None if found is None else str(found)
+    batch = _record_of(info, CHANGES)
+    return None if batch is None else str(batch)
 
 
 def maintenance_of(info: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a commit of maintenance notes of itself, by its stamp or its note; None if it is none."""
-    found = _object(info.get(_STAMP)).get(MAINTENANCE) or note_of(info).get(MAINTENANCE)
-    return _object(found) or None
+    return _object(_record_of(info, MAINTENANCE)) or None
 
 
 def watermark_of(info: Mapping[str, Any]) -> tuple[datetime, str | None] | None:
     """Return the watermark that a commit notes, and the stream whose it is; None if it notes none."""
-    said = _object(_object(info.get(_STAMP)).get(WATERMARK) or note_of(info).get(WATERMARK))
+    watermark = _object(_record_of(info, WATERMARK))
     try:
-        at, stream = datetime.fromisoformat(said["at"]), said.get("stream")
+        at, stream = datetime.fromisoformat(watermark["at"]), watermark.get("stream")
     except (KeyError, TypeError, ValueError):
         return None
     return at, None if stream is None else str(stream)
+
+
+def _record_of(info: Mapping[str, Any], key: str) -> object:
+    """Return a record of the write from the stamp, or from the note if the stamp has none."""
+    return _stamp_record(info).get(key) or note_of(info).get(key)
+
+
+def _stamp_record(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the guard's stamp; empty if there is none, or if it is of an empty commit."""
+    return {} if is_empty_commit(info) else _object(info.get(_STAMP))
 
 
 def _object(value: object) -> dict[str, Any]:

@@ -1,8 +1,11 @@
-"""A hold as the commit guard knows it: it lets the commits of one table pass that belong to the hold."""
+"""A block under a hold, as the commit guard knows it: it allows the commits to one table that belong to the block."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from lock_manager.commit_stamp import stamp_of
@@ -10,8 +13,9 @@ from lock_manager.coordinator import Hold
 from lock_manager.errors import LockNotHeldError, ResourceError, SluiceError
 from lock_manager.intents import NO_VERSION, Intent, version_to_fill
 from lock_manager.partitions import PartitionSchema, names_of
+from lock_manager.write_attempt import WriteAttempt
 
-#: Behind a ticket's name, or a hold's: it is of partitions, and the guard has to be told what a commit touches.
+#: Suffix of the name of a ticket or block that locks partitions only: the guard needs the footprint of each commit.
 OF_PARTITIONS = "*"
 # Where rows get their ids: Delta gives them out again after a conflict.
 OF_ANY_PARTITION = frozenset({"domainMetadata delta.rowTracking"})
@@ -24,18 +28,38 @@ def is_definite(attempt: Mapping[str, Any]) -> bool:
     return attempt["outcome"] in DEFINITE
 
 
-class GuardedHold:
-    """A hold whose commits to one table the guard lets pass, once it is ready for that.
+@dataclass(frozen=True)
+class AllowedPut:
+    """A put that the guard allowed.
 
     Attributes:
+        version: of the table.
+        write_id: of the attempt to which the commit belongs; None if it belongs to none.
+
+    """
+
+    version: int
+    write_id: str | None
+
+
+class GuardedHold:
+    """A block under a hold. The guard allows its commits to one table while the hold stands.
+
+    Several blocks may be open under one hold: nested ones, and those of other threads. A thread is bound to the blocks
+    that it has entered, not to the hold.
+
+    Args:
         hold: the hold.
-        table: canonical URI; the only one of the hold by default.
-        metadata: what every commit under it notes beside the hold itself (JSON values).
-        schema: of the table's partitions, if the hold is of some of them.
-        passed: attempts that were let pass in this block, by id, with the version that they may put.
-        refusal: what each of its commits is refused with, whatever the ensemble says; None for most.
-        new_metadata: whether a commit was let pass that says anew what the table is, its properties included, and was
-            not told to drop one of them.
+        metadata: what each commit records beside the hold itself (JSON values).
+        table: canonical URI; by default the only table of the hold.
+        schema: of the table's partitions, if the hold locks some of them.
+        fills: for the block of an empty commit: ids of the holds whose unfinished intents it fills.
+
+    Attributes:
+        block_id: unique id of the block.
+        passed: puts that the guard allowed in this block, by id of the attempt to put.
+        refusal: error for every commit; None if the coordinator decides.
+        new_metadata: whether an allowed commit contained ``metaData`` other than UNSET TBLPROPERTIES.
 
     """
 
@@ -46,22 +70,75 @@ class GuardedHold:
         *,
         table: str | None = None,
         schema: PartitionSchema | None = None,
+        fills: Collection[str] | None = None,
     ) -> None:
         self.hold = hold
+        self.block_id = uuid.uuid4().hex
         self.table = table or next(iter(hold.scope))
         self.metadata = dict(metadata)
         self.schema = schema
-        self.passed: dict[str, int] = {}
+        self.passed: dict[str, AllowedPut] = {}
         self.refusal: SluiceError | None = None
         self.new_metadata = False
-        # Holds whose intents a commit fills that is being made now.
-        self._fills: list[str] | None = None
+        self._fills = fills
+        self._attempts: dict[str, tuple[WriteAttempt, bool]] = {}
 
     @property
     def name(self) -> str:
-        """What threads are bound to: the hold's id, marked if it is not of whole tables only."""
+        """Name to which threads are bound: the block's id, with a suffix if the hold locks partitions."""
         whole = all(scope.partitions is None for scope in self.hold.scope.values())
-        return self.hold.hold_id if whole else self.hold.hold_id + OF_PARTITIONS
+        return self.block_id if whole else self.block_id + OF_PARTITIONS
+
+    def for_empty_commit(self, fills: Collection[str]) -> GuardedHold:
+        """Return a block for one empty commit under the same hold.
+
+        It has none of this block's operations, so its commit records the job and the holds whose intents it fills.
+
+        Args:
+            fills: ids of those holds.
+
+        """
+        return GuardedHold(self.hold, self.metadata, table=self.table, schema=self.schema, fills=fills)
+
+    @contextmanager
+    def executing(self, attempt: WriteAttempt, *, stamps_note: bool) -> Iterator[None]:
+        """Allow the commit of an attempt while the block executes it.
+
+        Args:
+            attempt: the attempt.
+            stamps_note: whether the stamp contains the attempt's note, because Delta has no ``userMetadata`` for it.
+
+        """
+        self._attempts[attempt.write_id] = (attempt, stamps_note)
+        try:
+            yield
+        finally:
+            del self._attempts[attempt.write_id]
+
+    def puts_of(self, write_id: str) -> set[str]:
+        """Return the ids of the puts that the guard allowed for an operation attempt."""
+        return {name for name, put in self.passed.items() if put.write_id == write_id}
+
+    def check_write(self, write_id: str | None, retention_seconds: float | None) -> None:
+        """Raise unless a commit with this write id may be made now.
+
+        Args:
+            write_id: as the log store sent it; None: a statement that no writer executes.
+            retention_seconds: age at which VACUUM deletes the commit's files; None if it is not known.
+
+        Raises:
+            LockNotHeldError: the block does not execute that attempt.
+            NotStagedError: its files are too old.
+
+        """
+        if write_id is None:
+            return
+        if write_id not in self._attempts:
+            raise LockNotHeldError(
+                f"a commit to {self.table} was refused: the operation that it belongs to has ended", resource=self.table
+            )
+        attempt, _ = self._attempts[write_id]
+        attempt.refuse_if_old(self.table, retention_seconds or 0.0)
 
     def check_footprint(self, footprint: Mapping[str, Any]) -> None:
         """Make sure that a commit touches nothing of the table but the partitions that are held.
@@ -124,7 +201,7 @@ class GuardedHold:
         return found
 
     def settle_unfinished(
-        self, unanswered: Collection[Intent], newest: Callable[[], int], fill: Callable[[int], int]
+        self, unanswered: Collection[Intent], newest: Callable[[], int], fill: Callable[[int, Collection[str]], int]
     ) -> bool:
         """Make sure that no put from before this block can still succeed: the rule of docs/concepts.md.
 
@@ -135,8 +212,8 @@ class GuardedHold:
         Args:
             unanswered: see :meth:`unanswered`.
             newest: returns the newest version of the table, -1 if there is no table.
-            fill: given a version, returns one that is there and is not older: an empty commit, or another's that was
-                faster. Raises if there is none.
+            fill: given a version and the ids of the holds that left it unfinished, returns a version that exists and
+                is not older: an empty commit, or another writer's that was faster. Raises if there is none.
 
         Returns:
             Whether anything was unfinished, and is settled now. In front of a table that is not there an intent stays:
@@ -153,15 +230,18 @@ class GuardedHold:
         if head == NO_VERSION and free is not None:
             return False
         if free is not None:
-            self._fills = [intent.hold_id for intent in intents if intent.version > head]
-            try:
-                head = fill(free)
-            finally:
-                self._fills = None
+            head = fill(free, [intent.hold_id for intent in intents if intent.version > head])
         left_behind.settle(intent.attempt for intent in unanswered if intent.version <= head)
         left_behind.clear()
         return True
 
-    def stamp(self) -> dict[str, Any]:
-        """Return what a commit under this hold notes of it (``commitInfo.sluice``)."""
-        return stamp_of(self.hold, self.metadata, fills=self._fills)
+    def stamp(self, write_id: str | None = None) -> dict[str, Any]:
+        """Return the stamp of a commit in this block (``commitInfo.sluice``).
+
+        Args:
+            write_id: of the attempt to which the commit belongs; None if it belongs to none.
+
+        """
+        attempt, stamps_note = self._attempts.get(write_id or "", (None, False))
+        note = attempt.note if attempt is not None and stamps_note else {}
+        return stamp_of(self.hold, {**note, **self.metadata}, write_id=write_id, fills=self._fills)

@@ -12,19 +12,16 @@ from __future__ import annotations
 
 import _thread
 import copy
-import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from lock_manager.errors import LockNotHeldError, NotStagedError, SluiceError
 from lock_manager.guarded_hold import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, GuardedHold
+from lock_manager.write_attempt import WriteAttempt
 
 _TURN_SECONDS = 0.5
 """How long a commit waits for its turn before it looks again whether its version is still free."""
-
-_MILLIS = 1000
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,6 @@ class StagedCommit:
         actions: names of its actions that are of the whole table.
         read_version: of the table that was read; -1 if there was none, or it is not known.
         properties: of that version, those of ours.
-        retention_seconds: for how long VACUUM spares a file that is not in the table.
 
     """
 
@@ -46,7 +42,6 @@ class StagedCommit:
     actions: tuple[str, ...] = ()
     read_version: int = -1
     properties: Mapping[str, str] = field(default_factory=dict)
-    retention_seconds: float = 0.0
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> StagedCommit:
@@ -58,25 +53,7 @@ class StagedCommit:
             actions=tuple(said["actions"]),
             read_version=int(read.get("version", -1)),
             properties=dict(read.get("properties", {})),
-            retention_seconds=read.get("retention_ms", 0) / _MILLIS,
         )
-
-    def refuse_if_old(self, table: str, age: float) -> None:
-        """Make sure that VACUUM spares its files for long enough.
-
-        Args:
-            table: canonical URI.
-            age: of the write, in seconds: no file of it is older.
-
-        Raises:
-            NotStagedError: half of the time is over after which VACUUM takes them for abandoned.
-
-        """
-        if age > self.retention_seconds / 2:
-            raise NotStagedError(
-                f"the write to {table} was begun {age:.0f} s ago, and VACUUM spares what belongs to no commit for "
-                f"{self.retention_seconds:.0f} s (delta.deletedFileRetentionDuration)"
-            )
 
 
 def why_not_staged(commit: StagedCommit, *, appends: bool) -> str | None:
@@ -104,13 +81,15 @@ class Ticket:
 
     Args:
         table: canonical URI.
+        attempt: to which the commit belongs.
         of_partitions: whether the lock will be of partitions only.
         appends: whether the write is an append; see :func:`why_not_staged`.
         on_change: called in other threads when there is something new to see here: a commit that has come, or the
             outcome of a put. It has to be quick.
 
     Attributes:
-        name: to which the thread that writes is bound.
+        name: to which the thread that writes is bound: the write id, with a suffix if the lock is of partitions.
+        attempt: to which the commit belongs.
         staged: the commit that waits, as it came first; None before.
         bound: the hold, once it is granted.
         committed: what the log store says of the put that was stored: ``version`` and ``metrics``; None before.
@@ -118,16 +97,21 @@ class Ticket:
     """
 
     def __init__(
-        self, table: str, on_change: Callable[[], None], *, of_partitions: bool = False, appends: bool = True
+        self,
+        table: str,
+        attempt: WriteAttempt,
+        on_change: Callable[[], None],
+        *,
+        of_partitions: bool = False,
+        appends: bool = True,
     ) -> None:
-        self.name = uuid.uuid4().hex + (OF_PARTITIONS if of_partitions else "")
+        self.name = attempt.write_id + (OF_PARTITIONS if of_partitions else "")
         self.table = table
+        self.attempt = attempt
         self.appends = appends
         self.staged: StagedCommit | None = None
         self.bound: GuardedHold | None = None
         self.committed: Mapping[str, Any] | None = None
-        # Not the monotonic clock, which stands still in a machine that sleeps.
-        self._begun_at = time.time()
         self._refusal: SluiceError | None = None
         self._on_change = on_change
         # Plain lock, open once it is decided: what a signal handler raises cannot leave it half taken.
@@ -157,7 +141,7 @@ class Ticket:
             said: of the commit, see :class:`StagedCommit`.
 
         Raises:
-            NotStagedError: it needs the lock from its beginning, or VACUUM may have deleted its files.
+            NotStagedError: it needs the lock from its beginning.
             SluiceError: the lock was not acquired.
 
         """
@@ -173,23 +157,24 @@ class Ticket:
         if not self._decided.acquire(timeout=_TURN_SECONDS):
             return False
         self._decided.release()
-        # As late as possible: it may have waited for hours.
-        staged.refuse_if_old(self.table, time.time() - self._begun_at)
-        self.hold()
+        self.hold(self.attempt.write_id)
         return True
 
-    def hold(self) -> GuardedHold:
-        """Return the hold under which one commit may be put.
+    def hold(self, write_id: str | None) -> GuardedHold:
+        """Return the granted block, for the one commit of this ticket.
+
+        Args:
+            write_id: of the attempt to which the commit belongs.
 
         Raises:
-            LockNotHeldError: there is none, or the one commit was made.
+            LockNotHeldError: there is none, the one commit was made, or the commit is not of the ticket's attempt.
             SluiceError: it was refused.
 
         """
         if self._refusal is not None:
             # A copy, for every raise adds to what it raises.
             raise copy.copy(self._refusal)
-        if self.bound is None or self.committed is not None:
+        if self.bound is None or self.committed is not None or write_id != self.attempt.write_id:
             raise LockNotHeldError(
                 f"a write to {self.table} commits a second time, and its lock was given back", resource=self.table
             )

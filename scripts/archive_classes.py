@@ -104,7 +104,7 @@ def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
     table = "s3a://lake/store"
     jvm.warm_up(table)
     jvm.write_data_file(table, "1.parquet", [2**40])
-    jvm.write(table, 0, ['{"commitInfo":{"txnId":"archive"}}'], holds="archive")
+    jvm.write(table, 0, ['{"commitInfo":{"txnId":"archive"}}'], block="archive")
     jvm.read(table, 0)
     end(jvm._gateway, jvm._process)  # noqa: SLF001 (likewise)
 

@@ -560,7 +560,7 @@ class LockedDeltaWriter:
         try:
             write_due_checkpoints(self._spark, self._manager)
         except BaseException as interrupt:
-            interrupt.add_note(f"the write to {self.table} is done: look for {write.commit_id}")
+            interrupt.add_note(f"the write to {self.table} is done: look for {write.write_id}")
             raise
 
     def _run(

@@ -13,12 +13,13 @@ from typing import Any, cast
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.coordinator import Hold
 from lock_manager.errors import LockNotHeldError, SluiceError
-from lock_manager.guarded_hold import GuardedHold
+from lock_manager.guarded_hold import OF_PARTITIONS, AllowedPut, GuardedHold
 from lock_manager.resources import canonical_table_uri
 from lock_manager.zookeeper.held_lock import HeldLock
 from lock_manager.zookeeper.manager import ZookeeperLockManager
 
 _ANY_VERSION = -1
+_NEVER_MS = 1 << 50
 
 
 def is_on_a_put(asked: Mapping[str, Any]) -> bool:
@@ -49,10 +50,15 @@ class WatchedGuard(CommitGuard):
             self._checked()
         return answer
 
-    def granted_to(self, ticket: str) -> str:
-        """Return the id of the hold under which a commit may pass that waits with a ticket; empty if there is none."""
-        known = self._tickets.get(ticket)
-        return "" if known is None or known.bound is None else known.bound.hold.hold_id
+    def hold_of(self, request: Mapping[str, Any]) -> str:
+        """Return the id of the hold under which a commit would be made, by its ticket or block; empty if none."""
+        if request.get("ticket"):
+            ticket = self._tickets.get(str(request["ticket"]))
+            block = None if ticket is None else ticket.bound
+        else:
+            name = str(request.get("blocks") or "").rpartition(",")[2]
+            block = self._blocks.get(name.rstrip(OF_PARTITIONS))
+        return "" if block is None else block.hold.hold_id
 
 
 class UnboundGuard(WatchedGuard):
@@ -60,11 +66,37 @@ class UnboundGuard(WatchedGuard):
 
     def _covering(self, asked: Mapping[str, Any]) -> list[GuardedHold]:
         uri = canonical_table_uri(asked["table"])
-        known = [each for guarded in list(self._holds.values()) for each in guarded]
-        held = [each for each in known if each.table == uri and each.hold.lost is None]
+        held = [block for block in list(self._blocks.values()) if block.table == uri and block.hold.lost is None]
         if not held:
             raise LockNotHeldError(f"this process has no lock on {uri}", resource=uri)
         return held[-1:]
+
+
+class HoldNamedGuard(WatchedGuard):
+    """A guard that knows a thread by its hold: each commit belongs to the innermost block and to its operation."""
+
+    def _covering(self, request: Mapping[str, Any]) -> list[GuardedHold]:
+        bound = super()._covering(request)[-1]
+        blocks = [block for block in self._blocks.values() if block.hold is bound.hold and block.table == bound.table]
+        return blocks[-1:]
+
+    def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if not is_on_a_put(request) or request.get("ticket"):
+            return super()._check(request)
+        executed = self._covering(request)[-1]._attempts  # noqa: SLF001
+        return super()._check({**request, "write": next(iter(executed), None), "retention_ms": _NEVER_MS})
+
+
+class SharedIdentityGuard(WatchedGuard):
+    """A guard whose empty commits have the write id of the operation that waits for them, and no mark."""
+
+    def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        answer = super()._check(request)
+        waiting = [ticket for ticket in self._tickets.values() if ticket.bound is None]
+        if is_on_a_put(request) and not request.get("ticket") and waiting:
+            answer["stamp"].pop("occupies", None)
+            answer["stamp"] |= waiting[-1].attempt.note
+        return answer
 
 
 class ForgetfulGuard(WatchedGuard):
@@ -74,13 +106,13 @@ class ForgetfulGuard(WatchedGuard):
         if not is_on_a_put(asked):
             return super()._check(asked)
         guarded = self._covering(asked)[-1]
-        guarded.passed[str(asked["attempt"])] = int(asked["version"])
+        guarded.passed[str(asked["attempt"])] = AllowedPut(int(asked["version"]), asked.get("write"))
         try:
             guarded.hold.check()
         except SluiceError:
             del guarded.passed[str(asked["attempt"])]
             raise
-        return {"holds": [guarded.hold.hold_id], "stamp": guarded.stamp()}
+        return {"holds": [guarded.hold.hold_id], "stamp": guarded.stamp(asked.get("write"))}
 
 
 class LonelyManager(ZookeeperLockManager):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -133,18 +133,17 @@ class Cycle:
         raise WriteError("failed", "TooManyVersions", "there was always somebody else")
 
     def _write(self, bound: GuardedHold, version: int, lines: list[str]) -> None:
-        hold = bound.hold.hold_id
         if self._worker.without is not Protection.CONDITION:
-            self._worker.jvm.write(self._table, version, lines, holds=hold)
+            self._worker.jvm.write(self._table, version, lines, block=bound.name)
             return
         # Delta's own store asks no guard: so it is asked here, and only the condition is missing.
         attempt = uuid.uuid4().hex
-        asked = {"table": self._table, "version": version, "attempt": attempt, "txn": self._txn, "holds": hold}
+        asked = {"table": self._table, "version": version, "attempt": attempt, "txn": self._txn, "blocks": bound.name}
         answer = self._worker.guard.check(json.dumps(asked))
         said = json.loads(answer)
         if "refused" in said:
             raise WriteError("refused", said["refused"], said["message"])
-        self._worker.jvm.write(self._table, version, [stamped(lines[0], answer, attempt), *lines[1:]], holds=hold)
+        self._worker.jvm.write(self._table, version, [stamped(lines[0], answer, attempt), *lines[1:]], block=bound.name)
         bound.passed.pop(attempt)
         bound.hold.intents.settle([attempt])
 
@@ -162,15 +161,18 @@ class Cycle:
         """Fill the version that a block before this one may still be putting, as a driver does."""
         hold = bound.hold
 
-        def fill(free: int) -> int:
+        def fill(free: int, left_by: Collection[str]) -> int:
             own, self._txn = self._txn, uuid.uuid4().hex
+            empty = bound.for_empty_commit(left_by)
+            self._worker.guard.add(empty)
             try:
-                version = self._put(bound, free, [_commit_info(self._txn, "FILL", free - 1)], ids=[])
+                version = self._put(empty, free, [_commit_info(self._txn, "FILL", free - 1)], ids=[])
                 self._say("filled", version=version, token=hold.token, txn=self._txn)
             except WriteError as error:
                 self._failed(bound, error)
                 raise StoreError(error.reason, str(error)) from error
             finally:
+                self._worker.guard.remove(empty)
                 self._txn = own
             return version
 

@@ -119,8 +119,8 @@ class StoreJvm:
             finally:
                 lines.close()
 
-    def write(self, table: str, version: int, lines: Sequence[str], *, holds: str) -> None:
-        """Write a version file under a hold, in the Java thread that is bound to it.
+    def write(self, table: str, version: int, lines: Sequence[str], *, block: str) -> None:
+        """Write a version file in a block under a hold, in the Java thread that is bound to the block.
 
         Raises:
             VersionTakenError: there is one already.
@@ -130,7 +130,7 @@ class StoreJvm:
         guard = self._jvm.io.deltasluice.storage.Guard
         with _python_errors():
             file, actions = self._version_file(table, version), _java_list(self._jvm, lines).iterator()
-            guard.bind(holds)
+            guard.bind(block)
             bound = self._thread()
             try:
                 self._writer.write(file, actions, False, self._conf)  # noqa: FBT003 (Java has no keywords)
@@ -138,7 +138,7 @@ class StoreJvm:
                 wrote = self._thread()
                 guard.bind(None)
         if wrote != bound:
-            raise JvmError("the commit was written in another Java thread than the one bound to the hold")
+            raise JvmError("the commit was written in another Java thread than the one bound to the block")
 
     def attempts(self, hold: str) -> list[dict[str, Any]]:
         """Return what became of each attempt under a hold; see ``Attempts.java``."""

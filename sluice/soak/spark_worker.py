@@ -90,10 +90,7 @@ class SparkWorker(Worker):
 
     def asked(self, request: Mapping[str, Any]) -> None:
         """Have the cycle to whose hold the committing thread is bound say so."""
-        bound = str(request.get("holds") or "").rpartition(",")[2]
-        if request.get("ticket"):
-            bound = self.guard.granted_to(str(request["ticket"]))
-        cycle = self.cycles.get(bound)
+        cycle = self.cycles.get(self.guard.hold_of(request))
         if cycle is not None and "outcome" in request:
             cycle.told(request)
         elif cycle is not None and is_on_a_put(request):

@@ -33,9 +33,9 @@ class Asked:
     def check(self, request: str) -> str:
         asked = json.loads(request)
         self.requests.append(asked)
-        if asked["holds"] == "none":
+        if asked["blocks"] == "none":
             return json.dumps({"refused": "LockNotHeldError", "message": "no lock"})
-        return json.dumps({"holds": [asked["holds"]], "stamp": {"hold": asked["holds"]}})
+        return json.dumps({"holds": [asked["blocks"]], "stamp": {"hold": asked["blocks"]}})
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +54,9 @@ def jvm(s3: FaultyS3, guard: Asked, tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_every_commit_is_asked_for_under_the_hold_that_its_call_was_bound_to(jvm: StoreJvm, guard: Asked) -> None:
     for number in range(10):
-        jvm.write(TABLE, number, COMMIT, holds=f"hold-{number}")
+        jvm.write(TABLE, number, COMMIT, block=f"hold-{number}")
         gc.collect()
-    assert [(asked["holds"], asked["version"]) for asked in guard.requests] == [
+    assert [(asked["blocks"], asked["version"]) for asked in guard.requests] == [
         (f"hold-{number}", number) for number in range(10)
     ]
     assert jvm.versions(TABLE, 0) == list(range(10))
@@ -73,10 +73,10 @@ def test_what_calls_leave_behind_in_the_jvm_is_given_up(jvm: StoreJvm) -> None:
         jvm.versions(f"{TABLE}-many", 0)
         return int(jvm._bindings.size())
 
-    jvm.write(f"{TABLE}-many", 0, COMMIT, holds="hold")
+    jvm.write(f"{TABLE}-many", 0, COMMIT, block="hold")
     before = kept()
     for number in range(1, 11):
-        jvm.write(f"{TABLE}-many", number, COMMIT, holds="hold")
+        jvm.write(f"{TABLE}-many", number, COMMIT, block="hold")
         jvm.write_data_file(f"{TABLE}-many", f"{number}.parquet", [2**40])
         kept()
     # The list itself has grown by ten entries.
@@ -89,19 +89,19 @@ def test_a_commit_in_another_java_thread_than_the_bound_one_is_an_error(
     threads = iter([1, 2])
     monkeypatch.setattr(jvm, "_thread", lambda: next(threads))
     with pytest.raises(JvmError, match="another Java thread"):
-        jvm.write(TABLE, 10, COMMIT, holds="hold")
+        jvm.write(TABLE, 10, COMMIT, block="hold")
 
 
 def test_what_java_throws_comes_by_its_kind(jvm: StoreJvm, s3: FaultyS3) -> None:
-    jvm.write(f"{TABLE}-errors", 0, COMMIT, holds="hold")
+    jvm.write(f"{TABLE}-errors", 0, COMMIT, block="hold")
     with pytest.raises(VersionTakenError):
-        jvm.write(f"{TABLE}-errors", 0, COMMIT, holds="hold")
+        jvm.write(f"{TABLE}-errors", 0, COMMIT, block="hold")
     with pytest.raises(WriteError) as refused:
-        jvm.write(f"{TABLE}-errors", 1, COMMIT, holds="none")
+        jvm.write(f"{TABLE}-errors", 1, COMMIT, block="none")
     assert (refused.value.kind, refused.value.reason) == ("refused", "LockNotHeldError")
     s3.gate.arm("writer-1", S3Fault(status=500, times=99))
     with pytest.raises(WriteError) as unknown:
-        jvm.write(f"{TABLE}-errors", 1, COMMIT, holds="hold")
+        jvm.write(f"{TABLE}-errors", 1, COMMIT, block="hold")
     s3.gate.disarm("writer-1")
     assert (unknown.value.kind, unknown.value.reason) == ("unknown", "CommitUnknownException")
     with pytest.raises(StoreError) as missing:
@@ -118,7 +118,7 @@ def test_an_s3a_that_was_told_to_make_no_conditional_puts_makes_none_instead_of_
     before = len(s3.gate.puts)
     try:
         with pytest.raises(WriteError, match="Conditional Writes Unavailable"):
-            jvm.write(f"{TABLE}-unconditional", 0, COMMIT, holds="hold")
+            jvm.write(f"{TABLE}-unconditional", 0, COMMIT, block="hold")
         assert [attempt["outcome"] for attempt in jvm.attempts("hold")] == ["rejected"]
     finally:
         jvm.close()

@@ -401,3 +401,32 @@ def test_negative_control_a_version_that_is_a_rival_s_is_not_taken_for_ones_own(
     assert (answer["error"], answer["version"], answer["commits"]) == ("LockLostError", None, {}), answer
     assert stored(s3, three_files) == {0: 1, 1: 1}
     assert rows(three_files) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        "delete",
+        "merge as a transaction",
+        *(pytest.param(name, marks=pytest.mark.soak) for name in ("update", "optimize")),
+    ],
+)
+def test_an_empty_commit_does_not_prove_an_operation_whose_put_has_no_answer(
+    driver: Driver,
+    s3: FaultyS3,
+    three_files: str,
+    fault: Callable[..., S3Fault],
+    next_holder: ZookeeperLockManager,
+    operation: str,
+) -> None:
+    with next_holder.acquire(three_files) as hold:
+        # This holder dies between the permission and its PUT.
+        hold.intend(1, txn=None, attempt=uuid.uuid4().hex)
+    # The first PUT is the empty commit.
+    fault(after=1, status=500)
+    driver.begin("operate", table=three_files, operation=operation, lock_during="commit")
+    answer = driver.answer()
+    assert answer.get("error") == "CommitUnknownError", answer
+    s3.gate.disarm(NAME)
+    assert stored(s3, three_files) == {0: 1, 1: 1}
+    assert rows(three_files) == [0, 1, 2]

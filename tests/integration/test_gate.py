@@ -29,7 +29,8 @@ from lock_manager import (
     LockTimeoutError,
     ZookeeperLockManager,
 )
-from lock_manager.ticket import StagedCommit, Ticket
+from lock_manager.ticket import Ticket
+from lock_manager.write_attempt import WriteAttempt
 from tests.support.at_the_gate import TableAtTheGate, contenders
 from tests.support.checksums import checksum_file, files_of, read_as
 from tests.support.rivals import RivalManager
@@ -269,7 +270,7 @@ def test_a_put_of_which_nothing_was_heard_is_looked_for_and_never_taken_for_noth
     if visible:
         assert table.append(1).version == 1
     else:
-        monkeypatch.setattr(table.writer.log, "find_commit", lambda _, after: (None, after + 1))
+        monkeypatch.setattr(table.writer.log, "find_commit", lambda _, after, **_more: (None, after + 1))
         with pytest.raises(CommitUnknownError):
             table.append(1)
     assert len(table.files()) == 2
@@ -387,7 +388,7 @@ def test_a_commit_whose_files_vacuum_may_have_taken_is_not_made(
     table: Table, *, protected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not protected:
-        monkeypatch.setattr(StagedCommit, "refuse_if_old", lambda *_: None)
+        monkeypatch.setattr(WriteAttempt, "refuse_if_old", lambda *_: None)
     before = table.files()
     with table.waiting(1) as running:
         (staged,) = table.files() - before

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from lock_manager import LockNotHeldError, ZookeeperLockManager
-from writer_jobs import attach, locked
+from writer_jobs import LockedDeltaWriter, attach, locked
 from writer_jobs.commit.driver_guard import GUARD
 
 pytestmark = pytest.mark.spark
@@ -80,7 +81,7 @@ def test_a_stranger_who_reaches_the_ports_of_this_process_cannot_ask_the_guard(
         return check(request)
 
     monkeypatch.setattr(GUARD, "check", spied)
-    request = json.dumps({"table": disk_table, "version": 1, "attempt": "forged", "holds": "none"})
+    request = json.dumps({"table": disk_table, "version": 1, "attempt": "forged", "blocks": "none"})
     ports = listening_ports()
     assert len(ports) >= 2
     for port in ports:
@@ -155,6 +156,11 @@ def test_two_pythons_of_one_jvm_are_each_asked_about_their_own_commits(
         assert (error, "bound to no lock" in message) == ("LockNotHeldError", True)
         with pytest.raises(LockNotHeldError):
             append(spark, 7, 8, its)
+    # A thread that never attached, with a writer of another thread: the newest Python knows nothing of it.
+    writer = LockedDeltaWriter(spark, manager, mine)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: writer.append(spark.range(8, 9), hold="commit")).result().version == 2
+        assert pool.submit(lambda: writer.delete("id = 8", hold="commit")).result().version == 3
     third = second_python()
     assert third.tell("append", table=its, first=3, end=4) is None
     third.end()

@@ -12,7 +12,7 @@ from kazoo.client import KazooClient
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
 from lock_manager.commit_guard import CommitGuard
-from lock_manager.guarded_hold import GuardedHold
+from lock_manager.guarded_hold import AllowedPut, GuardedHold
 from lock_manager.intents import Intent
 from lock_manager.testing.stalls import stalled_listing
 from lock_manager.zookeeper.znodes import intents_node, table_node
@@ -225,8 +225,8 @@ def test_a_lost_reply_is_asked_again_and_makes_one_intent(zookeeper, proxy, tabl
 def ask() -> Callable[..., dict]:
     import json
 
-    def ask(guard: CommitGuard, table: str, holds: str | None, version: int = 0) -> dict:
-        request = {"table": table, "version": version, "attempt": uuid.uuid4().hex, "txn": None, "holds": holds}
+    def ask(guard: CommitGuard, table: str, blocks: str | None, version: int = 0) -> dict:
+        request = {"table": table, "version": version, "attempt": uuid.uuid4().hex, "txn": None, "blocks": blocks}
         answer: dict = json.loads(guard.check(json.dumps(request)))
         return answer
 
@@ -241,14 +241,14 @@ def test_the_guard_refuses_with_a_reason_and_remembers_the_error(manager, table,
     assert ask(guard, "no/scheme://x", "a")["refused"] == "LockNotHeldError"
     bound = GuardedHold(manager.acquire(table), {"job": "nightly"})
     guard.add(bound)
-    yes = ask(guard, table, bound.hold.hold_id, 7)
+    yes = ask(guard, table, bound.name, 7)
     assert yes["holds"] == [bound.hold.hold_id]
     assert yes["stamp"]["job"] == "nightly"
-    assert list(bound.passed.values()) == [7]
+    assert list(bound.passed.values()) == [AllowedPut(7, None)]
     bound.hold.release()
-    assert ask(guard, table, bound.hold.hold_id)["refused"] == "LockNotHeldError"
-    assert list(bound.passed.values()) == [7]
-    (newest,) = [guard.refusal_in("…" + ask(guard, table, bound.hold.hold_id)["message"] + "…")]
+    assert ask(guard, table, bound.name)["refused"] == "LockNotHeldError"
+    assert list(bound.passed.values()) == [AllowedPut(7, None)]
+    (newest,) = [guard.refusal_in("…" + ask(guard, table, bound.name)["message"] + "…")]
     assert isinstance(newest, LockNotHeldError)
     assert guard.refusal_in("something else") is None
 
@@ -256,11 +256,12 @@ def test_the_guard_refuses_with_a_reason_and_remembers_the_error(manager, table,
 def test_the_guard_knows_a_hold_by_either_name_of_an_azure_account(manager, ask):
     guard, folder = CommitGuard(), uuid.uuid4().hex
     with manager.acquire(f"wasbs://data@Account.blob.core.windows.net/{folder}") as hold:
-        guard.add(GuardedHold(hold, {}))
+        block = GuardedHold(hold, {})
+        guard.add(block)
         for version, name in enumerate(
             ("abfss://data@account.dfs", "wasb://data@account.blob", "abfs://data@account.blob")
         ):
-            answer = ask(guard, f"{name}.core.windows.net/{folder}", hold.hold_id, version)
+            answer = ask(guard, f"{name}.core.windows.net/{folder}", block.name, version)
             assert answer.get("holds") == [hold.hold_id], answer
         hold.intents.settle(hold.intents.open)
 
@@ -269,5 +270,5 @@ def test_what_the_guard_does_not_understand_is_refused(ask):
     import json
 
     guard = CommitGuard()
-    for request in ("", "[]", "{}", '{"attempt": "a"}', json.dumps({"attempt": "a", "table": 5, "holds": "x"})):
+    for request in ("", "[]", "{}", '{"attempt": "a"}', json.dumps({"attempt": "a", "table": 5, "blocks": "x"})):
         assert json.loads(guard.check(request))["refused"] == "LockLostError"

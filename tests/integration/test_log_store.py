@@ -39,7 +39,7 @@ class Passing:
 
     def check(self, request: str) -> str:
         self.before()
-        hold = json.loads(request)["holds"]
+        hold = json.loads(request)["blocks"]
         return json.dumps({"holds": [hold], "stamp": {"hold": hold}})
 
 
@@ -81,18 +81,18 @@ def test_where_delta_s_own_store_puts_if_absent_it_does_it_behind_the_guard(
     jvm: StoreJvm, guard: Passing, folder: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     table, hold = f"{scheme}://elsewhere{folder}", f"hold-{scheme}"
-    jvm.write(table, 0, COMMIT, holds=hold)
+    jvm.write(table, 0, COMMIT, block=hold)
     first, *others = version_file(folder, 0).read_text().splitlines()
     assert json.loads(first)["commitInfo"]["sluice"]["hold"] == hold
     assert others == COMMIT[1:]
     creator = str(jvm._jvm.java.lang.System.getProperty("elsewhere.created.by"))
     assert creator.startswith(f"io.delta.storage.{DELTAS_OWN[scheme]}")
     with pytest.raises(VersionTakenError):
-        jvm.write(table, 0, COMMIT, holds=hold)
+        jvm.write(table, 0, COMMIT, block=hold)
     # Faster than the put, slower than the look before it: Delta's store has to find out.
     monkeypatch.setattr(guard, "before", lambda: version_file(folder, 1).write_text("of another"))
     with pytest.raises(VersionTakenError):
-        jvm.write(table, 1, COMMIT, holds=hold)
+        jvm.write(table, 1, COMMIT, block=hold)
     assert version_file(folder, 1).read_text() == "of another"
     assert [attempt["outcome"] for attempt in jvm.attempts(hold)] == ["committed", "taken"]
     assert jvm.versions(table, 0) == [0, 1]
@@ -104,7 +104,7 @@ def test_a_name_that_is_taken_by_what_cannot_be_read_is_said_to_be_taken(
 ) -> None:
     monkeypatch.setattr(guard, "before", lambda: version_file(folder, 0).mkdir())
     with pytest.raises(WriteError, match=f"the store gave no answer: {version_file(folder, 0)}"):
-        jvm.write(f"file:{folder}", 0, COMMIT, holds="hold-taken")
+        jvm.write(f"file:{folder}", 0, COMMIT, block="hold-taken")
 
 
 def test_a_scheme_that_is_not_known_is_refused_before_anything_is_asked_or_written(
@@ -113,7 +113,7 @@ def test_a_scheme_that_is_not_known_is_refused_before_anything_is_asked_or_writt
     asked: list[None] = []
     monkeypatch.setattr(guard, "before", lambda: asked.append(None))
     with pytest.raises(WriteError, match="for this scheme no way is known to create a file only if") as refused:
-        jvm.write("weird://host/table", 0, COMMIT, holds="hold-weird")
+        jvm.write("weird://host/table", 0, COMMIT, block="hold-weird")
     assert (refused.value.kind, refused.value.reason) == ("refused", "TableError")
     assert (asked, jvm.attempts("hold-weird")) == ([], [])
 
@@ -156,11 +156,11 @@ def test_whoever_takes_the_port_of_a_python_that_ended_lets_nothing_pass(
     with socketserver.ThreadingTCPServer(("127.0.0.1", ended.port), Forger) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(WriteError, match="is not the Python process that was to be asked") as refused:
-            jvm.write(f"file:{folder}", 0, COMMIT, holds="hold-forged")
+            jvm.write(f"file:{folder}", 0, COMMIT, block="hold-forged")
         server.shutdown()
     assert (refused.value.kind, list((folder / "_delta_log").iterdir())) == ("refused", [])
     # With nobody there, the JVM forgets that one, and asks the one before it.
-    jvm.write(f"file:{folder}", 0, COMMIT, holds="hold-forged")
+    jvm.write(f"file:{folder}", 0, COMMIT, block="hold-forged")
 
 
 @pytest.mark.parametrize(

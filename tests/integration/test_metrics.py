@@ -68,13 +68,14 @@ def test_waiting_holding_commits_losses_and_refusals_are_counted_by_table(
             meanwhile = scraped(exporter)
         lost = manager.acquire(TABLE)
         guard = CommitGuard()
-        guard.add(GuardedHold(lost, {}))
+        block = GuardedHold(lost, {})
+        guard.add(block)
         commit = {"table": TABLE, "version": 7, "attempt": "a", "txn": "t", "operation": "WRITE"}
-        assert "refused" in guard.check(json.dumps(commit | {"holds": ""}))
-        assert "refused" not in guard.check(json.dumps(commit | {"holds": lost.hold_id}))
+        assert "refused" in guard.check(json.dumps(commit | {"blocks": ""}))
+        assert "refused" not in guard.check(json.dumps(commit | {"blocks": block.name}))
         (contender,) = [name for name in ensemble_client.get_children(node(manager)) if "__lock__" in name]
         ensemble_client.delete(f"{node(manager)}/{contender}")
-        assert "refused" in guard.check(json.dumps(commit | {"holds": lost.hold_id}))
+        assert "refused" in guard.check(json.dumps(commit | {"blocks": block.name}))
         with pytest.raises(LockLostError):
             lost.release()
         rival.acquire(TABLE)

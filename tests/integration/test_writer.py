@@ -289,10 +289,10 @@ def test_a_lock_that_is_lost_after_the_commit_is_reported_with_what_was_committe
 ) -> None:
     find_commit = writer.log.find_commit
 
-    def lose(commit_id: str, *, after: int) -> Any:
+    def lose(write_id: str, **search: Any) -> Any:
         (node,) = contenders(ensemble_client, writer.table)
         ensemble_client.delete(node)
-        return find_commit(commit_id, after=after)
+        return find_commit(write_id, **search)
 
     monkeypatch.setattr(writer.log, "find_commit", lose)
     with pytest.raises(UnprovenCommitError, match="version 1") as lost:

@@ -61,23 +61,25 @@ class Driver:
         done = writer.append(self.spark.range(first, end), txn=(txn[0], txn[1]) if txn else None)
         return {"version": done.version, "already_committed": done.already_committed}
 
-    def operate(self, table: str, operation: str) -> dict[str, Any]:
-        """Do one operation of the writer's, or a statement in a block under the lock: its version, if it is known."""
+    def operate(self, table: str, operation: str, lock_during: str | None = None) -> dict[str, Any]:
+        """Run one operation of the writer, or a statement in a block under the lock; return its version, if known."""
         if operation == "statement":
             with locked(self.spark, table, manager=self.manager) as hold:
                 self.spark.sql(f"UPDATE delta.`{table}` SET id = id + 10 WHERE id = 1")
             return {"version": hold.commits}
         writer, rows = LockedDeltaWriter(self.spark, self.manager, table), self.spark.range(10, 12)
+        options: dict[str, Any] = {} if lock_during is None else {"hold": lock_during}
         merge = writer.merge(rows.alias("s"), "t.id = s.id", alias="t").whenNotMatchedInsertAll()
         operations = {
-            "append": lambda: writer.append(rows),
-            "append as a transaction": lambda: writer.append(rows, txn=("app", 1)),
-            "overwrite": lambda: writer.overwrite(rows),
-            "overwrite where": lambda: writer.overwrite(rows, replace_where="id > 1"),
-            "merge": merge.execute,
-            "delete": lambda: writer.delete("id = 1"),
-            "update": lambda: writer.update({"id": "id + 10"}, "id = 1"),
-            "optimize": writer.optimize,
+            "append": lambda: writer.append(rows, **options),
+            "append as a transaction": lambda: writer.append(rows, txn=("app", 1), **options),
+            "overwrite": lambda: writer.overwrite(rows, **options),
+            "overwrite where": lambda: writer.overwrite(rows, replace_where="id > 1", **options),
+            "merge": lambda: merge.execute(**options),
+            "merge as a transaction": lambda: merge.execute(txn=("app", 1), **options),
+            "delete": lambda: writer.delete("id = 1", **options),
+            "update": lambda: writer.update({"id": "id + 10"}, "id = 1", **options),
+            "optimize": lambda: writer.optimize(**options),
         }
         return {"version": operations[operation]().version}
 
@@ -212,8 +214,8 @@ class Driver:
         """Have the writer look for its own commit in vain."""
         before = DeltaTableLog.find_commit
 
-        def find(self: DeltaTableLog, commit_id: str, *, after: int) -> Any:
-            return None, before(self, commit_id, after=after)[1]
+        def find(self: DeltaTableLog, write_id: str, **search: Any) -> Any:
+            return None, before(self, write_id, **search)[1]
 
         DeltaTableLog.find_commit = find  # type: ignore[method-assign]
         self.undo.callback(setattr, DeltaTableLog, "find_commit", before)
@@ -250,7 +252,7 @@ class Driver:
         before = guard.CommitGuard._covering
 
         def covering(self: guard.CommitGuard, asked: Any) -> list[guard.GuardedHold]:
-            return list(self._holds.values())[-1]
+            return list(self._blocks.values())[-1:]
 
         guard.CommitGuard._covering = covering  # type: ignore[method-assign]
         self.undo.callback(setattr, guard.CommitGuard, "_covering", before)

@@ -103,7 +103,7 @@ class _Pass:
     def check(self, request: str) -> str:
         asked = json.loads(request)
         self.attempt = asked["attempt"]
-        return json.dumps({"holds": [asked["holds"]], "stamp": {}})
+        return json.dumps({"holds": [asked["blocks"]], "stamp": {}})
 
 
 def main() -> None:
@@ -112,7 +112,7 @@ def main() -> None:
     jvm = StoreJvm(hadoop={}, guard=guard, mode="required", conditional=True, errors=Path(errors))
     said: dict[str, Any] = {}
     try:
-        jvm.write(table, 0, ['{"commitInfo":{"txnId":"a"}}'], holds="hold")
+        jvm.write(table, 0, ['{"commitInfo":{"txnId":"a"}}'], block="hold")
     except WriteError as failure:
         said = {"kind": failure.kind, "reason": failure.reason, "message": str(failure)}
     outcomes = [attempt["outcome"] for attempt in jvm.attempts("hold")]

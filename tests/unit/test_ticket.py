@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 from unittest.mock import create_autospec
 
@@ -12,9 +13,10 @@ from lock_manager import LockCancelledError, LockNotHeldError
 from lock_manager.errors import NotStagedError
 from lock_manager.guarded_hold import GuardedHold
 from lock_manager.ticket import StagedCommit, Ticket, why_not_staged
+from lock_manager.write_attempt import WriteAttempt
 
 TABLE = "s3://lake/t"
-READ = {"version": 7, "properties": {"sluice.ensemble": "e"}, "retention_ms": 604_800_000}
+READ = {"version": 7, "properties": {"sluice.ensemble": "e"}}
 BLIND: dict[str, Any] = {"blind": True, "removes": False, "actions": [], "read": READ}
 
 
@@ -39,7 +41,7 @@ def test_what_can_be_committed_on_its_own(said: dict[str, Any], appends: Any, wh
 
 
 def test_what_cannot_never_waits() -> None:
-    ticket = Ticket(TABLE, lambda: None)
+    ticket = Ticket(TABLE, WriteAttempt.of({}), lambda: None)
     with pytest.raises(NotStagedError, match="depend on the table"):
         ticket.has_turn(BLIND | {"blind": False})
     assert ticket.staged is None
@@ -47,14 +49,15 @@ def test_what_cannot_never_waits() -> None:
 
 def test_its_commit_waits_until_it_is_granted_and_is_one() -> None:
     news: list[str] = []
-    ticket = Ticket(TABLE, lambda: news.append("look"))
+    ticket = Ticket(TABLE, WriteAttempt.of({}), lambda: news.append("look"))
+    write_id = ticket.attempt.write_id
     assert not ticket.has_turn(BLIND)
     assert ticket.staged is not None
     assert (ticket.staged.read_version, ticket.staged.properties) == (7, {"sluice.ensemble": "e"})
     assert not ticket.has_turn(BLIND)
     assert news == ["look"]
     with pytest.raises(LockNotHeldError):
-        ticket.hold()
+        ticket.hold(write_id)
     bound = create_autospec(GuardedHold, instance=True)
     bound.hold = create_autospec(object)
     bound.hold.intents_of = lambda _: settled
@@ -63,37 +66,40 @@ def test_its_commit_waits_until_it_is_granted_and_is_one() -> None:
     threading.Timer(0.05, lambda: ticket.grant(bound)).start()
     while not ticket.has_turn(BLIND):
         pass
-    assert ticket.hold() is bound
+    assert ticket.hold(write_id) is bound
+    for foreign_id in (None, WriteAttempt.of({}).write_id):
+        with pytest.raises(LockNotHeldError):
+            ticket.hold(foreign_id)
     ticket.ended({"outcome": "taken", "attempt": "first", "version": 8})
-    assert ticket.hold() is bound
+    assert ticket.hold(write_id) is bound
     ticket.ended({"outcome": "unknown", "attempt": "second", "version": 9})
     assert ticket.committed is None
     ticket.ended({"outcome": "committed", "attempt": "third", "version": 9, "metrics": {"numFiles": "1"}})
     assert ticket.committed == {"version": 9, "metrics": {"numFiles": "1"}}
     assert news == ["look", "first", "third", "look"]
     with pytest.raises(LockNotHeldError, match="commits a second time"):
-        ticket.hold()
+        ticket.hold(write_id)
 
 
 def test_refused_it_says_why_for_good() -> None:
-    ticket = Ticket(TABLE, lambda: None)
+    ticket = Ticket(TABLE, WriteAttempt.of({}), lambda: None)
     ticket.refuse(LockCancelledError(resource=TABLE))
     ticket.refuse(NotStagedError("another"))
     for _ in range(2):
         with pytest.raises(LockCancelledError):
             ticket.has_turn(BLIND)
-    granted = Ticket(TABLE, lambda: None)
+    granted = Ticket(TABLE, WriteAttempt.of({}), lambda: None)
     granted.grant(create_autospec(GuardedHold, instance=True))
     granted.refuse(LockCancelledError(resource=TABLE))
     with pytest.raises(LockCancelledError):
-        granted.hold()
+        granted.hold(granted.attempt.write_id)
 
 
 @pytest.mark.parametrize(("age", "refused"), [(302_000, False), (302_500, True)])
 def test_half_of_the_time_for_which_vacuum_spares_a_file(age: float, refused: Any) -> None:
-    staged = StagedCommit.of(BLIND)
+    attempt = WriteAttempt({}, "w", time.time() - age)
     if refused:
         with pytest.raises(NotStagedError, match="deletedFileRetentionDuration"):
-            staged.refuse_if_old(TABLE, age)
+            attempt.refuse_if_old(TABLE, 604_800)
     else:
-        staged.refuse_if_old(TABLE, age)
+        attempt.refuse_if_old(TABLE, 604_800)

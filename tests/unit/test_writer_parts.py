@@ -10,13 +10,27 @@ import pkgutil
 import signal
 import sys
 import threading
+from typing import Any
 
 import pytest
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 import writer_jobs
 from lock_manager import LockLostError, SluiceError
-from lock_manager.commit_stamp import commit_ids_of, note_as_user_metadata, note_of, note_of_write
+from lock_manager.commit_stamp import (
+    CHANGES,
+    MAINTENANCE,
+    WATERMARK,
+    batch_of,
+    commit_ids_of,
+    is_commit_of,
+    maintenance_of,
+    note_as_user_metadata,
+    note_of,
+    note_of_write,
+    parse_stamp,
+    watermark_of,
+)
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, escaped
 from writer_jobs.delta.jvm_errors import _gist
 from writer_jobs.errors import (
@@ -171,8 +185,38 @@ def test_a_note_is_read_from_our_own_commits_only() -> None:
 
 def test_a_commit_is_known_by_its_note_and_by_its_stamp() -> None:
     note = {"userMetadata": json.dumps({"sluice": {"commit_id": "of the session"}})}
-    assert commit_ids_of({**note, "sluice": {"commit_id": "c"}}) == ["of the session", "c"]
+    assert commit_ids_of({**note, "sluice": {"commit_id": "c"}}) == ["c", "of the session"]
     assert commit_ids_of({"sluice": "text of delta-rs"}) == []
+
+
+STAMP = {"hold": "h", "ensemble": "e", "nodes": [], "acquired_at": 1.0, "attempt": "put", "job": "nightly"}
+
+
+@pytest.mark.parametrize("place", ["stamp", "note"])
+def test_an_empty_commit_belongs_to_no_operation_whatever_it_records(place: str) -> None:
+    """Releases before this rule stamped empty commits with the operation that waited for them."""
+    records = {
+        "commit_id": "c",
+        CHANGES: "batch",
+        MAINTENANCE: {"action": "compact"},
+        WATERMARK: {"at": "2013-01-01T00:00:00+00:00", "stream": "s"},
+    }
+
+    def info(**fills: object) -> dict[str, Any]:
+        if place == "stamp":
+            return {"sluice": {**STAMP, **records, **fills}}
+        return {"sluice": {**STAMP, **fills}, "userMetadata": note_as_user_metadata(records)}
+
+    empty_commit, commit = info(occupies=["h"]), info()
+    assert is_commit_of(commit, "c", guarded=place == "stamp")
+    assert not is_commit_of(commit, "c", guarded=place != "stamp")
+    assert not any(is_commit_of(empty_commit, "c", guarded=guarded) for guarded in (True, False))
+    readers = (commit_ids_of, batch_of, maintenance_of, watermark_of)
+    assert all(reader(commit) for reader in readers)
+    assert not any(reader(empty_commit) for reader in readers)
+    stamp = parse_stamp(empty_commit)
+    assert stamp is not None
+    assert stamp.commit_id == "put"
 
 
 def test_the_commit_id_of_a_write_is_its_own_whatever_its_caller_notes() -> None:

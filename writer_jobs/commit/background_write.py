@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -13,7 +12,8 @@ from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lock_manager.commit_stamp import note_of_write
+from lock_manager.commit_stamp import note_as_user_metadata
+from lock_manager.write_attempt import WriteAttempt
 from writer_jobs.commit.operation import Work
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.log_store import follow_transactions
@@ -24,8 +24,8 @@ _T = TypeVar("_T")
 
 #: How often a write is cancelled again until it ends.
 CANCEL_AGAIN_SECONDS = 0.2
-#: Local property of Spark's threads, see ``Guard.java``.
-_TICKET_PROPERTY = "spark.sluice.ticket"
+#: Local properties of Spark's threads, see ``Guard.java``.
+_TICKET_PROPERTY, _WRITE_PROPERTY = "spark.sluice.ticket", "spark.sluice.write"
 # Delta raises these, before it writes anything, for rows that do not fit.
 _SCHEMA_CONDITIONS = ("DELTA_FAILED_TO_MERGE_FIELDS", "DELTA_METADATA_MISMATCH", "DELTA_SCHEMA")
 
@@ -142,7 +142,7 @@ class BackgroundWrite:
         spark: the session.
 
     Attributes:
-        commit_id: by which the commit is found in the log.
+        attempt: the attempt that is executed, or was last; it proves that the operation is in the table.
         work: what is done; set when it is known what is locked.
 
     """
@@ -150,26 +150,30 @@ class BackgroundWrite:
     work: Work
 
     def __init__(self, metadata: Mapping[str, Any], spark: SparkSession) -> None:
-        self.commit_id = str(uuid.uuid4())
         self.metadata = dict(metadata)
+        self.attempt = WriteAttempt.of(self.metadata)
         self._spark = spark
         self._context = spark.sparkContext
-        self._tag = f"sluice-{self.commit_id}"
+        self._tag = f"sluice-{self.attempt.write_id}"
         self._thread: _WriteThread | None = None
 
     @property
-    def note(self) -> dict[str, Any]:
-        """What the commit notes of the write: what the caller has given, and the commit id."""
-        return note_of_write(self.metadata, self.commit_id)
+    def write_id(self) -> str:
+        """Id of the attempt; the log has its commit under this id."""
+        return self.attempt.write_id
+
+    def new_attempt(self) -> WriteAttempt:
+        """Begin another attempt, with a write id of its own, and return it."""
+        self.attempt = WriteAttempt.of(self.metadata)
+        return self.attempt
 
     def start(
-        self, location: str, user_metadata: str, *, ticket: str | None = None, on_end: Callable[[], None] = lambda: None
+        self, location: str, *, ticket: str | None = None, on_end: Callable[[], None] = lambda: None
     ) -> RunningWrite:
-        """Write and commit, in a thread of its own.
+        """Write and commit, in a thread of its own that is bound to the attempt.
 
         Args:
             location: of the table.
-            user_metadata: of the commit.
             ticket: name of the ticket to which that thread is bound.
             on_end: called in that thread when it has ended.
 
@@ -177,11 +181,11 @@ class BackgroundWrite:
 
         def save() -> None:
             try:
-                self._save(location, user_metadata, ticket)
+                self._save(location, ticket)
             finally:
                 on_end()
 
-        self._thread = _WriteThread(save, f"sluice-write-{self.commit_id}")
+        self._thread = _WriteThread(save, f"sluice-write-{self.write_id}")
         return RunningWrite(self, self._thread)
 
     def wake(self) -> None:
@@ -205,12 +209,13 @@ class BackgroundWrite:
             with suppress(*JVM_ERRORS):
                 self._context.removeJobTag(self._tag)
 
-    def _save(self, location: str, user_metadata: str, ticket: str | None) -> None:
+    def _save(self, location: str, ticket: str | None) -> None:
+        self._context.setLocalProperty(_WRITE_PROPERTY, self.write_id)
         if ticket is not None:
             self._context.setLocalProperty(_TICKET_PROPERTY, ticket)
         follow_transactions(self._spark)
         self._context.addJobTag(self._tag)
-        self.work.do(location, user_metadata)
+        self.work.do(location, note_as_user_metadata(self.attempt.note, self.work.user_metadata))
         self._context.removeJobTag(self._tag)
 
     def cancel_jobs(self) -> None:

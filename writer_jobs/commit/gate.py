@@ -10,20 +10,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
 from lock_manager.coordinator import Cancellation
 from lock_manager.errors import NotStagedError
+from lock_manager.guarded_hold import GuardedHold
 from lock_manager.intents import NO_VERSION
 from lock_manager.ticket import Ticket
 from writer_jobs.commit.background_write import BackgroundWrite, RunningWrite
 from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
-from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_write, user_metadata
+from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_write
 from writer_jobs.commit.lock_target import LockTarget
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.log_store import log_store
@@ -59,6 +59,7 @@ class StagedWrite:
         self._write = write
         self._ticket = Ticket(
             table,
+            write.new_attempt(),
             write.wake,
             of_partitions=part.scope.partitions is not None,
             appends=write.work.rows is not None,
@@ -85,13 +86,8 @@ class StagedWrite:
         txn = self._write.work.txn
         if txn is not None and self._log.head(txn[0]).last_transaction >= txn[1]:
             return self._result(None)
-        with waiting_with(self._ticket):
-            running = self._write.start(
-                self._log.location,
-                user_metadata(self._write),
-                ticket=self._ticket.name,
-                on_end=self._cancellation.request,
-            )
+        with waiting_with(self._spark, self._ticket):
+            running = self._write.start(self._log.location, ticket=self._ticket.name, on_end=self._cancellation.request)
             return self._see_through(running, seconds, before_commit, is_cancelled)
 
     def _see_through(
@@ -125,27 +121,16 @@ class StagedWrite:
             refuse_other_partitioning(self._log.snapshot(), self._part.schema)
         asked_at = time.monotonic()
         try:
-            with (
-                self._manager.acquire_all(
-                    [self._part.scope], timeout_seconds=seconds, cancellation=self._cancellation
-                ) as hold,
-                guarded_commit(self._spark, hold, self._log, self._about(), ticket, schema=self._part.schema) as bound,
-            ):
+            with self._manager.acquire_all(
+                [self._part.scope], timeout_seconds=seconds, cancellation=self._cancellation
+            ) as hold:
                 self._hold = hold
                 self.waited_seconds = hold.waited_seconds
-                if before_commit is not None:
-                    before_commit(hold)
-                # Before the first put: what it finds attempted so far is not of this write.
-                locked = LockedWrite(self._spark, self._table, self._log, self._write, hold, bound)
-                try:
-                    ticket.grant(bound)
-                finally:
-                    # Whatever comes in between: the lock is not given back while this may commit.
-                    running.wait(lambda: ticket.committed is not None)
-                if ticket.committed is not None:
-                    hold.record_commit(ticket.committed["version"], self._table)
-                else:
-                    self._look_for_it(running.failure, hold, locked)
+                about = {"job": self._manager.settings.job}
+                with guarded_commit(
+                    self._spark, hold, self._log, about, ticket, schema=self._part.schema, before_commit=before_commit
+                ) as bound:
+                    self._commit_under(bound, running)
         except SluiceError as error:
             if self._hold is None:
                 self.waited_seconds = time.monotonic() - asked_at
@@ -153,6 +138,22 @@ class StagedWrite:
                 raise
             # It was let pass while the hold stood, and the next holder comes after it, whatever became of the hold.
             log.warning("after the commit: %s", error)
+
+    def _commit_under(self, bound: GuardedHold, running: RunningWrite) -> None:
+        """Grant the ticket, and wait for the outcome of the put."""
+        ticket, hold = self._ticket, bound.hold
+        # Delta has no userMetadata for an operation other than df.write.
+        with bound.executing(ticket.attempt, stamps_note=not self._write.work.takes_metadata):
+            try:
+                ticket.grant(bound)
+            finally:
+                # Also after an interrupt: the lock is not released while this may commit.
+                running.wait(lambda: ticket.committed is not None)
+            if ticket.committed is not None:
+                hold.record_commit(ticket.committed["version"], self._table)
+            else:
+                locked = LockedWrite(self._spark, self._table, self._log, self._write, hold, bound)
+                self._look_for_it(running.failure, hold, locked)
 
     def _look_for_it(self, failure: BaseException | None, hold: Hold, write: LockedWrite) -> None:
         """Find out, under the lock, whether a write that ended behind the gate, and did not say so, is in the table."""
@@ -163,12 +164,6 @@ class StagedWrite:
         if commit is not None and commit.version != NO_VERSION:
             self._ticket.committed = {"version": commit.version, "metrics": commit.metrics}
             hold.record_commit(commit.version, self._table)
-
-    def _about(self) -> Mapping[str, Any]:
-        job = {"job": self._manager.settings.job}
-        # Delta has no place for it in the commit of an operation that is no df.write.
-        own = {} if self._write.work.takes_metadata else self._write.note
-        return job | own
 
     def _conclude(self, running: RunningWrite, problem: BaseException | None) -> CommitResult:
         committed, interrupt, failure = self._ticket.committed, running.interrupt, running.failure

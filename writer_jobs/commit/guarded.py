@@ -1,15 +1,16 @@
 """Guarded blocks: a commit of this thread passes if and only if the lock to which the thread is bound still stands.
 
 Three parts meet here: the hold (:mod:`lock_manager`), the decision (:mod:`lock_manager.commit_guard`), and the log
-store in the driver's JVM (``log_store/``), which asks for the decision. A Spark local property binds a thread to its
-holds. The JVM thread has that property at each commit; a ``pyspark.InheritableThread`` inherits it.
+store in the driver's JVM (``log_store/``), which asks for the decision. A Spark local property binds a thread to the
+blocks that it has entered. The JVM thread has that property at each commit. A ``pyspark.InheritableThread`` inherits
+the property.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ from writer_jobs.errors import CommitUnknownError, StorageError, TableError
 
 log = logging.getLogger(__name__)
 
-_HOLDS_PROPERTY = "spark.sluice.hold"
+_BLOCKS_PROPERTY = "spark.sluice.block"
 
 
 @dataclass(frozen=True)
@@ -104,23 +105,15 @@ def guarded(
         if bound.refusal is not None:
             yield GuardedTable(None, snapshot)
             return
-        try:
-            with _recorded(spark, bound):
-                yield GuardedTable(bound, snapshot)
-        except BaseException as error:
-            try:
-                _restore_adoption(spark, table_log, bound, adoption)
-            except Exception as problem:  # noqa: BLE001 (whatever it is, it is second to the body's)
-                error.add_note(
-                    f"the block changed the table's adoption ({adoption}), run `sluice adopt` again: {problem}"
-                )
-            raise
-        _restore_adoption(spark, table_log, bound, adoption)
+        with _recorded(spark, bound), _adoption_restored(spark, table_log, bound, adoption):
+            yield GuardedTable(bound, snapshot)
 
 
 @contextmanager
-def waiting_with(ticket: Ticket) -> Iterator[None]:
+def waiting_with(spark: SparkSession, ticket: Ticket) -> Iterator[None]:
     """Have commits of this ticket wait, in the block, until it is granted or refused."""
+    # Threads that begin in the block inherit it. Another Python process of this JVM may have attached later.
+    driver_guard.ask_for_this_thread(spark.sparkContext)
     driver_guard.GUARD.open(ticket)
     try:
         yield
@@ -137,6 +130,7 @@ def guarded_commit(
     ticket: Ticket,
     *,
     schema: PartitionSchema | None = None,
+    before_commit: Callable[[Hold], None] | None = None,
 ) -> Iterator[GuardedHold]:
     """Let the commit that waits with a ticket pass under a hold, as :func:`guarded` does for a whole block.
 
@@ -147,9 +141,10 @@ def guarded_commit(
         spark: the session.
         hold: exclusive, of the table of ``table_log``, had after the commit came.
         table_log: of the table.
-        metadata: what the commit notes beside the hold (JSON values).
+        metadata: recorded by the commit beside the hold (JSON values).
         ticket: with its commit; to be granted in the block.
         schema: of the table's partitions, where the hold is of some of them.
+        before_commit: called first, in this thread, whose statements the guard allows as in :func:`guarded`.
 
     Yields:
         The hold as the guard knows it.
@@ -163,13 +158,26 @@ def guarded_commit(
     adoption = Adoption.of(staged.properties) if staged is not None else None
     if adoption is not None:
         adoption.check(ensemble=hold.ensemble_id, table=ticket.table)
+
+    def look() -> Adoption | None:
+        snapshot = table_log.snapshot()
+        refuse_other_partitioning(snapshot, schema)
+        return refuse_other_ensemble(hold, snapshot)
+
     if hold.intents_of(bound.table).unfinished:
-        with _bound(spark, bound):
-            _fill_intended_versions(spark, table_log, bound)
-        if schema is not None:
-            refuse_other_partitioning(table_log.snapshot(), schema)
+        # Before anything is filled: since the commit was staged, the table may have been moved to another ensemble.
+        look()
+        _fill_intended_versions(spark, table_log, bound)
+        adoption = look()
     driver_guard.GUARD.add(bound)
     try:
+        if before_commit is not None:
+            with (
+                _bound_thread(spark, bound),
+                _recorded(spark, bound),
+                _adoption_restored(spark, table_log, bound, adoption),
+            ):
+                before_commit(hold)
         yield bound
     finally:
         driver_guard.GUARD.remove(bound)
@@ -180,20 +188,30 @@ def guarded_commit(
 
 @contextmanager
 def _bound(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
-    """Bind this thread's commits to a hold, and settle at the end what it attempted."""
-    context = spark.sparkContext
+    """Have the guard allow this thread's commits in a block, and settle the block's puts at its end."""
     driver_guard.GUARD.add(bound)
-    before = context.getLocalProperty(_HOLDS_PROPERTY)
     try:
-        context.setLocalProperty(_HOLDS_PROPERTY, ",".join(filter(None, [before, bound.name])))
+        with _bound_thread(spark, bound):
+            yield
+    finally:
+        driver_guard.GUARD.remove(bound)
+        with _only_logged(bound.hold):
+            _settle(spark, bound)
+
+
+@contextmanager
+def _bound_thread(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
+    """Bind this thread to a block that the guard knows."""
+    context = spark.sparkContext
+    outer_blocks = context.getLocalProperty(_BLOCKS_PROPERTY)
+    try:
+        context.setLocalProperty(_BLOCKS_PROPERTY, ",".join(filter(None, [outer_blocks, bound.name])))
         driver_guard.ask_for_this_thread(context)
         follow_transactions(spark)
         yield
     finally:
-        driver_guard.GUARD.remove(bound)
         with _only_logged(bound.hold):
-            context.setLocalProperty(_HOLDS_PROPERTY, before)
-            _settle(spark, bound)
+            context.setLocalProperty(_BLOCKS_PROPERTY, outer_blocks)
 
 
 def _adoption_of(hold: Hold, snapshot: Snapshot, bound: GuardedHold, *, observe: bool) -> Adoption | None:
@@ -205,6 +223,22 @@ def _adoption_of(hold: Hold, snapshot: Snapshot, bound: GuardedHold, *, observe:
             raise
         bound.refusal = error
         return None
+
+
+@contextmanager
+def _adoption_restored(
+    spark: SparkSession, table_log: DeltaTableLog, bound: GuardedHold, adoption: Adoption | None
+) -> Iterator[None]:
+    """Restore the table's adoption at the end of a block, also after an error."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            _restore_adoption(spark, table_log, bound, adoption)
+        except Exception as problem:  # noqa: BLE001 (any error here is second to the body's)
+            error.add_note(f"the block changed the table's adoption ({adoption}), run `sluice adopt` again: {problem}")
+        raise
+    _restore_adoption(spark, table_log, bound, adoption)
 
 
 def _restore_adoption(
@@ -248,16 +282,22 @@ def _only_logged(hold: Hold) -> Iterator[None]:
         log.warning("what became of the commits to %s is not known: %s", hold.resource, error)
 
 
-def attempts(spark: SparkSession, bound: GuardedHold) -> list[dict[str, Any]]:
-    """Return what became of each attempt of a block to put a version, as the log store saw it.
+def attempts(spark: SparkSession, bound: GuardedHold, write_id: str | None = None) -> list[dict[str, Any]]:
+    """Return the puts of a block with their outcomes, as the log store saw them.
 
-    Objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is another
-    transaction's), ``rejected`` (nothing was stored), ``unknown`` (no answer, and the version is still free) or
-    ``pending``.
+    Args:
+        spark: the session.
+        bound: the block.
+        write_id: only the puts of this operation attempt; None: all puts.
+
+    Returns:
+        Objects with ``version``, ``txn``, ``attempt`` and ``outcome``: ``committed``, ``taken`` (the version is another
+        transaction's), ``rejected`` (nothing was stored), ``unknown`` (no answer, and the version is still free) or
+        ``pending``.
+
     """
-    if not bound.passed:
-        return []
-    return [each for each in _attempts_under(spark, bound.hold) if each["attempt"] in bound.passed]
+    names = bound.passed.keys() if write_id is None else bound.puts_of(write_id)
+    return [put for put in _attempts_under(spark, bound.hold) if put["attempt"] in names] if names else []
 
 
 def _attempts_under(spark: SparkSession, hold: Hold) -> list[dict[str, Any]]:
@@ -297,9 +337,10 @@ def _fill_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound
         log.warning("what is read of %s may be overtaken: a writer left an unfinished intent", bound.hold.resource)
         return False
 
-    def fill(free: int) -> int:
+    def fill(free: int, left_by: Collection[str]) -> int:
         try:
-            version = table_log.commit_nothing()
+            with _bound(spark, bound.for_empty_commit(left_by)):
+                version = table_log.commit_nothing()
         except (StorageError, CommitUnknownError) as error:
             version = table_log.head().version
             if version < free:

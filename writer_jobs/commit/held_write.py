@@ -6,14 +6,15 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark.sql import SparkSession
 
 from lock_manager import Hold, LockCancelledError, LockLostError, SluiceError
-from lock_manager.commit_stamp import note_as_user_metadata
 from lock_manager.deadline import Deadline
+from lock_manager.errors import NotStagedError
 from lock_manager.guarded_hold import GuardedHold, is_definite
 from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.background_write import BackgroundWrite
@@ -37,11 +38,6 @@ from writer_jobs.errors import (
 log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
-
-
-def user_metadata(write: BackgroundWrite) -> str:
-    """Return what the commit of a write notes of it, as Delta's ``userMetadata``."""
-    return note_as_user_metadata(write.note, write.work.user_metadata)
 
 
 def failed_write(
@@ -114,7 +110,7 @@ class CommitResult:
             version=commit.version if commit is not None and made else None,
             rows=commit.rows if commit is not None else None,
             already_committed=commit is None,
-            commit_id=write.commit_id if made else None,
+            commit_id=write.write_id if made else None,
             hold_id=hold.hold_id if hold is not None else None,
             token=hold.token if hold is not None else None,
             requested_at=hold.requested_at if hold is not None else now,
@@ -155,7 +151,6 @@ class LockedWrite:
         self._work = write.work
         self._hold = hold
         self._bound = bound
-        self._passed_before = frozenset(bound.passed) if bound is not None else frozenset()
         # The time runs from when the lock was acquired.
         held = max(0.0, time.time() - hold.acquired_at)
         self._most_seconds = math.inf if most_seconds is None else most_seconds
@@ -181,7 +176,7 @@ class LockedWrite:
         if is_cancelled():
             raise LockCancelledError(resource=self._table)
         if not self._work.takes_metadata:
-            self._have_the_guard_note_the_id()
+            self._refuse_unguarded()
         failure, interrupt = self._save()
         try:
             commit = self.verify(before.version, failure)
@@ -193,7 +188,7 @@ class LockedWrite:
             raise interrupt from failure
         except BaseException as error:
             # A second Ctrl-C, most likely, or one that came when the write was over.
-            error.add_note(f"the write to {self._table} may have been committed: look for {self._write.commit_id}")
+            error.add_note(f"the write to {self._table} may have been committed: look for {self._write.write_id}")
             raise
         if interrupt is not None:
             if commit is not None:
@@ -201,19 +196,25 @@ class LockedWrite:
             raise interrupt
         return CommitResult.of(self._table, self._write, self._hold, commit)
 
-    def _have_the_guard_note_the_id(self) -> None:
-        if self._bound is None or guard_mode(self._spark) != REQUIRED:
+    def _refuse_unguarded(self) -> None:
+        if self._bound is None or not self._is_guarded():
             raise GuardMissingError(
                 f"nothing was done to {self._table}: the commit of this operation is found by what the commit guard "
                 "notes in it, and the guard is off here or only observes; use append or overwrite, or required mode"
             )
-        self._bound.metadata |= self._write.note
+
+    def _is_guarded(self) -> bool:
+        return guard_mode(self._spark) == REQUIRED
 
     def _save(self) -> tuple[BaseException | None, BaseException | None]:
         """Write, again after a conflict with another writer, as long as this hold stands."""
         for attempt in range(1, _ATTEMPTS + 1):
-            running = self._write.start(self._log.location, user_metadata(self._write))
-            running.wait(is_pointless=self._is_pointless)
+            attempted = self._write.new_attempt()
+            stamps_note = not self._work.takes_metadata
+            bound = self._bound
+            with nullcontext() if bound is None else bound.executing(attempted, stamps_note=stamps_note):
+                running = self._write.start(self._log.location)
+                running.wait(is_pointless=self._is_pointless)
             failure, interrupt = running.failure, running.interrupt
             if attempt == _ATTEMPTS or interrupt is not None or self._hold.lost is not None or not is_conflict(failure):
                 break
@@ -223,6 +224,9 @@ class LockedWrite:
             if self._bound is not None:
                 # What it committed may be that another ensemble's lock counts from now on.
                 refuse_other_ensemble(self._hold, self._log.snapshot())
+        if isinstance(failure, NotStagedError):
+            # The lock was held throughout, so the write cannot be repeated in a safer way.
+            failure = WriteFailedError(table=self._table, reason=str(failure))
         return failure, interrupt
 
     def _is_pointless(self) -> bool:
@@ -232,9 +236,9 @@ class LockedWrite:
 
     def verify(self, before: int, failure: BaseException | None) -> Commit | None:
         """Look into the log for what the write did; None: Delta had this transaction already."""
-        txn, commit_id = self._work.txn, self._write.commit_id
+        txn, write_id = self._work.txn, self._write.write_id
         try:
-            commit, last = self._log.find_commit(commit_id, after=before)
+            commit, last = self._log.find_commit(write_id, after=before, guarded=self._is_guarded())
             skipped = (
                 commit is None
                 and failure is None
@@ -243,14 +247,14 @@ class LockedWrite:
             )
         except (StorageError, TableError) as error:
             reason = one_sentence(failure) if failure is not None else str(error)
-            raise CommitUnknownError(table=self._table, reason=reason, commit_id=commit_id) from failure or error
+            raise CommitUnknownError(table=self._table, reason=reason, commit_id=write_id) from failure or error
         if commit is not None:
             if failure is not None:
                 log.warning("version %d of %s is committed; after that: %s", commit.version, self._table, failure)
             return commit
         if failure is not None and self._may_still_be_put(failure):
             # Also if the JVM answers again by now, as the log could be read: it may still be at it.
-            raise CommitUnknownError(table=self._table, reason=one_sentence(failure), commit_id=commit_id) from failure
+            raise CommitUnknownError(table=self._table, reason=one_sentence(failure), commit_id=write_id) from failure
         if isinstance(failure, SluiceError):
             # The commit guard's refusal.
             raise failure
@@ -267,7 +271,7 @@ class LockedWrite:
             table=self._table,
             reason=f"Delta reported success, but none of the versions {before + 1} to {last} is it, so another program "
             "writes this table without the lock",
-            commit_id=commit_id,
+            commit_id=write_id,
         )
 
     def _failed(self, failure: BaseException) -> WriteFailedError:
@@ -281,7 +285,7 @@ class LockedWrite:
         )
 
     def _asked_for_no_commit(self) -> bool:
-        return self._bound is not None and self._bound.passed.keys() <= self._passed_before
+        return self._bound is not None and not self._bound.puts_of(self._write.write_id)
 
     def _may_still_be_put(self, failure: BaseException) -> bool:
         """Tell whether a failed write may be in the table later: only if a put of it was sent and got no answer."""
@@ -292,7 +296,7 @@ class LockedWrite:
             foreign = self._spark.sparkContext.getConf().get(LOG_STORE_SETTING, "") != LOG_STORE
             return isinstance(failure, CommitUnknownError) or (foreign and is_java(failure, "java.io.IOException"))
         try:
-            return not all(map(is_definite, attempts(self._spark, self._bound)))
+            return not all(map(is_definite, self._puts()))
         except JVM_ERRORS:
             return True
 
@@ -300,8 +304,11 @@ class LockedWrite:
         """Tell whether a failed write is in the table, or may be later: Delta does more after a commit."""
         if self._may_still_be_put(failure):
             return True
-        known = attempts(self._spark, self._bound) if self._bound is not None else []
-        return any(each["outcome"] == "committed" and each["attempt"] not in self._passed_before for each in known)
+        return any(put["outcome"] == "committed" for put in self._puts())
+
+    def _puts(self) -> list[dict[str, Any]]:
+        """Return the puts of the newest attempt, as the log store saw them."""
+        return attempts(self._spark, self._bound, self._write.write_id) if self._bound is not None else []
 
     def _confirm(self, commit: Commit) -> None:
         try:
@@ -313,6 +320,6 @@ class LockedWrite:
                 hold_id=self._hold.hold_id,
                 reason=reason,
                 version=commit.version,
-                commit_id=self._write.commit_id,
+                commit_id=self._write.write_id,
             ) from error
         self._hold.record_commit(commit.version, self._table)

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from lock_manager import Adoption, PartitionColumn, PartitionSchema
 from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
-from lock_manager.commit_stamp import batch_of, commit_ids_of, note_of
+from lock_manager.commit_stamp import batch_of, is_commit_of, note_of
 from lock_manager.intents import NO_VERSION
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
@@ -387,28 +387,49 @@ class DeltaTableLog:
         """
         return self.snapshot().state
 
-    def find_commit(self, commit_id: str, *, after: int) -> tuple[Commit | None, int]:
-        """Look for a commit of ours among the versions after one that was current before it.
+    def find_commit(self, write_id: str, *, after: int, guarded: bool) -> tuple[Commit | None, int]:
+        """Look for the commit of an operation attempt among the versions after one that was current before it.
 
-        The version files themselves are read, no cache. Versions have no gaps, so the first that is missing is the
-        end; in an undisturbed table that costs two reads. Delta writes ``commitInfo`` into the first line.
+        The version files themselves are read, no cache; in an undisturbed table that costs two reads. An empty commit
+        is never the commit of an operation. See :func:`lock_manager.commit_stamp.is_commit_of`.
 
         Args:
-            commit_id: what the commit carries in its ``userMetadata`` or in the guard's note.
+            write_id: id of the attempt.
             after: version before the commit, -1 for a new table.
+            guarded: whether the guard stamps each commit of this driver. Otherwise ``userMetadata`` is the proof.
 
         Returns:
-            The commit, or None if it is not there, and the last version that was read.
+            The commit, or None if the log does not have it, and the last version that was read.
 
         Raises:
-            StorageError: the log cannot be read.
+            StorageError: the log cannot be read, or log clean-up has removed versions where the commit may have been.
+            TableError: see :meth:`snapshot`.
 
         """
         version = after
         for version, info in self.infos_after(after):
-            if commit_id in commit_ids_of(info):
+            if is_commit_of(info, write_id, guarded=guarded):
                 return Commit.of(version, info.get("operationMetrics", {})), version
-        return None, version
+        return self._find_behind_gap(write_id, after=version, guarded=guarded)
+
+    def _find_behind_gap(self, write_id: str, *, after: int, guarded: bool) -> tuple[Commit | None, int]:
+        """Go on with :meth:`find_commit` where the next version is missing: the log may go on behind it."""
+        newest = self.head().version
+        if newest <= after:
+            return None, after
+        version = newest
+        while version > after and (line := self._first_line(version)) is not None:
+            info = commit_info_of(line)
+            if is_commit_of(info, write_id, guarded=guarded):
+                return Commit.of(version, info.get("operationMetrics", {})), version
+            version -= 1
+        if version == after:
+            # Other writers committed after the first look.
+            return None, newest
+        raise StorageError(
+            f"versions {after + 1} to {version} of {self.location} were removed by log clean-up during the write: "
+            "raise delta.logRetentionDuration above the duration of writes"
+        )
 
     def has_batch(self, batch: str, *, after: int) -> bool:
         """Tell whether a batch of changes was applied in a version after one; also if the log is cleaned up there.

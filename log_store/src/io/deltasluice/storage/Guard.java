@@ -27,10 +27,13 @@ import scala.Option;
 /** Asks Python, at every commit, whether the hold to which it belongs still stands. */
 public final class Guard {
   /**
-   * Local property of Spark's threads: ids of the holds to which the thread is bound, with commas; one that is of
-   * partitions only ends with {@code *}.
+   * Local property of Spark's threads: ids of the blocks to which the thread is bound, with commas, the innermost last; one
+   * that locks partitions only ends with {@code *}.
    */
-  public static final String HOLDS = "spark.sluice.hold";
+  public static final String BLOCKS = "spark.sluice.block";
+
+  /** Local property of Spark's threads: id of the operation attempt that the thread executes. */
+  public static final String WRITE = "spark.sluice.write";
 
   /** Local property of Spark's threads: name of the guard that knows these holds. */
   public static final String NAME = "spark.sluice.guard.name";
@@ -49,7 +52,7 @@ public final class Guard {
   /** Setting of the driver: {@code required} (the default), {@code observe} or {@code off}. */
   public static final String MODE = "spark.sluice.guard";
 
-  /** In a JVM without Spark: what {@link #HOLDS} is with it. */
+  /** In a JVM without Spark: what {@link #BLOCKS} is with it. */
   private static final InheritableThreadLocal<String> BOUND = new InheritableThreadLocal<>();
 
   private static final Logger LOG = LoggerFactory.getLogger(Guard.class);
@@ -87,9 +90,9 @@ public final class Guard {
     GUARDS.put(name, guard);
   }
 
-  /** Binds this thread to holds, in a JVM without Spark; null unbinds it. */
-  public static void bind(String holds) {
-    BOUND.set(holds);
+  /** Binds this thread to blocks, in a JVM without Spark; null unbinds it. */
+  public static void bind(String blocks) {
+    BOUND.set(blocks);
   }
 
   /**
@@ -125,7 +128,7 @@ public final class Guard {
 
   /** Tells whether this thread writes under a lock that it holds, or that its write waits for. */
   static boolean isBound() {
-    return context() != null && (holds() != null || ticket() != null);
+    return context() != null && (blocks() != null || ticket() != null);
   }
 
   /** Returns what a commit is made of, and what its transaction has read; null if that is not known. */
@@ -193,11 +196,16 @@ public final class Guard {
     request.put("txn", body.txn);
     request.put("operation", body.operation);
     request.put("metadata", body.hasMetadata);
-    String holds = holds();
-    request.put("holds", holds);
+    String blocks = blocks();
+    request.put("blocks", blocks);
     String ticket = ticket();
     request.put("ticket", ticket);
-    if (isOfPartitions(holds) || isOfPartitions(ticket)) {
+    String write = write();
+    if (write != null) {
+      request.put("write", write);
+      request.put("retention_ms", ReadVersion.retentionMillis(file));
+    }
+    if (isOfPartitions(blocks) || isOfPartitions(ticket)) {
       request.set("footprint", body.footprint());
     }
     request.put("observe", mode == Mode.OBSERVE);
@@ -229,7 +237,7 @@ public final class Guard {
         if (e.getCause() instanceof ConnectException) {
           // That Python has ended, and its holds are gone.
           GUARDS.remove(each.getKey(), asked);
-          if (each.getKey().equals(bound) && (holds() != null || ticket() != null)) {
+          if (each.getKey().equals(bound) && (blocks() != null || ticket() != null)) {
             throw new CommitRefusedException("LockLostError", "the Python process that held the lock on " + file.table()
                 + " for this thread has ended");
           }
@@ -269,9 +277,24 @@ public final class Guard {
     return context == null ? null : context.getLocalProperty(NAME);
   }
 
-  private static String holds() {
+  private static String blocks() {
     SparkContext context = context();
-    return context == null ? BOUND.get() : context.getLocalProperty(HOLDS);
+    return context == null ? BOUND.get() : context.getLocalProperty(BLOCKS);
+  }
+
+  private static String write() {
+    SparkContext context = context();
+    return context == null ? null : context.getLocalProperty(WRITE);
+  }
+
+  /**
+   * Ends the operation attempt of this thread: its commit was made. A later commit of the thread, by a hook of Delta's for
+   * one, does not belong to it.
+   */
+  static void committed() {
+    if (write() != null) {
+      context().setLocalProperty(WRITE, null);
+    }
   }
 
   private static Mode mode() throws CommitRefusedException {

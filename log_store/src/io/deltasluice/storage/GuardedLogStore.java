@@ -128,6 +128,9 @@ public class GuardedLogStore extends LogStore {
     } finally {
       // An error of the JVM's own may have come when the put was on its way.
       attempt.endedSomehow();
+      if (attempt.outcome() == Attempts.Outcome.COMMITTED) {
+        Guard.committed();
+      }
       if (ticket != null) {
         tell(ticket, staged, file, body, attempt.outcome(), verdict.holds());
       }

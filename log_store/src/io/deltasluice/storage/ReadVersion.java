@@ -41,13 +41,18 @@ final class ReadVersion {
   }
 
   /**
-   * Returns it as JSON: {@code version}, {@code properties} of the table (those of {@code prefix}) and
-   * {@code retention_ms} (for how long VACUUM spares a file that is not in the table).
+   * Returns the age at which VACUUM deletes a file that is not in the table, in milliseconds, by the table that the
+   * transaction of this thread has read; null if there is no such transaction.
    */
+  static Long retentionMillis(VersionFile next) {
+    OptimisticTransaction active = ActiveTransaction.of(next.table());
+    return active == null ? null : (Long) DeltaLog.tombstoneRetentionMillis(active.snapshot().metadata());
+  }
+
+  /** Returns it as JSON: {@code version} and {@code properties} of the table (those of {@code prefix}). */
   ObjectNode toJson(String prefix) {
     ObjectNode found = CommitBody.JSON.createObjectNode();
     found.put("version", version);
-    found.put("retention_ms", DeltaLog.tombstoneRetentionMillis(snapshot.metadata()));
     ObjectNode properties = found.putObject("properties");
     Map<String, String> all = snapshot.metadata().configuration();
     all.foreach(pair -> pair._1().startsWith(prefix) ? properties.put(pair._1(), pair._2()) : null);
