@@ -272,3 +272,12 @@ def test_what_the_guard_does_not_understand_is_refused(ask):
     guard = CommitGuard()
     for request in ("", "[]", "{}", '{"attempt": "a"}', json.dumps({"attempt": "a", "table": 5, "blocks": "x"})):
         assert json.loads(guard.check(request))["refused"] == "LockLostError"
+
+
+def test_a_failure_of_the_guard_names_the_table():
+    import json
+
+    request = json.dumps({"attempt": "a", "table": "s3a://lake/flights", "version": "seven"})
+    answer = json.loads(CommitGuard().check(request))
+    assert answer["refused"] == "LockLostError"
+    assert answer["message"].startswith("lock on s3://lake/flights was lost")
