@@ -24,7 +24,7 @@ from pyspark.sql.functions import expr
 
 from lock_manager import ZookeeperLockManager
 from writer_jobs import CommitResult, LockedDeltaWriter
-from writer_jobs.commit.gate_rules import Hold
+from writer_jobs.commit.gate_rules import HoldOver
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
 
@@ -97,7 +97,7 @@ class Writer:
         if mode not in ("gate", "whole write"):
             return lambda rows: self.plain(cell, rows)
         writer = LockedDeltaWriter(self.spark, self.manager, table)
-        hold: Hold = "commit" if mode == "gate" else "write"
+        hold: HoldOver = "commit" if mode == "gate" else "write"
 
         def locked(rows: DataFrame) -> dict[str, Any]:
             done = self.locked(cell, writer, rows, hold)
@@ -105,7 +105,7 @@ class Writer:
 
         return locked
 
-    def locked(self, cell: dict[str, Any], writer: LockedDeltaWriter, rows: DataFrame, hold: Hold) -> CommitResult:
+    def locked(self, cell: dict[str, Any], writer: LockedDeltaWriter, rows: DataFrame, hold: HoldOver) -> CommitResult:
         operation, part = cell.get("operation", "append"), f"part = {cell.get('part')}"
         if operation == "append":
             return writer.append(rows, hold=hold)
