@@ -140,7 +140,7 @@ class Bench:
         """Count acknowledged appends, of one row each, that a reader which is not Spark's does not find."""
         rows = DeltaTable(table.replace("s3a:", "s3:")).to_pyarrow_table()
         # One row made the table.
-        return acknowledged + 1 - rows.num_rows
+        return acknowledged + 1 - int(rows.num_rows)
 
 
 def span(answers: list[dict[str, Any]]) -> float:

@@ -160,6 +160,8 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
         )
         for _ in range(waiters)
     ]
+    orders = [process.stdin for process in processes if process.stdin]
+    answers = [process.stdout for process in processes if process.stdout]
     handoffs: list[float] = []
     fired = 0.0
     in_order = True
@@ -167,22 +169,22 @@ def contended(zookeeper: EmbeddedZooKeeper, kind: str, waiters: int, rounds: int
         look = KazooClient(zookeeper.hosts)
         look.start()
         node = KAZOO_PATH if kind != "sluice" else table_node(manager.settings.lock_root, TableResource.of(TABLE))
-        for process in processes:
-            process.stdout.readline()
+        for answer in answers:
+            answer.readline()
         for _ in range(rounds):
-            first = manager.acquire(TABLE) if kind == "sluice" else look.Lock(KAZOO_PATH)
+            first: Any = manager.acquire(TABLE) if kind == "sluice" else look.Lock(KAZOO_PATH)
             if kind != "sluice":
                 first.acquire()
-            for process in processes:
-                process.stdin.write("go\n")
-                process.stdin.flush()
+            for order in orders:
+                order.write("go\n")
+                order.flush()
             while len(look.get_children(node)) <= waiters:
                 time.sleep(0.05)
             time.sleep(0.5)  # the last ones have still to set their watch
             before = counters(zookeeper)
             released_at = time.monotonic()
             first.release()
-            rows = sorted(tuple(map(float, process.stdout.readline().split())) for process in processes)
+            rows = sorted(tuple(map(float, answer.readline().split())) for answer in answers)
             after = counters(zookeeper)
             fired += sum(after[name] - before[name] for name in SERVER_COUNTERS[1:])
             in_order &= [row[1] for row in rows] == sorted(row[1] for row in rows)

@@ -78,9 +78,9 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGu
     released: list[float] = []
     release = HeldLock.release
 
-    def note(hold: HeldLock) -> None:
-        release(hold)
-        if hold.resource == writer.table:
+    def note(self: HeldLock) -> None:
+        release(self)
+        if self.resource == writer.table:
             released.append(time.time())
 
     HeldLock.release = note  # type: ignore[method-assign]

@@ -54,7 +54,7 @@ def batches_of(rows: DataFrame, folder: Path, number: int) -> list[str]:
 
 
 def same_rows(one: DataFrame, other: DataFrame) -> bool:
-    return one.exceptAll(other).isEmpty() and other.exceptAll(one).isEmpty()
+    return bool(one.exceptAll(other).isEmpty() and other.exceptAll(one).isEmpty())
 
 
 def moment_of(rows: DataFrame) -> datetime:

@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def in_turns(
     for number in range(rounds + 1):
         for name, work in works.items():
             copy_table(base, table)
-            metrics, seconds, memory = peak_mb(pid, lambda work=work: work(table))
+            metrics, seconds, memory = peak_mb(pid, partial(work, table))
             if number:
                 found[name].append((seconds, memory, metrics))
     return found

@@ -17,7 +17,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow as pa
 from pyarrow import parquet
 
 from sluice.demo.flights import read_flights
