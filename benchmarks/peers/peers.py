@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -33,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from contention import Driver
 from figures import percentile, print_table
+from iceberg_environment import iceberg_jars, iceberg_python, iceberg_variables
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.jars import jar_paths
@@ -41,12 +41,9 @@ from writer_jobs.delta.session import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-BUILD = ROOT / "build" / "peers"
 ROWS = 100
 #: Of each driver to a private table, before anything is measured: so many that a checkpoint of Delta's is among them.
 WARM = 12
-PYSPARK_OF_ICEBERG = "4.1.0"
-ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0,org.xerial:sqlite-jdbc:3.50.3.0"
 COMMON = {
     "spark.master": "local[1]",
     "spark.driver.memory": "1g",
@@ -61,14 +58,6 @@ DELTA = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 SELDOM = {"spark.databricks.delta.properties.defaults.checkpointInterval": "25"}
-RESOLVE = """
-import sys
-from pyspark.sql import SparkSession
-builder = SparkSession.builder
-for each in sys.argv[1:]:
-    builder = builder.config(*each.split("=", 1))
-builder.getOrCreate().stop()
-"""
 CATALOG = {
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
     "spark.sql.catalog.cat": "org.apache.iceberg.spark.SparkCatalog",
@@ -100,41 +89,23 @@ def systems(folder: Path, zookeeper: str) -> dict[str, dict[str, Any]]:
 
 def python_of(kind: str) -> str:
     """Return the Python that runs a system's writers; Iceberg's is made at its first use."""
-    if kind != "iceberg":
-        return sys.executable
-    made = BUILD / "venv" / "bin" / "python"
-    if not made.exists():
-        print("making an environment with PySpark for Iceberg (a minute or two, 0.5 GB)", file=sys.stderr)
-        uv = [str(Path(sys.executable).parent / "uv")]
-        subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, str(BUILD / "venv")], check=True)
-        subprocess.run(
-            [*uv, "pip", "install", "--quiet", "--python", str(made), f"pyspark=={PYSPARK_OF_ICEBERG}"], check=True
-        )
-    return str(made)
+    return str(iceberg_python()) if kind == "iceberg" else sys.executable
 
 
 def jars_of(kind: str) -> dict[str, str]:
-    """Return the setting that brings a system's jars; Iceberg's are resolved once, not by several drivers at a time."""
+    """Return the setting that brings a system's jars."""
     if kind == "sluice":
         # Its session brings them.
         return {}
-    if kind == "delta":
-        return {"spark.jars": ",".join(map(str, jar_paths()))}
-    folder = BUILD / "ivy" / "jars"
-    if not any(folder.glob("*.jar")):
-        conf = {**COMMON, "spark.jars.packages": ICEBERG, "spark.jars.ivy": str(BUILD / "ivy")}
-        command = [python_of(kind), "-c", RESOLVE, *(f"{name}={value}" for name, value in conf.items())]
-        subprocess.run(command, env=environment_of(kind), check=True, stderr=subprocess.DEVNULL)
-    return {"spark.jars": ",".join(map(str, sorted(folder.glob("*.jar"))))}
+    return {"spark.jars": ",".join(map(str, jar_paths() if kind == "delta" else iceberg_jars()))}
 
 
 def environment_of(kind: str) -> dict[str, str]:
     """Return the environment of a system's writers."""
-    environment = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
-    environment["SPARK_LOCAL_IP"] = "127.0.0.1"
     if kind == "iceberg":
-        environment["PATH"] = f"{BUILD / 'venv' / 'bin'}:{environment['PATH']}"
-    return environment
+        return iceberg_variables()
+    variables = {name: value for name, value in os.environ.items() if name != "SPARK_HOME"}
+    return {**variables, "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def start(told: dict[str, Any], number: int, folder: Path) -> Driver:
