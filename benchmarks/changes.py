@@ -91,7 +91,7 @@ def measure_changes(spark: SparkSession, manager: ZookeeperLockManager, folder: 
         spark,
         folder,
         base,
-        options.rounds,
+        options,
         {
             "plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(newest)),
             "apply_changes": lambda table: ours(table, spark.read.parquet(everything)),
@@ -164,7 +164,7 @@ def measure_cells(spark: SparkSession, manager: ZookeeperLockManager, folder: Pa
         spark,
         folder,
         base,
-        options.rounds,
+        options,
         {
             "plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(final)),
             "apply_cells": ours,
@@ -177,7 +177,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000, help="of the table (1000000)")
     parser.add_argument("--changes", type=int, default=1_000_000, help="in the batch (1000000)")
     parser.add_argument("--cells", type=int, default=100_000, help="in the batch of cells (100000)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after one to warm up (3)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after those to warm up (3)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="that are not counted (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/changes.json"))
     options = parser.parse_args()
     with ExitStack() as stack:

@@ -102,10 +102,10 @@ class Bench:
         work_s: float,
         *,
         seconds: float = 0,
-        commits: int = 0,
+        commits: int = 1,
         more: Sequence[Mapping[str, Any]] = (),
     ) -> list[dict[str, Any]]:
-        """Have some writers write at the same time, for so long or so often; return what they say."""
+        """Have some writers write at the same time, for so long and at least so often; return their answers."""
         for number, driver in enumerate(active):
             other = more[number] if more else {}
             driver.tell(table=table, mode=mode, work_s=work_s, number=number + 1 if seconds else 0, **other)
@@ -157,13 +157,14 @@ def main() -> None:
     parser.add_argument("--work", nargs="+", default=["0", "2", "cpu"], choices=["0", "2", "cpu"])
     parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES, metavar="MODE", help=", ".join(MODES))
     parser.add_argument("--seconds", type=float, default=20, help="for each cell (20)")
+    parser.add_argument("--flights", type=int, help="take only the first ones (all)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/contention.json"))
     options = parser.parse_args()
     if options.quick:
         options.writers, options.work, options.seconds = [1, 4], ["0", "2"], 12.0
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        bench = start(stack, max(options.writers))
+        bench = start(stack, max(options.writers), options.flights)
         # What is compiled by the JVMs while it is measured would count as the first mode's.
         for mode in ("gate", "whole write"):
             bench.cell(mode, len(bench.drivers), 0, options.seconds)
@@ -182,13 +183,13 @@ def main() -> None:
     draw(rows, options.output.with_suffix(".png"))
 
 
-def start(stack: ExitStack, writers: int) -> Bench:
-    """Start ZooKeeper, S3 and the drivers."""
+def start(stack: ExitStack, writers: int, flights_limit: int | None) -> Bench:
+    """Start ZooKeeper, S3 and the drivers, which read so many flights, or all."""
     zookeeper = stack.enter_context(EmbeddedZooKeeper())
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluice-bench-")))
     s3 = stack.enter_context(LocalS3())
     s3.create_bucket("bench")
-    (flights,), _ = deal_flights(folder, 1)
+    (flights,), _ = deal_flights(folder, 1, limit=flights_limit)
     os.environ.update(s3.environment)
     environment = {**os.environ, "CONTENTION_CONF": json.dumps(s3.spark_conf)}
     command = [sys.executable, str(ROOT / "contention_writer.py"), zookeeper.hosts, str(flights)]

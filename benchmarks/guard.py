@@ -66,7 +66,7 @@ def store(mode: str, hadoop: dict[str, str], guard: CommitGuard, errors: Path) -
 def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: HeldLock, options: Any) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     checks: list[float] = []
-    warm_up = max(200, options.commits // 5)
+    warm_up = options.warm_up
     bound = GuardedHold(hold, {"job": "bench"})
     guard.add(bound)
     version = 0
@@ -111,6 +111,7 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commits", type=int, default=1000, help="commits with and without, on each store (1000)")
+    parser.add_argument("--warm-up", type=int, default=200, metavar="COMMITS", help="that are not counted (200)")
     parser.add_argument("--files", type=int, default=4, help="data files that each commit names (4)")
     parser.add_argument("--servers", type=int, default=1, choices=(1, 3), help="ZooKeeper servers (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/guard.json"))

@@ -35,9 +35,9 @@ DAY = 15
 KEYS = ("time_hour", "carrier", "flight")
 
 
-def read_flights(spark: SparkSession, folder: Path, copies: int) -> DataFrame:
-    """Return the flights, so many times, with a version; copies have other carriers."""
-    (file,), _ = deal_flights(folder, 1)
+def read_flights(spark: SparkSession, folder: Path, copies: int, limit: int | None) -> DataFrame:
+    """Return the first flights, or all, so many times, with a version; copies have other carriers."""
+    (file,), _ = deal_flights(folder, 1, limit=limit)
     flights = spark.read.csv(str(file), header=True, inferSchema=True)
     copy = F.explode(F.sequence(F.lit(1), F.lit(copies))).alias("copy")
     made = flights.select("*", copy).withColumn("carrier", F.concat("carrier", "copy"))
@@ -69,7 +69,9 @@ def main() -> None:
     parser.add_argument("--copies", type=int, default=10, help="of the flights (10)")
     parser.add_argument("--files", type=int, default=10, help="of a month (10)")
     parser.add_argument("--updates", type=float, default=0.5, help="share of later versions among late rows (0.5)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after one to warm up (3)")
+    parser.add_argument("--flights", type=int, help="take only the first ones (all)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after those to warm up (3)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="that are not counted (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/late_rows.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -80,7 +82,7 @@ def main() -> None:
         stack.callback(spark.stop)
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
         base, late = str(folder / "base"), str(folder / "late")
-        rows = read_flights(spark, folder, options.copies)
+        rows = read_flights(spark, folder, options.copies, options.flights)
         in_files = rows.repartitionByRange(12 * options.files, "month", "time_hour")
         LockedDeltaWriter(spark, manager, base).append(in_files, partition_by=["month"])
         table_rows = rows.count()
@@ -112,7 +114,7 @@ def main() -> None:
             spark,
             folder,
             base,
-            options.rounds,
+            options,
             {"plain MERGE": lambda table: plain_merge(spark, table, spark.read.parquet(late)), "apply_rows": ours},
         )
     results = [row(name, runs, number) for name, runs in found.items()]

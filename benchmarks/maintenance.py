@@ -51,6 +51,7 @@ SETTINGS = {
     "spark.driver.memory": "3g",
     "spark.sql.shuffle.partitions": "4",
 }
+BESIDE = ("maintain", "hot", "optimize")
 APPENDER = Path(__file__).with_name("maintenance_appender.py")
 
 
@@ -103,6 +104,8 @@ def stock_figures(table: str) -> float:
 
 def waits(appends: list[dict[str, float]], began: float, ended: float) -> dict[str, Any]:
     within = [each["waited_s"] for each in appends if began <= each["asked_at"] <= ended]
+    if not within:
+        return {"appends": 0, "wait p50, s": "-", "wait p99, s": "-", "longest, s": "-"}
     return {
         "appends": len(within),
         "wait p50, s": percentile(within, 0.5),
@@ -115,6 +118,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=20_000, help="in each table (20000)")
     parser.add_argument("--partitions", type=int, default=20, help="of each table (20)")
+    parser.add_argument(
+        "--beside", nargs="*", default=list(BESIDE), choices=BESIDE, help="what an appender is beside (all)"
+    )
+    parser.add_argument(
+        "--quiet", type=float, default=10, metavar="SECONDS", help="of appends before each of them (10)"
+    )
     parser.add_argument("--output", type=Path, default=Path("build/bench/maintenance.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -186,23 +195,25 @@ def print_figures(
     compacted("maintain.py --compact, alone", care(alone))
     compacted("maintain.py --compact --parallel 1, alone", care(one, parallel=1))
     compacted("maintain.py --compact --partitions-per-commit 16, alone", care(few, partitions_per_commit=16))
-    for name, table, work in (
-        ("maintain.py --compact", ours, care(ours)),
-        ("maintain.py --compact, a partition changes all the time", hot, care(hot)),
-        ('optimize(hold="write")', whole, wholly),
-    ):
+    runs = {
+        "maintain": ("maintain.py --compact", ours, care(ours)),
+        "hot": ("maintain.py --compact, a partition changes all the time", hot, care(hot)),
+        "optimize": ('optimize(hold="write")', whole, wholly),
+    }
+    for name, table, work in (runs[run] for run in BESIDE if run in options.beside):
         with ExitStack() as stack:
             if table == hot:
                 stack.enter_context(another("update", hosts, table, folder))
             stop = stack.enter_context(another("append", hosts, table, folder))
-            time.sleep(10)
+            time.sleep(options.quiet)
             quiet = time.time()
             began, ended = compacted(f"{name}, beside an appender", work)
             appends = stop()
         kept_back.append({"beside": f"nothing, before {name}", **waits(appends, 0, quiet)})
         kept_back.append({"beside": name, **waits(appends, began, ended)})
     print_table(rates)
-    print_table(kept_back)
+    if kept_back:
+        print_table(kept_back)
     print_table([{"maintenance held a lock at most, by run, s": [round(each, 2) for each in held]}])
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(

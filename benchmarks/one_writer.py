@@ -34,7 +34,6 @@ from sluice.local.s3 import LocalS3
 from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.delta.session import GUARD_MODE
 
-WARM_UP = 12
 RESAMPLES = 2000
 TABLE = "s3a://bench/alone"
 PHASES = {
@@ -72,7 +71,8 @@ def phases(began: float, guard: WatchedGuard, done: CommitResult, released: floa
     return dict(zip(PHASES, (after - before for before, after in itertools.pairwise(marks)), strict=True))
 
 
-def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGuard, pairs: int) -> dict[str, Any]:
+def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGuard, options: Any) -> dict[str, Any]:
+    pairs, warm_up = options.pairs, options.warm_up
     writer = LockedDeltaWriter(spark, manager, TABLE)
     conf = spark.sparkContext._jsc.sc().conf()
     released: list[float] = []
@@ -107,11 +107,11 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGu
 
     ways: dict[str, Callable[[], float]] = {"gate": gate, "plain": plain}
     took: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(WARM_UP + pairs):
+    for number in range(warm_up + pairs):
         for name in (tuple(ways), tuple(ways)[::-1])[number % 2]:
             took[name].append(ways[name]())
     HeldLock.release = release  # type: ignore[method-assign]
-    gated, bare = took["gate"][WARM_UP:], took["plain"][WARM_UP:]
+    gated, bare = took["gate"][warm_up:], took["plain"][warm_up:]
     chance = random.Random(1)  # noqa: S311 (to be repeated, not to be secret)
     ratios = []
     for _ in range(RESAMPLES):
@@ -132,6 +132,7 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGu
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=60, help="of appends (60)")
+    parser.add_argument("--warm-up", type=int, default=12, metavar="PAIRS", help="that are not counted (12)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/one_writer.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -144,15 +145,15 @@ def main() -> None:
         spark = bench_session("one writer", s3.spark_conf)
         stack.callback(spark.stop)
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
-        found = measure(spark, manager, guard, options.pairs)
-    means, medians = found["phases_ms"], found["phases_p50_ms"]
+        result = measure(spark, manager, guard, options)
+    means, medians = result["phases_ms"], result["phases_p50_ms"]
     rows = [{"what": name, "mean_ms": means[name], "p50_ms": medians[name], "is": PHASES[name]} for name in PHASES]
-    whole = {"mean_ms": sum(means.values()), "p50_ms": 1000 * found["gate_p50_s"]}
-    rows.append({"what": "all", **whole, "is": "an append"})
+    totals = {"mean_ms": sum(means.values()), "p50_ms": 1000 * result["gate_p50_s"]}
+    rows.append({"what": "all", **totals, "is": "an append"})
     print_table(rows)
-    print_table([{name: value for name, value in found.items() if not isinstance(value, dict)}])
+    print_table([{name: value for name, value in result.items() if not isinstance(value, dict)}])
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"one_writer": found}, indent=2) + "\n")
+    options.output.write_text(json.dumps({"one_writer": result}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from figures import percentile, print_table
 
 MODES = ("gate", "whole write", "optimistic")
 WORK_S = {"merge": 2.0, "update": 0.0, "overwrite": 2.0}
-SMALL_FILES = 100
+WARM_UP_SECONDS = 15
 
 
 class Operations:
@@ -87,9 +87,9 @@ class Operations:
             "cpu_s_per_commit": sum(answer["cpu_s"] for answer in answers) / len(commits),
         }
 
-    def compaction(self, mode: str, seconds: float) -> dict[str, Any]:
-        """Have one writer compact, and the others append for so long."""
-        table = self.table(SMALL_FILES)
+    def compaction(self, mode: str, seconds: float, files: int) -> dict[str, Any]:
+        """Have one writer compact a table of so many files in a part, and the others append for so long."""
+        table = self.table(files)
         cells = [
             {"operation": "append" if number else "optimize", "part": 1} for number in range(len(self.bench.drivers))
         ]
@@ -111,30 +111,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30, help="for each cell (30)")
+    parser.add_argument("--modes", nargs="+", default=list(MODES), choices=MODES, metavar="MODE", help=", ".join(MODES))
+    parser.add_argument("--files", type=int, default=100, help="of the table that is compacted (100)")
     parser.add_argument("--only", nargs="+", default=[*WORK_S, "optimize"], choices=[*WORK_S, "optimize"])
     parser.add_argument("--hot-merge", type=float, metavar="SECONDS", help="hot MERGEs through the gate, for so long")
     parser.add_argument("--output", type=Path, default=Path("build/bench/operations.json"))
     options = parser.parse_args()
     found: dict[str, list[dict[str, Any]]] = {"operations": [], "compaction": []}
     with ExitStack() as stack:
-        operations = Operations(start(stack, options.writers))
+        operations = Operations(start(stack, options.writers, flights_limit=1))
 
         def note(which: str, row: dict[str, Any]) -> None:
             found[which].append(row)
             print(json.dumps(row), file=sys.stderr, flush=True)
 
         # What is compiled by the JVMs while it is measured would count as the first mode's.
-        operations.cell("merge", "gate", 15, hot=False)
+        operations.cell("merge", "gate", min(WARM_UP_SECONDS, options.seconds), hot=False)
         if options.hot_merge:
             note("operations", operations.cell("merge", "gate", options.hot_merge, hot=True))
             options.only = []
         for operation in [each for each in WORK_S if each in options.only]:
             for hot in (False, True):
-                for mode in MODES[:: 1 if hot else -1]:
+                for mode in options.modes[:: 1 if hot else -1]:
                     note("operations", operations.cell(operation, mode, options.seconds, hot=hot))
         if "optimize" in options.only:
-            for mode in MODES:
-                note("compaction", operations.compaction(mode, options.seconds))
+            for mode in options.modes:
+                note("compaction", operations.compaction(mode, options.seconds, options.files))
     for rows in filter(None, found.values()):
         print_table([{name: "-" if value is None else value for name, value in row.items()} for row in rows])
     options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,9 @@ from writer_jobs.commit.gate_rules import HoldOver
 from writer_jobs.delta.session import GUARD_MODE
 
 TABLE = "s3a://lake/counted"
-#: A checkpoint is due at each tenth version. The first round writes the version that ends in this digit.
+#: A checkpoint is due at each tenth version.
+INTERVAL = 10
+#: The first round writes a version that ends in this digit or a later one.
 FIRST_DIGIT = 2
 OPERATIONS = ("LIST", "HEAD", "GET", "PUT", "DELETE")
 
@@ -102,7 +104,7 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, s3: CountedS3, r
         all_of_it: list[Counter[str]] = []
         under: list[Counter[str]] = []
         seconds: list[float] = []
-        past_a_checkpoint(spark, writer)
+        past_a_checkpoint(spark, writer, rounds)
         for _ in range(rounds):
             s3.counting.asked.clear()
             result = write()
@@ -122,9 +124,13 @@ def row(name: str, counts: list[Counter[str]], seconds: float | None) -> dict[st
     return {"an append": name, **medians, "seconds held": "" if seconds is None else seconds}
 
 
-def past_a_checkpoint(spark: SparkSession, writer: LockedDeltaWriter) -> None:
-    """Write until the next version is behind a checkpoint."""
-    while (writer.log.head().version + 1) % 10 != FIRST_DIGIT or writer.log.head().version < FIRST_DIGIT:
+def past_a_checkpoint(spark: SparkSession, writer: LockedDeltaWriter, rounds: int) -> None:
+    """Append until a checkpoint exists, and the next versions, at most eight, end before the next one is due."""
+    last_first_digit = max(FIRST_DIGIT, INTERVAL - rounds)
+    while True:
+        version = writer.log.head().version + 1
+        if version > INTERVAL and FIRST_DIGIT <= version % INTERVAL <= last_first_digit:
+            return
         writer.append(spark.range(3).coalesce(1))
 
 

@@ -39,7 +39,7 @@ from writer_jobs import (
 )
 from writer_jobs.pins.read import CHANGE
 
-LATE, MOMENT = 0.01, 0.95
+LATE = 0.01
 KEYS = ("carrier", "flight")
 
 
@@ -57,8 +57,9 @@ def same_rows(one: DataFrame, other: DataFrame) -> bool:
     return bool(one.exceptAll(other).isEmpty() and other.exceptAll(one).isEmpty())
 
 
-def moment_of(rows: DataFrame) -> datetime:
-    (at,) = rows.select(F.unix_seconds("time_hour").alias("at")).approxQuantile("at", [MOMENT], 0.0)
+def moment_of(rows: DataFrame, share: float) -> datetime:
+    """Return the time that this share of the rows is before."""
+    (at,) = rows.select(F.unix_seconds("time_hour").alias("at")).approxQuantile("at", [share], 0.0)
     return datetime.fromtimestamp(at, UTC)
 
 
@@ -76,7 +77,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--copies", type=int, default=3, help="of the flights (3)")
     parser.add_argument("--batches", type=int, default=40, help="of the stream (40)")
-    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after one to warm up (3)")
+    parser.add_argument("--moment", type=float, default=0.95, metavar="SHARE", help="of the rows before it (0.95)")
+    parser.add_argument("--flights", type=int, help="take only the first ones (all)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each, in turns, after those to warm up (3)")
+    parser.add_argument("--warm-up", type=int, default=1, metavar="ROUNDS", help="that are not counted (1)")
     parser.add_argument("--output", type=Path, default=Path("build/bench/snapshots.json"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -88,8 +92,8 @@ def main() -> None:
         manager = stack.enter_context(ZookeeperLockManager(zookeeper.hosts))
         table = str(folder / "table")
         writer = LockedDeltaWriter(spark, manager, table)
-        rows = read_flights(spark, folder, options.copies)
-        at, pin = moment_of(rows), None
+        rows = read_flights(spark, folder, options.copies, options.flights)
+        at, pin = moment_of(rows, options.moment), None
         for number, batch in enumerate(batches_of(rows, folder / "batches", options.batches)):
             arrived = spark.read.parquet(batch)
             done = apply_rows(
@@ -116,13 +120,13 @@ def print_figures(spark: SparkSession, table: str, pin: Pin, at: datetime, optio
     state = pinned_rows(spark, pin, table).exceptAll(gone).unionAll(new)
     equal = same_rows(state, filtered(spark, table, at))
     seconds: dict[str, list[float]] = {"rows_since": [], "filter over all data": []}
-    for turn in range(options.rounds + 1):
+    for turn in range(-options.warm_up, options.rounds):
         for name, work in (
             ("rows_since", rows_since(spark, pin, table)),
             ("filter over all data", filtered(spark, table, at)),
         ):
             took = in_seconds(work)
-            if turn:
+            if turn >= 0:
                 seconds[name].append(took)
     files = {"rows_since": since.files_read, "filter over all data": everything}
     results = [{"what": name, "files": files[name], "seconds": min(took)} for name, took in seconds.items()]

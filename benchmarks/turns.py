@@ -61,17 +61,17 @@ def copy_table(table: str, to: str) -> None:
 
 
 def in_turns(
-    spark: SparkSession, folder: Path, base: str, rounds: int, works: dict[str, Callable[[str], dict[str, str]]]
+    spark: SparkSession, folder: Path, base: str, options: Any, works: dict[str, Callable[[str], dict[str, str]]]
 ) -> dict[str, list[tuple[float, float, dict[str, str]]]]:
-    """Let each work on a copy of a table, once to warm up; return seconds, MB and Delta's metrics of the others."""
+    """Run each work on copies of a table; return seconds, MB and Delta's metrics of the rounds after the warm-up."""
     pid = int(spark._jvm.java.lang.ProcessHandle.current().pid())
     found: dict[str, list[tuple[float, float, dict[str, str]]]] = {name: [] for name in works}
     table = str(folder / "copy")
-    for number in range(rounds + 1):
+    for number in range(-options.warm_up, options.rounds):
         for name, work in works.items():
             copy_table(base, table)
             metrics, seconds, memory = peak_mb(pid, partial(work, table))
-            if number:
+            if number >= 0:
                 found[name].append((seconds, memory, metrics))
     return found
 

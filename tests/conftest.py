@@ -74,6 +74,7 @@ SHARED_DRIVERS = {
 DRIVER_OF = {file: driver for driver, files in SHARED_DRIVERS.items() for file in files}
 SLOWEST = (
     *SHARED_DRIVERS,
+    "test_benchmarks.py",
     "test_promises.py",
     "test_maintain_process.py",
     "test_upsert_process.py",

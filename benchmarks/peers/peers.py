@@ -42,8 +42,6 @@ from writer_jobs.delta.session import DEFAULTS
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 ROWS = 100
-#: Of each driver to a private table, before anything is measured: so many that a checkpoint of Delta's is among them.
-WARM = 12
 COMMON = {
     "spark.master": "local[1]",
     "spark.driver.memory": "1g",
@@ -149,6 +147,10 @@ def main() -> None:
     parser.add_argument("--writers", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--appends", type=int, default=15, help="of each writer, in each round (15)")
     parser.add_argument("--rounds", type=int, default=2)
+    # By default a checkpoint of Delta's is among them.
+    parser.add_argument(
+        "--warm-up", type=int, default=12, metavar="APPENDS", help="of each writer to a table of its own (12)"
+    )
     parser.add_argument("--systems", nargs="+", metavar="NAME", help="(all)")
     parser.add_argument("--output", type=Path, default=ROOT / "build/bench/peers.json")
     options = parser.parse_args()
@@ -170,7 +172,7 @@ def main() -> None:
                     for driver in drivers:
                         driver.answer()
                     for index, driver in enumerate(drivers):
-                        driver.tell(table=f"private{number}x{index}", appends=WARM)
+                        driver.tell(table=f"private{number}x{index}", appends=options.warm_up)
                     for driver in drivers:
                         driver.answer()
                     for writers in options.writers:

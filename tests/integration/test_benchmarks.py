@@ -1,0 +1,247 @@
+"""Every benchmark runs at its smallest size, as a process, and prints a row with figures for all that it compares."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sluice.local.spark import FEW_ROWS, QUICK_JVM
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+MOST_SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Smoke:
+    """The smallest run of a benchmark.
+
+    Attributes:
+        arguments: Of the command line.
+        tables: The first cell of each row, for each table in the output.
+        writes_json: The benchmark has ``--output``.
+
+    """
+
+    arguments: str
+    tables: tuple[tuple[str, ...], ...]
+    writes_json: bool = True
+
+
+PHASES = ("work", "queue", "look", "guard", "put", "give back", "after", "all")
+LOCKS = ("one table lock", "partitions", "tables")
+ALONE = (
+    "plain OPTIMIZE, alone",
+    "maintain.py --compact, alone",
+    "maintain.py --compact --parallel 1, alone",
+    "maintain.py --compact --partitions-per-commit 16, alone",
+)
+SMOKES = {
+    "changes.py": Smoke(
+        "--rows 100 --changes 100 --cells 0 --rounds 1 --warm-up 0", (("plain MERGE", "apply_changes"),)
+    ),
+    "contention.py": Smoke(
+        "--writers 1 --work 0 --seconds 0 --flights 100 --modes gate stock", (("limit", "gate", "stock"),)
+    ),
+    "granularity.py": Smoke("--writers 1,2 --commits 1 --work 0", (LOCKS * 2,)),
+    "guard.py": Smoke("--commits 1 --warm-up 1", (("file", "s3a"),)),
+    # 15,000 flights have the 15th of January among them, whose rows come late.
+    "late_rows.py": Smoke(
+        "--copies 1 --files 1 --rounds 1 --warm-up 0 --flights 15000", (("plain MERGE", "apply_rows"),)
+    ),
+    "lock.py": Smoke(
+        "--rounds 1 --per-round 1 --waiters 1 --contended-rounds 1",
+        (("sluice", "kazoo Lock", "Curator InterProcessMutex"), ("sluice", "kazoo Lock")),
+    ),
+    "maintenance.py": Smoke("--files 4 --partitions 2 --beside", (("1", "2", "3"), ALONE, ("[",))),
+    "one_writer.py": Smoke("--pairs 1 --warm-up 1", (PHASES, ("1",))),
+    "operations.py": Smoke("--writers 1 --seconds 0 --modes gate --only update", (("update", "update"),)),
+    # Iceberg is left out: it downloads 0.5 GB. tests/unit/test_iceberg_environment.py has its set-up.
+    "peers/peers.py": Smoke("--systems sluice --writers 1 --appends 1 --rounds 1 --warm-up 1", (("sluice",),)),
+    "s3_requests.py": Smoke(
+        "--rounds 1",
+        (
+            (
+                "Delta alone, no lock",
+                "lock over the write",
+                "lock over the write: while it is held",
+                "lock for the commit",
+                "lock for the commit: while it is held",
+            ),
+        ),
+        writes_json=False,
+    ),
+    "snapshots.py": Smoke(
+        "--copies 1 --batches 2 --rounds 1 --warm-up 0 --moment 0.3 --flights 1000",
+        (("rows_since", "filter over all data"),),
+    ),
+}
+BESIDE = (
+    "maintain.py --compact",
+    "maintain.py --compact, a partition changes all the time",
+    'optimize(hold="write")',
+)
+#: Runs of more of a benchmark, which cost a minute of processor time.
+LONGER = {
+    "changes.py": Smoke(
+        "--rows 100 --changes 100 --cells 100 --rounds 1",
+        (("plain MERGE", "apply_changes"), ("plain MERGE", "apply_cells")),
+    ),
+    "contention.py": Smoke(
+        "--writers 1 2 --work 0 cpu --seconds 0 --flights 100",
+        (("limit", *("gate", "whole write", "optimistic", "stock") * 4),),
+    ),
+    "maintenance.py": Smoke(
+        "--files 4 --partitions 2 --quiet 2",
+        (
+            ("1", "2", "3"),
+            (*ALONE, *(f"{name}, beside an appender" for name in BESIDE)),
+            tuple(row for name in BESIDE for row in (f"nothing, before {name}", name)),
+            ("[",),
+        ),
+    ),
+    "operations.py": Smoke(
+        "--writers 2 --seconds 0 --files 2",
+        (
+            tuple(name for name in ("merge", "update", "overwrite") for _ in range(6)),
+            ("gate", "whole write", "optimistic"),
+        ),
+    ),
+    "peers/peers.py": Smoke(
+        "--systems sluice-25 sluice-write delta delta-tuned --writers 1 --appends 1 --rounds 1",
+        (("sluice-25", "sluice-write", "delta", "delta-tuned"),),
+    ),
+}
+#: Programs that a benchmark starts.
+STARTED_BY = {
+    "CuratorBench.java": "lock.py",
+    "contention_writer.py": "contention.py",
+    "maintenance_appender.py": "maintenance.py",
+    "peers/peers_writer.py": "peers/peers.py",
+}
+OWN_TEST = {"contention_plot.py"}
+
+
+@contextmanager
+def process(*command: object, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program, and kill its process group at the end."""
+    started = subprocess.Popen(
+        [str(part) for part in command],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **variables},
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield started
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        started.communicate()
+
+
+def output_of(*command: object, **variables: str) -> str:
+    with process(*command, **variables) as started:
+        output, errors = started.communicate(timeout=MOST_SECONDS)
+    assert started.returncode == 0, output + errors[-5000:]
+    return output
+
+
+def tables_in(output: str) -> list[list[list[str]]]:
+    """Return the cells of every row, without the header, of each table that ``print_table`` wrote."""
+    tables = re.findall(r"^\|.*\|\n\|[-|]+\|\n((?:\|.*\|\n)+)", output, re.MULTILINE)
+    return [[[cell.strip() for cell in line.strip("|").split("|")] for line in rows.splitlines()] for rows in tables]
+
+
+def figures_in(cells: list[str]) -> list[float]:
+    return [float(number) for cell in cells for number in re.findall(r"-?\b(?:\d+(?:\.\d+)?|nan|inf)\b", cell)]
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> dict[str, str]:
+    """Return environment variables for JVMs that start faster and a Spark that compiles less."""
+    (tmp_path / "conf").mkdir()
+    settings = {**FEW_ROWS, "spark.databricks.delta.snapshotPartitions": "1"}
+    lines = "".join(f"{name} {value}\n" for name, value in settings.items())
+    (tmp_path / "conf" / "spark-defaults.conf").write_text(lines)
+    return {"JAVA_TOOL_OPTIONS": QUICK_JVM, "SPARK_CONF_DIR": str(tmp_path / "conf")}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("script", "smoke"),
+    [
+        *(pytest.param(script, smoke, id=script) for script, smoke in SMOKES.items()),
+        *(
+            pytest.param(script, smoke, id=f"more of {script}", marks=pytest.mark.soak)
+            for script, smoke in LONGER.items()
+        ),
+    ],
+)
+def test_a_benchmark_prints_its_figures(script: str, smoke: Smoke, tmp_path: Path, quick: dict[str, str]) -> None:
+    saved = tmp_path / "output.json"
+    arguments = smoke.arguments.split() + (["--output", str(saved)] if smoke.writes_json else [])
+    output = output_of(sys.executable, BENCHMARKS / script, *arguments, **quick)
+    tables = tables_in(output)
+    assert len(tables) == len(smoke.tables), output
+    for rows, labels in zip(tables, smoke.tables, strict=True):
+        assert len(rows) == len(labels), output
+        assert all(row[0].startswith(label) for row, label in zip(rows, labels, strict=True)), output
+        for row in rows:
+            figures = figures_in(row[1:] or row)
+            assert all(map(math.isfinite, figures)), output
+            assert any(figures), output
+    assert not smoke.writes_json or json.loads(saved.read_text())
+
+
+def test_the_figures_of_contention_become_a_picture(tmp_path: Path) -> None:
+    rows = [{"mode": "gate", "work_s": 0, "writers": writers, "commits_per_s": 1.5} for writers in (1, 2)]
+    (tmp_path / "contention.json").write_text(json.dumps({"contention": rows}))
+    picture = tmp_path / "contention.png"
+    output_of(sys.executable, BENCHMARKS / "contention_plot.py", tmp_path / "contention.json", picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def programs(folder: Path) -> set[str]:
+    """Return the programs below a folder: Java files, and Python files that do something when they are run."""
+    files = [*folder.rglob("*.py"), *folder.rglob("*.java")]
+    mains = ("__name__ ==", "void main(")
+    return {str(file.relative_to(folder)) for file in files if any(main in file.read_text() for main in mains)}
+
+
+def bench_targets(makefile: str) -> dict[str, set[str]]:
+    """Return the benchmarks that each ``bench`` target runs."""
+    recipes = re.findall(r"^(bench[\w-]*):.*\n((?:\t.*\n)*)", makefile, re.MULTILINE)
+    return {target: set(re.findall(r"benchmarks/(\S+\.\w+)", recipe)) for target, recipe in recipes}
+
+
+def without_smoke_test(folder: Path, makefile: str) -> set[str]:
+    """Return the programs without a smoke test, and the ``bench`` targets that run something else."""
+    targets = bench_targets(makefile)
+    unknown = {target for target, scripts in targets.items() if not scripts or scripts - set(SMOKES)}
+    return unknown | programs(folder) - {*SMOKES, *STARTED_BY, *OWN_TEST}
+
+
+def test_every_benchmark_has_a_smoke_test() -> None:
+    assert without_smoke_test(BENCHMARKS, (ROOT / "Makefile").read_text()) == set()
+    assert {*SMOKES, *STARTED_BY, *OWN_TEST} == programs(BENCHMARKS)
+    for program, benchmark in STARTED_BY.items():
+        assert benchmark in SMOKES
+        assert Path(program).name in (BENCHMARKS / benchmark).read_text()
+
+
+def test_negative_control_a_benchmark_without_a_smoke_test_is_found(tmp_path: Path) -> None:
+    (tmp_path / "peers").mkdir()
+    (tmp_path / "peers" / "new.py").write_text('if __name__ == "__main__":\n    print("| 1 |")\n')
+    (tmp_path / "part.py").write_text("SIZE = 1\n")
+    makefile = "bench-new: jar ## New\n\t@$(PY) benchmarks/peers/new.py\n\nbench-old:\n\t@$(PY) benchmarks/lock.py\n"
+    assert without_smoke_test(tmp_path, makefile) == {"peers/new.py", "bench-new"}
