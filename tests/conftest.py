@@ -62,6 +62,7 @@ SHARED_DRIVERS = {
     "spark 1": (
         "test_adopt.py",
         "test_checkpoints.py",
+        "test_conditional_put.py",
         "test_ensemble_lost.py",
         "test_every_way.py",
         "test_guard.py",

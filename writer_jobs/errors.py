@@ -8,6 +8,7 @@
     ├── UnsupportedSessionError (RuntimeError)     a session of Spark Connect, or without Delta
     │   └── GuardMissingError                      a session without the guarded log store
     ├── StorageError (OSError)                     a file system refused, or does not exist
+    │   └── UnsafeStoreError                       a store that ignores If-None-Match; nothing committed
     ├── TableError (ValueError)                    no Delta table, or none that may be written under a lock
     ├── MappingError (ValueError)                  a mapping of cells to columns that does not make sense
     ├── SourceError (ValueError)                   source files that are not there, or cannot be read as asked
@@ -51,6 +52,10 @@ class StorageError(SluiceError, OSError):
 
     # Without its own, OSError's __str__ would look for an errno.
     __str__ = Exception.__str__
+
+
+class UnsafeStoreError(StorageError):
+    """The store replaces an existing file although the request forbids it, so nothing was committed there."""
 
 
 class TableError(SluiceError, ValueError):

@@ -24,6 +24,7 @@ VERSIONS = [f"{BUCKET}/{table}{VERSION}" for table in ("", "flights/", "silver/2
 OTHERS = [
     f"{BUCKET}/flights/_delta_log/00000000000000000007.checkpoint.parquet",
     f"{BUCKET}/flights/_delta_log/_last_checkpoint",
+    f"{BUCKET}/flights/_delta_log/_sluice_conditional_put",
     f"{BUCKET}/flights/_delta_log/00000000000000000007.crc",
     f"{BUCKET}/flights/_delta_log/_sidecars/8.json",
     f"{BUCKET}/flights/part-00000.snappy.parquet",

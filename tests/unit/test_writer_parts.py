@@ -102,6 +102,7 @@ def test_the_public_surface_is_what_is_listed() -> None:
         "TableError",
         "TableState",
         "UnprovenCommitError",
+        "UnsafeStoreError",
         "UnsupportedSessionError",
         "VacuumResult",
         "WriteConflictError",

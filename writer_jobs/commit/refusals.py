@@ -20,7 +20,7 @@ from lock_manager import LockLostError, LockNotHeldError, SluiceError
 from lock_manager.commit_guard import CommitGuard
 from lock_manager.errors import NotStagedError
 from writer_jobs.delta.jvm_errors import LOST_CONTACT, java_layers
-from writer_jobs.errors import CommitUnknownError, GuardMissingError
+from writer_jobs.errors import CommitUnknownError, GuardMissingError, UnsafeStoreError
 
 _PACKAGE = "io.deltasluice.storage."
 _MARK = "_sluice_guard"
@@ -67,6 +67,8 @@ def _by_name(name: str, message: str) -> SluiceError:
         return GuardMissingError(message)
     if name == NotStagedError.__name__:
         return NotStagedError(message)
+    if name == UnsafeStoreError.__name__:
+        return UnsafeStoreError(message)
     if name == writer_jobs.errors.TableError.__name__:
         return writer_jobs.errors.TableError(message)
     if name == LockLostError.__name__:

@@ -15,7 +15,7 @@ from lock_manager import (
     SluiceError,
 )
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.errors import CommitUnknownError, WriteFailedError
+from writer_jobs.errors import CommitUnknownError, UnsafeStoreError, WriteFailedError
 from writer_jobs.job.stopping import Stopped
 
 #: Exit code of a job that is done.
@@ -37,7 +37,7 @@ exit codes:
   2    bad arguments: no such source, malformed host list, no Delta table, a run id that fits other sources
   3    lock not acquired in time, or ZooKeeper does not answer
   4    lock lost
-  5    write failed: rows that do not fit the table, malformed records, a failing store
+  5    write failed: rows that do not fit the table, malformed records, a failing store, one that ignores If-None-Match
   6    unknown: a commit was put and got no answer; with --run-id, start the job again
   130  stopped by Ctrl-C; 143: by SIGTERM. A commit that had begun was completed or cancelled.
   Cluster managers do not relay these faithfully: --report writes them down. Only with UnprovenCommitError (4) and
@@ -57,6 +57,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (LockNotHeldError, _LOCK_LOST),
     (CommitUnknownError, _UNKNOWN),
     (WriteFailedError, _WRITE_FAILED),
+    (UnsafeStoreError, _WRITE_FAILED),
     (SluiceError, BAD_ARGUMENTS),
     (KeyboardInterrupt, _INTERRUPTED),
 )

@@ -117,6 +117,9 @@ public class GuardedLogStore extends LogStore {
     String ticket = Guard.ticket();
     if (ticket != null) {
       StagedFiles.remember(ticket, file, body, conf);
+    }
+    storage.put.requireProof(file, conf);
+    if (ticket != null) {
       awaitTurn(ticket, file, body, looked, conf);
     }
     Guard.Verdict verdict = Guard.ask(file, body);

@@ -43,6 +43,14 @@ interface PutIfAbsent {
    */
   void put(Path path, byte[] content, Configuration conf) throws IOException;
 
+  /**
+   * Makes sure, before a version file is put, that {@link #put} does not replace an existing file on its storage.
+   *
+   * @throws CommitRefusedException it does
+   * @throws IOException the storage gave no answer that proves it
+   */
+  void requireProof(VersionFile file, Configuration conf) throws IOException;
+
   /** A store's definite no. */
   final class RejectedException extends IOException {
     private static final long serialVersionUID = 1L;
@@ -91,6 +99,12 @@ interface PutIfAbsent {
       } catch (IOException e) {
         throw explained(e, path);
       }
+    }
+
+    @Override
+    public void requireProof(VersionFile file, Configuration conf) throws IOException {
+      // Many servers speak this protocol, and some ignore the header.
+      ConditionalPutProof.require(this, file, conf);
     }
 
     /**
@@ -144,6 +158,11 @@ interface PutIfAbsent {
         Files.deleteIfExists(temporary);
       }
     }
+
+    @Override
+    public void requireProof(VersionFile file, Configuration conf) {
+      // link(2) fails where the name exists: POSIX demands it, and the kernel does it.
+    }
   }
 
   /** Gives a file its final name, which must be free. */
@@ -171,6 +190,12 @@ interface PutIfAbsent {
     public void put(Path path, byte[] content, Configuration conf) throws IOException {
       String[] lines = new String(content, StandardCharsets.UTF_8).split("\n");
       store.write(path, Arrays.asList(lines).iterator(), false, conf);
+    }
+
+    @Override
+    public void requireProof(VersionFile file, Configuration conf) {
+      // HDFS, Azure and Google each have one service, whose rename or create is documented to fail where the name exists.
+      // A trial would prove nothing: Delta's stores for them look whether the file exists before they ask the service.
     }
   }
 }

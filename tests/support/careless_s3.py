@@ -1,0 +1,87 @@
+"""An S3 that ignores the condition of a conditional PUT, or spoils the answers to the proof that it honours it."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sluice.local._s3_server import WsgiApplication
+from sluice.soak.s3_faults import FaultGate, FaultyS3
+
+SCRATCH = "_sluice_conditional_put"
+WRITER = "writer-1"
+_IMPATIENT = {"attempts.maximum": "1", "retry.limit": "0", "retry.throttle.limit": "0", "user.agent.prefix": WRITER}
+
+
+class Careless:
+    """WSGI middleware: see the module.
+
+    Attributes:
+        ignores: pattern of the keys whose ``If-None-Match`` is removed from a PUT, as by a store without the feature.
+        errors: HTTP statuses for the next PUTs of the proof's object; none of them reaches the store.
+        puts: PUTs, by the last part of the key.
+
+    """
+
+    def __init__(self, application: WsgiApplication) -> None:
+        self._application = application
+        self.ignores = re.compile(r"(?!)")
+        self.errors: deque[int] = deque()
+        self.puts: Counter[str] = Counter()
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] == "PUT":
+            name = environ["PATH_INFO"].rpartition("/")[2]
+            self.puts[name] += 1
+            if self.ignores.search(environ["PATH_INFO"]):
+                environ.pop("HTTP_IF_NONE_MATCH", None)
+            if name == SCRATCH and self.errors:
+                environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+                start_response(f"{self.errors.popleft()} Error", [("Content-Length", "0")])
+                return [b""]
+        return self._application(environ, start_response)
+
+
+class CarelessS3(FaultyS3):
+    """The S3 of the tests behind :class:`Careless`.
+
+    Attributes:
+        front: the outermost middleware.
+        faults: the gate with the faults of :class:`FaultyS3`, behind it.
+
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.faults: FaultGate = self.gate
+        self.front = Careless(self.faults)
+        self.gate = self.front  # type: ignore[assignment]
+
+
+@contextmanager
+def careless_table(spark: SparkSession, ignores: str = "(?!)") -> Iterator[tuple[CarelessS3, str]]:
+    """Serve such an S3 to a running session, for one new bucket; yield it and the URI of a table that is not there.
+
+    Args:
+        spark: its other buckets stay where they are.
+        ignores: see :class:`Careless`.
+
+    """
+    with CarelessS3() as s3, pytest.MonkeyPatch.context() as patch:
+        for name, value in s3.environment.items():
+            patch.setenv(name, value)
+        s3.front.ignores = re.compile(ignores)
+        bucket = f"careless-{uuid.uuid4().hex}"
+        s3.create_bucket(bucket)
+        conf = spark.sparkContext._jsc.hadoopConfiguration()
+        settings = {name.removeprefix("spark.hadoop.fs.s3a."): value for name, value in s3.spark_conf.items()}
+        for name, value in (settings | _IMPATIENT).items():
+            conf.set(f"fs.s3a.bucket.{bucket}.{name}", value)
+        yield s3, f"s3a://{bucket}/table"
