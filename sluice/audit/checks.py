@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from lock_manager.adoption import UNSET_PROPERTIES
 from lock_manager.resources import table_key
-from sluice.audit.log_files import CHECKSUM_FILE, Checksum, DataFile, LogCommit, version_files
+from sluice.audit.log_files import CHECKSUM_FILE, LogCommit, version_files
 
 _SHOWN = 5
 _CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..+")
@@ -76,7 +76,7 @@ def holds_in_log(commits: Iterable[LogCommit]) -> list[Interval]:
 
 def describe_overlaps(pairs: Sequence[tuple[Interval, Interval]]) -> list[str]:
     """Say which holds overlapped, and for how long."""
-    return _shown(
+    return shortened(
         [
             f"two held the lock at once for {min(one.end, other.end) - other.start:.3f} s: "
             f"{one.owner} and {other.owner}"
@@ -106,7 +106,7 @@ def check_versions(names: Sequence[str]) -> list[str]:
         problems.append(f"{_missing(0, versions[0] - 1)} from the log, and no checkpoint stands in")
     if versions and max(noted, default=0) > versions[-1]:
         problems.append(f"{_missing(versions[-1] + 1, max(noted))} from the log: a checksum or checkpoint is there")
-    return _shown(problems)
+    return shortened(problems)
 
 
 def _missing(first: int, last: int) -> str:
@@ -159,7 +159,7 @@ def check_tokens(commits: Iterable[LogCommit]) -> list[str]:
                     node.shared = max(node.shared, mine)
                 else:
                     node.exclusive = max(node.exclusive, mine)
-    return _shown(problems)
+    return shortened(problems)
 
 
 def check_ensembles(commits: Iterable[LogCommit], *, adopted_by: str = "") -> list[str]:
@@ -213,7 +213,7 @@ def check_ensembles(commits: Iterable[LogCommit], *, adopted_by: str = "") -> li
             f"the table was adopted by ensemble {dropped[0]} until version {dropped[1]} removed the adoption: any "
             "ensemble's lock counts now; run `sluice adopt` again"
         )
-    return _shown(problems)
+    return shortened(problems)
 
 
 def check_names(commits: Iterable[LogCommit], *, adopted_name: str = "") -> list[str]:
@@ -239,7 +239,7 @@ def check_names(commits: Iterable[LogCommit], *, adopted_name: str = "") -> list
                 f"version {commit.version} was made under a lock that is not on {before}, the name under which "
                 "the table is adopted: two names could have been locked"
             )
-    return _shown(problems)
+    return shortened(problems)
 
 
 def check_commit_ids(commits: Iterable[LogCommit]) -> list[str]:
@@ -248,75 +248,11 @@ def check_commit_ids(commits: Iterable[LogCommit]) -> list[str]:
     for commit in commits:
         if commit.stamp is not None and any(file.changes_data for file in commit.adds):
             versions[commit.stamp.commit_id].append(commit.version)
-    return _shown(
+    return shortened(
         [
             f"write {commit_id} is in the log {len(found)} times (versions {', '.join(map(str, found))})"
             for commit_id, found in versions.items()
             if len(found) > 1
-        ]
-    )
-
-
-@dataclass(frozen=True)
-class Replay:
-    """What the version files add up to.
-
-    Attributes:
-        files: data files that are in the table, by key.
-        problems: where a version does not follow from those before it.
-
-    """
-
-    files: Mapping[tuple[str, str], DataFile]
-    problems: Sequence[str]
-
-    @property
-    def rows(self) -> int | None:
-        """Rows in those files, as their statistics say; None if one of them has none."""
-        counts = [file.rows for file in self.files.values()]
-        return None if None in counts else sum(count for count in counts if count is not None)
-
-
-def replay(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> Replay:
-    """Apply the commits from version 0 on, and compare each state with what its writer noted beside it.
-
-    A version file that was overwritten betrays itself: files come or go out of nothing, or the sizes differ
-    from those that the writers after it saw.
-    """
-    files: dict[tuple[str, str], DataFile] = {}
-    size = 0
-    problems = []
-    for commit in commits:
-        for file in commit.removes:
-            gone = files.pop(file.key, None)
-            size -= gone.size if gone else 0
-            if gone is None and file.changes_data:
-                problems.append(f"version {commit.version} removes {file.path}, which is not in the table")
-        for file in commit.adds:
-            known = files.get(file.key)
-            size += file.size - (known.size if known else 0)
-            if known is not None and file.changes_data:
-                problems.append(f"version {commit.version} adds {file.path}, which is in the table already")
-            files[file.key] = file
-        noted = checksums.get(commit.version, Checksum())
-        if noted.files not in (None, len(files)) or noted.size not in (None, size):
-            problems.append(
-                f"up to version {commit.version} the log adds up to {len(files)} files of {size} bytes, but its "
-                f"writer saw {noted.files} of {noted.size} bytes: an earlier version was overwritten"
-            )
-    return Replay(files, _shown(problems))
-
-
-def check_transactions(commits: Iterable[LogCommit], checksums: Mapping[int, Checksum]) -> list[str]:
-    """Look for versions whose content and whose checksum come from different transactions."""
-    return _shown(
-        [
-            f"version {commit.version} was overwritten: its checksum is of transaction {noted.txn_id}, "
-            f"its content of {commit.txn_id}"
-            for commit in commits
-            if (noted := checksums.get(commit.version, Checksum())).txn_id is not None
-            and commit.txn_id is not None
-            and noted.txn_id != commit.txn_id
         ]
     )
 
@@ -368,7 +304,7 @@ def count_of(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _shown(problems: list[str]) -> list[str]:
+def shortened(problems: list[str]) -> list[str]:
     """Cut a long list: the first few tell what is wrong."""
     more = len(problems) - _SHOWN
     return [*problems[:_SHOWN], f"(and {more} more of the kind)"] if more > 0 else problems

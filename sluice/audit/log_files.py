@@ -90,11 +90,20 @@ class LogCommit:
 
 @dataclass(frozen=True)
 class Checksum:
-    """What Spark noted beside a version (``<version>.crc``): its transaction, the table's size after it."""
+    """What Spark noted beside a version (``<version>.crc``): its transaction, the table's size after it.
+
+    Attributes:
+        txn_id: transaction that wrote the file.
+        files: number of data files in the table.
+        size: their bytes.
+        keys: their keys (:attr:`DataFile.key`); None where the table is too large for Spark to list them.
+
+    """
 
     txn_id: str | None = None
     files: int | None = None
     size: int | None = None
+    keys: frozenset[tuple[str, str]] | None = None
 
 
 def version_files(names: Sequence[str]) -> list[int]:
@@ -113,6 +122,18 @@ def read_commits(log: LogFolder, versions: Sequence[int]) -> Iterator[LogCommit 
                 yield f"version {version} cannot be read: {error}"
 
 
+def read_replaced(log: LogFolder, versions: Sequence[int]) -> dict[int, LogCommit]:
+    """Read the first content of each version file that was overwritten, where the store keeps object versions."""
+    names = {f"{version:020}.json": version for version in versions}
+    replaced = {}
+    for name, content in log.first_contents(names).items():
+        try:
+            replaced[names[name]] = parse_commit(names[name], content)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            replaced[names[name]] = LogCommit(names[name])
+    return replaced
+
+
 def read_checksums(log: LogFolder, names: Sequence[str]) -> dict[int, Checksum]:
     """Read Spark's checksum files, by version. One that cannot be parsed is left out, as Spark does."""
     found = [name for name in names if CHECKSUM_FILE.fullmatch(name)]
@@ -120,13 +141,20 @@ def read_checksums(log: LogFolder, names: Sequence[str]) -> dict[int, Checksum]:
     with ThreadPoolExecutor(PARALLEL_READS) as pool:
         for name, content in zip(found, pool.map(log.read, found), strict=True):
             try:
-                said = json.loads(content)
-                checksums[int(name[:20])] = Checksum(
-                    said.get("txnId"), said.get("numFiles"), said.get("tableSizeBytes")
-                )
-            except (ValueError, AttributeError):
+                checksums[int(name[:20])] = _checksum(json.loads(content))
+            except (ValueError, TypeError, KeyError, AttributeError):
                 continue
     return checksums
+
+
+def _checksum(stored: dict[str, Any]) -> Checksum:
+    files = stored.get("allFiles")
+    return Checksum(
+        txn_id=stored.get("txnId"),
+        files=stored.get("numFiles"),
+        size=stored.get("tableSizeBytes"),
+        keys=None if files is None else frozenset(_data_file(file).key for file in files),
+    )
 
 
 def parse_commit(version: int, content: bytes) -> LogCommit:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from lock_manager import canonical_table_uri
 from sluice.errors import LogAccessError
+
+log = logging.getLogger(__name__)
 
 PARALLEL_READS = 16
 """How many files are read at a time."""
@@ -43,6 +48,17 @@ class LogFolder(Protocol):
 
         Raises:
             LogAccessError: it is not there (any more), or the store refuses.
+
+        """
+
+    def first_contents(self, names: Collection[str]) -> dict[str, bytes]:
+        """Return the first content of each file whose content was replaced, by its name.
+
+        A file that was deleted in between counts from then on. Nothing is returned by a store that keeps no object
+        versions, and by one that does not let this user list and read them.
+
+        Args:
+            names: of the files to look at.
 
         """
 
@@ -98,6 +114,9 @@ class _LocalLog:
             return (self._log / name).read_bytes()
         except OSError as error:
             raise LogAccessError(f"{self._log / name} cannot be read: {error.strerror}") from error
+
+    def first_contents(self, names: Collection[str]) -> dict[str, bytes]:  # noqa: ARG002 (a disk keeps none)
+        return {}
 
     def files_of_table(self) -> set[str]:
         return {path.relative_to(self._table).as_posix() for path in self._table.rglob("*") if path.is_file()}
@@ -159,6 +178,43 @@ class _S3Log:
 
     def names(self) -> list[str]:
         return sorted(self._listed(self._prefix, Delimiter="/"))
+
+    def first_contents(self, names: Collection[str]) -> dict[str, bytes]:
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+
+        first = {}
+        try:
+            for name, versions in self._object_versions(names).items():
+                newest, oldest = (self._version(name, version) for version in (versions[0], versions[-1]))
+                if newest != oldest:
+                    first[name] = oldest
+        except (BotoCoreError, ClientError):
+            log.info("object versions below s3://%s/%s cannot be read", self._bucket, self._prefix, exc_info=True)
+        return first
+
+    def _object_versions(self, names: Collection[str]) -> dict[str, list[str]]:
+        """Return the ids of the object versions, newest first, of the files that have several since their deletion."""
+        objects: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        deleted: dict[str, datetime] = {}
+        pages = self._client.get_paginator("list_object_versions")
+        for page in pages.paginate(Bucket=self._bucket, Prefix=self._prefix, Delimiter="/"):
+            for entry in page.get("Versions", ()):
+                objects[entry["Key"].removeprefix(self._prefix)].append(entry)
+            for entry in page.get("DeleteMarkers", ()):
+                name = entry["Key"].removeprefix(self._prefix)
+                deleted[name] = max(deleted.get(name, entry["LastModified"]), entry["LastModified"])
+        several = {}
+        for name in objects.keys() & set(names):
+            # S3's times are whole seconds: a version of the second of a deletion may be from before it.
+            since = [entry for entry in objects[name] if name not in deleted or entry["LastModified"] > deleted[name]]
+            if len({entry["ETag"] for entry in since}) > 1:
+                several[name] = [str(entry["VersionId"]) for entry in since]
+        return several
+
+    def _version(self, name: str, version: str) -> bytes:
+        answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + name, VersionId=version)
+        content: bytes = answer["Body"].read()
+        return content
 
     def files_of_table(self) -> set[str]:
         return set(self._listed(self._table))

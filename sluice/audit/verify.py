@@ -17,12 +17,10 @@ from deltalake.schema import PrimitiveType
 
 from lock_manager import Adoption, ResourceError, canonical_table_uri
 from sluice.audit.checks import (
-    Replay,
     check_commit_ids,
     check_ensembles,
     check_names,
     check_tokens,
-    check_transactions,
     check_versions,
     count_conflicts,
     count_of,
@@ -30,11 +28,11 @@ from sluice.audit.checks import (
     holds_in_log,
     observed_commits,
     overlaps,
-    replay,
     unlocked_writers,
 )
-from sluice.audit.log_files import LogCommit, read_checksums, read_commits, version_files
+from sluice.audit.log_files import LogCommit, read_checksums, read_commits, read_replaced, version_files
 from sluice.audit.log_folder import LogFolder, open_log
+from sluice.audit.overwrites import Replay, check_transactions, describe_replaced, replay
 from sluice.audit.pins import examine_pins, problems_of
 from sluice.audit.reasons import reason_of
 from sluice.errors import VerifyError
@@ -141,6 +139,7 @@ def verify_table(
         *check_versions(names),
         *unreadable,
         *check_transactions(commits, checksums),
+        *describe_replaced(read_replaced(log, versions)),
         *check_tokens(commits),
         *check_commit_ids(commits),
         *describe_overlaps(overlapping),

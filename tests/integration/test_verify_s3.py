@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from arro3.core import Array, DataType, Table
@@ -103,3 +104,59 @@ def test_pins_are_found_on_s3_and_what_is_gone_of_them(s3: S3) -> None:
         ("over", True, None),
     ]
     assert broken in verify_table(uri, storage_options=s3.environment).problems
+
+
+@pytest.fixture
+def versioned(s3: S3, request: pytest.FixtureRequest) -> tuple[Any, str, str]:
+    """A table of two versions in a bucket that keeps object versions: client, bucket, folder of the log."""
+    client, bucket = s3_client(s3.environment), s3.root.partition("/")[0]
+    client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    options = s3.environment | {"AWS_S3_ALLOW_UNSAFE_RENAME": "true"}
+    uri = f"s3://{s3.root}/{request.node.name}"
+    for number in range(2):
+        data = Table.from_pydict({"id": Array([number], type=DataType.int64())})
+        write_deltalake(uri, data, mode="append", storage_options=options)
+    return client, bucket, f"{uri.removeprefix(f's3://{bucket}/')}/_delta_log"
+
+
+def replace_version(client: Any, bucket: str, log: str, version: int, content: bytes | None = None) -> None:
+    """Put a version file without a condition; the same content if none is given."""
+    key = f"{log}/{version:020}.json"
+    body = content or client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    client.put_object(Bucket=bucket, Key=key, Body=body)
+
+
+def test_a_version_whose_earlier_content_the_bucket_keeps_is_named(s3: S3, versioned: tuple[Any, str, str]) -> None:
+    client, bucket, log = versioned
+    table = f"s3://{bucket}/{log.removesuffix('/_delta_log')}"
+    assert verify_table(table, storage_options=s3.environment).ok
+    lost = b'{"commitInfo":{"timestamp":1,"txnId":"of another writer","engineInfo":"another engine"}}\n'
+    winner = client.get_object(Bucket=bucket, Key=f"{log}/{1:020}.json")["Body"].read()
+    client.delete_object(Bucket=bucket, Key=f"{log}/{1:020}.json", VersionId=_version_id(client, bucket, log))
+    replace_version(client, bucket, log, 1, lost)
+    replace_version(client, bucket, log, 1, winner)
+    assert verify_table(table, storage_options=s3.environment).problems == (
+        (
+            "version 1 was overwritten: the bucket keeps its first content, the commit of transaction of another "
+            "writer by another engine"
+        ),
+    )
+
+
+def _version_id(client: Any, bucket: str, log: str) -> str:
+    (only,) = client.list_object_versions(Bucket=bucket, Prefix=f"{log}/{1:020}.json")["Versions"]
+    return str(only["VersionId"])
+
+
+def test_the_same_content_again_and_a_name_that_was_vacated_are_no_problem(
+    s3: S3, versioned: tuple[Any, str, str]
+) -> None:
+    client, bucket, log = versioned
+    table, key = f"s3://{bucket}/{log.removesuffix('/_delta_log')}", f"{log}/{1:020}.json"
+    replace_version(client, bucket, log, 1)
+    assert verify_table(table, storage_options=s3.environment).ok
+    content = client.get_object(Bucket=bucket, Key=key)["Body"].read()
+    client.put_object(Bucket=bucket, Key=key, Body=b'{"commitInfo":{}}')
+    client.delete_object(Bucket=bucket, Key=key)
+    client.put_object(Bucket=bucket, Key=key, Body=content)
+    assert verify_table(table, storage_options=s3.environment).ok

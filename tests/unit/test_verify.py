@@ -416,6 +416,42 @@ def test_an_overwritten_version_betrays_itself_by_what_later_writers_saw(spark_t
     assert verify_table(spark_table).problems[0].startswith("up to version 16 the log adds up to 3 files of")
 
 
+def test_a_version_that_was_replaced_after_others_had_read_it_is_named(spark_table: Path) -> None:
+    # A late PUT replaces an empty commit, which had no checksum: version 6 gets a file that later writers did not see.
+    (spark_table / "_delta_log" / f"{6:020}.crc").unlink()
+    with version_file(spark_table, 6).open("a") as file:
+        file.write('{"add":{"path":"p=1/late.parquet","partitionValues":{"p":"1"},"size":1,"dataChange":true}}\n')
+    verification = verify_table(spark_table)
+    assert [sentence for sentence in verification.problems if "the log adds up to" in sentence] == [
+        (
+            "up to version 7 the log adds up to 9 files of 7929 bytes, but its writer saw 8 of 7928 bytes: version 6 "
+            "was overwritten after it was read"
+        )
+    ]
+
+
+def test_without_a_list_of_files_the_versions_in_question_are_named(spark_table: Path) -> None:
+    for version in range(17):
+        checksum = spark_table / "_delta_log" / f"{version:020}.crc"
+        noted = json.loads(checksum.read_text())
+        del noted["allFiles"]
+        checksum.write_text(json.dumps(noted))
+        if version == 6:
+            checksum.unlink()
+    assert verify_table(spark_table).ok
+    edit(spark_table, 6, lambda action: action.get("add", {}).update(size=1))
+    verification = verify_table(spark_table)
+    assert [sentence.partition(": ")[2] for sentence in verification.problems if "the log adds up to" in sentence] == [
+        "one of versions 5 to 7 was overwritten"
+    ]
+
+
+def test_a_table_without_checksums_is_no_problem(spark_table: Path) -> None:
+    for checksum in (spark_table / "_delta_log").glob("*.crc"):
+        checksum.unlink()
+    assert verify_table(spark_table).ok
+
+
 @pytest.mark.parametrize("name", ["nothing/here", "gs://bucket/table", "catalog.table"])
 def test_what_is_no_table_is_refused_in_a_sentence(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
