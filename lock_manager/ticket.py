@@ -31,6 +31,7 @@ class StagedCommit:
     Attributes:
         blind: whether Delta says that nothing of the table was read for it.
         removes: whether it takes files out of the table.
+        dated: Whether it has an in-commit timestamp and may change rows.
         actions: names of its actions that are of the whole table.
         read_version: of the table that was read; -1 if there was none, or it is not known.
         properties: of that version, those of ours.
@@ -39,6 +40,7 @@ class StagedCommit:
 
     blind: bool
     removes: bool
+    dated: bool
     actions: tuple[str, ...] = ()
     read_version: int = -1
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class StagedCommit:
         return cls(
             blind=bool(said["blind"]),
             removes=bool(said["removes"]),
+            dated=bool(said["dated"]),
             actions=tuple(said["actions"]),
             read_version=int(read.get("version", -1)),
             properties=dict(read.get("properties", {})),
@@ -71,6 +74,9 @@ def why_not_staged(commit: StagedCommit, *, appends: bool) -> str | None:
         return "it makes the table"
     if others:
         return f"it changes the table's {', '.join(others)}"
+    if commit.dated:
+        # Delta takes the timestamp before the wait, and after a conflict only makes it larger than the other commit's.
+        return "its in-commit timestamp would be older than its turn"
     if appends and (commit.removes or not commit.blind):
         return "its rows depend on the table's"
     return None

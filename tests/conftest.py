@@ -48,6 +48,7 @@ SHARED_DRIVERS = {
         "test_append_job.py",
         "test_append_runs.py",
         "test_append_sources.py",
+        "test_commit_times.py",
         "test_default_manager.py",
         "test_dropped_table.py",
         "test_gate.py",

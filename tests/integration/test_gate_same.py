@@ -56,7 +56,7 @@ KINDS = {
     "deletion vectors": Kind(properties={"delta.enableDeletionVectors": "true"}),
     "row tracking": Kind(properties={"delta.enableRowTracking": "true"}),
     "change data feed": Kind(properties={"delta.enableChangeDataFeed": "true"}),
-    "in-commit timestamps": Kind(properties={"delta.enableInCommitTimestamps": "true"}),
+    "in-commit timestamps": Kind(properties={"delta.enableInCommitTimestamps": "true"}, staged=WHOLE),
     "append only": Kind(properties={"delta.appendOnly": "true"}),
     "optimized write": Kind(more="PARTITIONED BY (day)", properties={"delta.autoOptimize.optimizeWrite": "true"}),
     "option of the writer": Kind(options={"maxRecordsPerFile": "7"}),

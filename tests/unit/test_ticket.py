@@ -17,7 +17,7 @@ from lock_manager.write_attempt import WriteAttempt
 
 TABLE = "s3://lake/t"
 READ = {"version": 7, "properties": {"sluice.ensemble": "e"}}
-BLIND: dict[str, Any] = {"blind": True, "removes": False, "actions": [], "read": READ}
+BLIND: dict[str, Any] = {"blind": True, "removes": False, "dated": False, "actions": [], "read": READ}
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,8 @@ BLIND: dict[str, Any] = {"blind": True, "removes": False, "actions": [], "read":
         ({"actions": ["metaData", "protocol"]}, False, "changes the table's metaData, protocol"),
         ({"actions": ["domainMetadata delta.clustering"]}, True, "changes the table's domainMetadata"),
         ({"actions": ["unreadable"]}, True, "changes the table's unreadable"),
+        ({"dated": True}, True, "in-commit timestamp"),
+        ({"dated": True}, False, "in-commit timestamp"),
     ],
 )
 def test_what_can_be_committed_on_its_own(said: dict[str, Any], appends: Any, why: str | None) -> None:

@@ -33,7 +33,14 @@ _HOLDS: tuple[HoldOver, ...] = ("commit", "write")
 #: The answer of :func:`why_whole` that does not hold any more once somebody has made the table.
 NO_TABLE = "there is no table yet"
 _SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)
-_NOTHING_KNOWN = {"guard": REQUIRED, "settings": [], "version": NO_VERSION, "identity": False, "reads": []}
+_NOTHING_KNOWN = {
+    "guard": REQUIRED,
+    "settings": [],
+    "version": NO_VERSION,
+    "identity": False,
+    "dated": False,
+    "reads": [],
+}
 _CHANGES_SCHEMA = frozenset({"mergeschema", "overwriteschema"})
 
 
@@ -124,7 +131,11 @@ def _of_table(facts: Mapping[str, Any], work: Work) -> str | None:
     if facts["version"] < 0:
         return NO_TABLE
     # Rows that are there already have theirs.
-    return "the table counts identities" if facts["identity"] and not work.keeps_rows else None
+    if work.keeps_rows:
+        return None
+    if facts["dated"]:
+        return "the table's commits have in-commit timestamps"
+    return "the table counts identities" if facts["identity"] else None
 
 
 def _of_reads(facts: Mapping[str, Any], location: str) -> str | None:

@@ -53,6 +53,9 @@ final class CommitBody {
   /** Whether Delta says that nothing of the table was read for it. */
   private final boolean isBlindAppend;
 
+  /** Whether it has an in-commit timestamp, which Delta took when it prepared the commit. */
+  private final boolean hasTimestamp;
+
   CommitBody(Iterator<String> actions, String attempt) {
     this.attempt = attempt;
     String found = null;
@@ -73,6 +76,7 @@ final class CommitBody {
     operation = node.path("operation").asText(null);
     metrics = node.path("operationMetrics").isObject() ? node.get("operationMetrics") : JSON.createObjectNode();
     isBlindAppend = node.path("isBlindAppend").asBoolean(false);
+    hasTimestamp = node.has("inCommitTimestamp");
   }
 
   /** Returns the file's content. The note comes first in the first line, all else as Delta wrote it. */
@@ -106,13 +110,15 @@ final class CommitBody {
    * Returns what a commit whose data files were written without the lock is made of.
    *
    * @return JSON object: {@code blind} (nothing of the table was read), {@code removes} (it takes files out of the
-   *     table), {@code actions} (as of {@link #footprint}, and {@code unreadable})
+   *     table), {@code dated} (it has an in-commit timestamp, and may change rows), {@code actions} (as of
+   *     {@link #footprint}, and {@code unreadable})
    */
   ObjectNode staged() {
     Contents all = contents();
     ObjectNode found = JSON.createObjectNode();
     found.put("blind", isBlindAppend);
     found.put("removes", !all.removed.isEmpty());
+    found.put("dated", hasTimestamp && all.changesRows);
     ArrayNode actions = named(found.putArray("actions"), all.ofTable);
     if (all.unreadable) {
       actions.add("unreadable");
@@ -155,6 +161,9 @@ final class CommitBody {
     /** Whether a line cannot be understood: it may touch anything. */
     boolean unreadable;
 
+    /** Whether a file is not marked as one that only holds rows of the table in another place. */
+    boolean changesRows;
+
     Contents(List<String> lines) {
       for (String line : lines) {
         JsonNode tree = whole(line);
@@ -185,6 +194,7 @@ final class CommitBody {
       } else {
         unplaced = true;
       }
+      changesRows |= name.equals("cdc") || action.path("dataChange").asBoolean(true);
       String path = action.path("path").asText();
       if (name.equals("remove")) {
         removed.add(path);

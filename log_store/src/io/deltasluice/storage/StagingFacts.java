@@ -6,6 +6,7 @@ import org.apache.hadoop.fs.Path;
 import org.apache.spark.sql.Dataset;
 import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.delta.DeltaConfigs;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
 import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
@@ -29,6 +30,7 @@ public final class StagingFacts {
    * @param settings names of settings of a session, with commas
    * @return {@code guard} (mode), {@code settings} (a list of values by name, of each session),
    *     {@code version} (of the table, the newest that this driver knows), {@code identity} (whether it has such columns),
+   *     {@code dated} (whether its commits have in-commit timestamps),
    *     {@code reads} (a list: {@code roots} of a relation of files, or {@code changes} of a feed of changes)
    */
   public static String of(SparkSession session, SparkSession other, Dataset<?> rows, String location, String settings) {
@@ -42,12 +44,17 @@ public final class StagingFacts {
     Snapshot snapshot = DeltaLog.forTable(session, location).unsafeVolatileSnapshot();
     facts.put("version", snapshot.version());
     facts.put("identity", snapshot.version() >= 0 && snapshot.metadata().schemaString().contains(IDENTITY));
+    facts.put("dated", snapshot.version() >= 0 && isDated(snapshot));
     ArrayNode reads = facts.putArray("reads");
     if (rows != null) {
       LogicalPlan plan = ((org.apache.spark.sql.classic.Dataset<?>) rows).queryExecution().analyzed();
       CollectionConverters.asJava(plan.collectLeaves()).forEach(leaf -> read(leaf, reads));
     }
     return facts.toString();
+  }
+
+  private static boolean isDated(Snapshot snapshot) {
+    return (Boolean) DeltaConfigs.IN_COMMIT_TIMESTAMPS_ENABLED().fromMetaData(snapshot.metadata());
   }
 
   private static void named(SparkSession session, String settings, ObjectNode found) {

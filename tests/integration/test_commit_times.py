@@ -1,0 +1,167 @@
+"""In-commit timestamps are taken under the lock, so a reader that polls the change feed by time misses no row."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from lock_manager import HeldLock, ZookeeperLockManager
+from lock_manager import ticket as tickets
+from tests.support.at_the_gate import TableAtTheGate
+from writer_jobs import CommitResult, LockedDeltaWriter, locked
+from writer_jobs.commit import gate_rules
+
+pytestmark = pytest.mark.spark
+
+ENABLE = "'delta.enableInCommitTimestamps' = 'true'"
+TIMED = (
+    f"CREATE TABLE {{t}} (id LONG) USING delta TBLPROPERTIES ({ENABLE}, 'delta.enableChangeDataFeed' = 'true')",
+    "INSERT INTO {t} VALUES (0)",
+    "INSERT INTO {t} VALUES (1)",
+)
+UNTIMED = (TIMED[0].replace(f"{ENABLE}, ", ""), *TIMED[1:])
+INSERT = "INSERT INTO {t} VALUES (5)"
+
+
+@dataclass
+class Table(TableAtTheGate):
+    """A table with a change feed and the rows 0 and 1, in two files."""
+
+    files_at_the_lock: list[set[str]] = field(default_factory=list)
+
+    def do(self, operation: str, hold: str = "commit") -> CommitResult:
+        """Insert the row 9, or compact."""
+        options: dict[str, Any] = {"hold": hold, "before_write": self.note}
+        row = self.spark.range(9, 10).coalesce(1)
+        match operation:
+            case "append":
+                return self.writer.append(row, **options)
+            case "overwrite":
+                return self.writer.overwrite(row, replace_where="id >= 9", **options)
+            case "update":
+                return self.writer.update({"id": "9"}, "id = 1", **options)
+            case "optimize":
+                return self.writer.optimize(**options)
+        merge = self.writer.merge(row.alias("s"), "t.id = s.id", alias="t")
+        result: CommitResult = merge.whenNotMatchedInsertAll().execute(**options)
+        return result
+
+    def note(self, _: HeldLock) -> None:
+        self.files_at_the_lock.append(self.files())
+
+    def run_sql(self, statement: str) -> None:
+        """Run a statement under the lock that this thread has."""
+        with locked(self.spark, str(self.path), manager=self.manager):
+            self.spark.sql(statement.format(t=f"delta.`{self.path}`"))
+
+    def timestamp_ms(self, version: int | None) -> int:
+        """Return the in-commit timestamp of a version."""
+        first_line = (self.path / "_delta_log" / f"{version:020}.json").read_text().splitlines()[0]
+        return int(json.loads(first_line)["commitInfo"]["inCommitTimestamp"])
+
+    def inserted(self, after_ms: int, until_ms: int) -> list[int]:
+        """Return the rows that the change feed has as inserted between two times."""
+        session = self.spark.newSession()
+        session.conf.set("spark.databricks.delta.changeDataFeed.timestampOutOfRange.enabled", "true")
+        limits = {"startingTimestamp": after_ms, "endingTimestamp": until_ms}
+        changes = session.read.format("delta").option("readChangeFeed", "true")
+        for name, milliseconds in limits.items():
+            moment = datetime.fromtimestamp(milliseconds / 1000, UTC)
+            changes = changes.option(name, moment.isoformat(timespec="milliseconds"))
+        rows = changes.load(str(self.path)).where("_change_type IN ('insert', 'update_postimage')")
+        return sorted(row["id"] for row in rows.collect())
+
+
+@pytest.fixture
+def table(
+    request: pytest.FixtureRequest,
+    spark: SparkSession,
+    copy_of: Callable[..., Path],
+    manager: ZookeeperLockManager,
+    eventually: Callable[..., None],
+) -> Table:
+    path = copy_of(*getattr(request, "param", TIMED))
+    return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def read_while_waiting(table: Table, operation: str, *statements: str) -> tuple[list[int], CommitResult]:
+    """Have an operation wait for its lock, and poll the change feed before and after its commit.
+
+    Args:
+        table: The table.
+        operation: The operation.
+        statements: Run under the lock before the first poll.
+
+    Returns:
+        The inserted rows of both polls together, and the result of the operation.
+
+    """
+    start_ms = now_ms()
+    with table.behind(lambda: table.do(operation)) as running:
+        for statement in statements:
+            table.run_sql(statement)
+        poll_ms = now_ms()
+        rows = table.inserted(start_ms, poll_ms)
+    result = running.result()
+    return rows + table.inserted(poll_ms, now_ms()), result
+
+
+@pytest.mark.parametrize(
+    "operation",
+    ["append", "merge", *(pytest.param(name, marks=pytest.mark.soak) for name in ("overwrite", "update"))],
+)
+def test_polls_by_timestamp_miss_no_row_that_waited(table: Table, operation: str) -> None:
+    rows, result = read_while_waiting(table, operation)
+    assert rows == [9]
+    assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000)
+
+
+@pytest.mark.parametrize("checked", ["in the commit", "nowhere"])
+def test_the_commit_itself_shows_that_it_has_a_timestamp(
+    table: Table, checked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_rules, "_of_table", lambda *_: None)
+    if checked == "nowhere":
+        # The negative control.
+        monkeypatch.setattr(tickets, "why_not_staged", lambda *_, **__: None)
+    rows, _ = read_while_waiting(table, "append", INSERT)
+    assert rows == ([5, 9] if checked == "in the commit" else [5])
+
+
+@pytest.mark.parametrize("table", [UNTIMED], ids=["enabled later"], indirect=True)
+def test_a_commit_that_gets_a_timestamp_at_the_gate_is_done_again(table: Table) -> None:
+    with table.behind(lambda: table.do("append")) as running:
+        table.run_sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({ENABLE})")
+        enabled = now_ms()
+    result = running.result()
+    assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000) >= enabled
+
+
+def test_a_compaction_changes_no_row_and_waits_at_the_gate(table: Table) -> None:
+    initial_files = table.files()
+    with table.behind(lambda: table.do("optimize")) as running:
+        table.run_sql(INSERT)
+        table.eventually(lambda: len(table.files() - initial_files) == 2, what="the compacted file")
+    assert running.result().metrics["numRemovedFiles"] == "2"
+    assert len(table.files_at_the_lock) == 1
+    assert len(table.files_at_the_lock[0] - initial_files) == 2, "it was written without the lock"
+
+
+@pytest.mark.parametrize("operation", ["append", "merge"])
+def test_with_the_lock_over_the_write_the_timestamp_is_of_the_hold(table: Table, operation: str) -> None:
+    with table.behind(lambda: table.do(operation, hold="write")) as running:
+        table.run_sql(INSERT)
+    result = running.result()
+    assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000)
