@@ -33,6 +33,7 @@ SHARED_DRIVERS = {
         "test_maintain_job.py",
         "test_maintenance.py",
         "test_maintenance_keeps.py",
+        "test_removal_times.py",
     ),
     "spark of pins": ("test_how_to.py", "test_pins.py", "test_snapshot_job.py"),
     "spark of rows": ("test_apply_changes.py", "test_upsert_job.py", "test_upsert_stream.py"),

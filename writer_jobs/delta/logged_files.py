@@ -65,17 +65,21 @@ class LoggedFiles:
         """Where they are, and where their deletion vectors are.
 
         ``path`` below the table's location, not percent-encoded; ``version``, that names it; ``removed_ms``, when that
-        version removed it, in milliseconds since the epoch, or null: it added it; ``is_change``, whether it has change
-        data, which no version has as rows. A path has several rows if several versions name it. Files of another table
-        (a shallow clone's) are not in it.
+        version removed it, in milliseconds since the epoch, or null: it added it. Change data counts as removed by the
+        version that names it, because no version has it as rows. A path has several rows if several versions name it.
+        Files of another table (a shallow clone's) are not in it.
+
+        ``removed_ms`` is the later of ``deletionTimestamp`` and the time of the version file. The former is the time at
+        which the statement ran: its commit may have waited for the lock since.
         """
         reader = session_for_many_files(self._spark).read.schema(_ACTIONS).options(**_ALL_OR_NOTHING)
         lines = reader.json(f"{escaped(self._location)}/{LOG_FOLDER}/{'[0-9]' * _DIGITS}.json")
         path = F.coalesce("add.path", "remove.path", "cdc.path")
         vector = "coalesce(add.deletionVector, remove.deletionVector)"
+        committed_ms = F.unix_millis("_metadata.file_modification_time")
+        removed_ms = F.greatest("remove.deletionTimestamp", committed_ms)
         return lines.select(
             own_paths(path, vector).alias("path"),
             F.substring("_metadata.file_name", 1, _DIGITS).cast("long").alias("version"),
-            F.when(F.col("remove").isNotNull(), F.coalesce("remove.deletionTimestamp", F.lit(0))).alias("removed_ms"),
-            F.col("cdc").isNotNull().alias("is_change"),
+            F.when(F.col("remove").isNotNull() | F.col("cdc").isNotNull(), removed_ms).alias("removed_ms"),
         )

@@ -44,7 +44,6 @@ _TOLD = {
     "live": "boolean",
     "named": "boolean",
     "removed_ms": "long",
-    "is_change": "boolean",
     "pinned": "boolean",
     "streamed": "boolean",
 }
@@ -55,9 +54,10 @@ class FileState(StrEnum):
 
     #: Of the newest version.
     LIVE = "live"
-    #: Lost by the table, not long ago; or what changed, and when that was is not long ago.
+    #: Removed from the table, or change data of a version, for less than the retention; or older than the log, which
+    #: may have named it, where the log is younger than the retention.
     REMOVED = "removed"
-    #: Lost by the table, longer ago than it is kept; or older than the log, which may have named it and forgotten that.
+    #: The same, for longer than the retention.
     EXPIRED = "expired"
     #: Named by no version yet, and young: a write may be on its way to commit it.
     UNCOMMITTED = "uncommitted"
@@ -163,12 +163,15 @@ def folder_files(
     unknown_ms = max(kept_ms, snapshot.file_retention_seconds * _MS, LEAST_ORPHAN_AGE.total_seconds() * _MS)
     files, logged = VersionFiles(spark, snapshot), logged or LoggedFiles(spark, snapshot.location)
     first_version, log_begun_ms = logged.oldest
-    # Of versions that the log has no more, the newest checkpoint may still tell what they removed.
-    tombstones = files.removed().select("path", F.col("deletionTimestamp").alias("removed_ms"))
+    # A removal whose version file is gone was committed before the oldest version of the log. No earlier time is
+    # certain: a tombstone in the checkpoint has the time at which the statement ran, before the wait for the lock.
+    committed_ms = F.greatest("deletionTimestamp", F.lit(log_begun_ms))
+    tombstones = files.removed().select("path", committed_ms.alias("removed_ms"))
+    forgotten = FileState.EXPIRED if log_begun_ms <= now_ms - kept_ms else FileState.REMOVED
     streamed = _streamed(spark, snapshot, keepers.streams, logged)
     told = [
         _marked(files.paths(), "live"),
-        _marked(logged.paths.select("path", "removed_ms", "is_change"), "named"),
+        _marked(logged.paths.select("path", "removed_ms"), "named"),
         _marked(tombstones, "named"),
         *(_marked(kept, "pinned") for kept in _pinned(spark, snapshot, keepers.pins)),
         *(_marked(kept, "streamed") for kept in streamed or ()),
@@ -180,16 +183,15 @@ def folder_files(
     if streamed is None:
         listed = _marked(listed, "streamed")
     modified_ms, is_forgotten = F.col("modified_ms"), F.lit(first_version > 0) & (F.col("modified_ms") < log_begun_ms)
-    # What changed in a version is lost with the next one, and was written just before it.
-    lost_ms = F.when(F.col("is_change"), modified_ms).otherwise(F.col("removed_ms"))
+    removed_ms = F.col("removed_ms")
     state = (
         F.when(F.col("live"), FileState.LIVE.value)
-        .when(lost_ms <= now_ms - kept_ms, FileState.EXPIRED.value)
-        .when(lost_ms.isNotNull(), FileState.REMOVED.value)
+        .when(removed_ms <= now_ms - kept_ms, FileState.EXPIRED.value)
+        .when(removed_ms.isNotNull(), FileState.REMOVED.value)
         # By a version that came after the one that was looked at.
         .when(F.col("named"), FileState.UNCOMMITTED.value)
         .when(modified_ms > now_ms - unknown_ms, FileState.UNCOMMITTED.value)
-        .when(is_forgotten, FileState.EXPIRED.value)
+        .when(is_forgotten, forgotten.value)
         .otherwise(FileState.ORPHAN.value)
     )
     kept_by = F.when(F.col("pinned"), Keeper.PIN.value).when(F.col("streamed"), Keeper.STREAM.value)
