@@ -18,7 +18,7 @@ from lock_manager.guarded_hold import GuardedHold, is_definite
 from lock_manager.intents import NO_VERSION
 from sluice.errors import JvmGoneError, StoreError, VersionTakenError, WriteError
 from sluice.soak.controls import Protection, stamped
-from sluice.soak.steps import ACQUIRED, UNKNOWN
+from sluice.soak.steps import ACQUIRED, UNKNOWN, Turn
 from sluice.soak.worker import StoreWorker
 
 _MOST_VERSIONS = 50
@@ -181,7 +181,7 @@ class Cycle:
 
     def _take_steps(self, moment: str, hold: Hold) -> None:
         if not self._second:
-            for done in self._worker.steps.at(moment, hold, lambda: self._look(hold)):
+            for done in self._worker.steps.at(moment, Turn(hold, lambda: self._look(hold))):
                 self._say("step", token=hold.token, **done)
 
     def _look(self, hold: Hold) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class TableState:
         rows: the column ``id``, as the ``deltalake`` package reads it.
         unread: why ``deltalake`` could not read the table; empty if it could.
         history_versions: versions in ``deltalake``'s own history of it.
+        transactions: newest version of each application's ``txn``, as ``deltalake`` reads it.
 
     """
 
@@ -40,6 +41,7 @@ class TableState:
     rows: Sequence[int]
     unread: str = ""
     history_versions: Sequence[int] = ()
+    transactions: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,22 +67,23 @@ class Evidence:
     engine: str = "sluice-soak"
 
 
-def read_table(table: str, storage_options: Mapping[str, str]) -> TableState:
+def read_table(table: str, storage_options: Mapping[str, str], applications: Collection[str] = ()) -> TableState:
     """Read a table, with readers that are not the writers' own.
 
     Args:
         table: URI.
         storage_options: as ``deltalake`` takes them.
+        applications: ids of the applications whose transactions are read.
 
     """
     uri = table.replace("s3a://", "s3://", 1)
     log = open_log(uri, storage_options)
     versions = version_files(log.names())
     read = list(read_commits(log, versions))
-    found: dict[str, list[int]] = {"rows": [], "versions": []}
+    found: dict[str, Any] = {"rows": [], "versions": [], "transactions": {}}
     unread = ""
     if versions:
-        command = [sys.executable, "-m", "sluice.soak.reader", uri]
+        command = [sys.executable, "-m", "sluice.soak.reader", uri, *applications]
         path = os.pathsep.join([str(Path(sluice.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, **storage_options, "PYTHONPATH": path}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -95,4 +98,5 @@ def read_table(table: str, storage_options: Mapping[str, str]) -> TableState:
         rows=found["rows"],
         unread=unread,
         history_versions=found["versions"],
+        transactions=found["transactions"],
     )

@@ -119,7 +119,9 @@ def stopped(context: FaultContext, writer: str, point: str) -> _Stopped:
     wait = 20 * context.session_seconds + 30 + context.slack_seconds
     if point != PUT:
         process.tell(f"stop-at {point}")
-        event = yield from until(wait, of(writer, "stopped", "ended"))
+        event = yield from until(
+            wait, lambda event: of(writer, "stopped", "ended")(event) and event.get("point", point) == point
+        )
         return (event, None) if event is not None and event["event"] == "stopped" else None
     assert context.gate is not None  # noqa: S101 (the class needs it)
     fault = context.gate.arm(writer, S3Fault(held=True))

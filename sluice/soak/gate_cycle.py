@@ -13,9 +13,10 @@ from typing import Any, cast
 from lock_manager import Hold, LockLostError, LockManager, SluiceError
 from lock_manager.intents import NO_VERSION
 from sluice.errors import JvmGoneError
+from sluice.soak.operations import Operation
 from sluice.soak.spark_cycle import SettlingLog, SparkCycle
 from sluice.soak.steps import ACQUIRED
-from writer_jobs import CommitResult, CommitUnknownError, LockedDeltaWriter
+from writer_jobs import CommitUnknownError, LockedDeltaWriter
 from writer_jobs.errors import UnprovenCommitError
 
 
@@ -35,12 +36,13 @@ class GateCycle(SparkCycle):
         self._had: list[str] = []
         self._told_stored = False
         self._log = SettlingLog(worker, self._table, self._fill)
-        self._ids = worker.take_ids()
+        self._operation = self._chosen()
+        self._ids = list(self._operation.ids)
         manager = cast("LockManager", _Telling(worker.manager, self._asking, self._acquired))
         writer = LockedDeltaWriter(worker.spark, manager, self._table)
         writer.log = self._log
         try:
-            self._acknowledge(self._through_the_gate(writer))
+            self._acknowledge(self._operation.run(worker.spark, writer, self._read))
         except JvmGoneError:
             raise
         except Exception as error:  # noqa: BLE001 (Spark's errors have no class in common)
@@ -56,17 +58,20 @@ class GateCycle(SparkCycle):
             self._point("stored")
             self._point("releasing")
 
-    def _through_the_gate(self, writer: LockedDeltaWriter) -> CommitResult:
+    def _chosen(self) -> Operation:
         worker = self._worker
-        first, end = self._ids[0], self._ids[-1] + 1
-        rows = worker.spark.range(first, end, 1, 1)
-        merges = first // worker.options.rows % 2 == 1 and self._log.head().version != NO_VERSION
-        if not merges:
-            return writer.append(rows, hold="commit", before_write=self._read)
-        # The last condition spares reading every file of the table.
-        merge = writer.merge(rows.alias("s"), f"t.id = s.id AND t.id >= {first}", alias="t").whenNotMatchedInsertAll()
-        done: CommitResult = merge.execute(hold="commit", before_write=self._read)
-        return done
+        ids = worker.take_ids()
+        if self._log.head().version == NO_VERSION:
+            return Operation("append", ids)
+        deletable = worker.deletable[self._table]
+        chosen = Operation.of(ids, worker.options.name, deletable[0] if deletable else ())
+        if chosen.deletes:
+            # Not again, whatever becomes of it.
+            deletable.popleft()
+        return chosen
+
+    def _facts(self) -> dict[str, Any]:
+        return self._operation.facts
 
     def _fill(self, commit: Callable[[], int]) -> int:
         try:
@@ -104,12 +109,16 @@ class GateCycle(SparkCycle):
             self._told_stored = True
             self._say("stored", version=found.version, txn=found.txn)
 
-    def _acknowledge(self, done: CommitResult) -> None:
-        attempt = self._attempts[-1]
+    def _acknowledge(self, version: int | None) -> None:
+        # Without an attempt, or a version, the verdict finds that nothing was done.
+        txn = self._attempts[-1].txn if self._attempts else None
         # What had the lock from its beginning, or was found in the log, was not told.
-        self._say_stored(attempt.name)
+        if self._attempts:
+            self._say_stored(self._attempts[-1].name)
         self._say("released", lost=self._hold.lost is not None)
-        self._say("acknowledged", version=done.version, txn=attempt.txn, ids=self._ids)
+        self._say("acknowledged", version=version, txn=txn, **self._facts())
+        if self._ids:
+            self._worker.deletable[self._table].append(self._ids)
 
     def _fail(self, error: Exception) -> None:
         gone: JvmGoneError | None = None

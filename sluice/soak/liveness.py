@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sluice.soak.evidence import Event, Evidence
-from sluice.soak.steps import SAME
+from sluice.soak.steps import DONE, SAME
 from sluice.soak.violation import Violation, piece_of, who
 
 _SCHEDULING_SECONDS = 2.0
@@ -126,6 +126,20 @@ def a_living_intent_stays(evidence: Evidence) -> Iterator[Violation]:
         if event["event"] == "step" and event["kind"] == "stalled-listing" and event["stays"] is False:
             sentence = f"{who(event)} had the intent of a hold cleared away that lives and had noted another version"
             yield Violation("I11", sentence, [event])
+
+
+def both_threads_are_served(evidence: Evidence) -> Iterator[Violation]:
+    """I12: of two threads in one block, what each is told to be done is in the table."""
+    for event in evidence.history:
+        # A step that could not read the table afterwards shows nothing.
+        if event["event"] != "step" or event["kind"] != "two-threads" or event["left"] is None:
+            continue
+        if event["deleted"] == DONE and event["left"]:
+            sentence = f"{who(event)} was told that a DELETE is done, and {event['left']} of its rows are in the table"
+            yield Violation("I12", sentence, [event])
+        if event["inserted"] == DONE and event["there"] != 1:
+            sentence = f"{who(event)} was told that an INSERT is done, and its row is there {event['there']} times"
+            yield Violation("I12", sentence, [event])
 
 
 def _last_words(history: Sequence[Event], end: Event, worker: str | None = None) -> list[Event]:

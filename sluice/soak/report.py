@@ -18,6 +18,7 @@ from sluice.soak.engines import SPARK
 from sluice.soak.evidence import Evidence
 from sluice.soak.liveness import takeovers
 from sluice.soak.options import SoakOptions
+from sluice.soak.pairs import effects_of
 from sluice.soak.run import Progress
 from sluice.soak.steps import STEPS
 from sluice.soak.verdict import INVARIANTS
@@ -55,7 +56,9 @@ def summary(
         "fault_shares": {
             name: _share(progress.faults[name], progress.chances[name]) for name in sorted(options.faults)
         },
-        "step_shares": _step_shares(evidence),
+        "step_shares": _step_shares(options.engine, evidence),
+        "pair_shares": _pair_shares(evidence),
+        "pairs_by_effect": _pairs_by_effect(evidence),
         "did_not_strike": sorted(set(options.faults) - progress.faults.keys()),
         "violations": len(violations),
         "violations_by_invariant": dict(sorted(Counter(each.invariant for each in violations).items())),
@@ -67,27 +70,37 @@ def _share(times: int, chances: int) -> dict[str, Any]:
     return {"times": times, "chances": chances, "share": round(times / chances, 3) if chances else None}
 
 
-def _step_shares(evidence: Evidence) -> dict[str, Any]:
+def _step_shares(engine: str, evidence: Evidence) -> dict[str, Any]:
     """Tell of each kind of step how often it was taken, of the holds in which it could have been."""
     taken = Counter(event["kind"] for event in evidence.history if event["event"] == "step")
     # The second thread of a writer takes none.
     moments = Counter(event["event"] for event in evidence.history if "thread" not in event)
-    return {name: _share(taken[name], moments[step.moment]) for name, step in STEPS.items()}
+    return {
+        name: _share(taken[name], moments[step.moment])
+        for name, step in STEPS.items()
+        if engine == SPARK.name or not step.needs_spark
+    }
+
+
+def _pair_shares(evidence: Evidence) -> list[dict[str, Any]]:
+    """Return how often each pair of faults met, of the times that it was tried; ``second`` is null for one alone."""
+    names = ("first", "second", "meeting")
+    pairs = [event for event in evidence.history if event["event"] == "pair"]
+    chances = Counter(tuple(event[name] for name in names) for event in pairs)
+    met = Counter(tuple(event[name] for name in names) for event in pairs if event["met"])
+    ordered = sorted(chances, key=lambda pair: tuple(map(str, pair)))
+    return [dict(zip(names, pair, strict=True)) | _share(met[pair], chances[pair]) for pair in ordered]
+
+
+def _pairs_by_effect(evidence: Evidence) -> dict[str, int]:
+    """Return how often two faults with these effects met."""
+    pairs = [event for event in evidence.history if event["event"] == "pair" and event["met"]]
+    return dict(sorted(Counter(map(effects_of, pairs)).items()))
 
 
 def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], console: Console) -> None:
     """Print the counts and, for each invariant that does not hold, the shortest piece of history that shows it."""
-    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
-    table.add_column("what")
-    table.add_column("how many", justify="right")
-    for name in ("acknowledged", "refused", "unknown", "filled", "lost_holds", "versions", "rows"):
-        table.add_row(name.replace("_", " "), f"{found[name]:,}")
-    for kind in ("fault", "step"):
-        for name, share in found[f"{kind}_shares"].items():
-            if share["chances"]:
-                times, chances, percent = share["times"], share["chances"], f"{share['share']:.0%}"
-                table.add_row(f"  {kind} {name}", f"{times:,} of {chances:,} ({percent})")
-    console.print(table)
+    console.print(_counts_table(found))
     if no_turn := [name for name in found["did_not_strike"] if not found["fault_shares"][name]["chances"]]:
         console.print(f"had no chance in so short a run: {', '.join(no_turn)}", soft_wrap=True)
     for invariant, function in INVARIANTS.items():
@@ -105,6 +118,24 @@ def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], con
         console.print(Text(f"{len(violations)} VIOLATIONS", style="bold red"))
     else:
         console.print(Text("all invariants hold", style="bold green"))
+
+
+def _counts_table(found: Mapping[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table.add_column("what")
+    table.add_column("how many", justify="right")
+    for name in ("acknowledged", "refused", "unknown", "filled", "lost_holds", "versions", "rows"):
+        table.add_row(name.replace("_", " "), f"{found[name]:,}")
+    shares = {f"{kind} {name}": share for kind in ("fault", "step") for name, share in found[f"{kind}_shares"].items()}
+    for pair in found["pair_shares"]:
+        second = f", {pair['second']}" if pair["second"] else ""
+        shares[f"pair {pair['first']}{second} ({pair['meeting']})"] = pair
+    for name, share in shares.items():
+        if share["chances"]:
+            table.add_row(f"  {name}", f"{share['times']:,} of {share['chances']:,} ({share['share']:.0%})")
+    for effects, times in found["pairs_by_effect"].items():
+        table.add_row(f"  {effects}", f"{times:,}")
+    return table
 
 
 def write_report(

@@ -25,6 +25,7 @@ from sluice.soak.fault_context import FaultContext, Incident, advance
 from sluice.soak.faults import CLASSES
 from sluice.soak.hadoop import hadoop_settings
 from sluice.soak.options import SoakOptions
+from sluice.soak.pairs import Pair
 from sluice.soak.plan import plan_of
 from sluice.soak.processes import Events, WriterProcess
 from sluice.soak.s3_faults import FaultyS3
@@ -144,11 +145,16 @@ class Soak:
                 self._say("stalled", seconds=stall_seconds)
                 break
             if self.options.faults and done - acknowledged_then >= self.options.commits_between_faults:
-                fault, writer, point = next(plan)
-                self.progress.now = f"{fault.name} at {point} of {writer}"
-                self._say("chance", kind=fault.name, writer=writer, point=point)
-                incident = advance(fault.strike(self.context, writer, point), None)
+                incident = self._begin(next(plan))
         self.finish()
+
+    def _begin(self, pair: Pair) -> Incident | None:
+        self.progress.now = f"{pair.first.name} at {pair.point} of {pair.writer}"
+        self._say("chance", kind=pair.first.name, writer=pair.writer, point=pair.point)
+        if pair.second is not None:
+            self.progress.now += f", {pair.second.name} at {pair.second_point} of {pair.meeting}"
+            self._say("chance", kind=pair.second.name, writer=pair.writer, point=pair.second_point)
+        return advance(pair.strike(self.context), None)
 
     def play(self, incident: Incident, seconds: float = 120.0) -> None:
         """Let one fault happen, to its end."""
@@ -192,7 +198,9 @@ class Soak:
 
     def evidence(self) -> Evidence:
         """Gather what the run left behind."""
-        states = {table: read_table(table, self._s3.environment if self._s3 else {}) for table in self.tables}
+        credentials = self._s3.environment if self._s3 else {}
+        applications = {event["transaction"][0] for event in self.history if event.get("transaction")}
+        states = {table: read_table(table, credentials, sorted(applications)) for table in self.tables}
         unasked = self.options.without == Protection.GUARD
         return Evidence(
             history=self.history,

@@ -44,7 +44,7 @@ def s3_fault(name: str, **how: Any) -> Callable[..., Incident]:
             more |= {"stored": context.random.random() < 0.5, "times": context.random.choice((1, 2, 99))}  # noqa: PLR2004
         fault = context.gate.arm(writer, S3Fault(**more))
         context.writers[writer].tell("go")
-        arrived = yield from until(30, of(writer, "put-arrived", *OUTCOMES))
+        arrived = yield from until(_ARRIVAL_SECONDS + context.slack_seconds, of(writer, "put-arrived", *OUTCOMES))
         if arrived is not None and arrived["event"] == "put-arrived":
             context.say("fault", kind=name, worker=writer, point=point, **place_of(held), **more)
         if fault.held:

@@ -14,13 +14,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from lock_manager import Hold, LockLostError, SluiceError
+from lock_manager import Hold, LockLostError, LockManager, SluiceError
 from lock_manager.commit_stamp import note_as_user_metadata, note_of_write
 from lock_manager.intents import NO_VERSION
 from sluice.errors import JvmGoneError
 from sluice.soak.controls import Protection
+from sluice.soak.operations import COLUMNS, rows_of
+from sluice.soak.s3_faults import BESIDE
 from sluice.soak.spark_worker import SparkWorker
-from sluice.soak.steps import ACQUIRED, UNKNOWN
+from sluice.soak.steps import ACQUIRED, UNKNOWN, Turn
+from sluice.soak.two_threads import TwoThreads
 from writer_jobs.commit.guarded import guarded
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.hadoop_files import HadoopFiles
@@ -31,7 +34,7 @@ _TRIES = 3
 _WAIT_SECONDS = 60
 # The last condition spares reading every file of the table.
 _MERGE = (
-    "MERGE INTO delta.`{table}` AS t USING (SELECT id FROM range({first}, {end})) AS s "
+    "MERGE INTO delta.`{table}` AS t USING (SELECT {columns} FROM range({first}, {end})) AS s "
     "ON t.id = s.id AND t.id >= {first} WHEN NOT MATCHED THEN INSERT *"
 )
 # Neither stored nor on its way: also what the log store never began, because the guard refused or was too late.
@@ -113,11 +116,14 @@ class SparkCycle:
             self._point("data")
         self._say_taken(attempt.txn)
         self._attempts.append(attempt)
-        ids = [] if self._filling else self._ids
-        self._say("attempting", version=attempt.version, txn=attempt.txn, ids=ids)
+        facts = {"ids": []} if self._filling else self._facts()
+        self._say("attempting", version=attempt.version, txn=attempt.txn, **facts)
 
     def told(self, outcome: Mapping[str, Any]) -> None:
         """Hear what became of a put that waited at the gate."""
+
+    def _facts(self) -> dict[str, Any]:
+        return {"ids": self._ids}
 
     # -- the transaction -----------------------------------------------------------------------------------------
 
@@ -162,12 +168,13 @@ class SparkCycle:
         return None
 
     def _append(self, **options: str) -> None:
-        rows = self._worker.spark.range(self._ids[0], self._ids[-1] + 1, 1, 1)
+        rows = rows_of(self._worker.spark, self._ids)
         rows.write.format("delta").mode("append").options(**options).save(self._table)
 
     def _merge(self) -> None:
         first, end = self._ids[0], self._ids[-1] + 1
-        self._worker.spark.sql(_MERGE.format(table=self._table, first=first, end=end)).collect()
+        merge = _MERGE.format(table=self._table, columns=", ".join(COLUMNS), first=first, end=end)
+        self._worker.spark.sql(merge).collect()
 
     def _write_unasked(self, newest: int) -> _Attempt | None:
         """Append without a guard, which would have said the transaction's name before: find it out afterwards."""
@@ -217,8 +224,13 @@ class SparkCycle:
 
     def _take_steps(self, moment: str, hold: Hold) -> None:
         if not self._second:
-            for done in self._worker.steps.at(moment, hold, self._look):
+            for done in self._worker.steps.at(moment, Turn(hold, self._look, self._commit_in_two_threads)):
                 self._say("step", **done)
+
+    def _commit_in_two_threads(self, manager: LockManager) -> dict[str, Any]:
+        worker, number = self._worker, next(self._worker.step_numbers)
+        table = f"{self._table}{BESIDE}/{worker.options.name}/{worker.options.incarnation}-{number}"
+        return TwoThreads(worker, manager, table).run()
 
     def _look(self) -> int:
         with guarded(self._worker.spark, self._hold, self._log, {"job": self._worker.options.name}):

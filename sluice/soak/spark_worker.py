@@ -6,9 +6,11 @@ session as :func:`writer_jobs.attach` does it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -53,6 +55,8 @@ class SparkWorker(Worker):
     Attributes:
         spark: the session.
         cycles: those that hold a lock now, by the id of the hold.
+        step_numbers: number the tables of steps.
+        deletable: acknowledged rows of this process that were not deleted, by table; the oldest first.
 
     """
 
@@ -64,6 +68,8 @@ class SparkWorker(Worker):
         conf = {**_SETTINGS, **hadoop, "spark.sluice.guard": mode}
         self.spark: SparkSession = build_session(self.options.name, jars=jar_paths(), launch_conf=conf)
         self.cycles: dict[str, BoundCycle] = {}
+        self.step_numbers = itertools.count()
+        self.deletable: dict[str, deque[list[int]]] = defaultdict(deque)
         self._rows_taken = threading.Lock()
         jvm: Any = self.spark._jvm  # noqa: SLF001 (Spark's way to it)
         # S3A raises shorter time-outs to 15 s, and faults would cost that each time.

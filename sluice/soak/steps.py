@@ -23,6 +23,8 @@ UNKNOWN = "unknown"
 
 #: How asking again for a table that is held has to end: with the same hold.
 SAME = "same"
+DONE = "done"
+"""How a statement of the step with two threads ends that raises no error."""
 _ANOTHER = "another"
 _SHARE = 0.25
 # The longest that an embedded server grants: such a session asks for little.
@@ -39,6 +41,7 @@ class Step:
         moment: when it may be taken; a chance of it is an event of this kind.
         take: does it in a turn, and returns what to say of it.
         share: of the turns in which it is taken.
+        needs_spark: whether only a Spark driver can take it.
 
     """
 
@@ -47,6 +50,7 @@ class Step:
     moment: str
     take: Callable[[Steps, Turn], dict[str, Any]]
     share: float = _SHARE
+    needs_spark: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,13 @@ class Turn:
     Attributes:
         hold: the hold.
         look: opens another block on it, which does no more than look for the newest version, and returns that.
+        commit_in_two_threads: commits to a table beside, with a lock of this manager; None without Spark.
 
     """
 
     hold: Hold
     look: Callable[[], int]
+    commit_in_two_threads: Callable[[LockManager], dict[str, Any]] | None = None
 
 
 class Steps:
@@ -89,11 +95,12 @@ class Steps:
         #: Whether the other manager was connected before, and so knows its ensemble.
         self.connected = False
 
-    def at(self, moment: str, hold: Hold, look: Callable[[], int]) -> Iterator[dict[str, Any]]:
+    def at(self, moment: str, turn: Turn) -> Iterator[dict[str, Any]]:
         """Take the steps that are due at this moment; yield what to say of each."""
         for step in STEPS.values():
-            if step.moment == moment and self._random.random() < step.share:
-                yield {"kind": step.name, **step.take(self, Turn(hold, look))}
+            possible = step.moment == moment and (turn.commit_in_two_threads is not None or not step.needs_spark)
+            if possible and self._random.random() < step.share:
+                yield {"kind": step.name, **step.take(self, turn)}
 
     @property
     def other(self) -> LockManager:
@@ -145,6 +152,12 @@ def _stall_a_listing(steps: Steps, turn: Turn) -> dict[str, Any]:
     return stall_a_listing(steps.other, beside, lambda hold: clear_intents(steps.without, hold))
 
 
+def _commit_in_two_threads(steps: Steps, turn: Turn) -> dict[str, Any]:
+    """Have two threads of one block commit to a table beside the writers' own."""
+    assert turn.commit_in_two_threads is not None  # noqa: S101 (the step needs Spark)
+    return turn.commit_in_two_threads(steps.other)
+
+
 STEPS: Mapping[str, Step] = {
     each.name: each
     for each in (
@@ -166,6 +179,14 @@ STEPS: Mapping[str, Step] = {
             UNKNOWN,
             _open_second_block,
             share=1.0,
+        ),
+        Step(
+            "two-threads",
+            "in one block on a table beside, one thread deletes by the writer while another inserts by plain Spark",
+            ACQUIRED,
+            _commit_in_two_threads,
+            share=0.05,
+            needs_spark=True,
         ),
     )
 }

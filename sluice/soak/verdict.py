@@ -1,4 +1,4 @@
-"""The verdict on a soak: eleven invariants, each a pure function over what the soak left behind.
+"""The verdict on a soak: twelve invariants, each a pure function over what the soak left behind.
 
 A writer's word is in its history, what is so is in the log. Time is ``time.monotonic`` of one machine.
 """
@@ -14,12 +14,14 @@ from sluice.audit.checks import check_tokens
 from sluice.soak.evidence import Event, Evidence, TableState
 from sluice.soak.liveness import (
     a_living_intent_stays,
+    both_threads_are_served,
     no_contender_left,
     nobody_skips_in_silence,
     two_managers_are_one,
     waiters_get_in,
     work_goes_on,
 )
+from sluice.soak.outcomes import missing_of, rows_to_delete
 from sluice.soak.violation import Violation, piece_of, who
 
 
@@ -29,21 +31,16 @@ def judge(evidence: Evidence) -> list[Violation]:
 
 
 def _acknowledged_exactly_once(evidence: Evidence) -> Iterator[Violation]:
-    """I1: every acknowledged row is in its table exactly once."""
+    """I1: every acknowledged operation is in its table: its rows once, what it deletes gone, its transaction."""
     for table, state in evidence.tables.items():
         if state.unread:
             yield Violation("I1", f"{table} cannot be read: {state.unread}")
             continue
-        counts = Counter(state.rows)
+        counts, to_delete = Counter(state.rows), rows_to_delete(evidence, table)
         for event in _of(evidence, "acknowledged", table):
-            wrong = {row: counts[row] for row in event["ids"] if counts[row] != 1}
-            if wrong:
-                row, count = next(iter(wrong.items()))
-                sentence = (
-                    f"{who(event)} was told that version {event['version']} is committed, and "
-                    f"{len(wrong)} of its {len(event['ids'])} rows are not there once (row {row}: {count} times)"
-                )
-                yield Violation("I1", sentence, piece_of(evidence, table, {event["txn"]}, event["version"]))
+            told = f"{who(event)} was told that version {event['version']} is committed, and"
+            for problem in missing_of(event, state, counts, to_delete):
+                yield Violation("I1", f"{told} {problem}", piece_of(evidence, table, {event["txn"]}, event["version"]))
 
 
 def _unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:
@@ -141,6 +138,7 @@ INVARIANTS: Mapping[str, Callable[[Evidence], Iterator[Violation]]] = {
     "I9": work_goes_on,
     "I10": two_managers_are_one,
     "I11": a_living_intent_stays,
+    "I12": both_threads_are_served,
 }
 
 

@@ -16,7 +16,7 @@ class Violation:
     """An invariant that does not hold.
 
     Attributes:
-        invariant: ``I1`` to ``I11``.
+        invariant: ``I1`` to ``I12``.
         sentence: what is wrong.
         piece: the part of the history that shows it, in order.
 

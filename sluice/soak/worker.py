@@ -1,9 +1,10 @@
 """One writer of a soak: a process that commits over and over, and says in JSON lines what it does.
 
 ``python -m sluice.soak.store_writer OPTIONS`` (with Spark ``sluice.soak.spark_writer``), started by
-:mod:`sluice.soak.processes`. On standard input it is told where to stop for a fault (``stop-at POINT``), to go on
-(``go``), to cancel its wait for the lock (``cancel``), to have a second thread commit (``second``), which table to
-write (``table URI``), to commit no more (``finish``), and then to end its session and itself (``close``).
+:mod:`sluice.soak.processes`. On standard input it is told where to stop for a fault (``stop-at POINT``), not to stop
+there after all (``pass POINT``), to go on (``go``), to cancel its wait for the lock (``cancel``), to have a second
+thread commit (``second``), which table to write (``table URI``), to commit no more (``finish``), and then to end its
+session and itself (``close``).
 """
 
 from __future__ import annotations
@@ -87,7 +88,11 @@ class Worker(ABC):
         self.table = options.table
         self.finished = False
         self.ids = itertools.count((options.incarnation + 1) * 10**12)
-        self._stop_at: str | None = None
+        self._stop_at: set[str] = set()
+        self._stopped_at: str | None = None
+        self._stops = threading.Lock()
+        #: Whether a step commits to a table of its own: no point is reached then.
+        self.takes_step = False
         self._go = threading.Event()
         self._close = threading.Event()
         self.first_is_through = threading.Event()
@@ -142,11 +147,15 @@ class Worker(ABC):
 
     def point(self, name: str) -> None:
         """Stop here, if that was asked for, until told to go on."""
-        if self._stop_at == name:
-            self._stop_at = None
+        with self._stops:
+            if name not in self._stop_at or self.takes_step:
+                return
+            self._stop_at.discard(name)
+            self._stopped_at = name
             self._go.clear()
-            self.say("stopped", point=name, **self.held)
-            self._go.wait()
+        self.say("stopped", point=name, **self.held)
+        self._go.wait()
+        self._stopped_at = None
 
     def run(self) -> None:
         """Commit until told to finish, and end when told to close."""
@@ -197,11 +206,20 @@ class Worker(ABC):
         with suppress(SluiceError):
             self.manager.cancel(self.held["table"])
 
+    def _set_stop(self, point: str, *, stops: bool) -> None:
+        with self._stops:
+            if stops:
+                self._stop_at.add(point)
+                return
+            self._stop_at.discard(point)
+            if self._stopped_at == point:
+                self._go.set()
+
     def _listen(self) -> None:
         for line in sys.stdin:
             word, _, rest = line.strip().partition(" ")
-            if word == "stop-at":
-                self._stop_at = rest
+            if word in ("stop-at", "pass"):
+                self._set_stop(rest, stops=word == "stop-at")
             elif word == "go":
                 self._go.set()
             elif word == "cancel":
@@ -212,7 +230,7 @@ class Worker(ABC):
                 self.table = rest
             elif word == "finish":
                 self.finished = True
-                self._stop_at = None
+                self._stop_at.clear()
             elif word == "close":
                 self._close.set()
 

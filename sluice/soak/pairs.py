@@ -1,0 +1,233 @@
+"""Pairs of faults: which two may meet, where, and whether they did.
+
+Two faults meet under one hold, or under two holds that follow each other: the first leaves an intent unfinished, and
+the second strikes the holder that has to fill that version. A fault alone is a pair without a second fault.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, TypeGuard
+
+from sluice.soak.fault_context import OUTCOMES, PUT, Event, FaultContext, Incident, advance
+from sluice.soak.faults import CLASSES, FaultClass
+
+ONE_HOLD = "one hold"
+"""Both faults strike the same hold: it is lost, and then something happens to its PUT."""
+NEXT_HOLD = "next hold"
+"""The first fault leaves an intent unfinished; the second strikes the hold that finds it."""
+ALONE = "alone"
+
+_PERMITTED = ("checked", PUT)
+_AT_DATA = ("data",)
+# Points at which each of these leaves the intent of a version that may still be put.
+_LEAVES_INTENT: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("kill-python", "kill-jvm", "kill-both", "pause-python", "pause-both"), _PERMITTED),
+    **dict.fromkeys(("cut-zookeeper", "break-lock"), _PERMITTED),
+    **dict.fromkeys(("s3-late", "s3-unavailable"), _AT_DATA),
+}
+# Each of these loses the hold, and the log store puts nevertheless when it has the guard's permission.
+_LOSES_HOLD = ("pause-python", "pause-both", "cut-zookeeper", "break-lock")
+_LOSS_POINT = "checked"
+# Where a second fault strikes: the hold has filled the version, or its PUT is an empty commit's (the last two).
+_SECOND_POINTS = ("read", "data", "checked", PUT)
+_NEXT_POINT = "acquired"
+_ENDS = OUTCOMES - {"ended"}
+
+_EFFECTS: Mapping[str, tuple[str, ...]] = {
+    "lost hold": ("pause-python", "pause-both", "cut-zookeeper", "break-lock", "second-hold"),
+    "dead writer": ("kill-python", "kill-jvm", "kill-both"),
+    "PUT of unknown outcome": ("cut-s3", "s3-lost-reply", "s3-500", "s3-503", "s3-unavailable", "s3-delay", "s3-late"),
+    "refused PUT": ("s3-403", "s3-409", "s3-412"),
+    "slow writer": ("pause-jvm", "lost-zookeeper-reply", "expire-queued", "cancel-queued"),
+    "ensemble": tuple(name for name in CLASSES if name.startswith("zookeeper-")),
+}
+_UNFINISHED = "unfinished intent"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two faults that are to meet, or one alone.
+
+    Attributes:
+        first: the fault that strikes first, or the only one.
+        writer: name of the writer that the first fault strikes.
+        point: point at which the first fault strikes.
+        second: the other fault; None for a fault alone.
+        second_point: point at which the second fault strikes, or prepares to strike the PUT.
+        meeting: ``one hold``, ``next hold`` or ``alone``.
+
+    """
+
+    first: FaultClass
+    writer: str
+    point: str
+    second: FaultClass | None = None
+    second_point: str = ""
+    meeting: str = ALONE
+
+    @property
+    def kinds(self) -> dict[str, Any]:
+        """The pair as the history names it."""
+        return {"first": self.first.name, "second": self.second.name if self.second else None, "meeting": self.meeting}
+
+    def strike(self, context: FaultContext) -> Incident:
+        """Play both faults to their ends, and write into the history whether they met."""
+        play = {ALONE: _alone, ONE_HOLD: _under_one_hold, NEXT_HOLD: _under_next_hold}[self.meeting]
+        met = yield from play(context, self)
+        context.say("pair", **self.kinds, met=met)
+
+
+@dataclass(frozen=True)
+class PairKind:
+    """Two classes that may meet, with the points at which they may strike."""
+
+    first: FaultClass
+    second: FaultClass
+    meeting: str
+    points: tuple[str, ...]
+    second_points: tuple[str, ...]
+
+    @property
+    def effects(self) -> str:
+        """What the two faults do; see :func:`effects_of`."""
+        return effects_of({"first": self.first.name, "second": self.second.name, "meeting": self.meeting})
+
+
+def pair_kinds(names: Collection[str], points_of: Callable[[FaultClass], Collection[str]]) -> list[PairKind]:
+    """Return every pair that these classes allow.
+
+    Args:
+        names: classes of the run.
+        points_of: returns the points at which a class may strike in this run.
+
+    """
+    classes = [CLASSES[name] for name in names]
+    found = []
+    for first in classes:
+        leaves = tuple(point for point in _LEAVES_INTENT.get(first.name, ()) if point in points_of(first))
+        loses = tuple(point for point in (_LOSS_POINT,) if first.name in _LOSES_HOLD and point in points_of(first))
+        for second in classes:
+            after = tuple(point for point in _SECOND_POINTS if point in points_of(second))
+            if leaves and after:
+                found.append(PairKind(first, second, NEXT_HOLD, leaves, after))
+            if loses and second.name.startswith("s3-"):
+                found.append(PairKind(first, second, ONE_HOLD, loses, _AT_DATA))
+    return found
+
+
+def effects_of(pair: Mapping[str, Any]) -> str:
+    """Return what the two faults of a ``pair`` event do, for people."""
+    first = _UNFINISHED if pair["meeting"] == NEXT_HOLD else effect_of(pair["first"])
+    return f"{first}, {effect_of(pair['second'])}" if pair["second"] else f"{first} alone"
+
+
+def effect_of(name: str) -> str:
+    """Return what a class of faults does to a writer, for people."""
+    return next(effect for effect, names in _EFFECTS.items() if name in names)
+
+
+_Play = Generator[None, Event | None, bool]
+
+
+def _alone(context: FaultContext, pair: Pair) -> _Play:
+    begun = len(context.history)
+    yield from pair.first.strike(context, pair.writer, pair.point)
+    return bool(list(_strikes(context, begun, pair.first)))
+
+
+def _under_one_hold(context: FaultContext, pair: Pair) -> _Play:
+    """Prepare the fault of the PUT, then have the hold be lost between the guard's permission and that PUT."""
+    assert pair.second is not None  # noqa: S101 (the kind of pair has one)
+    begun, is_first_begun = len(context.history), False
+    running = _advanced([pair.second.strike(context, pair.writer, pair.second_point)], None)
+    while running:
+        event = yield
+        if not is_first_begun and _is_stop(event, pair.second_point) and event["worker"] == pair.writer:
+            # Before the writer is told to go on.
+            is_first_begun = True
+            running += _advanced([pair.first.strike(context, pair.writer, pair.point)], None)
+        running = _advanced(running, event)
+    return any(
+        one.get("token") == other.get("token") and not _has_ended(context, begun, one, other)
+        for one in _strikes(context, begun, pair.first)
+        for other in _strikes(context, begun, pair.second)
+    )
+
+
+def _under_next_hold(context: FaultContext, pair: Pair) -> _Play:
+    """Stop whoever gets the lock next before it fills the version, and have the second fault strike it later."""
+    assert pair.second is not None  # noqa: S101 (the kind of pair has one)
+    begun, next_holder = len(context.history), ""
+    struck: list[Event] = []
+    others = [name for name in context.writers if name != pair.writer]
+
+    def say(name: str, /, **more: Any) -> None:
+        context.say(name, **more)
+        if name == "fault":
+            # Before the fault has done anything: the next holder may be quick.
+            struck.append({"token": -1, "table": None, **more})
+            _tell(context, others, f"stop-at {_NEXT_POINT}")
+
+    running = _advanced([pair.first.strike(replace(context, say=say), pair.writer, pair.point)], None)
+    patience = 3 * context.session_seconds + context.slack_seconds
+    deadline: float | None = None
+    while running or (struck and not next_holder and (deadline is None or time.monotonic() < deadline)):
+        event = yield
+        if not running and deadline is None:
+            deadline = time.monotonic() + patience
+        if not next_holder and _is_stop(event, _NEXT_POINT) and event["worker"] in others:
+            name = str(event["worker"])
+            if event["table"] == struck[0]["table"] and event["token"] > struck[0]["token"]:
+                next_holder = name
+                _tell(context, others, f"pass {_NEXT_POINT}")
+                running += _advanced([pair.second.strike(context, name, pair.second_point)], None)
+            else:
+                _tell(context, [name], f"stop-at {_NEXT_POINT}")
+            _tell(context, [name], "go")
+        running = _advanced(running, event)
+    _tell(context, others, f"pass {_NEXT_POINT}")
+    return any(
+        event["worker"] == next_holder and _found_unfinished(context, event)
+        for event in _strikes(context, begun, pair.second)
+    )
+
+
+def _advanced(incidents: list[Incident], event: Event | None) -> list[Incident]:
+    return [incident for incident in incidents if advance(incident, event) is not None]
+
+
+def _is_stop(event: Event | None, point: str) -> TypeGuard[Event]:
+    return event is not None and event["event"] == "stopped" and event.get("point") == point
+
+
+def _tell(context: FaultContext, names: Collection[str], words: str) -> None:
+    for name in names:
+        with suppress(KeyError):
+            context.writers[name].tell(words)
+
+
+def _strikes(context: FaultContext, begun: int, fault: FaultClass) -> Iterator[Event]:
+    """Yield the strikes of a class since this length of the history."""
+    return (event for event in context.history[begun:] if event["event"] == "fault" and event["kind"] == fault.name)
+
+
+def _has_ended(context: FaultContext, begun: int, one: Event, other: Event) -> bool:
+    """Return whether the transaction that both strikes are about had an outcome between them."""
+    history = list(context.history[begun:])
+    first, last = sorted((history.index(one), history.index(other)))
+    return any(
+        event["event"] in _ENDS and event.get("token") == one.get("token") and event.get("worker") == one["worker"]
+        for event in history[first:last]
+    )
+
+
+def _found_unfinished(context: FaultContext, strike: Event) -> bool:
+    """Return whether the hold that was struck had found an unfinished intent."""
+    return any(
+        event["event"] == "holding" and event.get("token") == strike.get("token") and bool(event["unfinished"])
+        for event in context.history
+    )
