@@ -110,6 +110,38 @@ def test_the_shares_are_shown_to_people_too(soaked: Callable[..., bool], capsys:
     assert ["had", "no", "chance", "in", "so", "short", "a", "run:", "s3-500"] in lines
 
 
+def after_pairs() -> Evidence:
+    """Two pairs that met, one that did not, and a fault alone."""
+    evidence = sound()
+    one = {"first": "kill-both", "second": "break-lock", "meeting": "next hold"}
+    pairs = [
+        event("pair", 3.0, **one, met=True),
+        event("pair", 4.0, **one, met=False),
+        event("pair", 5.0, first="break-lock", second="s3-500", meeting="one hold", met=True),
+        event("pair", 6.0, first="s3-500", second=None, meeting="alone", met=True),
+    ]
+    return replace(evidence, history=[*evidence.history, *pairs])
+
+
+def test_it_is_reported_how_often_each_pair_met(
+    soaked: Callable[..., bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert soaked((), after_pairs())
+    report = json.loads(capsys.readouterr().out)
+    shares = [(pair["first"], pair["second"], pair["times"], pair["chances"]) for pair in report["pair_shares"]]
+    assert shares == [("break-lock", "s3-500", 1, 1), ("kill-both", "break-lock", 1, 2), ("s3-500", None, 1, 1)]
+    assert report["pairs_by_effect"] == {
+        "PUT of unknown outcome alone": 1,
+        "lost hold, PUT of unknown outcome": 1,
+        "unfinished intent, lost hold": 1,
+    }
+    assert soaked((), after_pairs(), as_json=False)
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "pair kill-both, break-lock (next hold) 1 of 2 (50%)" in lines
+    assert "pair s3-500 (alone) 1 of 1 (100%)" in lines
+    assert "unfinished intent, lost hold 1" in lines
+
+
 def test_a_run_in_which_nothing_was_acknowledged_fails(
     soaked: Callable[..., bool], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

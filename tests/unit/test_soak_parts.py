@@ -19,6 +19,7 @@ from sluice.soak.controls import stamped
 from sluice.soak.fault_context import PUT, advance, of, of_hold, takeover, until
 from sluice.soak.faults import CLASSES
 from sluice.soak.options import SoakOptions
+from sluice.soak.pairs import ALONE, NEXT_HOLD, ONE_HOLD, Pair
 from sluice.soak.plan import plan_of
 from sluice.soak.s3_faults import FaultGate
 from sluice.soak.tcp_proxy import Link
@@ -34,14 +35,21 @@ def with_all(**changes: Any) -> SoakOptions:
 
 
 def test_a_seed_gives_one_plan_and_another_seed_another() -> None:
-    def plan(seed: int) -> list[tuple[str, str, str]]:
-        found = itertools.islice(plan_of(with_all(seed=seed), None), 2 * len(CLASSES))
-        return [(fault.name, writer, point) for fault, writer, point in found]
+    def plan(seed: int) -> list[Pair]:
+        return list(itertools.islice(plan_of(with_all(seed=seed), None), 2 * len(CLASSES)))
 
     assert plan(1) == plan(1) != plan(2)
     for half in (plan(1)[: len(CLASSES)], plan(1)[len(CLASSES) :]):
-        assert sorted(name for name, _, _ in half) == sorted(CLASSES)
-    assert all(point != PUT for _, _, point in plan(1))
+        # Each class has a turn of its own; others are partners.
+        names = [fault.name for pair in half for fault in (pair.first, pair.second) if fault is not None]
+        assert set(names) == set(CLASSES)
+        assert {pair.meeting for pair in half} == {ALONE, NEXT_HOLD, ONE_HOLD}
+    assert all(PUT not in (pair.point, pair.second_point) for pair in plan(1))
+
+
+def test_faults_that_cannot_meet_strike_alone() -> None:
+    plan = itertools.islice(plan_of(options(faults=("expire-queued", "cut-s3")), None), 20)
+    assert {(pair.second, pair.meeting) for pair in plan} == {(None, ALONE)}
 
 
 @pytest.mark.parametrize(("engine", "left_out"), [("store", {"checked"}), ("spark", {"checked", PUT})])
@@ -49,8 +57,8 @@ def test_without_the_guard_no_fault_waits_at_a_point_where_nobody_comes_by(engin
     gate = FaultGate(lambda *_: [])
 
     def points(**more: Any) -> set[str]:
-        found = itertools.islice(plan_of(with_all(engine=engine, **more), gate), 500)
-        return {point for _, _, point in found}
+        pairs = itertools.islice(plan_of(with_all(engine=engine, **more), gate), 500)
+        return {point for pair in pairs for point in (pair.point, pair.second_point)}
 
     assert points() - points(without="guard") == left_out
 
