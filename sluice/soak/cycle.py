@@ -181,8 +181,8 @@ class Cycle:
 
     def _take_steps(self, moment: str, hold: Hold) -> None:
         if not self._second:
-            for done in self._worker.steps.at(moment, Turn(hold, lambda: self._look(hold))):
-                self._say("step", token=hold.token, **done)
+            for step in self._worker.steps.at(moment, Turn(hold, lambda: self._look(hold))):
+                self._say("step", token=hold.token, **step)
 
     def _look(self, hold: Hold) -> int:
         with self._block(hold):

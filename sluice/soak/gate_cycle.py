@@ -66,7 +66,7 @@ class GateCycle(SparkCycle):
         deletable = worker.deletable[self._table]
         chosen = Operation.of(ids, worker.options.name, deletable[0] if deletable else ())
         if chosen.deletes:
-            # Not again, whatever becomes of it.
+            # A batch is deleted once, also if the outcome is unknown.
             deletable.popleft()
         return chosen
 

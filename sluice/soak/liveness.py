@@ -129,7 +129,7 @@ def a_living_intent_stays(evidence: Evidence) -> Iterator[Violation]:
 
 
 def both_threads_are_served(evidence: Evidence) -> Iterator[Violation]:
-    """I12: of two threads in one block, what each is told to be done is in the table."""
+    """I12: each statement of two threads in one block that is reported as done is in the table."""
     for event in evidence.history:
         # A step that could not read the table afterwards shows nothing.
         if event["event"] != "step" or event["kind"] != "two-threads" or event["left"] is None:

@@ -47,7 +47,7 @@ class Operation:
         """Choose the operation of a turn.
 
         Args:
-            ids: new ids, by which the kind is chosen.
+            ids: new ids; they decide the kind.
             app_id: application of the writer's transactions.
             deletable: ids of rows that may be deleted; without any, a turn to delete is an append.
 
@@ -79,13 +79,13 @@ class Operation:
             return writer.append(rows, hold="commit", before_write=before_write).version
         if self.name == "merge":
             merge = writer.merge(rows.alias("s"), f"t.id = s.id AND {_condition('t.', self.ids)}", alias="t")
-            done: CommitResult = merge.whenNotMatchedInsertAll().execute(hold="commit", before_write=before_write)
-            return done.version
+            result: CommitResult = merge.whenNotMatchedInsertAll().execute(hold="commit", before_write=before_write)
+            return result.version
         return apply_rows(
             writer, rows, keys=["id"], event_time="at", txn=self.transaction, before_write=before_write
         ).version
 
 
 def _condition(alias: str, ids: Sequence[int]) -> str:
-    """Return the SQL predicate of rows with these ids, by which no file of other rows is read."""
+    """Return the SQL predicate of rows with these ids, which spares reading files of other rows."""
     return f"{alias}id BETWEEN {ids[0]} AND {ids[-1]}"

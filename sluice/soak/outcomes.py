@@ -1,4 +1,4 @@
-"""What an acknowledged operation must have left in its table."""
+"""Effects that an acknowledged operation must have on its table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sluice.soak.evidence import Event, Evidence, TableState
 
 
 def rows_to_delete(evidence: Evidence, table: str) -> set[int]:
-    """Return the rows of a table that may be gone: somebody tried to delete them, and was not refused."""
+    """Return the rows of a table that may be gone: those of every delete that was not refused."""
     refused = {event["txn"] for event in evidence.history if event["event"] == "refused"}
     return {
         row
@@ -20,7 +20,7 @@ def rows_to_delete(evidence: Evidence, table: str) -> set[int]:
 
 
 def missing_of(event: Event, state: TableState, counts: Counter[int], to_delete: Collection[int]) -> Iterator[str]:
-    """Yield what an acknowledged operation lacks in its table, in words.
+    """Yield a sentence for each effect of an acknowledged operation that its table lacks.
 
     Args:
         event: ``acknowledged``, of the operation.
@@ -36,9 +36,9 @@ def missing_of(event: Event, state: TableState, counts: Counter[int], to_delete:
     for row, count in list(wrong.items())[:1]:
         yield f"{len(wrong)} of its {len(event['ids'])} rows are not there once (row {row}: {count} times)"
     deletes = event.get("deletes", ())
-    left = [row for row in deletes if counts[row]]
-    if left:
-        yield f"{len(left)} of the {len(deletes)} rows that it deletes are there (row {left[0]})"
+    remaining = [row for row in deletes if counts[row]]
+    if remaining:
+        yield f"{len(remaining)} of the {len(deletes)} rows that it deletes are there (row {remaining[0]})"
     if event.get("transaction"):
         application, number = event["transaction"]
         if state.transactions.get(application, -1) < number:

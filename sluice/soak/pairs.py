@@ -93,7 +93,7 @@ class PairKind:
 
     @property
     def effects(self) -> str:
-        """What the two faults do; see :func:`effects_of`."""
+        """Effects of the two faults; see :func:`effects_of`."""
         return effects_of({"first": self.first.name, "second": self.second.name, "meeting": self.meeting})
 
 
@@ -106,27 +106,27 @@ def pair_kinds(names: Collection[str], points_of: Callable[[FaultClass], Collect
 
     """
     classes = [CLASSES[name] for name in names]
-    found = []
+    kinds = []
     for first in classes:
         leaves = tuple(point for point in _LEAVES_INTENT.get(first.name, ()) if point in points_of(first))
         loses = tuple(point for point in (_LOSS_POINT,) if first.name in _LOSES_HOLD and point in points_of(first))
         for second in classes:
             after = tuple(point for point in _SECOND_POINTS if point in points_of(second))
             if leaves and after:
-                found.append(PairKind(first, second, NEXT_HOLD, leaves, after))
+                kinds.append(PairKind(first, second, NEXT_HOLD, leaves, after))
             if loses and second.name.startswith("s3-"):
-                found.append(PairKind(first, second, ONE_HOLD, loses, _AT_DATA))
-    return found
+                kinds.append(PairKind(first, second, ONE_HOLD, loses, _AT_DATA))
+    return kinds
 
 
 def effects_of(pair: Mapping[str, Any]) -> str:
-    """Return what the two faults of a ``pair`` event do, for people."""
+    """Return the effects of the two faults of a ``pair`` event, for people."""
     first = _UNFINISHED if pair["meeting"] == NEXT_HOLD else effect_of(pair["first"])
     return f"{first}, {effect_of(pair['second'])}" if pair["second"] else f"{first} alone"
 
 
 def effect_of(name: str) -> str:
-    """Return what a class of faults does to a writer, for people."""
+    """Return the effect of a class of faults on a writer, for people."""
     return next(effect for effect, names in _EFFECTS.items() if name in names)
 
 
@@ -134,43 +134,43 @@ _Play = Generator[None, Event | None, bool]
 
 
 def _alone(context: FaultContext, pair: Pair) -> _Play:
-    begun = len(context.history)
+    start = len(context.history)
     yield from pair.first.strike(context, pair.writer, pair.point)
-    return bool(list(_strikes(context, begun, pair.first)))
+    return bool(list(_strikes(context, start, pair.first)))
 
 
 def _under_one_hold(context: FaultContext, pair: Pair) -> _Play:
     """Prepare the fault of the PUT, then have the hold be lost between the guard's permission and that PUT."""
     assert pair.second is not None  # noqa: S101 (the kind of pair has one)
-    begun, is_first_begun = len(context.history), False
+    start, first_started = len(context.history), False
     running = _advanced([pair.second.strike(context, pair.writer, pair.second_point)], None)
     while running:
         event = yield
-        if not is_first_begun and _is_stop(event, pair.second_point) and event["worker"] == pair.writer:
-            # Before the writer is told to go on.
-            is_first_begun = True
+        if not first_started and _is_stop(event, pair.second_point) and event["worker"] == pair.writer:
+            # Before the second fault lets the writer continue.
+            first_started = True
             running += _advanced([pair.first.strike(context, pair.writer, pair.point)], None)
         running = _advanced(running, event)
     return any(
-        one.get("token") == other.get("token") and not _has_ended(context, begun, one, other)
-        for one in _strikes(context, begun, pair.first)
-        for other in _strikes(context, begun, pair.second)
+        loss.get("token") == put.get("token") and not _has_ended(context, start, loss, put)
+        for loss in _strikes(context, start, pair.first)
+        for put in _strikes(context, start, pair.second)
     )
 
 
 def _under_next_hold(context: FaultContext, pair: Pair) -> _Play:
-    """Stop whoever gets the lock next before it fills the version, and have the second fault strike it later."""
+    """Stop the next holder before it fills the version, and have the second fault strike it later."""
     assert pair.second is not None  # noqa: S101 (the kind of pair has one)
-    begun, next_holder = len(context.history), ""
+    start, next_holder = len(context.history), ""
     struck: list[Event] = []
-    others = [name for name in context.writers if name != pair.writer]
+    waiters = [name for name in context.writers if name != pair.writer]
 
     def say(name: str, /, **more: Any) -> None:
         context.say(name, **more)
         if name == "fault":
-            # Before the fault has done anything: the next holder may be quick.
+            # Before the fault does anything, because the next holder may be quick.
             struck.append({"token": -1, "table": None, **more})
-            _tell(context, others, f"stop-at {_NEXT_POINT}")
+            _tell(context, waiters, f"stop-at {_NEXT_POINT}")
 
     running = _advanced([pair.first.strike(replace(context, say=say), pair.writer, pair.point)], None)
     patience = 3 * context.session_seconds + context.slack_seconds
@@ -179,20 +179,20 @@ def _under_next_hold(context: FaultContext, pair: Pair) -> _Play:
         event = yield
         if not running and deadline is None:
             deadline = time.monotonic() + patience
-        if not next_holder and _is_stop(event, _NEXT_POINT) and event["worker"] in others:
+        if not next_holder and _is_stop(event, _NEXT_POINT) and event["worker"] in waiters:
             name = str(event["worker"])
             if event["table"] == struck[0]["table"] and event["token"] > struck[0]["token"]:
                 next_holder = name
-                _tell(context, others, f"pass {_NEXT_POINT}")
+                _tell(context, waiters, f"pass {_NEXT_POINT}")
                 running += _advanced([pair.second.strike(context, name, pair.second_point)], None)
             else:
                 _tell(context, [name], f"stop-at {_NEXT_POINT}")
             _tell(context, [name], "go")
         running = _advanced(running, event)
-    _tell(context, others, f"pass {_NEXT_POINT}")
+    _tell(context, waiters, f"pass {_NEXT_POINT}")
     return any(
         event["worker"] == next_holder and _found_unfinished(context, event)
-        for event in _strikes(context, begun, pair.second)
+        for event in _strikes(context, start, pair.second)
     )
 
 
@@ -210,17 +210,17 @@ def _tell(context: FaultContext, names: Collection[str], words: str) -> None:
             context.writers[name].tell(words)
 
 
-def _strikes(context: FaultContext, begun: int, fault: FaultClass) -> Iterator[Event]:
+def _strikes(context: FaultContext, start: int, fault: FaultClass) -> Iterator[Event]:
     """Yield the strikes of a class since this length of the history."""
-    return (event for event in context.history[begun:] if event["event"] == "fault" and event["kind"] == fault.name)
+    return (event for event in context.history[start:] if event["event"] == "fault" and event["kind"] == fault.name)
 
 
-def _has_ended(context: FaultContext, begun: int, one: Event, other: Event) -> bool:
+def _has_ended(context: FaultContext, start: int, loss: Event, put: Event) -> bool:
     """Return whether the transaction that both strikes are about had an outcome between them."""
-    history = list(context.history[begun:])
-    first, last = sorted((history.index(one), history.index(other)))
+    history = list(context.history[start:])
+    first, last = sorted((history.index(loss), history.index(put)))
     return any(
-        event["event"] in _ENDS and event.get("token") == one.get("token") and event.get("worker") == one["worker"]
+        event["event"] in _ENDS and event.get("token") == loss.get("token") and event.get("worker") == loss["worker"]
         for event in history[first:last]
     )
 

@@ -42,7 +42,7 @@ def plan_of(options: SoakOptions, gate: FaultGate | None) -> Iterator[Pair]:
 
 
 def _kind_with(fault: FaultClass, kinds: list[PairKind], chance: random.Random) -> PairKind | None:
-    """Choose a pair that contains a class: first what the two do, then the partner; None to have it strike alone."""
+    """Choose a pair that contains a class: first the effects, then the partner; None to have it strike alone."""
     with_it = [kind for kind in kinds if fault in (kind.first, kind.second)]
     if not with_it or chance.random() < _ALONE_SHARE:
         return None

@@ -120,20 +120,22 @@ def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], con
         console.print(Text("all invariants hold", style="bold green"))
 
 
-def _counts_table(found: Mapping[str, Any]) -> Table:
+def _counts_table(verdict: Mapping[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
     table.add_column("what")
     table.add_column("how many", justify="right")
     for name in ("acknowledged", "refused", "unknown", "filled", "lost_holds", "versions", "rows"):
-        table.add_row(name.replace("_", " "), f"{found[name]:,}")
-    shares = {f"{kind} {name}": share for kind in ("fault", "step") for name, share in found[f"{kind}_shares"].items()}
-    for pair in found["pair_shares"]:
+        table.add_row(name.replace("_", " "), f"{verdict[name]:,}")
+    shares = {
+        f"{kind} {name}": share for kind in ("fault", "step") for name, share in verdict[f"{kind}_shares"].items()
+    }
+    for pair in verdict["pair_shares"]:
         second = f", {pair['second']}" if pair["second"] else ""
         shares[f"pair {pair['first']}{second} ({pair['meeting']})"] = pair
     for name, share in shares.items():
         if share["chances"]:
             table.add_row(f"  {name}", f"{share['times']:,} of {share['chances']:,} ({share['share']:.0%})")
-    for effects, times in found["pairs_by_effect"].items():
+    for effects, times in verdict["pairs_by_effect"].items():
         table.add_row(f"  {effects}", f"{times:,}")
     return table
 

@@ -150,10 +150,10 @@ class Soak:
 
     def _begin(self, pair: Pair) -> Incident | None:
         self.progress.now = f"{pair.first.name} at {pair.point} of {pair.writer}"
-        self._say("chance", kind=pair.first.name, writer=pair.writer, point=pair.point)
         if pair.second is not None:
-            self.progress.now += f", {pair.second.name} at {pair.second_point} of {pair.meeting}"
-            self._say("chance", kind=pair.second.name, writer=pair.writer, point=pair.second_point)
+            self.progress.now += f", {pair.second.name} at {pair.second_point} of the {pair.meeting}"
+        for fault in filter(None, (pair.first, pair.second)):
+            self._say("chance", kind=fault.name, writer=pair.writer)
         return advance(pair.strike(self.context), None)
 
     def play(self, incident: Incident, seconds: float = 120.0) -> None:

@@ -224,8 +224,8 @@ class SparkCycle:
 
     def _take_steps(self, moment: str, hold: Hold) -> None:
         if not self._second:
-            for done in self._worker.steps.at(moment, Turn(hold, self._look, self._commit_in_two_threads)):
-                self._say("step", **done)
+            for step in self._worker.steps.at(moment, Turn(hold, self._look, self._commit_in_two_threads)):
+                self._say("step", **step)
 
     def _commit_in_two_threads(self, manager: LockManager) -> dict[str, Any]:
         worker, number = self._worker, next(self._worker.step_numbers)

@@ -1,8 +1,7 @@
 """Two threads in one block: an operation of the writer and a plain INSERT, under the same hold.
 
-The INSERT commits the version for which the operation has asked the guard, so that Delta finds a conflict. Then each of
-the two may fail or be repeated, but what is reported as done must be in the table. This is played on a table beside
-the writers' own, because both commits are the step's alone there.
+The INSERT commits the version that the operation is about to commit, so that Delta finds a conflict. Then each of the
+two may fail or be repeated, but a statement that is reported as done must be in the table. The step has its own table.
 """
 
 from __future__ import annotations
@@ -53,10 +52,10 @@ class TwoThreads:
         self._outcomes: dict[str, str] = {}
 
     def run(self) -> dict[str, Any]:
-        """Do it.
+        """Take the step.
 
         Returns:
-            What to write into the history: ``met``, whether the INSERT was committed while the DELETE waited;
+            Fields of the history's event: ``met``, whether the INSERT was committed while the DELETE waited;
             ``deleted`` and ``inserted``, ``done`` or the name of an error; ``left`` and ``there``, how many rows of
             each are in the table; ``lost``, whether the hold was lost; ``error``, what ended the step early.
 
@@ -84,13 +83,13 @@ class TwoThreads:
         return {"deleted": None, "inserted": None, **self._outcomes, **step}
 
     def asked(self, request: Mapping[str, Any]) -> None:
-        """Hear of an attempt to commit, before the guard decides on it."""
+        """Hold the DELETE back until the INSERT is committed."""
         if request.get("operation") == "DELETE" and not self._asked.is_set():
             self._asked.set()
             self._inserted.wait(_PATIENCE_SECONDS)
 
     def told(self, outcome: Mapping[str, Any]) -> None:
-        """Hear what became of a put that waited at the gate: there is none."""
+        """Do nothing: no put of the step waits at the gate."""
 
     def _write_at_once(self) -> None:
         thread = InheritableThread(target=self._insert)
@@ -99,10 +98,10 @@ class TwoThreads:
         try:
             writer.delete(f"id < {_ROWS}")
             self._outcomes["deleted"] = DONE
-        except Exception as error:  # noqa: BLE001 (likewise)
+        except Exception as error:  # noqa: BLE001 (recorded)
             self._outcomes["deleted"] = type(error).__name__
         finally:
-            # Also where nothing was asked.
+            # Also if the DELETE failed before its commit.
             self._asked.set()
             thread.join()
 
@@ -111,7 +110,7 @@ class TwoThreads:
         try:
             self._append(_INSERTED, _INSERTED + 1)
             self._outcomes["inserted"] = DONE
-        except Exception as error:  # noqa: BLE001 (likewise)
+        except Exception as error:  # noqa: BLE001 (recorded)
             self._outcomes["inserted"] = type(error).__name__
         finally:
             self._inserted.set()

@@ -31,16 +31,16 @@ def judge(evidence: Evidence) -> list[Violation]:
 
 
 def _acknowledged_exactly_once(evidence: Evidence) -> Iterator[Violation]:
-    """I1: every acknowledged operation is in its table: its rows once, what it deletes gone, its transaction."""
+    """I1: every acknowledged operation is in its table: its rows once, deleted rows gone, its transaction."""
     for table, state in evidence.tables.items():
         if state.unread:
             yield Violation("I1", f"{table} cannot be read: {state.unread}")
             continue
         counts, to_delete = Counter(state.rows), rows_to_delete(evidence, table)
         for event in _of(evidence, "acknowledged", table):
-            told = f"{who(event)} was told that version {event['version']} is committed, and"
+            claim = f"{who(event)} was told that version {event['version']} is committed, and"
             for problem in missing_of(event, state, counts, to_delete):
-                yield Violation("I1", f"{told} {problem}", piece_of(evidence, table, {event["txn"]}, event["version"]))
+                yield Violation("I1", f"{claim} {problem}", piece_of(evidence, table, {event["txn"]}, event["version"]))
 
 
 def _unacknowledged_at_most_once(evidence: Evidence) -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""Pairs of faults: which may meet, and whether they did, with writers that only remember what they are told."""
+"""Pairs of faults: which classes may meet, and when they have met, with writers that record the words they receive."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Scene:
             writers=cast("Any", self.writers), session_seconds=1.0, gate=None, zookeeper=None, queues=cast("Any", None),
             say=self.say, random=random.Random(1), history=self.history,
         )  # fmt: skip
-        other = self.fault(second) if second else None
-        pair = Pair(self.fault("kill-both"), "writer-1", "checked", other, "data", meeting)
+        fault = self.fault(second) if second else None
+        pair = Pair(self.fault("kill-both"), "writer-1", "checked", fault, "data", meeting)
         self.incident: Incident | None = advance(pair.strike(self.context), None)
 
     def fault(self, name: str) -> FaultClass:
@@ -110,15 +110,15 @@ def kinds(*names: str) -> list[PairKind]:
 
 
 def test_pairs_leave_an_intent_or_lose_the_hold_first() -> None:
-    found = kinds(*CLASSES)
-    assert {kind.effects for kind in found} >= {
+    every = kinds(*CLASSES)
+    assert {kind.effects for kind in every} >= {
         "unfinished intent, lost hold",
         "unfinished intent, PUT of unknown outcome",
         "lost hold, PUT of unknown outcome",
     }
     queued = {"expire-queued", "cancel-queued"}
-    assert not [kind for kind in found if {kind.first.name, kind.second.name} & queued]
-    assert all(set(kind.points) <= {"checked", "data", PUT} for kind in found)
+    assert not [kind for kind in every if {kind.first.name, kind.second.name} & queued]
+    assert all(set(kind.points) <= {"checked", "data", PUT} for kind in every)
     (next_hold, one_hold) = (kind for kind in kinds("break-lock", "s3-403") if kind.second.name == "s3-403")
     assert (next_hold.meeting, next_hold.points, next_hold.second_points) == (NEXT_HOLD, ("checked", PUT), ("data",))
     assert (one_hold.meeting, one_hold.points, one_hold.second_points) == (ONE_HOLD, ("checked",), ("data",))

@@ -42,8 +42,8 @@ def test_i1_finds_an_acknowledged_row_that_is_lost_or_there_twice() -> None:
 
 def acknowledged(**more: Any) -> dict[str, Any]:
     """Return the event of an acknowledged operation that made version 2."""
-    who = {"worker": "writer-1", "incarnation": 1, "token": 9, "txn": "t2", "version": 2, "ids": []}
-    return event("acknowledged", 3.0, **{**who, **more})
+    fields = {"worker": "writer-1", "incarnation": 1, "token": 9, "txn": "t2", "version": 2, "ids": []}
+    return event("acknowledged", 3.0, **{**fields, **more})
 
 
 def attempted(txn: str, *deletes: int) -> dict[str, Any]:
@@ -59,16 +59,16 @@ def test_i1_finds_rows_that_an_acknowledged_delete_has_left() -> None:
     deleted = acknowledged(deletes=[0, 1])
     (violation,) = found(with_history(attempted("t2", 0, 1), deleted), "I1")
     assert "2 of the 2 rows that it deletes are there (row 0)" in violation.sentence
-    gone = with_table(rows=[10, 11, 20, 21])
-    assert found(replace(gone, history=[*gone.history, attempted("t2", 0, 1), deleted]), "I1") == []
+    without_two = with_table(rows=[10, 11, 20, 21])
+    assert found(replace(without_two, history=[*without_two.history, attempted("t2", 0, 1), deleted]), "I1") == []
 
 
 def test_i1_allows_a_delete_of_unknown_outcome_and_not_one_that_was_refused() -> None:
-    gone = with_table(rows=[10, 11, 20, 21])
-    unknown = [*gone.history, attempted("t8", 0, 1)]
-    assert found(replace(gone, history=unknown), "I1") == []
+    without_two = with_table(rows=[10, 11, 20, 21])
+    unknown = [*without_two.history, attempted("t8", 0, 1)]
+    assert found(replace(without_two, history=unknown), "I1") == []
     refused = event("refused", 3.0, worker="writer-1", token=9, txn="t8", error="LockLostError")
-    (violation,) = found(replace(gone, history=[*unknown, refused]), "I1")
+    (violation,) = found(replace(without_two, history=[*unknown, refused]), "I1")
     assert "2 of its 2 rows are not there once (row 0: 0 times)" in violation.sentence
 
 
@@ -78,7 +78,7 @@ def test_i1_finds_a_transaction_that_is_not_recorded(transactions: dict[str, int
     applied = acknowledged(transaction=["writer-1", 7])
     broken = found(replace(evidence, history=[*evidence.history, applied]), "I1")
     assert len(broken) == violations
-    assert all("its transaction 7 of writer-1 is not recorded" in each.sentence for each in broken)
+    assert all("its transaction 7 of writer-1 is not recorded" in violation.sentence for violation in broken)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_i12_finds_a_thread_that_takes_the_commit_of_another_for_its_own(
     step: dict[str, Any], sentences: list[str]
 ) -> None:
     fine = {"deleted": "done", "inserted": "done", "left": 0, "there": 1, "met": True, "lost": False, "error": None}
-    taken = event("step", 3.0, worker="writer-2", token=7, kind="two-threads", **{**fine, **step})
-    violations = found(with_history(taken), "I12")
+    report = event("step", 3.0, worker="writer-2", token=7, kind="two-threads", **{**fine, **step})
+    violations = found(with_history(report), "I12")
     assert len(violations) == len(sentences)
-    assert all(sentence in each.sentence for sentence, each in zip(sentences, violations, strict=True))
+    assert all(sentence in violation.sentence for sentence, violation in zip(sentences, violations, strict=True))
 
 
 def test_i2_finds_what_was_said_not_to_be_there_and_what_is_there_twice() -> None:
