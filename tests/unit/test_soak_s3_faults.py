@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sluice.soak.s3_faults import RIVAL, FaultyS3, S3Fault
+from sluice.soak.s3_faults import BESIDE, RIVAL, FaultyS3, S3Fault
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -70,6 +70,12 @@ def test_an_error_is_of_a_put_that_was_stored_or_was_not(s3: FaultyS3, status: i
     assert call(s3, "PUT", path, commit("a"))[0] == status
     assert call(s3, "GET", path)[0] == (200 if stored else 404)
     assert call(s3, "PUT", path, commit("a"))[0] == (412 if stored else 200)
+
+
+def test_the_table_of_a_step_is_spared(s3: FaultyS3) -> None:
+    s3.gate.arm("writer-1", S3Fault(status=403))
+    assert call(s3, "PUT", path_of(f"spared{BESIDE}/writer-1/0-0", 0), commit("a"))[0] == 200
+    assert call(s3, "PUT", path_of("spared", 0), commit("b"))[0] == 403
 
 
 def test_a_lost_answer_is_of_a_put_that_was_stored(s3: FaultyS3) -> None:
