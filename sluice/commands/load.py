@@ -108,6 +108,8 @@ class Without(StrEnum):
     REGISTRY = "registry"
     ATTEMPTS = "attempts"
     VERSION = "version"
+    IDENTITY = "identity"
+    BLOCK = "block"
 
 
 _OF_MIXED = {"jobs", "minutes", "seed", "zookeeper", "output", "as_json", "verbose"}

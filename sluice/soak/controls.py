@@ -14,7 +14,9 @@ from lock_manager import Hold, LockManager, ZookeeperLockManager
 from lock_manager.commit_stamp import stamped_info
 from lock_manager.testing.unprotected import (
     ForgetfulGuard,
+    HoldNamedGuard,
     LonelyManager,
+    SharedIdentityGuard,
     UnboundGuard,
     WatchedGuard,
     clear_changed_intents,
@@ -38,6 +40,10 @@ class Protection(StrEnum):
     ATTEMPTS = "attempts"
     #: An intent that was read is removed, whatever it is by then.
     VERSION = "version"
+    #: An empty commit has the write id of the operation that waits for it, and is taken for that operation.
+    IDENTITY = "identity"
+    #: A thread is known by its hold: each commit belongs to the innermost block, whichever thread makes it.
+    BLOCK = "block"
 
 
 def begin_block(without: Protection | None, hold: Hold) -> None:
@@ -67,6 +73,8 @@ def make_guard(
     kinds: dict[Protection | None, type[WatchedGuard]] = {
         Protection.BINDING: UnboundGuard,
         Protection.INTENT: ForgetfulGuard,
+        Protection.IDENTITY: SharedIdentityGuard,
+        Protection.BLOCK: HoldNamedGuard,
     }
     return kinds.get(without, WatchedGuard)(checked, asked)
 

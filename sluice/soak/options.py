@@ -67,6 +67,8 @@ class SoakOptions:
             raise SettingsError("--without condition: only --engine store can put without the condition")
         if self.engine == SPARK.name and self.hold == "commit" and self.without == Protection.ATTEMPTS:
             raise SettingsError("--without attempts: a write at the gate has one block; add --hold write")
+        if self.engine != SPARK.name and self.without in (Protection.IDENTITY, Protection.BLOCK):
+            raise SettingsError(f"--without {self.without}: only --engine spark has operations with a write id")
         if self.writers < 2 and self.faults:  # noqa: PLR2004
             raise SettingsError("--writers 1: faults need at least two, one to take over from the other")
         if (self.commits is None) == (self.minutes is None):

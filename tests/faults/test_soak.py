@@ -55,6 +55,7 @@ def test_a_soak_of_spark_drivers_finds_no_violation(hold: str, tmp_path: Path) -
     assert found["engine"] == "spark"
     assert found["acknowledged"] >= 100
     assert len(found["faults"]) >= 10
+    assert [effects for effects in found["pairs_by_effect"] if effects.startswith("unfinished intent, ")]
 
 
 def test_all_jobs_at_once_leave_what_they_were_fed_and_do_not_without_the_lock(tmp_path: Path) -> None:

@@ -173,6 +173,7 @@ def test_a_link_swallows_while_it_is_cut_and_keeps_no_connection_that_is_over(ev
         (["--engine", "spark", "--without", "condition"], 2, "only --engine store"),
         (["--commits", "5", "--minutes", "1"], 2, "either --commits or --minutes"),
         (["--without", "luck"], 2, "luck"),
+        (["--without", "identity"], 2, "only --engine spark"),
     ],
 )
 def test_the_command_line(arguments: list[str], code: int, said: str) -> None:
