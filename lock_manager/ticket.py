@@ -35,6 +35,8 @@ class StagedCommit:
         actions: names of its actions that are of the whole table.
         read_version: of the table that was read; -1 if there was none, or it is not known.
         properties: of that version, those of ours.
+        hooks: Names of Delta's post-commit hooks that are not known to be harmless behind the gate
+            (``PostCommitHooks.java``); None if the transaction is not known.
 
     """
 
@@ -44,6 +46,7 @@ class StagedCommit:
     actions: tuple[str, ...] = ()
     read_version: int = -1
     properties: Mapping[str, str] = field(default_factory=dict)
+    hooks: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> StagedCommit:
@@ -56,6 +59,7 @@ class StagedCommit:
             actions=tuple(said["actions"]),
             read_version=int(read.get("version", -1)),
             properties=dict(read.get("properties", {})),
+            hooks=None if said.get("hooks") is None else tuple(said["hooks"]),
         )
 
 
@@ -77,6 +81,10 @@ def why_not_staged(commit: StagedCommit, *, appends: bool) -> str | None:
     if commit.dated:
         # Delta takes the timestamp before the wait, and after a conflict only makes it larger than the other commit's.
         return "its in-commit timestamp would be older than its turn"
+    if commit.hooks is None:
+        return "Delta's transaction, and what it runs after the commit, is not known"
+    if commit.hooks:
+        return f"Delta runs after the commit: {', '.join(commit.hooks)}"
     if appends and (commit.removes or not commit.blind):
         return "its rows depend on the table's"
     return None

@@ -17,7 +17,14 @@ from lock_manager.write_attempt import WriteAttempt
 
 TABLE = "s3://lake/t"
 READ = {"version": 7, "properties": {"sluice.ensemble": "e"}}
-BLIND: dict[str, Any] = {"blind": True, "removes": False, "dated": False, "actions": [], "read": READ}
+BLIND: dict[str, Any] = {
+    "blind": True,
+    "removes": False,
+    "dated": False,
+    "actions": [],
+    "read": READ,
+    "hooks": [],
+}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +42,9 @@ BLIND: dict[str, Any] = {"blind": True, "removes": False, "dated": False, "actio
         ({"actions": ["unreadable"]}, True, "changes the table's unreadable"),
         ({"dated": True}, True, "in-commit timestamp"),
         ({"dated": True}, False, "in-commit timestamp"),
+        ({"hooks": ["Auto Compact"]}, True, "runs after the commit: Auto Compact"),
+        ({"hooks": ["Auto Compact"], "blind": False}, False, "runs after the commit: Auto Compact"),
+        ({"hooks": None}, True, "is not known"),
     ],
 )
 def test_what_can_be_committed_on_its_own(said: dict[str, Any], appends: Any, why: str | None) -> None:

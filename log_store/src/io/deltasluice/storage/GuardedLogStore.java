@@ -168,6 +168,7 @@ public class GuardedLogStore extends LogStore {
     long looked = lookedAt;
     ReadVersion read = ReadVersion.of(file);
     ObjectNode staged = Guard.described(body, read);
+    staged.set("hooks", PostCommitHooks.of(ActiveTransaction.of(file.table())));
     while (!Guard.hasTurn(ticket, file, body, staged)) {
       refuseTaken(file.path(), conf);
       looked = System.nanoTime();

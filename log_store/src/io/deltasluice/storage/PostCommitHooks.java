@@ -1,0 +1,86 @@
+package io.deltasluice.storage;
+
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.delta.AdaptiveMetadataTableFeature$;
+import org.apache.spark.sql.delta.DeltaConfigs;
+import org.apache.spark.sql.delta.OptimisticTransaction;
+import org.apache.spark.sql.delta.Snapshot;
+import org.apache.spark.sql.delta.UniversalFormat$;
+import org.apache.spark.sql.delta.actions.Metadata;
+import org.apache.spark.sql.delta.actions.Protocol;
+import org.apache.spark.sql.delta.hooks.AutoCompact$;
+import org.apache.spark.sql.delta.hooks.CheckpointHook$;
+import org.apache.spark.sql.delta.hooks.ChecksumHook$;
+import org.apache.spark.sql.delta.hooks.GenerateSymlinkManifest$;
+import org.apache.spark.sql.delta.hooks.HudiConverterHook$;
+import org.apache.spark.sql.delta.hooks.PostCommitHook;
+import org.apache.spark.sql.delta.hooks.UpdateCatalogBase;
+import org.apache.spark.sql.delta.hooks.metrics.UpdateMetricsHook;
+import org.apache.spark.sql.delta.sources.DeltaSQLConf;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * What Delta runs behind a commit, and must not run behind the gate, where the lock is released already.
+ *
+ * <p>There the hooks of two commits run at the same time, and the older one may be the last to write. A hook that
+ * commits has no lock. All hooks of a transaction are registered before its version is written
+ * ({@code OptimisticTransaction.scala}, {@code TransactionalWrite.writeFiles}; tag v4.4.0).
+ */
+final class PostCommitHooks {
+  private PostCommitHooks() {}
+
+  /** Returns the names of a transaction's hooks that are not known to be harmless; null if it is not known. */
+  static ArrayNode of(OptimisticTransaction transaction) {
+    if (transaction == null) {
+      return null;
+    }
+    ArrayNode names = CommitBody.JSON.createArrayNode();
+    for (PostCommitHook hook : CollectionConverters.asJava(transaction.postCommitHooks())) {
+      if (!isHarmless(hook, transaction.metadata(), transaction.protocol())) {
+        names.add(hook.name());
+      }
+    }
+    return names;
+  }
+
+  /** Returns the names of those that every commit to a table runs, as far as its metadata shows them. */
+  static ArrayNode of(Snapshot snapshot) {
+    ArrayNode names = CommitBody.JSON.createArrayNode();
+    if (snapshot.version() < 0) {
+      return names;
+    }
+    Metadata metadata = snapshot.metadata();
+    if ((boolean) DeltaConfigs.SYMLINK_FORMAT_MANIFEST_ENABLED().fromMetaData(metadata)) {
+      names.add(GenerateSymlinkManifest$.MODULE$.name());
+    }
+    for (PostCommitHook hook : new PostCommitHook[] {CheckpointHook$.MODULE$, HudiConverterHook$.MODULE$}) {
+      if (!isHarmless(hook, metadata, snapshot.protocol())) {
+        names.add(hook.name());
+      }
+    }
+    return names;
+  }
+
+  /** Tells whether it is on the list of what is harmless, or does nothing with these settings. */
+  private static boolean isHarmless(PostCommitHook hook, Metadata metadata, Protocol protocol) {
+    if (hook == ChecksumHook$.MODULE$ || hook instanceof UpdateMetricsHook) {
+      return true;
+    }
+    if (hook == CheckpointHook$.MODULE$ || hook instanceof Checkpoints) {
+      // Of such a table the checkpoint is a commit.
+      return !protocol.isFeatureSupported(AdaptiveMetadataTableFeature$.MODULE$);
+    }
+    if (hook == HudiConverterHook$.MODULE$) {
+      return !UniversalFormat$.MODULE$.hudiEnabled(metadata);
+    }
+    SparkSession session = SparkSession.active();
+    if (hook == AutoCompact$.MODULE$) {
+      return AutoCompact$.MODULE$.getAutoCompactType(session.sessionState().conf(), metadata).isEmpty();
+    }
+    if (hook instanceof UpdateCatalogBase) {
+      return !(boolean) session.sessionState().conf().getConf(DeltaSQLConf.DELTA_UPDATE_CATALOG_ENABLED());
+    }
+    return false;
+  }
+}
