@@ -249,7 +249,8 @@ class LockedDeltaWriter:
 
         def work(part: LockTarget) -> Work:
             where = _both(part.predicate(), condition)
-            return Work(lambda location, _: delta_table(self._spark, location).delete(where))
+            reads = (where,) if where else ()
+            return Work(lambda location, _: delta_table(self._spark, location).delete(where), reads=reads)
 
         return self._run(
             work,
@@ -296,7 +297,10 @@ class LockedDeltaWriter:
 
         def work(part: LockTarget) -> Work:
             where = _both(part.predicate(), condition)
-            return Work(lambda location, _: delta_table(self._spark, location).update(where, dict(values)))
+            return Work(
+                lambda location, _: delta_table(self._spark, location).update(where, dict(values)),
+                reads=(*values.values(), *((where,) if where else ())),
+            )
 
         return self._run(
             work,
@@ -353,7 +357,9 @@ class LockedDeltaWriter:
         session = session_with(self._spark, settings) if settings else self._spark
 
         def work(part: LockTarget) -> Work:
-            return Work(lambda location, _: plan.run(session, location, part.predicate(plan.alias)), txn=txn)
+            return Work(
+                lambda location, _: plan.run(session, location, part.predicate(plan.alias)), txn=txn, reads=plan.reads
+            )
 
         return self._run(
             work,

@@ -187,7 +187,7 @@ def test_on_s3_it_goes_through_the_gate_and_knows_the_table_by_every_spelling(
         assert [writer.append(spark.range(1).coalesce(1)).version for _ in range(3)] == [1, 2, 3]
 
     def reads(rows: DataFrame) -> bool:
-        work = Work(lambda *_: None, rows=rows)
+        work = Work(lambda *_: None, reads=(rows,))
         return staging._of_reads(staging.facts_of(spark, writer.log, work), writer.location) is not None
 
     for spelling in ("s3a", "s3", "s3n"):

@@ -422,6 +422,27 @@ def test_a_partition_that_loses_every_race_is_rewritten_with_its_lock_in_the_end
     assert verify_table(str(table)).ok
 
 
+@pytest.mark.parametrize("hold_at_most", [60.0, 0.0])
+def test_a_table_with_a_manifest_is_compacted_within_the_limit(
+    hold_at_most: float,
+    spark: SparkSession,
+    manager: ZookeeperLockManager,
+    inspector: LockInspector,
+    table: Path,
+    put: Callable[..., None],
+    properties: Callable[..., None],
+) -> None:
+    """What Delta runs after the commit keeps it from the gate, so the lock is held over the compaction."""
+    for key in range(3):
+        put([key])
+    properties(delta__compatibility__symlinkFormatManifest__enabled="true")
+    worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=60, hold_at_most_seconds=hold_at_most)
+    report = Care(worker).run([Action.COMPACT])
+    assert all(("with the lock" in (done.problem or "")) == (hold_at_most == 0) for done in report.done)
+    assert report.after is not None
+    assert report.after.total.total.files == (1 if hold_at_most else 3)
+
+
 def test_what_is_committed_beside_what_ends_the_work_is_in_the_report(
     spark: SparkSession,
     manager: ZookeeperLockManager,

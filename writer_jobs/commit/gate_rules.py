@@ -1,8 +1,8 @@
 """The rules by which a write goes through the gate, or holds the lock from its beginning.
 
 Other rules can be checked only on the commit itself (:func:`lock_manager.ticket.why_not_staged`). A write that breaks
-one of those is done again, with the lock held from its beginning. So these rules save work; safety does not depend on
-them. docs/gate.md has all of them in one table.
+one of those is done again, with the lock held from its beginning. So most of these rules only save work. Safety depends
+on the rule on plans: Delta does not register every read. docs/gate.md has all of them in one table.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from py4j.protocol import Py4JError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ResourceError, canonical_table_uri
 from lock_manager.intents import NO_VERSION
 from lock_manager.nesting import REGISTRY
 from writer_jobs.commit.driver_guard import AUTO_COMPACT, REQUIRED
-from writer_jobs.commit.operation import Work
+from writer_jobs.commit.operation import Read, Work
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.session import COMMIT_LOCK
@@ -39,6 +39,7 @@ _NOTHING_KNOWN = {
     "version": NO_VERSION,
     "identity": False,
     "dated": False,
+    "hooks": [],
     "reads": [],
 }
 _CHANGES_SCHEMA = frozenset({"mergeschema", "overwriteschema"})
@@ -88,14 +89,20 @@ def facts_of(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> Mappi
 def _facts_of(spark: SparkSession, location: str, work: Work) -> Mapping[str, Any] | None:
     # Delta takes the settings of the rows' session.
     other = None if work.session in (None, spark) else work.session._jsparkSession  # noqa: SLF001
-    rows = None if work.rows is None else work.rows._jdf  # noqa: SLF001
+    reads = [_in_jvm(read) for read in work.reads]
     facts = log_store(spark, "StagingFacts")
     # A driver whose guard is off may be without our log store.
     with suppress(Py4JError, *JVM_ERRORS):
-        said = facts.of(spark._jsparkSession, other, rows, location, ",".join(_SETTINGS))  # noqa: SLF001
+        said = facts.of(spark._jsparkSession, other, reads, location, ",".join(_SETTINGS))  # noqa: SLF001
         found: Mapping[str, Any] = json.loads(said)
         return found
     return None
+
+
+def _in_jvm(read: Read) -> Any:
+    if isinstance(read, str):
+        return read
+    return read._jdf if isinstance(read, DataFrame) else read._jc  # noqa: SLF001
 
 
 def check_hold(hold: str) -> None:
@@ -130,6 +137,8 @@ def _of_options(work: Work) -> str | None:
 def _of_table(facts: Mapping[str, Any], work: Work) -> str | None:
     if facts["version"] < 0:
         return NO_TABLE
+    if facts["hooks"]:
+        return f"Delta runs after each commit to it: {', '.join(facts['hooks'])}"
     # Rows that are there already have theirs.
     if work.keeps_rows:
         return None
@@ -139,16 +148,20 @@ def _of_table(facts: Mapping[str, Any], work: Work) -> str | None:
 
 
 def _of_reads(facts: Mapping[str, Any], location: str) -> str | None:
-    """Tell whether the rows' plan reads the Delta table at a location, or may; not counting its subqueries."""
+    """Return why a write depends on the Delta table at a location, or may; None if its plans read other data only."""
     table = canonical_table_uri(location)
-    # Of which table a feed of changes is is not told, and Delta does not count it as read.
-    reads = any("changes" in each or any(_is_at(root, table) for root in each["roots"]) for each in facts["reads"])
-    return "it reads the table itself" if reads else None
+    for read in facts["reads"]:
+        if "unknown" in read:
+            return f"it may read the table: {read['unknown']}"
+        if any(_overlaps(root, table) for root in read["roots"]):
+            return "it reads the table itself"
+    return None
 
 
-def _is_at(root: str, table: str) -> bool:
-    # By another spelling Delta itself takes it for another table.
+def _overlaps(root: str, table: str) -> bool:
+    """Return whether files below a root may be the table's, or the root may be another spelling of its location."""
     try:
-        return canonical_table_uri(root) == table
+        files = canonical_table_uri(root).rstrip("/")
     except ResourceError:
-        return False
+        return True
+    return f"{files}/".startswith(f"{table}/") or f"{table}/".startswith(f"{files}/")

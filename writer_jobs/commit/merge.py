@@ -11,7 +11,7 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.functions import expr
 
 from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
-from writer_jobs.commit.operation import delta_table
+from writer_jobs.commit.operation import Read, delta_table
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import TableError
@@ -39,6 +39,15 @@ class MergePlan:
         self._clauses: list[tuple[str, tuple[Any, ...]]] = []
         self._by_source = False
         self.settings: dict[str, str] = {}
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """Source, conditions and assigned values."""
+        given: list[Read] = [self._source, self._condition]
+        for _, arguments in self._clauses:
+            for argument in arguments:
+                given += argument.values() if isinstance(argument, Mapping) else [argument]
+        return tuple(read for read in given if read is not None)
 
     def add(self, clause: str, *arguments: Any) -> None:
         """Add a clause by the name of the method of Delta's builder."""

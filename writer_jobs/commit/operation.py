@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 
 from writer_jobs.errors import UnsupportedSessionError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _SESSION_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _OVERWRITE_MODE = "partitionOverwriteMode"
 _REPLACE_WHERE = "replaceWhere"
+_CONDITIONS = frozenset({_REPLACE_WHERE.lower(), "replaceon"})
 _OWN_OPTIONS = {
     "txnappid": "txn",
     "txnversion": "txn",
@@ -23,6 +24,10 @@ _OWN_OPTIONS = {
     _REPLACE_WHERE.lower(): "replace_where",
     _OVERWRITE_MODE.lower(): "dynamic",
 }
+
+
+Read: TypeAlias = DataFrame | Column | str
+"""A plan, a column, or a condition in SQL."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,7 @@ class Work:
         do: does it, given the table's location and the ``userMetadata`` of the commit; may be called again.
         columns: returns those of the rows that it writes, for messages.
         rows: that it appends; None for any other operation.
+        reads: Plans, columns and SQL conditions of the caller. The gate examines what they read.
         options: of Delta's writer.
         session: of the rows, whose settings count when they are written; None if it is the writer's.
         txn: ``(txnAppId, txnVersion)`` or None.
@@ -50,6 +56,7 @@ class Work:
     takes_metadata: bool = False
     keeps_rows: bool = False
     rows: DataFrame | None = None
+    reads: Sequence[Read] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     session: SparkSession | None = None
 
@@ -132,6 +139,7 @@ def write_rows(
         user_metadata,
         takes_metadata=True,
         rows=df if mode == "append" else None,
+        reads=(df, *(value for name, value in given.items() if name.lower() in _CONDITIONS)),
         options=given,
         session=df.sparkSession,
     )

@@ -64,7 +64,7 @@ class Worker:
         table: location or name in the catalog.
         lock_timeout_seconds: to wait for each lock; None: the manager's.
         hold_at_most_seconds: a partition that has lost each of its races is rewritten with its lock held, for so long
-            at most; 0: never.
+            at most; 0: never. The same limit applies to a table whose writes hold the lock from their beginning.
 
     Raises:
         TableError, StorageError: no such table, or it cannot be read.
@@ -193,7 +193,8 @@ class Worker:
             again=False,
             lock=lock,
             hold="write" if held else "commit",
-            held_at_most_seconds=self._hold_at_most if held else None,
+            # Also where a rule of the gate has the lock held from the beginning.
+            held_at_most_seconds=self._hold_at_most,
             lock_timeout_seconds=self._timeout,
             metadata={MAINTENANCE: note},
         )

@@ -2,17 +2,12 @@ package io.deltasluice.storage;
 
 import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
-import org.apache.hadoop.fs.Path;
-import org.apache.spark.sql.Dataset;
+import java.util.List;
 import org.apache.spark.sql.SparkSession;
-import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.delta.DeltaConfigs;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
-import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
-import org.apache.spark.sql.execution.datasources.LogicalRelation;
 import scala.Option;
-import scala.jdk.javaapi.CollectionConverters;
 
 /** What Python wants to know before a write goes through the gate, in one answer: each call from there takes its time. */
 public final class StagingFacts {
@@ -25,15 +20,15 @@ public final class StagingFacts {
    *
    * @param session the writer's
    * @param other that of the rows that are written, whose settings count too; null if it is the same
-   * @param rows that are appended; null for any other operation
+   * @param reads the plans, columns and SQL conditions that the caller gave, see {@link PlanReads#add}
    * @param location of the table
    * @param settings names of settings of a session, with commas
    * @return {@code guard} (mode), {@code settings} (a list of values by name, of each session),
    *     {@code version} (of the table, the newest that this driver knows), {@code identity} (whether it has such columns),
    *     {@code dated} (whether its commits have in-commit timestamps),
-   *     {@code reads} (a list: {@code roots} of a relation of files, or {@code changes} of a feed of changes)
+   *     {@code hooks} (see {@link PostCommitHooks#of(Snapshot)}), {@code reads} (see {@link PlanReads})
    */
-  public static String of(SparkSession session, SparkSession other, Dataset<?> rows, String location, String settings) {
+  public static String of(SparkSession session, SparkSession other, List<?> reads, String location, String settings) {
     ObjectNode facts = CommitBody.JSON.createObjectNode();
     facts.put("guard", session.sparkContext().conf().get(Guard.MODE, "required"));
     ArrayNode sessions = facts.putArray("settings");
@@ -45,11 +40,9 @@ public final class StagingFacts {
     facts.put("version", snapshot.version());
     facts.put("identity", snapshot.version() >= 0 && snapshot.metadata().schemaString().contains(IDENTITY));
     facts.put("dated", snapshot.version() >= 0 && isDated(snapshot));
-    ArrayNode reads = facts.putArray("reads");
-    if (rows != null) {
-      LogicalPlan plan = ((org.apache.spark.sql.classic.Dataset<?>) rows).queryExecution().analyzed();
-      CollectionConverters.asJava(plan.collectLeaves()).forEach(leaf -> read(leaf, reads));
-    }
+    facts.set("hooks", PostCommitHooks.of(snapshot));
+    PlanReads plans = new PlanReads(other == null ? session : other, facts.putArray("reads"));
+    reads.forEach(plans::add);
     return facts.toString();
   }
 
@@ -61,19 +54,6 @@ public final class StagingFacts {
     for (String name : settings.split(",")) {
       Option<String> value = session.conf().getOption(name);
       found.put(name, value.isDefined() ? value.get() : null);
-    }
-  }
-
-  private static void read(LogicalPlan leaf, ArrayNode reads) {
-    if (leaf instanceof LogicalRelation logical) {
-      if (logical.relation().getClass().getName().contains("CDF")) {
-        reads.addObject().put("changes", true);
-      } else if (logical.relation() instanceof HadoopFsRelation files) {
-        ArrayNode roots = reads.addObject().putArray("roots");
-        for (Path root : CollectionConverters.asJava(files.location().rootPaths())) {
-          roots.add(root.toString());
-        }
-      }
     }
   }
 }

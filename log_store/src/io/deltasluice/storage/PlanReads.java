@@ -1,0 +1,141 @@
+package io.deltasluice.storage;
+
+import com.fasterxml.jackson.databind.node.ArrayNode;
+import java.util.List;
+import java.util.Set;
+import org.apache.hadoop.fs.Path;
+import org.apache.spark.sql.Column;
+import org.apache.spark.sql.SparkSession;
+import org.apache.spark.sql.catalyst.FunctionIdentifier;
+import org.apache.spark.sql.catalyst.analysis.FunctionRegistry;
+import org.apache.spark.sql.catalyst.analysis.FunctionRegistry$;
+import org.apache.spark.sql.catalyst.analysis.ResolvedInlineTable;
+import org.apache.spark.sql.catalyst.analysis.UnresolvedFunction;
+import org.apache.spark.sql.catalyst.expressions.Expression;
+import org.apache.spark.sql.catalyst.expressions.PlanExpression;
+import org.apache.spark.sql.catalyst.plans.logical.CTERelationRef;
+import org.apache.spark.sql.catalyst.plans.logical.LocalRelation;
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.OneRowRelation;
+import org.apache.spark.sql.catalyst.plans.logical.Range;
+import org.apache.spark.sql.catalyst.plans.logical.UnionLoopRef;
+import org.apache.spark.sql.classic.ColumnNodeToExpressionConverter$;
+import org.apache.spark.sql.classic.Dataset;
+import org.apache.spark.sql.delta.commands.cdc.DeltaCDFRelationBase;
+import org.apache.spark.sql.execution.ExternalRDD;
+import org.apache.spark.sql.execution.LogicalRDD;
+import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
+import org.apache.spark.sql.execution.datasources.LogicalRelation;
+import org.apache.spark.sql.sources.BaseRelation;
+import scala.jdk.javaapi.CollectionConverters;
+
+/**
+ * What the plans and conditions of a write read, as far as that is known.
+ *
+ * <p>Delta registers a read of the table that it writes only if it plans the scan inside the transaction. It does not
+ * register a change feed, an older version, what Spark answers from its cache, or a raw file ({@code PrepareDeltaScan},
+ * {@code OptimisticTransaction.getDeltaScanGenerator}; tag v4.4.0). So its conflict check does not cover them.
+ */
+final class PlanReads {
+  /**
+   * Leaves that read no table. The rows of an RDD, and of a checkpoint, were planned before the writer was called: the
+   * lock could not make them newer. A reference to a common table expression has its plan elsewhere in the tree.
+   */
+  private static final List<Class<? extends LogicalPlan>> NO_TABLE = List.of(
+      LocalRelation.class, OneRowRelation.class, ResolvedInlineTable.class, Range.class, LogicalRDD.class,
+      ExternalRDD.class, CTERelationRef.class, UnionLoopRef.class);
+
+  /** Relations of other stores, by the names of their classes: some come in jars of their own. */
+  private static final Set<String> OTHER_STORES = Set.of(
+      "org.apache.spark.sql.execution.datasources.jdbc.JDBCRelation", "org.apache.spark.sql.kafka010.KafkaRelation");
+
+  private final SparkSession session;
+  private final ArrayNode reads;
+
+  /**
+   * @param session parses the conditions, and knows its functions
+   * @param reads gets an object for each read: {@code roots} (of a relation of files, or of the table of a change feed)
+   *     or {@code unknown} (its name)
+   */
+  PlanReads(SparkSession session, ArrayNode reads) {
+    this.session = session;
+    this.reads = reads;
+  }
+
+  /** Adds what is read by a {@code Dataset}, a {@code Column}, or a condition in SQL. */
+  void add(Object read) {
+    if (read instanceof Dataset<?> rows) {
+      addPlan(rows.queryExecution().analyzed());
+    } else if (read instanceof Column column) {
+      addExpression(ColumnNodeToExpressionConverter$.MODULE$.apply(column.node()));
+    } else {
+      addSql(read.toString());
+    }
+  }
+
+  private void addPlan(LogicalPlan plan) {
+    CollectionConverters.asJava(plan.collectLeaves()).forEach(this::addLeaf);
+    CollectionConverters.asJava(plan.subqueriesAll())
+        .forEach(subquery -> CollectionConverters.asJava(subquery.collectLeaves()).forEach(this::addLeaf));
+  }
+
+  private void addLeaf(LogicalPlan leaf) {
+    if (leaf instanceof LogicalRelation logical) {
+      addRelation(logical.relation());
+    } else if (NO_TABLE.stream().noneMatch(harmless -> harmless.isInstance(leaf))) {
+      addUnknown(leaf.nodeName());
+    }
+  }
+
+  private void addRelation(BaseRelation relation) {
+    if (relation instanceof HadoopFsRelation files) {
+      addRoots(CollectionConverters.asJava(files.location().rootPaths()));
+    } else if (relation instanceof DeltaCDFRelationBase changes) {
+      addRoots(List.of(changes.deltaLog().dataPath()));
+    } else if (!OTHER_STORES.contains(relation.getClass().getName())) {
+      addUnknown(relation.getClass().getSimpleName());
+    }
+  }
+
+  private void addRoots(Iterable<Path> paths) {
+    ArrayNode roots = reads.addObject().putArray("roots");
+    paths.forEach(path -> roots.add(path.toString()));
+  }
+
+  private void addSql(String condition) {
+    try {
+      addExpression(sessionState().sqlParser().parseExpression(condition));
+    } catch (Exception e) {
+      addUnknown("a condition that cannot be parsed");
+    }
+  }
+
+  /** It is not resolved yet, so a subquery, or a function that may hide one, is not looked into. */
+  private void addExpression(Expression expression) {
+    if (expression instanceof PlanExpression<?>) {
+      addUnknown("a subquery in a condition or an assignment");
+    } else if (expression instanceof UnresolvedFunction function && !isBuiltin(function)) {
+      addUnknown("the function " + String.join(".", CollectionConverters.asJava(function.nameParts())));
+    }
+    CollectionConverters.asJava(expression.children()).forEach(this::addExpression);
+  }
+
+  private boolean isBuiltin(UnresolvedFunction function) {
+    if (function.nameParts().size() != 1) {
+      return false;
+    }
+    FunctionIdentifier name = FunctionRegistry$.MODULE$.builtinFunctionIdentifier(function.nameParts().head());
+    FunctionRegistry functions = sessionState().functionRegistry();
+    var builtin = FunctionRegistry$.MODULE$.builtin().lookupFunction(name);
+    // A session may put another one in its place.
+    return builtin.isDefined() && builtin.equals(functions.lookupFunction(name));
+  }
+
+  private org.apache.spark.sql.internal.SessionState sessionState() {
+    return ((org.apache.spark.sql.classic.SparkSession) session).sessionState();
+  }
+
+  private void addUnknown(String name) {
+    reads.addObject().put("unknown", name);
+  }
+}

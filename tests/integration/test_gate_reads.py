@@ -1,0 +1,263 @@
+"""Plans and conditions that read the table they write: the lock is held over the whole write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+from lock_manager import HeldLock, ZookeeperLockManager
+from tests.support.at_the_gate import TableAtTheGate
+from writer_jobs import LockedDeltaWriter, WriteFailedError, locked
+from writer_jobs.commit import gate_rules
+from writer_jobs.commit.gate_rules import why_whole
+from writer_jobs.commit.operation import Work
+
+pytestmark = pytest.mark.spark
+
+WITH_CHANGES = (
+    "CREATE TABLE {t} (id LONG, p LONG) USING delta PARTITIONED BY (p) "
+    "TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')"
+)
+FIRST_ROW = "INSERT INTO {t} VALUES (0, 0)"
+READS_THE_TABLE = "it reads the table itself"
+
+
+@dataclass
+class Table(TableAtTheGate):
+    """A table with a change feed and one row, and another table of the same kind beside it."""
+
+    other: Path
+    read: Callable[..., list[tuple[Any, ...]]]
+
+    @property
+    def name(self) -> str:
+        return f"delta.`{self.path}`"
+
+    def rows(self, *ids: int) -> DataFrame:
+        return self.spark.createDataFrame([(number, 0) for number in ids], "id long, p long").coalesce(1)
+
+    def changes(self, path: Path | None = None) -> DataFrame:
+        feed = self.spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
+        return feed.load(str(path or self.path)).select("id", "p")
+
+    def not_in_the_feed(self, *ids: int) -> DataFrame:
+        """Return the rows that the table's change feed does not contain."""
+        self.changes().createOrReplaceTempView("feed_of_table")
+        self.rows(*ids).createOrReplaceTempView("new_rows")
+        return self.spark.sql("SELECT * FROM new_rows WHERE id NOT IN (SELECT id FROM feed_of_table)").coalesce(1)
+
+    def plain(self, *ids: int) -> None:
+        """Append under the lock that this thread holds."""
+        with locked(self.spark, str(self.path), manager=self.manager):
+            self.rows(*ids).write.format("delta").mode("append").save(str(self.path))
+
+    def ids(self) -> list[int]:
+        return sorted(number for (number,) in self.read(self.path, "id"))
+
+    def reason(self, *reads: DataFrame | Column | str) -> str | None:
+        """Return why a write that reads these needs the lock over all of it."""
+        return why_whole(self.spark, self.writer.log, Work(lambda *_: None, reads=reads))
+
+
+@pytest.fixture
+def table(
+    spark: SparkSession,
+    copy_of: Callable[..., Path],
+    manager: ZookeeperLockManager,
+    eventually: Callable[..., None],
+    rows_of: Callable[..., list[tuple[Any, ...]]],
+) -> Table:
+    path = copy_of(WITH_CHANGES, FIRST_ROW)
+    other = copy_of(WITH_CHANGES.replace("(id", "(id", 1), FIRST_ROW.replace("0, 0", "5, 0"), to="other")
+    return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually, other, rows_of)
+
+
+def test_rows_that_the_change_feed_lacks_are_appended_once(table: Table) -> None:
+    with table.behind(lambda: table.writer.append(table.not_in_the_feed(0, 1), hold="commit")) as running:
+        table.plain(1)
+    running.result()
+    assert table.ids() == [0, 1]
+
+
+def test_of_two_such_appends_one_adds_the_rows(table: Table) -> None:
+    rows = table.not_in_the_feed(0, 1, 2)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(table.writer.append, rows, hold="commit") for _ in range(2)]:
+            done.result()
+    assert table.ids() == [0, 1, 2]
+
+
+def append_counted(table: Table, **how: Any) -> Any:
+    counted = table.changes().groupBy().agg(F.count("*").alias("id"), F.lit(1).cast("long").alias("p"))
+    return table.writer.append(counted, **how)
+
+
+def overwrite_with_counted(table: Table, **how: Any) -> Any:
+    counted = table.changes().groupBy().agg(F.count("*").alias("id"), F.lit(1).cast("long").alias("p"))
+    return table.writer.overwrite(counted, replace_where="p = 1", **how)
+
+
+def merge_counted(table: Table, **how: Any) -> Any:
+    counted = table.changes().groupBy().agg(F.count("*").alias("id"))
+    merge = table.writer.merge(counted.alias("s"), "t.p = 1 AND t.id = s.id", alias="t")
+    return merge.whenNotMatchedInsert(values={"id": "s.id", "p": "1"}).execute(**how)
+
+
+def update_to_counted(table: Table, **how: Any) -> Any:
+    table.changes().createOrReplaceTempView("feed_of_table")
+    return table.writer.update({"id": "(SELECT count(*) FROM feed_of_table)"}, "p = 1", **how)
+
+
+COUNTING = [append_counted, overwrite_with_counted, merge_counted, update_to_counted]
+
+
+@pytest.mark.parametrize("write", COUNTING)
+def test_each_operation_counts_the_changes_before_its_own(table: Table, write: Callable[..., Any]) -> None:
+    if write is update_to_counted:
+        table.writer.append(table.rows(7).withColumn("p", F.lit(1).cast("long")))
+    before = len(table.ids())
+    with table.behind(lambda: write(table, hold="commit")) as running:
+        # A commit to another partition, in which Delta sees no conflict.
+        table.plain(100)
+    running.result()
+    assert [number for number, p in table.read(table.path, "id", "p") if p == 1] == [before + 1]
+
+
+@pytest.mark.parametrize("write", COUNTING[:3])
+def test_without_the_rule_they_count_too_few(
+    table: Table, write: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The negative control: Delta's conflict check does not see that the change feed was read."""
+    monkeypatch.setattr(gate_rules, "_of_reads", lambda *_: None)
+    with table.behind(lambda: write(table, hold="commit")) as running:
+        table.plain(100)
+    running.result()
+    assert [number for number, p in table.read(table.path, "id", "p") if p == 1] == [1]
+
+
+def test_the_lock_is_held_over_a_plan_that_reads_the_table(table: Table, tmp_path: Path) -> None:
+    spark, name = table.spark, table.name
+    (tmp_path / "link").symlink_to(table.path)
+    direct = spark.read.format("delta").load(str(table.path))
+    direct.createOrReplaceTempView("view_of_table")
+    table.rows(1).createOrReplaceTempView("new_rows")
+    spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION newest() RETURNS LONG RETURN (SELECT max(id) FROM {name})")
+    cached = direct.where("id >= 0").cache()
+    cached.count()
+    plans = {
+        "direct": direct,
+        "other name": spark.read.format("delta").load(str(tmp_path / "link")),
+        "older version": spark.read.format("delta").option("versionAsOf", 1).load(str(table.path)),
+        "view": spark.sql("SELECT * FROM view_of_table"),
+        "cache": cached,
+        "union": table.rows(1).union(direct),
+        "scalar": spark.sql(f"SELECT id + (SELECT max(id) FROM {name}) AS id, p FROM new_rows"),
+        "in": spark.sql("SELECT * FROM new_rows WHERE id NOT IN (SELECT id FROM view_of_table)"),
+        "exists": spark.sql(f"SELECT * FROM new_rows n WHERE NOT EXISTS (SELECT 1 FROM {name} t WHERE t.id = n.id)"),
+        "nested": spark.sql(
+            f"SELECT * FROM new_rows WHERE id IN (SELECT id FROM new_rows WHERE id > (SELECT max(id) FROM {name}))"
+        ),
+        "lateral": spark.sql(
+            f"SELECT n.id, l.p FROM new_rows n, LATERAL (SELECT t.p FROM {name} t WHERE t.id = n.id) l"
+        ),
+        "with": spark.sql(f"WITH c AS (SELECT * FROM {name}) SELECT a.* FROM c a JOIN c b ON a.id = b.id"),
+        "function": spark.sql("SELECT newest() AS id, 0L AS p"),
+        "scalar column": table.rows(1).select(direct.groupBy().max("id").scalar().alias("id"), "p"),
+        "changes": table.changes(),
+        "changes by function": spark.sql(f"SELECT id, p FROM table_changes_by_path('{table.path}', 0)"),
+        "files": spark.read.parquet(f"{table.path}/p=0"),
+        "folder above": spark.read.option("recursiveFileLookup", "true").text(str(table.path.parent)),
+    }
+    assert {kind: table.reason(plan) for kind, plan in plans.items()} == dict.fromkeys(plans, READS_THE_TABLE)
+    cached.unpersist()
+
+
+def test_the_lock_is_held_over_what_is_not_known_to_be_harmless(table: Table) -> None:
+    spark = table.spark
+    table.rows(1).createOrReplaceTempView("new_rows")
+    spark.sql("CREATE OR REPLACE TEMPORARY FUNCTION twice(x LONG) RETURNS LONG RETURN x * 2")
+    other_session = spark.newSession()
+    other_session.conf.set("spark.sql.sources.useV1SourceList", "")
+    unknown: dict[str, DataFrame | Column | str] = {
+        "result of a command": spark.sql(f"DESCRIBE HISTORY {table.name}"),
+        "connector": other_session.read.parquet(str(table.other / "p=0")),
+        "subquery": "id IN (SELECT id FROM new_rows)",
+        "subquery in a column": F.expr("id > (SELECT max(id) FROM new_rows)"),
+        "scalar column": F.col("id") > table.rows(1).groupBy().max("id").scalar(),
+        "function of the session": "twice(id) = 2",
+        "no expression": "id = = 1",
+    }
+    reasons = {kind: table.reason(read) for kind, read in unknown.items()}
+    assert all(reason is not None and "may read the table" in reason for reason in reasons.values()), reasons
+
+
+def test_other_plans_go_through_the_gate(table: Table, tmp_path: Path) -> None:
+    spark = table.spark
+    table.rows(1).write.parquet(str(tmp_path / "files"))
+    table.rows(1).write.csv(str(tmp_path / "csv"), header=True)
+    spark.read.format("delta").load(str(table.other)).createOrReplaceTempView("other_table")
+    table.rows(1).createOrReplaceTempView("new_rows")
+    derby = "jdbc:derby:memory:gate;create=true"
+    table.rows(1).write.jdbc(derby, "numbers", properties={"driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"})
+    harmless: dict[str, DataFrame | Column | str] = {
+        "local rows": table.rows(1),
+        "values": spark.sql("SELECT * FROM VALUES (1L, current_timestamp()) AS v(id, at)"),
+        "one row": spark.sql("SELECT 1L AS id"),
+        "range": spark.range(3),
+        "RDD": spark.sparkContext.parallelize([(1, 2)]).toDF(["id", "p"]),
+        "checkpoint of the table": spark.read.format("delta").load(str(table.path)).localCheckpoint(),
+        "parquet": spark.read.parquet(str(tmp_path / "files")),
+        "csv": spark.read.csv(str(tmp_path / "csv"), header=True),
+        "JDBC": spark.read.jdbc(derby, "numbers"),
+        "other table": spark.sql("SELECT * FROM new_rows WHERE id NOT IN (SELECT id FROM other_table)"),
+        "other table's changes": table.changes(table.other),
+        "with": spark.sql("WITH c AS (SELECT * FROM new_rows) SELECT a.* FROM c a JOIN c b ON a.id = b.id"),
+        "recursion": spark.sql(
+            "WITH RECURSIVE r AS (SELECT 1L AS id UNION ALL SELECT id + 1 FROM r WHERE id < 3) SELECT id FROM r"
+        ),
+        "condition": "t.id = s.id AND abs(t.p) IN (1, 2) AND t.word RLIKE 'x'",
+        "column": F.col("id").isin(1, 2) & F.expr("p BETWEEN 0 AND 1"),
+    }
+    assert {kind: table.reason(read) for kind, read in harmless.items()} == dict.fromkeys(harmless)
+
+
+@pytest.mark.parametrize("operation", ["delete", "update", "merge"])
+def test_delta_refuses_subqueries_in_conditions(table: Table, operation: str) -> None:
+    subquery = f"id IN (SELECT id FROM {table.name})"
+    with pytest.raises(WriteFailedError, match=r"[Ss]ubquery|[Ss]ubqueries"):
+        if operation == "delete":
+            table.writer.delete(subquery, hold="commit")
+        elif operation == "update":
+            table.writer.update({"id": "1"}, subquery, hold="commit")
+        else:
+            table.writer.merge(table.rows(1).alias("s"), f"t.{subquery}", alias="t").whenMatchedDelete().execute(
+                hold="commit"
+            )
+
+
+def test_what_reads_nothing_of_the_table_is_written_before_the_lock(table: Table) -> None:
+    """Overwrite, merge and delete with harmless plans still go through the gate."""
+    early: list[bool] = []
+    before = table.files()
+
+    def note(_: HeldLock) -> None:
+        early.append(bool(table.files() - before))
+
+    how: dict[str, Any] = {"hold": "commit", "before_write": note}
+    merge = table.writer.merge(table.rows(0).alias("s"), "t.id = s.id", alias="t")
+    merge.whenMatchedUpdate("t.p = 0", {"id": "s.id + 1"}).whenNotMatchedInsertAll().execute(**how)
+    before = table.files()
+    table.writer.update({"id": F.col("id") + 1}, "p = 0", **how)
+    before = table.files()
+    table.writer.overwrite(table.rows(8, 9), **how)
+    before = table.files()
+    table.writer.delete("id = 8", **how)
+    assert early == [True] * 4
+    assert table.ids() == [9]
