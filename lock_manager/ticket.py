@@ -73,21 +73,17 @@ def why_not_staged(commit: StagedCommit, *, appends: bool) -> str | None:
             stands.
 
     """
-    others = [name for name in commit.actions if name not in OF_ANY_PARTITION]
-    if commit.read_version < 0:
-        return "it makes the table"
-    if others:
-        return f"it changes the table's {', '.join(others)}"
-    if commit.dated:
+    table_actions = [name for name in commit.actions if name not in OF_ANY_PARTITION]
+    reasons = (
+        (commit.read_version < 0, "it makes the table"),
+        (table_actions, f"it changes the table's {', '.join(table_actions)}"),
         # Delta takes the timestamp before the wait, and after a conflict only makes it larger than the other commit's.
-        return "its in-commit timestamp would be older than its turn"
-    if commit.hooks is None:
-        return "Delta's transaction, and what it runs after the commit, is not known"
-    if commit.hooks:
-        return f"Delta runs after the commit: {', '.join(commit.hooks)}"
-    if appends and (commit.removes or not commit.blind):
-        return "its rows depend on the table's"
-    return None
+        (commit.dated, "its in-commit timestamp would be older than its turn"),
+        (commit.hooks is None, "Delta's transaction, and its post-commit hooks, are not known"),
+        (commit.hooks, f"Delta runs after the commit: {', '.join(commit.hooks or ())}"),
+        (appends and (commit.removes or not commit.blind), "its rows depend on the table's"),
+    )
+    return next((reason for applies, reason in reasons if applies), None)
 
 
 class Ticket:

@@ -20,6 +20,7 @@ ONE_HOLD = "one hold"
 NEXT_HOLD = "next hold"
 """The first fault leaves an intent unfinished; the second strikes the hold that finds it."""
 ALONE = "alone"
+"""The first fault strikes alone."""
 
 _PERMITTED = ("checked", PUT)
 _AT_DATA = ("data",)

@@ -38,8 +38,8 @@ WITH_MANIFEST = with_property("compatibility.symlinkFormatManifest.enabled", "tr
 class Table(TableAtTheGate):
     """A table with one row."""
 
-    def append(self, row: int, **how: Any) -> CommitResult:
-        return self.writer.append(self.spark.createDataFrame([(row,)], "id long").coalesce(1), hold="commit", **how)
+    def append(self, row: int, **options: Any) -> CommitResult:
+        return self.writer.append(self.spark.createDataFrame([(row,)], "id long").coalesce(1), hold="commit", **options)
 
     def update(self) -> CommitResult:
         return self.writer.update({"id": "id + 10"}, hold="commit")
@@ -58,8 +58,8 @@ class Table(TableAtTheGate):
         released = threading.Event()
         complete: list[bool] = []
 
-        def wait_for_the_release(ticket: Ticket, said: Mapping[str, Any]) -> None:
-            ended(ticket, said)
+        def wait_for_the_release(ticket: Ticket, request: Mapping[str, Any]) -> None:
+            ended(ticket, request)
             released.wait(60)
 
         def note_and_release(hold: HeldLock) -> None:
@@ -97,18 +97,18 @@ def test_the_manifest_is_complete_when_the_lock_is_released(
 def test_the_commit_itself_is_refused_behind_the_gate(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table's properties hide the hook, and Delta's transaction shows it."""
     monkeypatch.setattr(gate_rules, "_of_table", lambda *_: None)
-    before = table.files()
+    previous_files = table.files()
     with table.hooks_after_the_release(monkeypatch) as complete:
         assert table.append(1).version == 1
     assert complete == [True]
-    assert len(table.files() - before) == 1, "the first try has left its files"
+    assert len(table.files() - previous_files) == 1, "the first try has left its files"
 
 
 def test_without_the_rule_the_manifest_is_behind(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control."""
     monkeypatch.setattr(gate_rules, "_of_table", lambda *_: None)
     of = StagedCommit.of
-    monkeypatch.setattr(StagedCommit, "of", lambda said: of({**said, "hooks": []}))
+    monkeypatch.setattr(StagedCommit, "of", lambda request: of({**request, "hooks": []}))
     with table.hooks_after_the_release(monkeypatch) as complete:
         table.append(1)
     assert complete == [False]
@@ -122,10 +122,10 @@ def test_after_appends_side_by_side_the_manifest_lists_all_files(table: Table) -
 
 
 def written_early(table: Table, write: Callable[..., CommitResult]) -> bool:
-    before = table.files()
-    seen: list[set[str]] = []
-    write(before_write=lambda _: seen.append(table.files()))
-    return seen[-1] != before
+    previous_files = table.files()
+    files_at_lock: list[set[str]] = []
+    write(before_write=lambda _: files_at_lock.append(table.files()))
+    return files_at_lock[-1] != previous_files
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def written_early(table: Table, write: Callable[..., CommitResult]) -> bool:
     indirect=["table"],
 )
 def test_harmless_hooks_run_behind_the_gate(table: Table, *, early: bool) -> None:
-    assert written_early(table, lambda **how: table.append(1, **how)) == early
+    assert written_early(table, lambda **options: table.append(1, **options)) == early
 
 
 @pytest.mark.parametrize("table", [ONE_ROW], ids=["one row"], indirect=True)
@@ -164,9 +164,9 @@ def test_auto_compaction_of_the_session_is_seen_in_the_commit_too(
     staged: list[bool] = []
     has_turn = Ticket.has_turn
 
-    def note(ticket: Ticket, said: Mapping[str, Any]) -> bool:
-        staged.append("Auto Compact" in said["hooks"])
-        return has_turn(ticket, said)
+    def note(ticket: Ticket, request: Mapping[str, Any]) -> bool:
+        staged.append("Auto Compact" in request["hooks"])
+        return has_turn(ticket, request)
 
     monkeypatch.setattr(Ticket, "has_turn", note)
     try:

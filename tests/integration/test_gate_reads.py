@@ -33,7 +33,7 @@ READS_THE_TABLE = "it reads the table itself"
 class Table(TableAtTheGate):
     """A table with a change feed and one row, and another table of the same kind beside it."""
 
-    other: Path
+    neighbor: Path
     read: Callable[..., list[tuple[Any, ...]]]
 
     @property
@@ -75,8 +75,8 @@ def table(
     rows_of: Callable[..., list[tuple[Any, ...]]],
 ) -> Table:
     path = copy_of(WITH_CHANGES, FIRST_ROW)
-    other = copy_of(WITH_CHANGES.replace("(id", "(id", 1), FIRST_ROW.replace("0, 0", "5, 0"), to="other")
-    return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually, other, rows_of)
+    neighbor = copy_of(WITH_CHANGES, FIRST_ROW.replace("0, 0", "5, 0"), to="other")
+    return Table(spark, path, LockedDeltaWriter(spark, manager, str(path)), manager, eventually, neighbor, rows_of)
 
 
 def test_rows_that_the_change_feed_lacks_are_appended_once(table: Table) -> None:
@@ -89,30 +89,30 @@ def test_rows_that_the_change_feed_lacks_are_appended_once(table: Table) -> None
 def test_of_two_such_appends_one_adds_the_rows(table: Table) -> None:
     rows = table.not_in_the_feed(0, 1, 2)
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(table.writer.append, rows, hold="commit") for _ in range(2)]:
-            done.result()
+        for append in [pool.submit(table.writer.append, rows, hold="commit") for _ in range(2)]:
+            append.result()
     assert table.ids() == [0, 1, 2]
 
 
-def append_counted(table: Table, **how: Any) -> Any:
+def append_counted(table: Table, **options: Any) -> Any:
     counted = table.changes().groupBy().agg(F.count("*").alias("id"), F.lit(1).cast("long").alias("p"))
-    return table.writer.append(counted, **how)
+    return table.writer.append(counted, **options)
 
 
-def overwrite_with_counted(table: Table, **how: Any) -> Any:
+def overwrite_with_counted(table: Table, **options: Any) -> Any:
     counted = table.changes().groupBy().agg(F.count("*").alias("id"), F.lit(1).cast("long").alias("p"))
-    return table.writer.overwrite(counted, replace_where="p = 1", **how)
+    return table.writer.overwrite(counted, replace_where="p = 1", **options)
 
 
-def merge_counted(table: Table, **how: Any) -> Any:
+def merge_counted(table: Table, **options: Any) -> Any:
     counted = table.changes().groupBy().agg(F.count("*").alias("id"))
     merge = table.writer.merge(counted.alias("s"), "t.p = 1 AND t.id = s.id", alias="t")
-    return merge.whenNotMatchedInsert(values={"id": "s.id", "p": "1"}).execute(**how)
+    return merge.whenNotMatchedInsert(values={"id": "s.id", "p": "1"}).execute(**options)
 
 
-def update_to_counted(table: Table, **how: Any) -> Any:
+def update_to_counted(table: Table, **options: Any) -> Any:
     table.changes().createOrReplaceTempView("feed_of_table")
-    return table.writer.update({"id": "(SELECT count(*) FROM feed_of_table)"}, "p = 1", **how)
+    return table.writer.update({"id": "(SELECT count(*) FROM feed_of_table)"}, "p = 1", **options)
 
 
 COUNTING = [append_counted, overwrite_with_counted, merge_counted, update_to_counted]
@@ -122,12 +122,12 @@ COUNTING = [append_counted, overwrite_with_counted, merge_counted, update_to_cou
 def test_each_operation_counts_the_changes_before_its_own(table: Table, write: Callable[..., Any]) -> None:
     if write is update_to_counted:
         table.writer.append(table.rows(7).withColumn("p", F.lit(1).cast("long")))
-    before = len(table.ids())
+    row_count = len(table.ids())
     with table.behind(lambda: write(table, hold="commit")) as running:
-        # A commit to another partition, in which Delta sees no conflict.
+        # Delta sees no conflict with a commit to another partition.
         table.plain(100)
     running.result()
-    assert [number for number, p in table.read(table.path, "id", "p") if p == 1] == [before + 1]
+    assert [number for number, p in table.read(table.path, "id", "p") if p == 1] == [row_count + 1]
 
 
 @pytest.mark.parametrize("write", COUNTING[:3])
@@ -187,7 +187,7 @@ def test_the_lock_is_held_over_what_is_not_known_to_be_harmless(table: Table) ->
     other_session.conf.set("spark.sql.sources.useV1SourceList", "")
     unknown: dict[str, DataFrame | Column | str] = {
         "result of a command": spark.sql(f"DESCRIBE HISTORY {table.name}"),
-        "connector": other_session.read.parquet(str(table.other / "p=0")),
+        "connector": other_session.read.parquet(str(table.neighbor / "p=0")),
         "subquery": "id IN (SELECT id FROM new_rows)",
         "subquery in a column": F.expr("id > (SELECT max(id) FROM new_rows)"),
         "scalar column": F.col("id") > table.rows(1).groupBy().max("id").scalar(),
@@ -202,7 +202,7 @@ def test_other_plans_go_through_the_gate(table: Table, tmp_path: Path) -> None:
     spark = table.spark
     table.rows(1).write.parquet(str(tmp_path / "files"))
     table.rows(1).write.csv(str(tmp_path / "csv"), header=True)
-    spark.read.format("delta").load(str(table.other)).createOrReplaceTempView("other_table")
+    spark.read.format("delta").load(str(table.neighbor)).createOrReplaceTempView("other_table")
     table.rows(1).createOrReplaceTempView("new_rows")
     derby = "jdbc:derby:memory:gate;create=true"
     table.rows(1).write.jdbc(derby, "numbers", properties={"driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"})
@@ -217,7 +217,7 @@ def test_other_plans_go_through_the_gate(table: Table, tmp_path: Path) -> None:
         "csv": spark.read.csv(str(tmp_path / "csv"), header=True),
         "JDBC": spark.read.jdbc(derby, "numbers"),
         "other table": spark.sql("SELECT * FROM new_rows WHERE id NOT IN (SELECT id FROM other_table)"),
-        "other table's changes": table.changes(table.other),
+        "other table's changes": table.changes(table.neighbor),
         "with": spark.sql("WITH c AS (SELECT * FROM new_rows) SELECT a.* FROM c a JOIN c b ON a.id = b.id"),
         "recursion": spark.sql(
             "WITH RECURSIVE r AS (SELECT 1L AS id UNION ALL SELECT id + 1 FROM r WHERE id < 3) SELECT id FROM r"
@@ -245,19 +245,19 @@ def test_delta_refuses_subqueries_in_conditions(table: Table, operation: str) ->
 def test_what_reads_nothing_of_the_table_is_written_before_the_lock(table: Table) -> None:
     """Overwrite, merge and delete with harmless plans still go through the gate."""
     early: list[bool] = []
-    before = table.files()
+    previous_files = table.files()
 
     def note(_: HeldLock) -> None:
-        early.append(bool(table.files() - before))
+        early.append(bool(table.files() - previous_files))
 
-    how: dict[str, Any] = {"hold": "commit", "before_write": note}
+    options: dict[str, Any] = {"hold": "commit", "before_write": note}
     merge = table.writer.merge(table.rows(0).alias("s"), "t.id = s.id", alias="t")
-    merge.whenMatchedUpdate("t.p = 0", {"id": "s.id + 1"}).whenNotMatchedInsertAll().execute(**how)
-    before = table.files()
-    table.writer.update({"id": F.col("id") + 1}, "p = 0", **how)
-    before = table.files()
-    table.writer.overwrite(table.rows(8, 9), **how)
-    before = table.files()
-    table.writer.delete("id = 8", **how)
+    merge.whenMatchedUpdate("t.p = 0", {"id": "s.id + 1"}).whenNotMatchedInsertAll().execute(**options)
+    previous_files = table.files()
+    table.writer.update({"id": F.col("id") + 1}, "p = 0", **options)
+    previous_files = table.files()
+    table.writer.overwrite(table.rows(8, 9), **options)
+    previous_files = table.files()
+    table.writer.delete("id = 8", **options)
     assert early == [True] * 4
     assert table.ids() == [9]

@@ -44,7 +44,7 @@ BLIND: dict[str, Any] = {
         ({"dated": True}, False, "in-commit timestamp"),
         ({"hooks": ["Auto Compact"]}, True, "runs after the commit: Auto Compact"),
         ({"hooks": ["Auto Compact"], "blind": False}, False, "runs after the commit: Auto Compact"),
-        ({"hooks": None}, True, "is not known"),
+        ({"hooks": None}, True, "are not known"),
     ],
 )
 def test_what_can_be_committed_on_its_own(said: dict[str, Any], appends: Any, why: str | None) -> None:

@@ -93,8 +93,8 @@ def _facts_of(spark: SparkSession, location: str, work: Work) -> Mapping[str, An
     facts = log_store(spark, "StagingFacts")
     # A driver whose guard is off may be without our log store.
     with suppress(Py4JError, *JVM_ERRORS):
-        said = facts.of(spark._jsparkSession, other, reads, location, ",".join(_SETTINGS))  # noqa: SLF001
-        found: Mapping[str, Any] = json.loads(said)
+        answer = facts.of(spark._jsparkSession, other, reads, location, ",".join(_SETTINGS))  # noqa: SLF001
+        found: Mapping[str, Any] = json.loads(answer)
         return found
     return None
 

@@ -43,11 +43,11 @@ class MergePlan:
     @property
     def reads(self) -> tuple[Read, ...]:
         """Source, conditions and assigned values."""
-        given: list[Read] = [self._source, self._condition]
+        reads: list[Read] = [self._source, self._condition]
         for _, arguments in self._clauses:
             for argument in arguments:
-                given += argument.values() if isinstance(argument, Mapping) else [argument]
-        return tuple(read for read in given if read is not None)
+                reads += argument.values() if isinstance(argument, Mapping) else [argument]
+        return tuple(read for read in reads if read is not None)
 
     def add(self, clause: str, *arguments: Any) -> None:
         """Add a clause by the name of the method of Delta's builder."""

@@ -38,7 +38,7 @@ class Work:
         do: does it, given the table's location and the ``userMetadata`` of the commit; may be called again.
         columns: returns those of the rows that it writes, for messages.
         rows: that it appends; None for any other operation.
-        reads: Plans, columns and SQL conditions of the caller. The gate examines what they read.
+        reads: Plans, columns and SQL conditions of the caller. The gate examines them.
         options: of Delta's writer.
         session: of the rows, whose settings count when they are written; None if it is the writer's.
         txn: ``(txnAppId, txnVersion)`` or None.
