@@ -13,6 +13,7 @@ from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.arrivals.apply import apply_rows
 
 Name = Literal["append", "merge", "delete", "apply_rows"]
+"""The kinds of operation of a writer at the gate."""
 
 # Not partitioned: apply_rows would lock partitions, and invariants are about the lock of the table.
 COLUMNS = ("id", "timestamp_micros(id) AS at")
