@@ -33,7 +33,11 @@ pytestmark = pytest.mark.spark
 THREE_ROWS = "CREATE TABLE {t} USING delta AS SELECT id, timestamp'2013-01-01 00:00:00Z' AS at FROM range(0, 3, 1, 2)"
 TXN = ("stream", 7)
 EARLY = datetime(2013, 1, 1, tzinfo=UTC)
-OPERATIONS = ("append", "overwrite", "delete", "update", "merge", "optimize", "apply_rows")
+
+
+def in_ci(*names: str, rest: tuple[str, ...]) -> list[Any]:
+    """Return parameters: those names, and the rest, which take the same way through the code, for the soak."""
+    return [*names, *(pytest.param(name, marks=pytest.mark.soak) for name in rest)]
 
 
 @dataclass
@@ -104,7 +108,9 @@ def table(
     return Table(spark, path, writer, manager, eventually, make_rival(), ensemble_client)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize(
+    "operation", in_ci("append", "delete", "merge", "apply_rows", rest=("overwrite", "update", "optimize"))
+)
 def test_an_empty_commit_does_not_prove_an_operation_that_lost_its_hold(table: Table, operation: str) -> None:
     table.leave_intent()
     with pytest.raises(LockLostError):
@@ -132,7 +138,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-@pytest.mark.parametrize("operation", ["delete", "merge"])
+@pytest.mark.parametrize("operation", in_ci("delete", rest=("merge",)))
 def test_an_empty_commit_does_not_prove_an_operation_with_old_files(table: Table, operation: str, clock: Clock) -> None:
     table.leave_intent()
     with table.behind(lambda: table.operate(operation)) as running:
@@ -184,7 +190,7 @@ def insert_during(table: Table, operation: str, monkeypatch: pytest.MonkeyPatch)
     return result
 
 
-@pytest.mark.parametrize("operation", ["delete", "update", "merge", "overwrite"])
+@pytest.mark.parametrize("operation", in_ci("delete", "merge", rest=("update", "overwrite")))
 def test_a_commit_of_another_thread_in_the_block_does_not_prove_an_operation(
     table: Table, operation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,7 +276,7 @@ def test_a_commit_with_an_unknown_write_id_is_refused(table: Table) -> None:
     assert table.ids() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("operation", ["append", "overwrite", "delete", "update", "merge", "optimize"])
+@pytest.mark.parametrize("operation", in_ci("append", "delete", rest=("overwrite", "update", "merge", "optimize")))
 def test_a_held_write_with_old_files_is_refused(
     table: Table, operation: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -477,10 +477,10 @@ def test_deletion_vectors_of_a_pinned_version_are_kept(
     writer = LockedDeltaWriter(spark, manager, str(table))
     pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
     writer.delete("key % 10 = 4")
+    writer.update({"key": "key"})
     # As if it had been written so long ago that it can be of no commit that is on its way.
     with locked_all(spark, {str(table): None}, manager=manager):
         spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('{FILES}' = 'interval 0 hours')")
-    writer.update({"key": "key"})
     vectors = {path.name for path in table.rglob("*.bin")}
     assert len(vectors) == 2
     vacuum(spark, str(table), retain=NOW, manager=manager)

@@ -175,8 +175,7 @@ class LockedWrite:
         self._hold.check()
         if is_cancelled():
             raise LockCancelledError(resource=self._table)
-        if not self._work.takes_metadata:
-            self._refuse_unguarded()
+        self._refuse_to_begin()
         failure, interrupt = self._save()
         try:
             commit = self.verify(before.version, failure)
@@ -196,8 +195,11 @@ class LockedWrite:
             raise interrupt
         return CommitResult.of(self._table, self._write, self._hold, commit)
 
-    def _refuse_unguarded(self) -> None:
-        if self._bound is None or not self._is_guarded():
+    def _refuse_to_begin(self) -> None:
+        """Raise if the commit could not be proven afterwards, or if no time is left."""
+        if not self._time.remaining():
+            raise self._held_too_long("no time was left to begin it")
+        if not self._work.takes_metadata and (self._bound is None or not self._is_guarded()):
             raise GuardMissingError(
                 f"nothing was done to {self._table}: the commit of this operation is found by what the commit guard "
                 "notes in it, and the guard is off here or only observes; use append or overwrite, or required mode"
@@ -230,8 +232,12 @@ class LockedWrite:
         return failure, interrupt
 
     def _is_pointless(self) -> bool:
-        """Tell whether the running write is to be cancelled."""
-        self._was_cut_off = self._was_cut_off or not self._time.remaining()
+        """Return whether to cancel the running write: not any more for its duration, once the guard has allowed a put.
+
+        Delta's hooks run after the put, and a hook that is cancelled may leave a manifest without the commit's files.
+        """
+        allowed = self._bound is not None and self._bound.puts_of(self._write.write_id)
+        self._was_cut_off = self._was_cut_off or not (allowed or self._time.remaining())
         return self._hold.lost is not None or self._was_cut_off
 
     def verify(self, before: int, failure: BaseException | None) -> Commit | None:
@@ -277,9 +283,12 @@ class LockedWrite:
     def _failed(self, failure: BaseException) -> WriteFailedError:
         if not self._was_cut_off:
             return failed_write(self._table, self._log, self._write, failure)
+        return self._held_too_long(one_sentence(failure))
+
+    def _held_too_long(self, problem: str) -> HeldTooLongError:
         return HeldTooLongError(
             table=self._table,
-            reason=f"it was not done after {self._most_seconds:g} s with the lock ({one_sentence(failure)})",
+            reason=f"it was not done after {self._most_seconds:g} s with the lock ({problem})",
             waited_seconds=self._hold.waited_seconds,
             held_seconds=max(0.0, time.time() - self._hold.acquired_at),
         )
