@@ -131,6 +131,8 @@ STARTED_BY = {
     "peers/peers_writer.py": "peers/peers.py",
 }
 OWN_TEST = {"contention_plot.py"}
+#: Modules that benchmarks import.
+MODULES = {"bench_session.py", "figures.py", "peers/iceberg_environment.py", "turns.py"}
 
 
 @contextmanager
@@ -166,6 +168,19 @@ def figures_in(cells: list[str]) -> list[float]:
     return [float(number) for cell in cells for number in re.findall(r"-?\b(?:\d+(?:\.\d+)?|nan|inf)\b", cell)]
 
 
+def check_tables(output: str, expected: tuple[tuple[str, ...], ...]) -> None:
+    """Check that the tables have the expected rows, and each row a figure other than 0, and none that is not finite."""
+    tables = tables_in(output)
+    assert len(tables) == len(expected), output
+    for rows, labels in zip(tables, expected, strict=True):
+        assert len(rows) == len(labels), output
+        assert all(row[0].startswith(label) for row, label in zip(rows, labels, strict=True)), output
+        for row in rows:
+            figures = figures_in(row[1:] or row)
+            assert all(map(math.isfinite, figures)), output
+            assert any(figures), output
+
+
 @pytest.fixture
 def quick(tmp_path: Path) -> dict[str, str]:
     """Return environment variables for JVMs that start faster and a Spark that compiles less."""
@@ -191,16 +206,27 @@ def test_a_benchmark_prints_its_figures(script: str, smoke: Smoke, tmp_path: Pat
     saved = tmp_path / "output.json"
     arguments = smoke.arguments.split() + (["--output", str(saved)] if smoke.writes_json else [])
     output = output_of(sys.executable, BENCHMARKS / script, *arguments, **quick)
-    tables = tables_in(output)
-    assert len(tables) == len(smoke.tables), output
-    for rows, labels in zip(tables, smoke.tables, strict=True):
-        assert len(rows) == len(labels), output
-        assert all(row[0].startswith(label) for row, label in zip(rows, labels, strict=True)), output
-        for row in rows:
-            figures = figures_in(row[1:] or row)
-            assert all(map(math.isfinite, figures)), output
-            assert any(figures), output
+    check_tables(output, smoke.tables)
     assert not smoke.writes_json or json.loads(saved.read_text())
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        "",
+        "| gate | - |\n",
+        "| gate | 0.00 |\n",
+        "| gate | nan |\n",
+        "| gate | inf |\n",
+        "| stock | 1 |\n",
+        2 * "| gate | 1 |\n",
+    ],
+)
+def test_negative_control_a_table_without_its_figures_is_found(rows: str) -> None:
+    header, expected = "| mode | commits |\n|------|---------|\n", (("gate",),)
+    check_tables(header + "| gate | 1 |\n", expected)
+    with pytest.raises(AssertionError):
+        check_tables(header + rows, expected)
 
 
 def test_the_figures_of_contention_become_a_picture(tmp_path: Path) -> None:
@@ -211,11 +237,8 @@ def test_the_figures_of_contention_become_a_picture(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def programs(folder: Path) -> set[str]:
-    """Return the programs below a folder: Java files, and Python files that do something when they are run."""
-    files = [*folder.rglob("*.py"), *folder.rglob("*.java")]
-    mains = ("__name__ ==", "void main(")
-    return {str(file.relative_to(folder)) for file in files if any(main in file.read_text() for main in mains)}
+def source_files(folder: Path) -> set[str]:
+    return {str(file.relative_to(folder)) for suffix in ("py", "java") for file in folder.rglob(f"*.{suffix}")}
 
 
 def bench_targets(makefile: str) -> dict[str, set[str]]:
@@ -225,15 +248,15 @@ def bench_targets(makefile: str) -> dict[str, set[str]]:
 
 
 def without_smoke_test(folder: Path, makefile: str) -> set[str]:
-    """Return the programs without a smoke test, and the ``bench`` targets that run something else."""
+    """Return the files that are neither tested nor a known module, and ``bench`` targets that run another program."""
     targets = bench_targets(makefile)
     unknown = {target for target, scripts in targets.items() if not scripts or scripts - set(SMOKES)}
-    return unknown | programs(folder) - {*SMOKES, *STARTED_BY, *OWN_TEST}
+    return unknown | source_files(folder) - {*SMOKES, *STARTED_BY, *OWN_TEST, *MODULES}
 
 
 def test_every_benchmark_has_a_smoke_test() -> None:
     assert without_smoke_test(BENCHMARKS, (ROOT / "Makefile").read_text()) == set()
-    assert {*SMOKES, *STARTED_BY, *OWN_TEST} == programs(BENCHMARKS)
+    assert {*SMOKES, *STARTED_BY, *OWN_TEST, *MODULES} == source_files(BENCHMARKS)
     for program, benchmark in STARTED_BY.items():
         assert benchmark in SMOKES
         assert Path(program).name in (BENCHMARKS / benchmark).read_text()
@@ -241,7 +264,7 @@ def test_every_benchmark_has_a_smoke_test() -> None:
 
 def test_negative_control_a_benchmark_without_a_smoke_test_is_found(tmp_path: Path) -> None:
     (tmp_path / "peers").mkdir()
-    (tmp_path / "peers" / "new.py").write_text('if __name__ == "__main__":\n    print("| 1 |")\n')
-    (tmp_path / "part.py").write_text("SIZE = 1\n")
+    (tmp_path / "peers" / "new.py").write_text('print("| 1 |")\n')
+    (tmp_path / "turns.py").write_text("SIZE = 1\n")
     makefile = "bench-new: jar ## New\n\t@$(PY) benchmarks/peers/new.py\n\nbench-old:\n\t@$(PY) benchmarks/lock.py\n"
     assert without_smoke_test(tmp_path, makefile) == {"peers/new.py", "bench-new"}
