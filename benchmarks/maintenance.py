@@ -51,6 +51,7 @@ SETTINGS = {
     "spark.driver.memory": "3g",
     "spark.sql.shuffle.partitions": "4",
 }
+ALONE = ("plain", "alone", "one", "few")
 BESIDE = ("maintain", "hot", "optimize")
 APPENDER = Path(__file__).with_name("maintenance_appender.py")
 
@@ -102,15 +103,20 @@ def stock_figures(table: str) -> float:
     return time.perf_counter() - began
 
 
-def waits(appends: list[dict[str, float]], began: float, ended: float) -> dict[str, Any]:
-    within = [each["waited_s"] for each in appends if began <= each["asked_at"] <= ended]
-    if not within:
-        return {"appends": 0, "wait p50, s": "-", "wait p99, s": "-", "longest, s": "-"}
+def waits(appends: list[dict[str, float]], began: float, ended: float) -> tuple[list[float], list[float]]:
+    """Return the waits of the appends that ended before a compaction, and of those that ran during a part of it."""
+    runs = [(append["asked_at"], append["asked_at"] + append["took_s"], append["waited_s"]) for append in appends]
+    earlier = [waited for _, done_at, waited in runs if done_at < began]
+    during = [waited for asked_at, done_at, waited in runs if asked_at <= ended and done_at >= began]
+    return earlier, during
+
+
+def wait_figures(seconds: list[float]) -> dict[str, Any]:
     return {
-        "appends": len(within),
-        "wait p50, s": percentile(within, 0.5),
-        "wait p99, s": percentile(within, 0.99),
-        "longest, s": max(within),
+        "appends": len(seconds),
+        "wait p50, s": percentile(seconds, 0.5),
+        "wait p99, s": percentile(seconds, 0.99),
+        "longest, s": max(seconds),
     }
 
 
@@ -119,10 +125,11 @@ def main() -> None:
     parser.add_argument("--files", type=int, default=20_000, help="in each table (20000)")
     parser.add_argument("--partitions", type=int, default=20, help="of each table (20)")
     parser.add_argument(
-        "--beside", nargs="*", default=list(BESIDE), choices=BESIDE, help="what an appender is beside (all)"
-    )
+        "--runs", nargs="+", default=[*ALONE, *BESIDE], choices=[*ALONE, *BESIDE], metavar="RUN",
+        help=f"compactions without an appender: {', '.join(ALONE)}; and with one: {', '.join(BESIDE)} (all)",
+    )  # fmt: skip
     parser.add_argument(
-        "--quiet", type=float, default=10, metavar="SECONDS", help="of appends before each of them (10)"
+        "--quiet", type=float, default=10, metavar="SECONDS", help="of appends before a compaction with one (10)"
     )
     parser.add_argument("--output", type=Path, default=Path("build/bench/maintenance.json"))
     options = parser.parse_args()
@@ -191,34 +198,40 @@ def print_figures(
     alone, one, few, hot = (f"{ours}-{name}" for name in ("alone", "one", "few", "hot"))
     for copy in (alone, one, few, hot):
         shutil.copytree(ours, copy)
-    compacted("plain OPTIMIZE, alone", plainly)
-    compacted("maintain.py --compact, alone", care(alone))
-    compacted("maintain.py --compact --parallel 1, alone", care(one, parallel=1))
-    compacted("maintain.py --compact --partitions-per-commit 16, alone", care(few, partitions_per_commit=16))
-    runs = {
+    alone_runs = {
+        "plain": ("plain OPTIMIZE, alone", plainly),
+        "alone": ("maintain.py --compact, alone", care(alone)),
+        "one": ("maintain.py --compact --parallel 1, alone", care(one, parallel=1)),
+        "few": ("maintain.py --compact --partitions-per-commit 16, alone", care(few, partitions_per_commit=16)),
+    }
+    for name, work in filter(None, map(alone_runs.get, options.runs)):
+        compacted(name, work)
+    appender_runs = {
         "maintain": ("maintain.py --compact", ours, care(ours)),
         "hot": ("maintain.py --compact, a partition changes all the time", hot, care(hot)),
         "optimize": ('optimize(hold="write")', whole, wholly),
     }
-    for name, table, work in (runs[run] for run in BESIDE if run in options.beside):
+    for name, table, work in filter(None, map(appender_runs.get, options.runs)):
         with ExitStack() as stack:
             if table == hot:
                 stack.enter_context(another("update", hosts, table, folder))
             stop = stack.enter_context(another("append", hosts, table, folder))
             time.sleep(options.quiet)
-            quiet = time.time()
             began, ended = compacted(f"{name}, beside an appender", work)
-            appends = stop()
-        kept_back.append({"beside": f"nothing, before {name}", **waits(appends, 0, quiet)})
-        kept_back.append({"beside": name, **waits(appends, began, ended)})
-    print_table(rates)
-    if kept_back:
-        print_table(kept_back)
-    print_table([{"maintenance held a lock at most, by run, s": [round(each, 2) for each in held]}])
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(
-        json.dumps({"seen": seen, "rates": rates, "kept_back": kept_back, "held": held}, indent=2) + "\n"
-    )
+            earlier, during = waits(stop(), began, ended)
+        kept_back.append({"beside": f"nothing, before {name}", **wait_figures(earlier)})
+        kept_back.append({"beside": name, **wait_figures(during)})
+    write_figures(options.output, {"seen": seen, "rates": rates, "kept_back": kept_back, "held": held})
+
+
+def write_figures(output: Path, figures: dict[str, list[Any]]) -> None:
+    """Print the tables of the compactions, and store all figures."""
+    for rows in filter(None, (figures["rates"], figures["kept_back"])):
+        print_table(rows)
+    seconds_held = [round(seconds, 3) for seconds in figures["held"]]
+    print_table([{"maintenance held a lock at most, by run, s": seconds_held}])
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -41,12 +41,6 @@ class Smoke:
 
 PHASES = ("work", "queue", "look", "guard", "put", "give back", "after", "all")
 LOCKS = ("one table lock", "partitions", "tables")
-ALONE = (
-    "plain OPTIMIZE, alone",
-    "maintain.py --compact, alone",
-    "maintain.py --compact --parallel 1, alone",
-    "maintain.py --compact --partitions-per-commit 16, alone",
-)
 SMOKES = {
     "changes.py": Smoke(
         "--rows 100 --changes 100 --cells 0 --rounds 1 --warm-up 0", (("plain MERGE", "apply_changes"),)
@@ -64,7 +58,15 @@ SMOKES = {
         "--rounds 1 --per-round 1 --waiters 1 --contended-rounds 1",
         (("sluice", "kazoo Lock", "Curator InterProcessMutex"), ("sluice", "kazoo Lock")),
     ),
-    "maintenance.py": Smoke("--files 4 --partitions 2 --beside", (("1", "2", "3"), ALONE, ("[",))),
+    "maintenance.py": Smoke(
+        "--files 4 --partitions 2 --runs plain maintain --quiet 0",
+        (
+            ("1", "2", "3"),
+            ("plain OPTIMIZE, alone", "maintain.py --compact, beside an appender"),
+            ("nothing, before maintain.py --compact", "maintain.py --compact"),
+            ("[",),
+        ),
+    ),
     "one_writer.py": Smoke("--pairs 1 --warm-up 1", (PHASES, ("1",))),
     "operations.py": Smoke("--writers 1 --seconds 0 --modes gate --only update", (("update", "update"),)),
     # Iceberg is left out: it downloads 0.5 GB. tests/unit/test_iceberg_environment.py has its set-up.
@@ -87,6 +89,12 @@ SMOKES = {
         (("rows_since", "filter over all data"),),
     ),
 }
+ALONE = (
+    "plain OPTIMIZE, alone",
+    "maintain.py --compact, alone",
+    "maintain.py --compact --parallel 1, alone",
+    "maintain.py --compact --partitions-per-commit 16, alone",
+)
 BESIDE = (
     "maintain.py --compact",
     "maintain.py --compact, a partition changes all the time",
@@ -235,6 +243,15 @@ def test_the_figures_of_contention_become_a_picture(tmp_path: Path) -> None:
     picture = tmp_path / "contention.png"
     output_of(sys.executable, BENCHMARKS / "contention_plot.py", tmp_path / "contention.json", picture)
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_append_that_waits_through_a_compaction_counts() -> None:
+    appends = [
+        {"asked_at": asked_at, "took_s": took, "waited_s": waited}
+        for asked_at, took, waited in ((0, 1, 0.1), (9, 12, 11.5), (19, 2, 0.2), (22, 1, 0.3))
+    ]
+    program = f"from maintenance import waits\nprint(waits({appends}, 10, 20))"
+    assert output_of(sys.executable, "-c", program, PYTHONPATH=str(BENCHMARKS)) == "([0.1], [11.5, 0.2])\n"
 
 
 def source_files(folder: Path) -> set[str]:
