@@ -109,7 +109,7 @@ class CommitGuard:
             log.exception("the commit guard failed")
             reason = f"the commit guard failed: {type(error).__name__}: {error}"
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
-        if "staged" not in asked and not isinstance(refusal, NotStagedError):
+        if "staged" not in asked and not (asked.get("ticket") and isinstance(refusal, NotStagedError)):
             # A commit without a turn was not refused: it has no lock yet, or is repeated with the lock held throughout.
             tell(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
@@ -133,8 +133,8 @@ class CommitGuard:
             *others, guarded = self._covering(asked)
             if guarded.refusal is not None:
                 raise guarded.refusal
-            write_id, retention_ms = asked.get("write"), asked.get("retention_ms")
-            guarded.check_write(write_id, None if retention_ms is None else retention_ms / _MILLIS)
+            write_id = asked.get("write")
+            guarded.check_write(write_id, asked.get("retention_ms", 0) / _MILLIS)
             # A hold that this block is around, or inside of, is asked once, for the innermost block.
             gates = {each.hold.hold_id: each for each in (*others, guarded)}
             for each in gates.values():

@@ -27,6 +27,9 @@ _STAMP = "sluice"
 # Keys of the stamp, of the note, or of both. Tables have them, so they keep their names.
 _COMMIT_ID, _ATTEMPT, _FILLS = "commit_id", "attempt", "occupies"
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
+_OBSERVED = "observed"
+# A caller's metadata cannot set these keys of the stamp.
+_RESERVED = frozenset({_COMMIT_ID, _ATTEMPT, _FILLS, _OBSERVED})
 MAINTENANCE = "maintenance"
 """Key of the note of a commit of maintenance: which action, and of what."""
 CHANGES = "changes"
@@ -82,7 +85,7 @@ def stamp_of(
 
     """
     return {
-        **metadata,
+        **{key: value for key, value in metadata.items() if key not in _RESERVED},
         **({} if write_id is None else {_COMMIT_ID: write_id}),
         **({} if fills is None else {_FILLS: list(fills)}),
         "hold": hold.hold_id,
@@ -230,7 +233,7 @@ def _object(value: object) -> dict[str, Any]:
 
 def observed_refusal(info: Mapping[str, Any]) -> str | None:
     """Return the name of the error with which the guard would have refused a commit that it only observed."""
-    reason = _object(info.get(_STAMP)).get("observed")
+    reason = _object(info.get(_STAMP)).get(_OBSERVED)
     return None if reason is None else str(reason)
 
 

@@ -117,14 +117,15 @@ class GuardedHold:
 
     def puts_of(self, write_id: str) -> set[str]:
         """Return the ids of the puts that the guard allowed for an operation attempt."""
-        return {name for name, put in self.passed.items() if put.write_id == write_id}
+        # A copy: the guard adds to it in other threads.
+        return {name for name, put in list(self.passed.items()) if put.write_id == write_id}
 
-    def check_write(self, write_id: str | None, retention_seconds: float | None) -> None:
+    def check_write(self, write_id: str | None, retention_seconds: float) -> None:
         """Raise unless a commit with this write id may be made now.
 
         Args:
             write_id: as the log store sent it; None: a statement that no writer executes.
-            retention_seconds: age at which VACUUM deletes the commit's files; None if it is not known.
+            retention_seconds: age at which VACUUM deletes files that belong to no commit.
 
         Raises:
             LockNotHeldError: the block does not execute that attempt.
@@ -138,7 +139,7 @@ class GuardedHold:
                 f"a commit to {self.table} was refused: the operation that it belongs to has ended", resource=self.table
             )
         attempt, _ = self._attempts[write_id]
-        attempt.refuse_if_old(self.table, retention_seconds or 0.0)
+        attempt.refuse_if_old(self.table, retention_seconds)
 
     def check_footprint(self, footprint: Mapping[str, Any]) -> None:
         """Make sure that a commit touches nothing of the table but the partitions that are held.

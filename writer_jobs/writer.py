@@ -118,7 +118,8 @@ class LockedDeltaWriter:
             lock_timeout_seconds: total, 0 means: only if it is free now. By default the manager's.
             metadata: more to note in the commit, beside its id, its hold and its token (JSON values).
             before_write: called under the lock, before anything is written or, with ``hold="commit"``, before the
-                commit; what it raises ends the write. It may be called twice, where the write had to be done again.
+                commit; what it raises ends the write. It may be called twice, where the write had to be done again. If
+                it has committed, it is not called again, and a conflict raises WriteConflictError.
 
         Raises:
             LockTimeoutError, LockCancelledError, EnsembleUnavailableError, ClosedError: no lock, nothing written.

@@ -48,6 +48,7 @@ class TwoThreads:
         self._manager = manager
         self._table = table
         self._asked = threading.Event()
+        self._waits = False
         self._inserted = threading.Event()
         self._outcomes: dict[str, str] = {}
 
@@ -71,7 +72,7 @@ class TwoThreads:
                 finally:
                     del self._worker.cycles[hold.hold_id]
                     step["lost"] = hold.lost is not None
-            step["met"] = self._asked.is_set() and self._outcomes["inserted"] == DONE
+            step["met"] = self._waits and self._outcomes["inserted"] == DONE
             rows = [row.id for row in self._spark.read.format("delta").load(self._table).collect()]
             step |= {"left": sum(row < _ROWS for row in rows), "there": rows.count(_INSERTED)}
         except JvmGoneError:
@@ -85,6 +86,7 @@ class TwoThreads:
     def asked(self, request: Mapping[str, Any]) -> None:
         """Hold the DELETE back until the INSERT is committed."""
         if request.get("operation") == "DELETE" and not self._asked.is_set():
+            self._waits = True
             self._asked.set()
             self._inserted.wait(_PATIENCE_SECONDS)
 

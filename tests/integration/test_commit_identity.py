@@ -26,6 +26,7 @@ from tests.support.rivals import RivalManager
 from writer_jobs import CommitResult, LockedDeltaWriter, StorageError, WriteFailedError, apply_rows, locked
 from writer_jobs.commit.driver_guard import GUARD
 from writer_jobs.delta.adoption import commit_adoption, own_adoption
+from writer_jobs.errors import WriteConflictError
 
 pytestmark = pytest.mark.spark
 
@@ -252,15 +253,16 @@ def test_each_attempt_has_a_write_id_of_its_own(table: Table, monkeypatch: pytes
     def check_and_note(request: str) -> str:
         requests.append(json.loads(request))
         if len(requests) == 1:
-            # A rival without the lock commits first, so that Delta reports a conflict.
-            DeltaTable(str(table.path)).delete("id = 1")
+            # A rival without the lock rewrites the same row first, so that Delta reports a conflict.
+            DeltaTable(str(table.path)).update(predicate="id = 1", updates={"at": "at"})
         return check(request)
 
     monkeypatch.setattr(GUARD, "check", check_and_note)
     result = table.operate("delete", lock_during="write")
     write_ids = [request["write"] for request in requests]
-    assert len(set(write_ids)) == len(write_ids)
-    assert result.version is None or result.commit_id == write_ids[-1]
+    # Delta meets the conflict, and the writer begins another attempt.
+    assert len(dict.fromkeys(write_ids)) == 2
+    assert (result.version, result.commit_id) == (2, write_ids[-1])
     assert table.ids() == [0, 2]
 
 
@@ -310,11 +312,48 @@ def test_the_adoption_is_restored_after_a_statement_in_before_write(table: Table
         if table.version() == 1:
             table.spark.sql(f"RESTORE TABLE delta.`{table.path}` TO VERSION AS OF 0")
 
-    table.operate("append", before_write=restore)
+    with pytest.raises(WriteConflictError, match="before_write committed"):
+        table.operate("append", before_write=restore)
     state = table.writer.log.state()
     assert state is not None
     assert state.adoption is not None
-    assert table.ids() == [0, 1, 2, 9]
+    assert table.ids() == [0, 1, 2]
+
+
+def insert_of(table: Table) -> Callable[[HeldLock], None]:
+    return lambda _: table.spark.sql(f"INSERT INTO delta.`{table.path}` VALUES (5, timestamp'2013-01-01 00:00:00Z')")
+
+
+def test_a_statement_in_before_write_is_not_repeated(table: Table) -> None:
+    # Delta finds a conflict: the DELETE has read the table before the INSERT.
+    with pytest.raises(WriteConflictError, match="before_write committed, so use hold='write'"):
+        table.operate("delete", before_write=insert_of(table))
+    assert table.ids() == [0, 1, 2, 5]
+    table.operate("delete", lock_during="write", before_write=insert_of(table))
+    assert table.ids() == [0, 2, 5, 5]
+
+
+def test_a_statement_in_before_write_leaves_no_intent(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+    assert table.operate("append", before_write=insert_of(table)).version == 2
+    assert "is not known" not in caplog.text
+    with table.rival.acquire(table.writer.table) as hold:
+        assert not hold.intents.unfinished
+
+
+def test_a_statement_in_before_write_does_not_pass_under_a_lock_that_counts_no_more(
+    table: Table, sql_elsewhere: Callable[[str], None]
+) -> None:
+    with table.behind(lambda: table.operate("append", before_write=insert_of(table))) as running:
+        sql_elsewhere(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('{ENSEMBLE_PROPERTY}' = 'another')")
+    assert isinstance(running.exception(), EnsembleMismatchError)
+    assert (table.version(), table.ids()) == (1, [0, 1, 2])
+
+
+def test_a_caller_s_metadata_does_not_mark_an_empty_commit(table: Table) -> None:
+    result = table.operate("delete", lock_during="write", metadata={"occupies": ["x"], "observed": "x", "team": "a"})
+    stamp = table.info(result.version)["sluice"]
+    assert stamp.keys() >= {"team", "commit_id"}
+    assert stamp.keys().isdisjoint({"occupies", "observed"})
 
 
 def test_a_commit_is_found_behind_versions_that_log_clean_up_removed(table: Table) -> None:

@@ -68,6 +68,11 @@ class StagedWrite:
         self._hold: Hold | None = None
         self.waited_seconds = 0.0
 
+    @property
+    def commits_before(self) -> bool:
+        """Whether ``before_commit`` has committed to a table, so that it must not be called again."""
+        return self._hold is not None and bool(self._hold.commits)
+
     def run(
         self, seconds: float, before_commit: Callable[[Hold], None] | None, is_cancelled: Callable[[], bool]
     ) -> CommitResult:

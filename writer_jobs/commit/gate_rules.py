@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 
 from lock_manager import ResourceError, canonical_table_uri
 from lock_manager.intents import NO_VERSION
@@ -41,6 +41,7 @@ _NOTHING_KNOWN = {
     "dated": False,
     "hooks": [],
     "reads": [],
+    "table_id": None,
 }
 _CHANGES_SCHEMA = frozenset({"mergeschema", "overwriteschema"})
 
@@ -89,7 +90,8 @@ def facts_of(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> Mappi
 def _facts_of(spark: SparkSession, location: str, work: Work) -> Mapping[str, Any] | None:
     # Delta takes the settings of the rows' session.
     other = None if work.session in (None, spark) else work.session._jsparkSession  # noqa: SLF001
-    reads = [_in_jvm(read) for read in work.reads]
+    # Delta refuses a value of another type.
+    reads = [_in_jvm(read) for read in work.reads if isinstance(read, str | DataFrame | Column)]
     facts = log_store(spark, "StagingFacts")
     # A driver whose guard is off may be without our log store.
     with suppress(Py4JError, *JVM_ERRORS):
@@ -153,7 +155,9 @@ def _of_reads(facts: Mapping[str, Any], location: str) -> str | None:
     for read in facts["reads"]:
         if "unknown" in read:
             return f"it may read the table: {read['unknown']}"
-        if any(_overlaps(root, table) for root in read["roots"]):
+        # The table's id tells names of one table that paths do not, such as an alias of a bucket.
+        same = facts["table_id"] is not None and read.get("table_id") == facts["table_id"]
+        if same or any(_overlaps(root, table) for root in read["roots"]):
             return "it reads the table itself"
     return None
 

@@ -164,11 +164,12 @@ def guarded_commit(
         refuse_other_partitioning(snapshot, schema)
         return refuse_other_ensemble(hold, snapshot)
 
-    if hold.intents_of(bound.table).unfinished:
-        # Before anything is filled: since the commit was staged, the table may have been moved to another ensemble.
-        look()
-        _fill_intended_versions(spark, table_log, bound)
+    # The staged commit itself meets Delta's conflict if the table was moved to another ensemble since it was staged.
+    # Other commits of this block do not.
+    if before_commit is not None or hold.intents_of(bound.table).unfinished:
         adoption = look()
+        if _fill_intended_versions(spark, table_log, bound):
+            adoption = look()
     driver_guard.GUARD.add(bound)
     try:
         if before_commit is not None:
@@ -178,6 +179,8 @@ def guarded_commit(
                 _adoption_restored(spark, table_log, bound, adoption),
             ):
                 before_commit(hold)
+            # The log store forgets the attempts of a hold as soon as the staged commit is stored.
+            _settle(spark, bound)
         yield bound
     finally:
         driver_guard.GUARD.remove(bound)
@@ -331,7 +334,7 @@ def _fill_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound
 
     """
     left_behind = bound.hold.intents_of(bound.table)
-    busy = {attempt for other in driver_guard.GUARD.others_of(bound) for attempt in other.passed}
+    busy = {attempt for block in driver_guard.GUARD.others_of(bound) for attempt in list(block.passed)}
     unanswered = bound.unanswered(_attempts_under(spark, bound.hold), busy) if left_behind.open else []
     if (left_behind.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
         log.warning("what is read of %s may be overtaken: a writer left an unfinished intent", bound.hold.resource)

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from lock_manager.deadline import Deadline
 from lock_manager.errors import NotStagedError
 from lock_manager.guarded_hold import GuardedHold, is_definite
 from lock_manager.intents import NO_VERSION
+from lock_manager.write_attempt import WriteAttempt
 from writer_jobs.commit.background_write import BackgroundWrite
 from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.guarded import attempts
@@ -212,9 +213,7 @@ class LockedWrite:
         """Write, again after a conflict with another writer, as long as this hold stands."""
         for attempt in range(1, _ATTEMPTS + 1):
             attempted = self._write.new_attempt()
-            stamps_note = not self._work.takes_metadata
-            bound = self._bound
-            with nullcontext() if bound is None else bound.executing(attempted, stamps_note=stamps_note):
+            with self._executing(attempted):
                 running = self._write.start(self._log.location)
                 running.wait(is_pointless=self._is_pointless)
             failure, interrupt = running.failure, running.interrupt
@@ -231,14 +230,23 @@ class LockedWrite:
             failure = WriteFailedError(table=self._table, reason=str(failure))
         return failure, interrupt
 
+    def _executing(self, attempt: WriteAttempt) -> AbstractContextManager[None]:
+        if self._bound is None:
+            return nullcontext()
+        return self._bound.executing(attempt, stamps_note=not self._work.takes_metadata)
+
     def _is_pointless(self) -> bool:
-        """Return whether to cancel the running write: not any more for its duration, once the guard has allowed a put.
+        """Return whether to cancel the running write: not for its duration, once its put was sent.
 
         Delta's hooks run after the put, and a hook that is cancelled may leave a manifest without the commit's files.
         """
-        allowed = self._bound is not None and self._bound.puts_of(self._write.write_id)
-        self._was_cut_off = self._was_cut_off or not (allowed or self._time.remaining())
+        self._was_cut_off = self._was_cut_off or not (self._time.remaining() or self._is_put())
         return self._hold.lost is not None or self._was_cut_off
+
+    def _is_put(self) -> bool:
+        with suppress(*JVM_ERRORS):
+            return any(put["outcome"] not in ("taken", "rejected") for put in self._puts())
+        return False
 
     def verify(self, before: int, failure: BaseException | None) -> Commit | None:
         """Look into the log for what the write did; None: Delta had this transaction already."""

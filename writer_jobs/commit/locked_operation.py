@@ -138,10 +138,10 @@ class LockedOperation:
                     try:
                         return staged.run(seconds, options.before_write, parts.is_cancelled)
                     except NotStagedError as error:
-                        if not options.again:
-                            waited = staged.waited_seconds
+                        if staged.commits_before or not options.again:
+                            advice = "; before_write committed, so use hold='write'" if staged.commits_before else ""
                             raise WriteConflictError(
-                                table=parts.table, reason=str(error), waited_seconds=waited
+                                table=parts.table, reason=f"{error}{advice}", waited_seconds=staged.waited_seconds
                             ) from error
                         log.info("writing again: %s", error)
                         hold, seconds = "write", max(0.0, seconds - staged.waited_seconds)

@@ -14,8 +14,8 @@ public interface CommitGuard {
    *     {@code attempt} (UUID of this attempt), {@code txn} ({@code commitInfo.txnId}, may be null),
    *     {@code operation} (may be null), {@code metadata} (whether it says anew what the table is), {@code blocks} (ids
    *     of the blocks that the thread is bound to), {@code write} (id of the operation attempt that the thread executes;
-   *     absent if it executes none) and with it {@code retention_ms} (age at which VACUUM deletes files of no commit;
-   *     null if unknown), {@code observe} (whether a refusal is only noted), {@code footprint} (what it touches, see
+   *     absent if it executes none) and with it {@code retention_ms} (age at which VACUUM deletes files of no
+   *     commit), {@code observe} (whether a refusal is only noted), {@code footprint} (what it touches, see
    *     {@code CommitBody}; only if one of the blocks locks partitions)
    * @return JSON object: {@code holds} (ids of the holds that cover it, each asked) and {@code stamp} (object to be noted in the
    *     commit); or {@code refused} (name of the error) and {@code message} (one sentence)

@@ -126,6 +126,11 @@ public final class Guard {
     return context == null ? null : context.getLocalProperty(TICKET);
   }
 
+  /** Returns whether a commit of this thread may be allowed: without a block and a ticket it is refused. */
+  static boolean mayAllow() throws CommitRefusedException {
+    return blocks() != null || ticket() != null || mode() != Mode.REQUIRED;
+  }
+
   /** Tells whether this thread writes under a lock that it holds, or that its write waits for. */
   static boolean isBound() {
     return context() != null && (blocks() != null || ticket() != null);

@@ -1,6 +1,7 @@
 package io.deltasluice.storage;
 
 import com.fasterxml.jackson.databind.node.ArrayNode;
+import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.List;
 import java.util.Set;
 import org.apache.hadoop.fs.Path;
@@ -21,9 +22,12 @@ import org.apache.spark.sql.catalyst.plans.logical.Range;
 import org.apache.spark.sql.catalyst.plans.logical.UnionLoopRef;
 import org.apache.spark.sql.classic.ColumnNodeToExpressionConverter$;
 import org.apache.spark.sql.classic.Dataset;
+import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.commands.cdc.DeltaCDFRelationBase;
+import org.apache.spark.sql.delta.files.TahoeFileIndex;
 import org.apache.spark.sql.execution.ExternalRDD;
 import org.apache.spark.sql.execution.LogicalRDD;
+import org.apache.spark.sql.execution.datasources.CatalogFileIndex;
 import org.apache.spark.sql.execution.datasources.HadoopFsRelation;
 import org.apache.spark.sql.execution.datasources.LogicalRelation;
 import org.apache.spark.sql.sources.BaseRelation;
@@ -54,8 +58,8 @@ final class PlanReads {
 
   /**
    * @param session parses the conditions, and knows its functions
-   * @param reads gets an object for each read: {@code roots} (of a relation of files, or of the table of a change feed)
-   *     or {@code unknown} (its name)
+   * @param reads gets an object for each read: {@code roots} of the files, with {@code table_id} for a Delta table or its
+   *     change feed; or {@code unknown} (its name)
    */
   PlanReads(SparkSession session, ArrayNode reads) {
     this.session = session;
@@ -88,18 +92,27 @@ final class PlanReads {
   }
 
   private void addRelation(BaseRelation relation) {
-    if (relation instanceof HadoopFsRelation files) {
+    if (relation instanceof HadoopFsRelation files && files.location() instanceof TahoeFileIndex table) {
+      addTable(table.deltaLog());
+    } else if (relation instanceof HadoopFsRelation files && !(files.location() instanceof CatalogFileIndex)) {
+      // A partition of a table in the catalog may be anywhere.
       addRoots(CollectionConverters.asJava(files.location().rootPaths()));
     } else if (relation instanceof DeltaCDFRelationBase changes) {
-      addRoots(List.of(changes.deltaLog().dataPath()));
+      addTable(changes.deltaLog());
     } else if (!OTHER_STORES.contains(relation.getClass().getName())) {
       addUnknown(relation.getClass().getSimpleName());
     }
   }
 
-  private void addRoots(Iterable<Path> paths) {
-    ArrayNode roots = reads.addObject().putArray("roots");
+  private void addTable(DeltaLog table) {
+    addRoots(List.of(table.dataPath())).put("table_id", table.unsafeVolatileSnapshot().metadata().id());
+  }
+
+  private ObjectNode addRoots(Iterable<Path> paths) {
+    ObjectNode read = reads.addObject();
+    ArrayNode roots = read.putArray("roots");
     paths.forEach(path -> roots.add(path.toString()));
+    return read;
   }
 
   private void addSql(String condition) {

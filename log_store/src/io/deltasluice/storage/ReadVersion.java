@@ -5,6 +5,7 @@ import java.io.IOException;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
+import org.apache.spark.sql.SparkSession;
 import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.OptimisticTransaction;
 import org.apache.spark.sql.delta.Snapshot;
@@ -41,12 +42,15 @@ final class ReadVersion {
   }
 
   /**
-   * Returns the age at which VACUUM deletes a file that is not in the table, in milliseconds, by the table that the
-   * transaction of this thread has read; null if there is no such transaction.
+   * Returns the age at which VACUUM deletes a file that is not in the table, in milliseconds: by the snapshot of this
+   * thread's transaction, or by the newest that this driver has if another connector commits.
    */
-  static Long retentionMillis(VersionFile next) {
+  static long retentionMillis(VersionFile next) {
     OptimisticTransaction active = ActiveTransaction.of(next.table());
-    return active == null ? null : (Long) DeltaLog.tombstoneRetentionMillis(active.snapshot().metadata());
+    Snapshot snapshot = active != null
+        ? active.snapshot()
+        : DeltaLog.forTable(SparkSession.active(), next.table()).unsafeVolatileSnapshot();
+    return DeltaLog.tombstoneRetentionMillis(snapshot.metadata());
   }
 
   /** Returns it as JSON: {@code version} and {@code properties} of the table (those of {@code prefix}). */

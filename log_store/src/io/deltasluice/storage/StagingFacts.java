@@ -26,7 +26,8 @@ public final class StagingFacts {
    * @return {@code guard} (mode), {@code settings} (a list of values by name, of each session),
    *     {@code version} (of the table, the newest that this driver knows), {@code identity} (whether it has such columns),
    *     {@code dated} (whether its commits have in-commit timestamps),
-   *     {@code hooks} (see {@link PostCommitHooks#of(Snapshot)}), {@code reads} (see {@link PlanReads})
+   *     {@code table_id} (Delta's), {@code hooks} (see {@link PostCommitHooks#of(Snapshot)}), {@code reads} (see
+   *     {@link PlanReads})
    */
   public static String of(SparkSession session, SparkSession other, List<?> reads, String location, String settings) {
     ObjectNode facts = CommitBody.JSON.createObjectNode();
@@ -40,6 +41,7 @@ public final class StagingFacts {
     facts.put("version", snapshot.version());
     facts.put("identity", snapshot.version() >= 0 && snapshot.metadata().schemaString().contains(IDENTITY));
     facts.put("dated", snapshot.version() >= 0 && isDated(snapshot));
+    facts.put("table_id", snapshot.version() < 0 ? null : snapshot.metadata().id());
     facts.set("hooks", PostCommitHooks.of(snapshot));
     PlanReads plans = new PlanReads(other == null ? session : other, facts.putArray("reads"));
     reads.forEach(plans::add);
