@@ -96,10 +96,11 @@ class CommitGuard:
     def check(self, request: str) -> str:
         """Decide on one attempt; never raises. See ``CommitGuard.java`` for both objects."""
         attempt, observe, table = "", False, "unknown"
-        asked: dict[str, Any] = {}
+        awaits_turn = has_ticket = False
         try:
-            asked = json.loads(request)
+            asked: dict[str, Any] = json.loads(request)
             attempt, observe, table = asked["attempt"], bool(asked.get("observe")), str(asked["table"])
+            awaits_turn, has_ticket = "staged" in asked, bool(asked.get("ticket"))
             with suppress(ResourceError):
                 table = canonical_table_uri(table)
             return json.dumps(self._check(asked))
@@ -109,7 +110,7 @@ class CommitGuard:
             log.exception("the commit guard failed")
             reason = f"the commit guard failed: {type(error).__name__}: {error}"
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
-        if "staged" not in asked and not (asked.get("ticket") and isinstance(refusal, NotStagedError)):
+        if not awaits_turn and not (has_ticket and isinstance(refusal, NotStagedError)):
             # A commit without a turn was not refused: it has no lock yet, or is repeated with the lock held throughout.
             tell(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:

@@ -29,7 +29,7 @@ _COMMIT_ID, _ATTEMPT, _FILLS = "commit_id", "attempt", "occupies"
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
 _OBSERVED = "observed"
 # A caller's metadata cannot set these keys of the stamp.
-_RESERVED = frozenset({_COMMIT_ID, _ATTEMPT, _FILLS, _OBSERVED})
+_RESERVED = frozenset({_COMMIT_ID, _FILLS, _OBSERVED})
 MAINTENANCE = "maintenance"
 """Key of the note of a commit of maintenance: which action, and of what."""
 CHANGES = "changes"
