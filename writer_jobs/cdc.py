@@ -23,7 +23,7 @@ try:
     from writer_jobs.job.messages import Messages, messages_of_files, messages_of_topic
     from writer_jobs.job.once import apply_once
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
-    from writer_jobs.job.sources import find_sources
+    from writer_jobs.job.source_files import find_sources
     from writer_jobs.job.stream_arguments import StreamArguments
     from writer_jobs.job.streams import run_stream
     from writer_jobs.streaming.checkpoint import claim_checkpoint

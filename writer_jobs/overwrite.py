@@ -26,7 +26,8 @@ try:
     from writer_jobs.job.once import apply_once
     from writer_jobs.job.overwrite_arguments import PROGRAM, OverwriteArguments, parse_arguments
     from writer_jobs.job.runner import Job, JobContext
-    from writer_jobs.job.sources import SourceReader, find_sources
+    from writer_jobs.job.source_files import find_sources
+    from writer_jobs.job.sources import SourceReader
     from writer_jobs.writer import LockedDeltaWriter
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):

@@ -21,7 +21,8 @@ try:
     from writer_jobs.job.file_stream import FileBatches
     from writer_jobs.job.once import apply_once
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
-    from writer_jobs.job.sources import SourceFiles, SourceReader, find_sources
+    from writer_jobs.job.source_files import SourceFiles, find_sources
+    from writer_jobs.job.sources import SourceReader
     from writer_jobs.job.stream_arguments import StreamArguments
     from writer_jobs.job.streams import run_stream
     from writer_jobs.job.upsert_arguments import PROGRAM, UpsertArguments, parse_arguments

@@ -29,7 +29,8 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.session import build_session
-from writer_jobs.job.sources import SourceReader, find_sources
+from writer_jobs.job.source_files import find_sources
+from writer_jobs.job.sources import SourceReader
 from writer_jobs.job.split import SplitRows
 
 # They do not inherit from one another.

@@ -51,7 +51,8 @@ from writer_jobs.errors import (
 )
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.runs import Run, RunRecords, check_same_basis
-from writer_jobs.job.sources import SourceFiles, _unknown_fields
+from writer_jobs.job.source_files import SourceFiles
+from writer_jobs.job.sources import _unknown_fields
 from writer_jobs.job.stopping import Stopped, StopSignals
 
 ERRORS: list[SluiceError] = [

@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped, is_glob
 from writer_jobs.errors import CheckpointError, SourceError
-from writer_jobs.job.sources import SourceFiles, find_sources
+from writer_jobs.job.source_files import SourceFiles, find_sources
 
 # By default Spark passes over files that are a week older than the newest one, and says nothing.
 _ANY_AGE = {"maxFileAge": "36500d"}

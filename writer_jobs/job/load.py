@@ -19,7 +19,8 @@ from writer_jobs.errors import RunError, SourceError, TableError, WriteFailedErr
 from writer_jobs.job.append_arguments import AppendArguments
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.runs import Run, RunRecords, begun_run, check_same_basis, split_basis
-from writer_jobs.job.sources import SourceReader, find_sources
+from writer_jobs.job.source_files import find_sources
+from writer_jobs.job.sources import SourceReader
 from writer_jobs.job.split import SplitRows
 from writer_jobs.writer import LockedDeltaWriter
 

@@ -11,7 +11,8 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.errors import SourceError
-from writer_jobs.job.sources import LINES, SourceFiles, SourceReader
+from writer_jobs.job.source_files import SourceFiles
+from writer_jobs.job.sources import LINES, SourceReader
 
 _TOPIC_COLUMNS = {"value", "topic", "partition", "offset"}
 

@@ -18,7 +18,8 @@ from writer_jobs.errors import SourceError
 from writer_jobs.job.file_stream import FileBatches
 from writer_jobs.job.message_rows import ROW, JsonValues, placed, with_moments
 from writer_jobs.job.messages import messages_of_files, messages_of_topic
-from writer_jobs.job.sources import SourceFiles, SourceReader
+from writer_jobs.job.source_files import SourceFiles
+from writer_jobs.job.sources import SourceReader
 from writer_jobs.job.stream_job_arguments import StreamJobArguments
 from writer_jobs.writer import LockedDeltaWriter
 

@@ -1,0 +1,115 @@
+"""Source files of a load: finding them, and telling them from others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, is_glob
+from writer_jobs.errors import SourceError, StorageError
+
+_SUFFIXES = {"csv": "csv", "json": "json", "jsonl": "json", "ndjson": "json", "parquet": "parquet"}
+_COMPRESSED = ("gz", "bz2", "zst", "zstd", "snappy", "lz4", "deflate")
+
+
+@dataclass(frozen=True)
+class SourceFiles:
+    """The files to read.
+
+    Attributes:
+        files: by path, each one once.
+        base: folder whose ``column=value`` sub-folders are columns too, or None.
+
+    """
+
+    files: tuple[FileStatus, ...]
+    base: str | None
+
+    @property
+    def basis(self) -> list[list[Any]]:
+        """What tells these files from others: path and length of each."""
+        return [[file.path, file.length] for file in self.files]
+
+    @property
+    def format(self) -> str:
+        """The format that the files' names tell.
+
+        Raises:
+            SourceError: they tell none, or several.
+
+        """
+        formats = {_format_of(file.name) for file in self.files}
+        if len(formats) != 1 or None in formats:
+            raise SourceError("the format of the source files is not clear from their names: give --format")
+        return str(formats.pop())
+
+
+def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
+    """Find the files that paths, URIs, globs and folders stand for.
+
+    A folder stands for the files directly in it, or for all files below it if its sub-folders are named
+    ``column=value``; names that begin with ``_`` or ``.`` are passed over.
+
+    Raises:
+        SourceError: nothing there, a folder of other folders, or several folders with columns.
+
+    """
+    found: dict[str, FileStatus] = {}
+    bases: list[str] = []
+    for source in sources:
+        try:
+            matches = _match(files, source)
+            for match in matches:
+                if match.is_folder:
+                    inside, partitioned = _inside(files, match)
+                    bases += [match.path] if partitioned else []
+                else:
+                    inside = [match]
+                found |= {file.path: file for file in inside}
+        except StorageError as error:
+            raise SourceError(f"source {error}") from error
+        if not matches:
+            raise SourceError(f"source {source} does not exist")
+    if not found:
+        raise SourceError(f"source {', '.join(sources)} has no files")
+    if bases and any(not path.startswith(bases[0] + "/") for path in found):
+        raise SourceError(f"source {bases[0]} has column=value folders: load it alone")
+    return SourceFiles(tuple(found[path] for path in sorted(found)), bases[0] if bases else None)
+
+
+def _match(files: HadoopFiles, source: str) -> list[FileStatus]:
+    # Literally first: brackets are legal in names.
+    literal = files.status(source)
+    if literal is not None:
+        if literal.hidden and not literal.is_folder:
+            raise SourceError(f"source {source}: Spark passes over files whose names begin with _ or .: rename it")
+        return [literal]
+    if not is_glob(source):
+        return []
+    # As Spark does, so that what is counted and recorded is what is read.
+    return [match for match in files.glob(source) if match.is_folder or not match.hidden]
+
+
+def _inside(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatus], bool]:
+    """Return the files of a folder, and whether its sub-folders are columns."""
+    found: list[FileStatus] = []
+    partitioned = False
+    for entry in files.children(folder.path):
+        if entry.hidden:
+            continue
+        if not entry.is_folder:
+            found.append(entry)
+        elif "=" in entry.name:
+            partitioned = True
+            found += _inside(files, entry)[0]
+        else:
+            raise SourceError(f"source {folder.path} has a sub-folder, {entry.name}: name its files, or a glob")
+    return found, partitioned
+
+
+def _format_of(name: str) -> str | None:
+    parts = name.lower().split(".")
+    if len(parts) > 1 and parts[-1] in _COMPRESSED:
+        parts.pop()
+    return _SUFFIXES.get(parts[-1]) if len(parts) > 1 else None
