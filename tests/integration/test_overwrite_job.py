@@ -52,11 +52,13 @@ def held(
 def overwrite(run_job: Callable[..., Any], parted: Path, tmp_path: Path) -> Callable[..., Any]:
     """Run the job with these rows: ``overwrite([(1, "a")], "--dynamic")``."""
 
-    def run(rows: list[tuple[Any, ...]], *arguments: str, names: tuple[str, ...] = ("id", "part")) -> Any:
+    def run(
+        rows: list[tuple[Any, ...]], *arguments: str, names: tuple[str, ...] = ("id", "part"), at: int = 1_700_000_000
+    ) -> Any:
         source = tmp_path / "rows.json"
         # By their time, too, a load tells its files from others.
         source.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
-        os.utime(source, (1_700_000_000,) * 2)
+        os.utime(source, (at,) * 2)
         return run_job("overwrite", "--table", parted, "--source", source, *arguments)
 
     return run
@@ -182,7 +184,8 @@ def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
     again = overwrite([(5, "b")], *name)
     assert (again.code, again.commits[0]["already_committed"]) == (0, True)
     assert rows_of(parted, "id", "part") == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "b")]
-    other = overwrite([(5, "b"), (55, "b")], *name)
+    # Another row, in as many bytes.
+    other = overwrite([(7, "b")], *name, at=1_700_000_001)
     assert other.code == 2
     assert "was of other sources" in other.error
     assert rows_of(parted, "id", "part")[-2:] == [(5, "b"), (6, "b")]

@@ -68,7 +68,7 @@ locks:
 
 runs:
   A job that was killed can be started again: what is applied twice is there once. With --run-id ID a run that is in the
-  table is skipped.
+  table is skipped. If its files have another size or modification time by then, it is refused (2).
 
 """
 _END = """

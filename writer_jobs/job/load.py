@@ -107,7 +107,7 @@ class AppendLoad:
         if run_id is None:
             return _Plan(state, 0, None, self._schema(state))
         records, options = self._records(run_id), self._reader.options
-        basis = split_basis(self._spark, files=self._sources.files, file_format=self._format, commits=arguments.commits)
+        basis = split_basis(self._spark, sources=self._sources, file_format=self._format, commits=arguments.commits)
         head = log.head(run_id)
         done = max(0, head.last_transaction)
         if done == 0:

@@ -60,7 +60,7 @@ locks:
 
 runs:
   With --run-id ID a load that is in the table is not made again, whatever was written after it. The name is of that
-  load: other files, or another --replace-where, are refused.
+  load: other files (size, modification time), or another --replace-where, are refused.
 
 standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has version and
 rows.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -23,10 +23,11 @@ from urllib.parse import quote
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles
+from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import is_java
 from writer_jobs.delta.table_log import DeltaTableLog, Head
 from writer_jobs.errors import RunError, StorageError
+from writer_jobs.job.source_files import SourceFiles
 from writer_jobs.job.split import SPLIT_RULE
 
 _RUNS_FOLDER = "_sluice/runs"
@@ -178,14 +179,14 @@ class RunRecords:
         return Run(record["id"], {**basis, _OPTIONS: _hashed(options, "")}, schema)
 
 
-def split_basis(spark: SparkSession, *, files: Sequence[FileStatus], file_format: str, commits: int) -> dict[str, Any]:
+def split_basis(spark: SparkSession, *, sources: SourceFiles, file_format: str, commits: int) -> dict[str, Any]:
     """Collect what the split depends on, beside the schema and the reader's options.
 
     The session's time zone and parsers decide how CSV and JSON times are read, Spark's version how anything is. The
     partitioning is not among it: it decides in which files a part lies, not which rows are in it.
     """
     return {
-        "source files": [[file.path, file.length, file.modified_ms] for file in files],
+        "source files": sources.basis,
         "format": file_format,
         "number of commits": commits,
         "session time zone": spark.conf.get("spark.sql.session.timeZone"),

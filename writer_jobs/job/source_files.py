@@ -28,8 +28,12 @@ class SourceFiles:
 
     @property
     def basis(self) -> list[list[Any]]:
-        """What tells these files from others: path and length of each."""
-        return [[file.path, file.length] for file in self.files]
+        """Path, length in bytes and modification time in milliseconds of each file.
+
+        A load with a run id is bound to them, in every job: a file that was replaced by one of the same length is
+        another load.
+        """
+        return [[file.path, file.length, file.modified_ms] for file in self.files]
 
     @property
     def format(self) -> str:
