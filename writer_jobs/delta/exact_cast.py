@@ -28,7 +28,7 @@ from pyspark.sql.types import (
 
 _WHOLE = r"^[+-]?\d+$"
 _NUMBER = r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?$"
-_NOT_FINITE = ("NaN", "Infinity", "+Infinity", "-Infinity")
+_NOT_FINITE = ("nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")
 _DAY = r"[+-]?\d{4,6}-\d{1,2}-\d{1,2}"
 _TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d{1,6}0*)?)?"
 _ZONE = r" ?(Z|UTC|GMT|[+-]\d{1,2}(:?\d{2})?(:?\d{2})?|[A-Z][A-Za-z_]+(/[A-Za-z_+-]+)+)"
@@ -96,7 +96,7 @@ def _floating(text: Column, target: DataType) -> Column:
     finite = ~value.isin(*(F.lit(name).cast(target) for name in ("Infinity", "-Infinity")))
     kept = (F.length(text) <= _EXACT_DIGITS[type(target)]) | (value.try_cast(exact) == text.try_cast(exact))
     number = text.rlike(_NUMBER) & finite & (~text.rlike(_WHOLE) | kept)
-    return F.when(number | text.isin(*_NOT_FINITE), value)
+    return F.when(number | F.lower(text).isin(*_NOT_FINITE), value)
 
 
 def _date(text: Column, target: DataType) -> Column:

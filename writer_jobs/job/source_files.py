@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from writer_jobs.delta.hadoop_files import FileStatus, HadoopFiles, is_glob
 from writer_jobs.errors import SourceError, StorageError
@@ -34,6 +35,14 @@ class SourceFiles:
         another load.
         """
         return [[file.path, file.length, file.modified_ms] for file in self.files]
+
+    @property
+    def folder_columns(self) -> tuple[str, ...]:
+        """Names of the columns whose values are in names of folders."""
+        if self.base is None:
+            return ()
+        folders = self.files[0].path.removeprefix(f"{self.base}/").split("/")[:-1]
+        return tuple(unquote(folder.partition("=")[0]) for folder in folders)
 
     @property
     def format(self) -> str:

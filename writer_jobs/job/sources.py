@@ -7,18 +7,24 @@ over files that are damaged or gone. Here each of these is an error, unless a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from writer_jobs.changes.evolution import is_wider
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
+from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import SchemaMismatchError, SourceError, WriteFailedError
 from writer_jobs.job.source_files import SourceFiles
+from writer_jobs.job.source_lines import CsvSyntax, LinesError, check_csv, check_json, encoding_of, is_utf8
+from writer_jobs.job.source_values import SourceValues, changes
 
 #: Formats of source files, as Spark names them.
 FORMATS = ("csv", "json", "parquet")
@@ -26,7 +32,14 @@ FORMATS = ("csv", "json", "parquet")
 _NO_FILE_LESS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 _DEFAULT_OPTIONS: Mapping[str, Mapping[str, str]] = {
     # enforceSchema would let the header be ignored.
-    "csv": {"header": "true", "enforceSchema": "false", "mode": "FAILFAST", **_NO_FILE_LESS},
+    "csv": {
+        "header": "true",
+        "enforceSchema": "false",
+        "mode": "FAILFAST",
+        "escape": '"',
+        "unescapedQuoteHandling": "RAISE_ERROR",
+        **_NO_FILE_LESS,
+    },
     "json": {"mode": "FAILFAST", **_NO_FILE_LESS},
     "text": _NO_FILE_LESS,
     # Else one file's columns are taken for all.
@@ -47,6 +60,9 @@ class SourceReader:
         options: for Spark's reader, beside and before the strict defaults.
         table: canonical URI, for messages.
 
+    Raises:
+        SourceError: an option asks for what would change values.
+
     """
 
     def __init__(
@@ -57,6 +73,11 @@ class SourceReader:
         #: All options of the reader, in effect.
         self.options = {**defaults, **options, **({"basePath": sources.base} if sources.base else {})}
         self._effective = {name.lower(): value.lower() for name, value in self.options.items()}
+        self._given = {name.lower(): value for name, value in options.items()}
+        if file_format == "json" and not is_utf8(encoding_of(self._given)):
+            raise SourceError("JSON is read as UTF-8 alone (RFC 8259): convert the files, and drop --option encoding")
+        self._folder_columns = set(sources.folder_columns)
+        self._values = SourceValues(spark, file_format, options, self._folder_columns)
         self._spark = spark
         self._paths = [escaped(file.path) for file in sources.files]
         self._format = file_format
@@ -79,16 +100,18 @@ class SourceReader:
         if target is None:
             if not schema.fields:
                 raise SourceError("the source files have no columns to create a table with")
-            return schema
+            return self._without_changes(schema)
         if self._format == "csv" and self._effective["header"] != "true":
             schema = self._by_position(schema, target)
         if self._format == "json" and not schema.fields:
             return _nullable(target.schema)
         self._check_names(schema, target)
-        if self._format == "parquet":
-            return schema
         types = {self._fold(field.name): field.dataType for field in target.schema}
-        return StructType([StructField(field.name, types[self._fold(field.name)]) for field in schema])
+        if self._format == "parquet":
+            types = {name: kind for name, kind in types.items() if name in map(self._fold, self._folder_columns)}
+        return StructType(
+            [StructField(field.name, types.get(self._fold(field.name), field.dataType)) for field in schema]
+        )
 
     def schema_of_changes(self, target: TableState | None, *, evolves: bool = False) -> StructType:
         """Find out with which names and types files of changes are to be read, which have columns of their own.
@@ -107,20 +130,28 @@ class SourceReader:
         schema = self._inferred(types=self._format == "csv")
         if not schema.fields:
             raise SourceError("the source files have no columns")
-        if target is None or self._format == "parquet":
-            return schema
-        types = {self._fold(field.name): field.dataType for field in target.schema}
+        types = {} if target is None else {self._fold(field.name): field.dataType for field in target.schema}
+        if self._format == "parquet":
+            types = {name: kind for name, kind in types.items() if name in map(self._fold, self._folder_columns)}
 
         def kind(field: StructField) -> DataType:
             known = types.get(self._fold(field.name), field.dataType)
             return field.dataType if evolves and is_wider(field.dataType, known) else known
 
-        return StructType([StructField(field.name, kind(field)) for field in schema])
+        typed = StructType([StructField(field.name, kind(field)) for field in schema])
+        return self._without_changes(typed, known=types)
 
     def _inferred(self, *, types: bool) -> StructType:
         infer = types and "inferschema" not in self._effective
-        try:
+        with self._readable():
             return self._load(self._reader().options(**({"inferSchema": "true"} if infer else {}))).schema
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except LinesError as error:
+            raise WriteFailedError(table=self._table, reason=str(error)) from error
         except (*JVM_ERRORS, PySparkException) as error:
             reason = one_sentence(error)
             if has_condition(error, "MALFORMED_RECORD"):
@@ -128,13 +159,72 @@ class SourceReader:
             raise SourceError(f"the source cannot be read as {self._format}: {reason}") from error
 
     def read(self, schema: StructType) -> DataFrame:
-        """Return the rows; a record that does not fit the schema fails the job that reads it."""
-        reader = self._reader()
+        """Return the rows.
+
+        A record that does not fit the schema, or a value that would change in it, fails the job that reads it.
+
+        Args:
+            schema: what :meth:`schema` or :meth:`schema_of_changes` returned.
+
+        Raises:
+            SourceError: the files cannot be read as this format.
+            WriteFailedError: malformed lines.
+
+        """
         # Given a schema, the Parquet reader would not look for columns that the schema lacks: it was inferred just now.
-        return self._load(reader.schema(schema))
+        return self._values.cast(self._load(self._reader().schema(self._values.read_as(schema))), schema)
+
+    def _without_changes(self, schema: StructType, known: Collection[str] = ()) -> StructType:
+        """Return a schema with string for inferred columns of which a value would change.
+
+        Args:
+            schema: as Spark infers it from texts.
+            known: folded names of columns whose type is not inferred.
+
+        Raises:
+            SourceError: the files cannot be read as this format.
+            WriteFailedError: malformed lines.
+
+        """
+        inferred = [
+            field
+            for field in schema
+            if (self._format == "csv" or field.name in self._folder_columns)
+            and self._fold(field.name) not in known
+            and self._values.may_change(field)
+        ]
+        if not inferred:
+            return schema
+        names = {field.name for field in inferred}
+        kinds = {field.name: StringType() if field.name in names else field.dataType for field in schema}
+        texts = self._load(self._reader().schema(StructType([StructField(*column) for column in kinds.items()])))
+        with self._readable():
+            row = texts.agg(
+                *(F.max(changes(texts[quoted(field.name)], field.dataType)).alias(field.name) for field in inferred)
+            ).first()
+        changed = {name for name, is_changed in (row.asDict() if row else {}).items() if is_changed}
+        return StructType(
+            [StructField(field.name, StringType() if field.name in changed else field.dataType) for field in schema]
+        )
 
     def _reader(self) -> DataFrameReader:
-        return self._spark.read.format(self._format).options(**self.options)
+        return self._spark.read.format(self._format).options(**{**self.options, **self._layout})
+
+    @cached_property
+    def _layout(self) -> Mapping[str, str]:
+        """Options that the lines of the files need, which are checked first."""
+        if self._effective.get("mode") != "failfast":
+            return {}
+        with self._readable():
+            if self._format == "json":
+                whole = {"wholetext": self._given["multiline"]} if "multiline" in self._given else {}
+                separator = {"lineSep": self._given["linesep"]} if "linesep" in self._given else {}
+                check_json(self._lines(**whole, **separator), self._given)
+                return {}
+            return check_csv(self._lines(), self._lines(lineSep="\n"), CsvSyntax.of(self._given))
+
+    def _lines(self, **options: str) -> DataFrame:
+        return self._load(self._spark.read.format("text").options(**_NO_FILE_LESS, **options))
 
     def _load(self, reader: DataFrameReader) -> DataFrame:
         return reader.load(self._paths)

@@ -1,0 +1,171 @@
+"""Values of source files: stored as they are, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import date
+from decimal import Decimal
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import StructType
+
+from writer_jobs.delta.exact_cast import exact_cast
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.jvm_errors import one_sentence
+from writer_jobs.errors import SourceError, WriteFailedError
+from writer_jobs.job.source_files import find_sources
+from writer_jobs.job.sources import SourceReader
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def berlin(spark: SparkSession) -> Iterator[None]:
+    """Have a session time zone whose clocks change."""
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", before)
+
+
+#: By type: texts, and their values as Spark prints them in UTC; None where a text is no value.
+CASTS: dict[str, dict[str, str | None]] = {
+    "boolean": {"true": "true", "FALSE": "false", "yes": None, "1": None, " true": None, "": None},
+    "int": {"7": "7", "-7.0": "-7", "7.5": None, "2147483648": None, " 7": None, "7e0": None, "": None},
+    "bigint": {"9223372036854775807": "9223372036854775807", "9223372036854775808": None},
+    "decimal(10,2)": {
+        "19.99": "19.99", "19.990": "19.99", "19.999": None, "0.005": None, "1e2": "100.00", "1e-3": None, "1.5e-1":
+        "0.15", "123456789": None, "1,5": None, "1d": None, "NaN": None, "-.5": "-0.50", "": None,
+    },
+    "double": {
+        "0.1": "0.1", "9007199254740993": None, "9007199254740992": "9.007199254740992E15", "1e400": None, "-Infinity":
+        "-Infinity", "NaN": "NaN", "Inf": "Infinity", "1d": None, "0x1p3": None, " 1": None,
+    },
+    "float": {"16777217": None, "16777216": "1.6777216E7", "0.1": "0.1", "1e39": None},
+    "date": {
+        "2026-01-02": "2026-01-02", "2026-01-02T00:00:00": "2026-01-02", "2026-01-02T23:59:00Z": None, "2026-01": None,
+        "2026-02-30": None, "2026-01-02 x": None,
+    },
+    "timestamp": {
+        "2026-01-02T23:59:00Z": "2026-01-02 23:59:00", "2026-01-02 23:59:00.123456": "2026-01-02 22:59:00.123456",
+        "2026-01-02T23:59:00.1234567Z": None, "2026-03-29 02:30:00": None, "1700000000000": None, "12:30": None,
+        "2026-01-02": "2026-01-01 23:00:00", "2026-01-02T23:59:00-01:00": "2026-01-03 00:59:00",
+    },
+    "timestamp_ntz": {
+        "2026-01-02T23:59:00": "2026-01-02 23:59:00", "2026-01-02T23:59:00Z": None, "2026-01-02T23:59:00.0000001": None,
+        "2026-03-29 02:30:00": "2026-03-29 02:30:00",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("berlin")
+def test_a_text_is_cast_exactly_or_to_null(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([(text,) for text in sorted({*chain(*CASTS.values())})], "text string")
+    columns = []
+    for name in CASTS:
+        value = exact_cast(F.col("text"), StructType.fromDDL(f"x {name}")["x"].dataType)
+        shown = F.to_utc_timestamp(value, "Europe/Berlin") if name == "timestamp" else value
+        columns.append(shown.cast("string").alias(name))
+    shown_by_text = {row["text"]: row.asDict() for row in rows.select("text", *columns).collect()}
+    assert {name: {text: shown_by_text[text][name] for text in texts} for name, texts in CASTS.items()} == CASTS
+
+
+@pytest.fixture
+def read(spark: SparkSession, tmp_path: Path) -> Callable[..., Any]:
+    """Read one file: ``read("csv", "a,b\\n1,2\\n", "a int, b int", sep=";")``; the rows, or the error in a sentence."""
+
+    def run(form: str, content: str | bytes, ddl: str | None, **options: str) -> Any:
+        source = tmp_path / f"source.{form}"
+        source.write_bytes(content if isinstance(content, bytes) else content.encode())
+        try:
+            reader = SourceReader(spark, find_sources(HadoopFiles.of(spark), [str(source)]), form, options, "t")
+            schema = reader.schema(None) if ddl is None else StructType.fromDDL(ddl)
+            return [tuple(row) for row in reader.read(schema).collect()]
+        except (WriteFailedError, SourceError, PySparkException) as error:
+            return one_sentence(error)
+
+    return run
+
+
+#: Format, content, columns, options; and the rows, or what the refusal says.
+EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
+    ("json", '{"x":19.999}', "x decimal(10,2)", {}, "column x: the value '19.999' is not exactly a value of type dec"),
+    ("json", '{"x":0.005}', "x decimal(10,2)", {}, "'0.005'"),
+    ("json", '{"x":"19.99"}\n\n{"x":1e1}', "x decimal(10,2)", {}, [(Decimal("19.99"),), (Decimal("10.00"),)]),
+    ("json", '{"x":0.1234567890123456789}', "x decimal(38,19)", {}, [(Decimal("0.1234567890123456789"),)]),
+    ("json", '[{"x":0.1234567890123456789},\n{}]', "x decimal(38,19)", {"multiLine": "true"},
+     [(Decimal("0.1234567890123456789"),), (None,)]),
+    ("json", '{"x":9007199254740993}', "x double", {}, "'9007199254740993'"),
+    ("json", '{"x":1e400}', "x double", {}, "'1e400'"),
+    ("json", '{"x":1700000000000}', "x timestamp", {}, "'1700000000000'"),
+    ("json", '{"x":"2026-01-02T23:59:00Z"}', "x date", {}, "'2026-01-02T23:59:00Z'"),
+    ("json", '{"x":"2026-01-02"}', "x date", {}, [(date(2026, 1, 2),)]),
+    ("json", '{"x":"02.01.2026"}', "x date", {"dateFormat": "dd.MM.yyyy"}, [(date(2026, 1, 2),)]),
+    ("json", '{"x":19.999}\n{"x":1}', "x decimal(10,2)", {"mode": "PERMISSIVE"}, [(None,), (Decimal("1.00"),)]),
+    ("json", '{"s":{"x":19.999}}', "s struct<x: decimal(10,2)>", {}, "column s.x"),
+    ("json", '{"a":[1.5, 0.005]}', "a array<decimal(10,2)>", {}, "column a[]: the value '0.005'"),
+    ("json", '{"m":{"k":0.005}}', "m map<string, decimal(10,2)>", {}, "column m[]"),
+    ("json", '{"m":{"k":[{"x":1.5}]}, "a":null}', "m map<string, array<struct<x: decimal(10,2)>>>, a array<double>",
+     {}, [({"k": [(Decimal("1.50"),)]}, None)]),
+    ("json", '{"id":1,"n":1}{"id":2,"n":1}', "id int, n int", {}, "is not one JSON object"),
+    ("json", '{"id":1},{"id":2}', "id int", {}, "is not one JSON object"),
+    ("json", '{"id":1}],[{"id":2}', "id int", {}, "is not one JSON object"),
+    ("json", '{"id":1}\n{"id":2}', "id int", {"multiLine": "true"}, "is not one JSON object"),
+    ("json", '{"id":1,"id":2}', "id int", {}, "names each field once"),
+    ("json", '{"t":"x\\ud800"}', "t string", {}, "is not one JSON object"),
+    ("json", b'{"t":"caf\xe9"}', "t string", {}, "in UTF-8"),
+    ("json", '{"x":1}', "x int", {"encoding": "UTF-16"}, "read as UTF-8 alone"),
+    ("csv", "x,y\n19.999,a\n", "x decimal(10,2), y string", {}, "column x: the value '19.999'"),
+    ("csv", 'x,y\n"1,5",a\n', "x decimal(10,2), y string", {}, "'1,5'"),
+    ("csv", 'x;y\n"1.234,5";a\n', "x decimal(10,2), y string", {"locale": "de", "sep": ";"},
+     [(Decimal("1234.50"), "a")]),
+    ("csv", "x\n2026-01-02 23:59:00\n", "x date", {}, "'2026-01-02 23:59:00'"),
+    ("csv", "x\nInf\nNaN\n-\n", "x double", {"nanValue": "-"}, None),
+    ("csv", "x,y\n9007199254740993,1\n", "x double, y int", {}, "'9007199254740993'"),
+    ("csv", 'id,t\n1,"the ""big"" one"\n2,"C:\\dir\\"\n', "id int, t string", {},
+     [(1, 'the "big" one'), (2, "C:\\dir\\")]),
+    ("csv", 'id,t\n1,"A\n2,B"\n', "id int, t string", {}, [(1, "A\n2,B")]),
+    ("csv", 'id,t\r\n1,"A\r\n2,""B"\r\n2,"x\ny\rz"\r\n3,p', "id int, t string", {},
+     [(1, 'A\r\n2,"B'), (2, "x\ny\rz"), (3, "p")]),
+    ("csv", 'id,t\n1,"A\r\nB"\n2,p\n', "id int, t string", {}, [(1, "A\r\nB"), (2, "p")]),
+    ("csv", 'id,t\n1,"A\nB"\r\n2,p\n', "id int, t string", {}, "some records end with CRLF"),
+    ("csv", 'id,t\n1,"A\nB"\n', "id int, t string", {"multiLine": "false"}, "give --option multiLine=true"),
+    ("csv", 'id,t\n1,"A\n', "id int, t string", {}, "quotes that are not closed"),
+    ("csv", 'id,t\n1,"a"b"\n2,"c\nd"\n', "id int, t string", {}, "malformed quotes"),
+    ("csv", 'id,t\n1,"a"b"c"\n', "id int, t string", {}, "whose quotes are malformed"),
+    ("csv", 'id,t\n1,5" and 6" pipe\n', "id int, t string", {}, "whose quotes are malformed"),
+    ("csv", 'id,t\n1,5" pipe\n', "id int, t string", {"quote": ""}, [(1, '5" pipe')]),
+    ("csv", 'id,t\n1, "a"\n', "id int, t string", {"ignoreLeadingWhiteSpace": "true"}, [(1, "a")]),
+    ("csv", 'id\tt\n1\t"a\tb"\n', "id int, t string", {"sep": "\\t"}, [(1, "a\tb")]),
+    ("csv", 'id,t\n1,"say \\"no\\""\n', "id int, t string", {"escape": "\\"}, [(1, 'say "no"')]),
+    ("csv", b"id,t\n1,caf\xe9\n", "id int, t string", {}, "bytes that are not UTF-8"),
+    ("csv", b"id,t\n1,caf\xe9\n", "id int, t string", {"encoding": "ISO-8859-1"}, [(1, "café")]),
+    ("csv", b"id,t\n1,caf\xe9\n", "id int, t string", {"encoding": "US-ASCII"}, "column t"),
+]  # fmt: skip
+
+
+def test_values_of_files_are_read_as_they_are_or_refused(read: Callable[..., Any]) -> None:
+    wrong = []
+    for form, content, ddl, options, expected in EXACT:
+        result = read(form, content, ddl, **options)
+        is_right = expected in str(result) if isinstance(expected, str) else expected in (None, result)
+        if not is_right:
+            wrong.append((form, content, options, expected, result))
+    assert not wrong, "\n".join(map(repr, wrong))
+
+
+def test_types_are_inferred_only_where_they_keep_values(read: Callable[..., Any]) -> None:
+    header = "code,plus,whole,large,share,moment,nanos,big\n"
+    rows = "007,+1,7,9007199254740993,1.50,2026-01-02 10:00:00Z,2026-01-02 10:00:00.1234567,1e400\n,,8,1.5,,,,\n"
+    first, second = read("csv", header + rows, None)
+    assert (first[:5], first[6:]) == (
+        ("007", "+1", 7, "9007199254740993", 1.5),
+        ("2026-01-02 10:00:00.1234567", "1e400"),
+    )
+    assert second[2:4] == (8, "1.5")

@@ -1,0 +1,212 @@
+"""Lines of source files, checked before Spark's readers parse them.
+
+Spark's reader of CSV takes quotes that are not closed, or not doubled, for something else than the writer of the file
+meant, ends a row at a newline in quotes, and replaces bytes that have no meaning in the encoding. Its reader of JSON
+passes over what follows the first object of a line. None of them reports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+_LONGEST_SAMPLE = 80
+_SEPARATORS = {"\\t": "\t", "\\\\": "\\"}
+# With these a file has another syntax than that of RFC 4180, which is the user's to know.
+_OTHER_SYNTAX = ("escape", "quote", "comment", "linesep", "chartoescapequoteescaping", "unescapedquotehandling")
+_HINT = (
+    "RFC 4180 wants fields with quotes, separators or newlines in quotes, and quotes within them doubled; for another "
+    "syntax give --option escape=…, or --option quote= for files in which quotes mean nothing"
+)
+
+
+class LinesError(ValueError):
+    """A file has lines that a reader would not read as they are meant. The message is one sentence."""
+
+
+@dataclass(frozen=True)
+class CsvSyntax:
+    """How CSV files are written, by the options of Spark's reader.
+
+    Attributes:
+        separator: between fields.
+        blanks: whether blanks around quotes are ignored.
+        is_one_line: whether the option multiLine is false.
+        is_utf8: whether the encoding is UTF-8.
+        is_standard: whether quotes mean what they mean in RFC 4180, and are found by their bytes.
+
+    """
+
+    separator: str
+    blanks: bool
+    is_one_line: bool
+    is_utf8: bool
+    is_standard: bool
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> CsvSyntax:
+        """Return the syntax that the options of a user describe.
+
+        Args:
+            options: with lower-case names.
+
+        """
+        encoding, separator = encoding_of(options), options.get("sep", options.get("delimiter", ","))
+        return cls(
+            _SEPARATORS.get(separator, separator),
+            any(options.get(f"ignore{side}whitespace", "").lower() == "true" for side in ("leading", "trailing")),
+            options.get("multiline", "").lower() == "false",
+            is_utf8(encoding),
+            not any(name in options for name in _OTHER_SYNTAX) and _is_like_ascii(encoding),
+        )
+
+
+def encoding_of(options: Mapping[str, str]) -> str:
+    """Return the encoding that the options of a reader name."""
+    return options.get("encoding", options.get("charset", "UTF-8"))
+
+
+def is_utf8(encoding: str) -> bool:
+    """Return whether an encoding is UTF-8."""
+    return encoding.lower() in ("utf-8", "utf8")
+
+
+def _is_like_ascii(encoding: str) -> bool:
+    try:
+        return '",\r\n'.encode(encoding) == b'",\r\n'
+    except LookupError:
+        return False
+
+
+def check_csv(lines: DataFrame, lines_of_newlines: DataFrame, syntax: CsvSyntax) -> dict[str, str]:
+    """Return the options that Spark's reader needs to read CSV files by RFC 4180.
+
+    Rows without newlines in quotes need none, so that a large file is read by several tasks.
+
+    Args:
+        lines: ``value`` and ``_metadata`` of the files' lines, as Spark's reader divides them.
+        lines_of_newlines: the same, divided at each line feed alone.
+        syntax: of the files.
+
+    Raises:
+        LinesError: bytes that are not UTF-8, or quotes that are not those of RFC 4180.
+
+    """
+    if not (syntax.is_utf8 or syntax.is_standard):
+        return {}
+    value, file = F.col("value"), F.col("_metadata.file_path")
+    damaged = F.lit(syntax.is_utf8) & ~F.is_valid_utf8(value)
+    is_open = F.lit(syntax.is_standard) & _has_odd_quotes(value)
+    bare = F.lit(syntax.is_standard) & ~is_open & _without_quoted(value, syntax).contains('"')
+    found = lines.agg(
+        F.first(F.when(damaged, file), ignorenulls=True).alias("damaged"),
+        F.max(is_open).alias("is_open"),
+        F.first(F.when(bare, _sample(value, file)), ignorenulls=True).alias("bare"),
+    ).first()
+    if found is None:
+        return {}
+    if found.damaged is not None:
+        raise LinesError(f"{found.damaged} has bytes that are not UTF-8: give --option encoding=…")
+    if not found.is_open:
+        if found.bare is not None:
+            raise LinesError(
+                f"{found.bare.file} has the line {found.bare.sample!r}, whose quotes are malformed: {_HINT}"
+            )
+        return {}
+    if syntax.is_one_line:
+        raise LinesError("a line ends within quotes, or quotes are malformed: give --option multiLine=true")
+    return {"multiLine": "true", "lineSep": _line_separator(lines_of_newlines, syntax)}
+
+
+def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
+    """Return what ends the records of files with newlines in quotes.
+
+    Without it Spark's reader makes line feeds of other newlines in quotes.
+
+    Raises:
+        LinesError: quotes are malformed or not closed, or records end in several ways.
+
+    """
+    text = F.regexp_replace("value", r"\r$", "")
+    after_newline = Window.partitionBy("file").orderBy("block", "number")
+    outside, inside = (_without_quoted(start, syntax) for start in (text, F.concat(F.lit('"'), text)))
+    numbered = lines.select(
+        F.col("_metadata.file_path").alias("file"),
+        F.col("_metadata.file_block_start").alias("block"),
+        F.monotonically_increasing_id().alias("number"),
+        _has_odd_quotes(F.col("value")).cast("int").alias("odd"),
+        F.col("value").endswith("\r").alias("is_crlf"),
+        *(rest.rlike('["\r]').alias(name) for name, rest in (("bad_outside", outside), ("bad_inside", inside))),
+    )
+    quotes = F.sum("odd").over(after_newline)
+    ends = numbered.select(
+        "file",
+        ((quotes % 2) == 1).alias("is_open"),
+        F.when((quotes - F.col("odd")) % 2 == 1, F.col("bad_inside")).otherwise(F.col("bad_outside")).alias("bad"),
+        "is_crlf",
+        F.lead("number").over(after_newline).isNull().alias("is_last"),
+    )
+    ends_record = ~F.col("is_open") & ~F.col("is_last")
+    found = ends.agg(
+        F.first(F.when(F.col("bad") | (F.col("is_open") & F.col("is_last")), F.col("file")), ignorenulls=True).alias(
+            "bad"
+        ),
+        F.max(ends_record & F.col("is_crlf")).alias("crlf"),
+        F.max(ends_record & ~F.col("is_crlf")).alias("lf"),
+    ).first()
+    if found is None or found.bad is not None:
+        raise LinesError(f"{found and found.bad} has malformed quotes, or quotes that are not closed: {_HINT}")
+    if found.crlf and found.lf:
+        raise LinesError(
+            "of files with newlines in quotes some records end with CRLF, and some with LF: load files of one kind at "
+            "a time, or give --option lineSep=…"
+        )
+    return "\r\n" if found.crlf else "\n"
+
+
+def check_json(documents: DataFrame, options: Mapping[str, str]) -> None:
+    """Make sure that each line, or file, is one JSON value.
+
+    Args:
+        documents: ``value`` and ``_metadata`` of lines; of files with the option multiLine.
+        options: of the user, with lower-case names. Those that begin with "allow" count.
+
+    Raises:
+        LinesError: one is not.
+
+    """
+    value, file = F.col("value"), F.col("_metadata.file_path")
+    allowed = {name: option for name, option in options.items() if name.startswith("allow")}
+    # Spark's parser ends with the first value: the zero shows that it came to the end.
+    parsed = F.from_json(F.concat(F.lit("["), value, F.lit(",0]")), "variant", allowed)
+    end, more = (F.try_variant_get(parsed, f"$[{at}]", "variant") for at in (1, 2))
+    is_one = F.is_valid_utf8(value) & end.isNotNull() & more.isNull()
+    bad = (F.trim(value) != "") & ~is_one
+    found = documents.agg(F.first(F.when(bad, _sample(value, file)), ignorenulls=True).alias("bad")).first()
+    if found is not None and found.bad is not None:
+        raise LinesError(
+            f"{found.bad.file} has {found.bad.sample!r}, which is not one JSON object in UTF-8 that names each field "
+            "once: write one object per line"
+        )
+
+
+def _has_odd_quotes(line: Column) -> Column:
+    return (F.length(line) - F.length(F.replace(line, F.lit('"'), F.lit("")))) % 2 == 1
+
+
+def _without_quoted(line: Column, syntax: CsvSyntax) -> Column:
+    """Return a line without its quoted fields, the last of which may be open.
+
+    Step by step: a regular expression with a loop over escaped quotes would overflow Java's stack on long fields.
+    """
+    blanks = r"\s*" if syntax.blanks else ""
+    separator = rf"\Q{syntax.separator}\E"
+    pattern = rf'(^|{separator}){blanks}"[^"]*("{blanks}(?=$|{separator})|$)'
+    return F.regexp_replace(F.replace(line, F.lit('""'), F.lit("")), pattern, "$1")
+
+
+def _sample(value: Column, file: Column) -> Column:
+    return F.struct(file.alias("file"), F.left(value, F.lit(_LONGEST_SAMPLE)).alias("sample"))
