@@ -57,11 +57,15 @@ def test_sources_may_be_globs_folders_compressed_named_oddly_and_named_twice(
 def test_column_value_folders_are_columns(
     append: Callable[..., Any], csv_file: Callable[..., Path], tmp_path: Path, table: Path, rows_of: Callable[..., Any]
 ) -> None:
-    csv_file("parts/year=2013/a.csv", "id", [(1,), (2,)])
-    csv_file("parts/year=2014/a.csv", "id", [(3,)])
+    csv_file("parts/year=2013/code=007/a.csv", "id", [(1,), (2,)])
+    csv_file("parts/year=2014/code=8/a.csv", "id", [(3,)])
     done = append("--table", table, "--source", tmp_path / "parts")
     assert (done.code, done.error) == (0, "")
-    assert rows_of(table, "id", "year") == [(1, 2013), (2, 2013), (3, 2014)]
+    assert rows_of(table, "id", "year", "code") == [(1, 2013, "007"), (2, 2013, "007"), (3, 2014, "8")]
+    pq.write_table(pa.table({"id": [4]}), csv_file("more/year=2015/code=09/a.parquet", "", []))
+    done = append("--table", table, "--source", tmp_path / "more")
+    assert (done.code, done.error) == (0, "")
+    assert rows_of(table, "id", "year", "code")[-1] == (4, 2015, "09")
 
 
 def test_json_is_read_with_the_types_of_the_table_and_missing_fields_are_null(
@@ -128,7 +132,7 @@ def test_json_with_unknown_or_malformed_fields_is_refused(
     for text, said in (
         ('{"id": 1, "inner": {"a": 1, "b": 2}}', "no column inner.b"),
         ('{"id": "one"}', "one"),
-        ('{"id": 1}\nnot json', "Malformed"),
+        ('{"id": 1}\nnot json', "'not json', which is not one JSON object"),
     ):
         source.write_text(text)
         failed = append("--table", table, "--source", source)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import StructType
 
 from lock_manager import HeldLock, ZookeeperLockManager
 from tests.support.at_the_gate import TableAtTheGate
@@ -18,6 +19,9 @@ from writer_jobs import LockedDeltaWriter, WriteFailedError, locked
 from writer_jobs.commit import gate_rules
 from writer_jobs.commit.gate_rules import why_whole
 from writer_jobs.commit.operation import Work
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.job.source_files import find_sources
+from writer_jobs.job.sources import SourceReader
 
 pytestmark = pytest.mark.spark
 
@@ -204,6 +208,7 @@ def test_other_plans_go_through_the_gate(table: Table, tmp_path: Path) -> None:
     table.rows(1).write.csv(str(tmp_path / "csv"), header=True)
     spark.read.format("delta").load(str(table.neighbor)).createOrReplaceTempView("other_table")
     table.rows(1).createOrReplaceTempView("new_rows")
+    lines = SourceReader(spark, find_sources(HadoopFiles.of(spark), [str(tmp_path / "csv")]), "csv", {}, "t")
     derby = "jdbc:derby:memory:gate;create=true"
     table.rows(1).write.jdbc(derby, "numbers", properties={"driver": "org.apache.derby.iapi.jdbc.AutoloadedDriver"})
     harmless: dict[str, DataFrame | Column | str] = {
@@ -215,6 +220,7 @@ def test_other_plans_go_through_the_gate(table: Table, tmp_path: Path) -> None:
         "checkpoint of the table": spark.read.format("delta").load(str(table.path)).localCheckpoint(),
         "parquet": spark.read.parquet(str(tmp_path / "files")),
         "csv": spark.read.csv(str(tmp_path / "csv"), header=True),
+        "csv that is cast exactly": lines.read(StructType.fromDDL("id decimal(10,2), p double")),
         "JDBC": spark.read.jdbc(derby, "numbers"),
         "other table": spark.sql("SELECT * FROM new_rows WHERE id NOT IN (SELECT id FROM other_table)"),
         "other table's changes": table.changes(table.neighbor),

@@ -169,3 +169,32 @@ def test_types_are_inferred_only_where_they_keep_values(read: Callable[..., Any]
         ("2026-01-02 10:00:00.1234567", "1e400"),
     )
     assert second[2:4] == (8, "1.5")
+
+
+JOBS: dict[str, tuple[str, ...]] = {
+    "append": (),
+    "overwrite": (),
+    "upsert": ("--keys", "id", "--sequence-by", "id"),
+    "stream": ("--keys", "id", "--event-time", "at", "--trigger", "available-now"),
+}
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_job_stores_exact_values_and_refuses_others(
+    job: str, run_job: Callable[..., Any], copy_of: Callable[..., Path], tmp_path: Path, rows_of: Callable[..., Any]
+) -> None:
+    table = copy_of("create table {t} (id int, text string, price decimal(10,2), at timestamp_ntz) using delta")
+    landing, place = tmp_path / "landing", ["--table", table, "--source", tmp_path / "landing", *JOBS[job]]
+    place += ["--checkpoint", tmp_path / "checkpoint"] if job == "stream" else []
+    landing.mkdir()
+    (landing / "1.csv").write_text('id,text,price,at\n1,"the ""big""\none",1.50,2013-01-01T08:00:00\n')
+    done = run_job(job, *place)
+    assert (done.code, done.error) == (0, "")
+    assert rows_of(table, "id", "text", "price") == [(1, 'the "big"\none', Decimal("1.50"))]
+    (landing / "1.csv").unlink()
+    (landing / "2.csv").write_text("id,text,price,at\n2,x,19.999,2013-01-01T08:00:00\n")
+    done = run_job(job, *place)
+    assert done.code == 5
+    assert "column price: the value '19.999' is not exactly a value of type decimal(10,2)" in done.error
+    assert [line for line in done.error.splitlines() if line.startswith(f"{job}.py: ")]
+    assert len(rows_of(table, "id")) == 1

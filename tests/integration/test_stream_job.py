@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -274,6 +275,11 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
         '{"at": "2013-01-01T08:00:00Z", "seats": 100}',
         '{"flight": "UA1", "at": null}',
         '{"flight": "UA1", "at": "+10000-01-01T08:00:00Z"}',
+        '{"flight": "UA2", "at": "2013-01-01T08:00:00Z", "fares": [0.123456789012345678901]}',
+        '{"flight": "UA3", "at": "2013-01-01T08:00:00Z", "fares": [1, 19.9999999999999999999999]}',
+        '{"flight": "UA3", "at": "2013-01-01T08:00:00Z", "fares": [1.00000000000000000000001e0]}',
+        '{"flight": "UA3", "at": 1700000000000}',
+        '{"flight": "UA3", "at": "2013-01-01T08:00:00Z", "share": 1e400}',
     ]
     messages = [
         (None, None if value is None else bytearray(value.encode()), "departures", 0, number)
@@ -282,7 +288,7 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     rows = spark.createDataFrame(messages, "key binary, value binary, topic string, partition int, offset long")
     rows.coalesce(1).write.parquet(str(tmp_path / "landing"))
     how = ("--keys", "flight", "--event-time", "at", "--trigger", "available-now", "--format", "parquet")
-    schema = ("--value-schema", "flight string, at timestamp, seats int")
+    schema = ("--value-schema", "flight string, at timestamp, seats int, fares array<decimal(30,21)>, share double")
     dead = Path(f"{table}_dead_letters")
     # A batch that is in the table gets its dead letters when it is tried again; one that has them does not.
     for killed_at in ("write_dead_letters", "EventClock.after"):
@@ -293,14 +299,23 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     done = stream(*schema, how=how)
     assert (done.code, done.error) == (0, "")
     (line,) = done.commits
-    assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 1, 7)
-    assert rows_of(table, "flight", "seats") == [("UA1", 100)]
-    assert rows_of(dead, "origin", "reason") == [
-        *((f"departures/0/{number}", "no JSON of the schema") for number in (1, 2, 3, 4)),
-        ("departures/0/5", "null in flight"),
-        ("departures/0/6", "null in at"),
-        ("departures/0/7", "the event time is beyond the years 1 to 9999"),
-    ]
+    assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 2, 11)
+    assert rows_of(table, "flight", "seats", "fares") == [
+        ("UA1", 100, None), ("UA2", None, [Decimal("0.123456789012345678901")]),
+    ]  # fmt: skip
+    no_value, decimal = "is not exactly a value of type", "decimal(30,21)"
+    reasons = {
+        **dict.fromkeys((1, 3, 4), "no JSON of the schema"),
+        2: f"column at: the value 'soon' {no_value} timestamp",
+        5: "null in flight",
+        6: "null in at",
+        7: "the event time is beyond the years 1 to 9999",
+        9: f"column fares[]: the value '19.9999999999999999999999' {no_value} {decimal}",
+        10: f"column fares[]: the value '1.0' {no_value} {decimal}",
+        11: f"column at: the value '1700000000000' {no_value} timestamp",
+        12: f"column share: the value 'Infinity' {no_value} double",
+    }
+    assert dict(rows_of(dead, "origin", "reason")) == {f"departures/0/{at}": reason for at, reason in reasons.items()}
     wrong = stream("--value-schema", "flight", how=how)
     assert (wrong.code, "--value-schema" in sentence(wrong)) == (2, True), wrong.error
 

@@ -8,11 +8,22 @@ from contextlib import closing, contextmanager
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from writer_jobs.arrivals.lateness import EVENT_RANGE, event_micros, is_event_time
 from writer_jobs.arrivals.stream import RowBatch
 from writer_jobs.changes.kept import Kept
+from writer_jobs.delta.exact_cast import exact_cast
+from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, first_misfit, from_text, misfit_sentence
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
@@ -24,6 +35,8 @@ ROW = "__sluice_row"
 """Column with the row that a message has."""
 
 _CORRUPT, _REASON = "__sluice_corrupt", "__sluice_reason"
+# Numbers in JSON of which a variant makes a double: with an exponent, or with more than 38 digits.
+_ROUNDED_NUMBER = r"[:\[,\s-]\d([\d.]{15,}[eE][+-]?\d+|[\d.]{38,})\s*[,}\]]"
 
 
 class JsonValues:
@@ -46,7 +59,7 @@ class JsonValues:
             parsed = StructType.fromDDL(schema)
         except (*JVM_ERRORS, PySparkException) as error:
             raise SourceError(f"--value-schema {schema!r}: {one_sentence(error)}") from error
-        self._schema = StructType([*parsed, StructField(_CORRUPT, StringType())])
+        self._schema = parsed
 
     @contextmanager
     def of(self, messages: DataFrame) -> Iterator[RowBatch]:
@@ -58,17 +71,42 @@ class JsonValues:
 
         """
         text = F.col("value").cast("string")
-        parsed = F.from_json(text, self._schema, {"columnNameOfCorruptRecord": _CORRUPT})
-        bad = only_one(listed(text)).isNull() | F.col(ROW).isNull() | F.col(f"{ROW}.{_CORRUPT}").isNotNull()
+        as_texts = as_text(self._schema, INEXACT_TYPES)
+        whole = only_one(listed(text))
+        # It finds values of other kinds, and makes a double of a number that is read as text: a variant has its digits.
+        checked = F.from_json(
+            text, StructType([*as_texts, StructField(_CORRUPT, StringType())]), {"columnNameOfCorruptRecord": _CORRUPT}
+        )
+        is_bad = whole.isNull() | checked.isNull() | checked.getField(_CORRUPT).isNotNull()
+        reason = F.when(is_bad, "no JSON of the schema").otherwise(_misfit(text, F.col(ROW), self._schema))
         try:
-            read = messages.select("key", "value", "origin", parsed.alias(ROW))
-            read = read.withColumn(_REASON, F.when(bad, "no JSON of the schema"))
+            read = messages.select("key", "value", "origin", whole.try_cast(as_texts).alias(ROW))
+            row = from_text(F.col(ROW), self._schema, INEXACT_TYPES, lambda item, kind, _: exact_cast(item, kind), "")
+            read = read.withColumn(_REASON, reason).withColumn(ROW, row)
         except PySparkException as error:
             raise SourceError(f"--value-schema: {one_sentence(error)}") from error
-        with closing(
-            Kept.of(self._writer.table, read.withColumn(ROW, F.col(ROW).dropFields(_CORRUPT)), "messages")
-        ) as kept:
+        with closing(Kept.of(self._writer.table, read, "messages")) as kept:
             yield placed(kept.rows, self._writer, self._arguments)
+
+
+def _misfit(text: Column, row: Column, schema: StructType) -> Column:
+    """Return why a value of a message would change in its column; null if none would.
+
+    Args:
+        text: of the message.
+        row: its values, of the types that :func:`as_text` returns.
+        schema: names and types.
+
+    """
+
+    def misfit(value: Column, target: DataType, path: str) -> Column:
+        is_too_large = value.endswith("Infinity") & ~text.contains('Infinity"')
+        is_changed = exact_cast(value, target).isNull()
+        if isinstance(target, DecimalType | FloatType | DoubleType):
+            is_changed = is_changed | is_too_large | text.rlike(_ROUNDED_NUMBER)
+        return F.when(value.isNotNull() & is_changed, misfit_sentence(value, target, path))
+
+    return first_misfit(row, schema, INEXACT_TYPES, misfit, "")
 
 
 def placed(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowBatch:
@@ -102,7 +140,8 @@ def placed(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobA
 
 def _of_event_time(value: Column, kind: DataType) -> Iterator[Column]:
     """Yield why rows with such an event time have no place; null of all others."""
-    moment, read_as = value.try_cast(_moment_or(kind)), _moment_or(kind)
+    read_as = _moment_or(kind)
+    moment = exact_cast(value, read_as) if isinstance(kind, StringType) else value
     yield F.when(moment.isNull(), "the event time is no moment")
     if is_event_time(read_as):
         yield F.when(
@@ -111,10 +150,12 @@ def _of_event_time(value: Column, kind: DataType) -> Iterator[Column]:
 
 
 def with_moments(rows: DataFrame, event_time: str) -> DataFrame:
-    """Read the event time as a timestamp if it is text, as in JSON it is; what is none fails."""
+    """Return rows whose event time is a timestamp if it is text; a text that is not exactly one fails."""
     for field in rows.schema:
         if field.name.lower() == event_time.lower() and isinstance(field.dataType, StringType):
-            return rows.withColumn(field.name, rows[quoted(field.name)].cast(_moment_or(field.dataType)))
+            text, kind = rows[quoted(field.name)], _moment_or(field.dataType)
+            failure = F.raise_error(misfit_sentence(text, kind, field.name)).cast(kind)
+            return rows.withColumn(field.name, F.when(text.isNotNull(), F.coalesce(exact_cast(text, kind), failure)))
     return rows
 
 

@@ -182,8 +182,7 @@ class SourceReader:
             known: folded names of columns whose type is not inferred.
 
         Raises:
-            SourceError: the files cannot be read as this format.
-            WriteFailedError: malformed lines.
+            WriteFailedError: a malformed record.
 
         """
         inferred = [
@@ -198,10 +197,11 @@ class SourceReader:
         names = {field.name for field in inferred}
         kinds = {field.name: StringType() if field.name in names else field.dataType for field in schema}
         texts = self._load(self._reader().schema(StructType([StructField(*column) for column in kinds.items()])))
-        with self._readable():
-            row = texts.agg(
-                *(F.max(changes(texts[quoted(field.name)], field.dataType)).alias(field.name) for field in inferred)
-            ).first()
+        change = (F.max(changes(texts[quoted(field.name)], field.dataType)).alias(field.name) for field in inferred)
+        try:
+            row = texts.agg(*change).first()
+        except (*JVM_ERRORS, PySparkException) as error:
+            raise WriteFailedError(table=self._table, reason=one_sentence(error)) from error
         changed = {name for name, is_changed in (row.asDict() if row else {}).items() if is_changed}
         return StructType(
             [StructField(field.name, StringType() if field.name in changed else field.dataType) for field in schema]

@@ -59,8 +59,9 @@ rules:
   Columns that the changes do not have stay as they are; rows that are new have null there.
 
 how files are read:
-  As append.py does: a value that does not parse fails the job. Columns of the table are read with its types, others
-  with types that Spark infers, which reads csv and json files twice. All files are one batch, in any order.
+  As append.py does, by the rules of docs/inputs.md: a value that is not exactly a value of its column's type fails the
+  job. Columns of the table are read with its types, others with types that Spark infers, which reads csv and json files
+  once more. All files are one batch, in any order.
 
 locks:
   If all partition columns of the table are among the keys, the partitions that the changes touch are locked, so that
