@@ -63,8 +63,8 @@ def test_column_value_folders_are_columns(
     assert (done.code, done.error) == (0, "")
     assert rows_of(table, "id", "year", "code") == [(1, 2013, "007"), (2, 2013, "007"), (3, 2014, "8")]
     pq.write_table(pa.table({"id": [4]}), csv_file("more/year=2015/code=09/a.parquet", "", []))
-    done = append("--table", table, "--source", tmp_path / "more")
-    assert (done.code, done.error) == (0, "")
+    parquet = append("--table", table, "--source", tmp_path / "more")
+    assert (parquet.code, parquet.error) == (0, "")
     assert rows_of(table, "id", "year", "code")[-1] == (4, 2015, "09")
 
 

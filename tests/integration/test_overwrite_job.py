@@ -185,9 +185,9 @@ def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
     assert (again.code, again.commits[0]["already_committed"]) == (0, True)
     assert rows_of(parted, "id", "part") == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "b")]
     # Another row, in as many bytes.
-    other = overwrite([(7, "b")], *name, at=1_700_000_001)
-    assert other.code == 2
-    assert "was of other sources" in other.error
+    refused = overwrite([(7, "b")], *name, at=1_700_000_001)
+    assert refused.code == 2
+    assert "was of other sources" in refused.error
     assert rows_of(parted, "id", "part")[-2:] == [(5, "b"), (6, "b")]
 
 

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def berlin(spark: SparkSession) -> Iterator[None]:
     """Have a session time zone whose clocks change."""
-    before = spark.conf.get("spark.sql.session.timeZone")
+    previous = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     yield
-    spark.conf.set("spark.sql.session.timeZone", before)
+    spark.conf.set("spark.sql.session.timeZone", previous)
 
 
 #: By type: texts, and their values as Spark prints them in UTC; None where a text is no value.
@@ -93,10 +93,9 @@ def read(spark: SparkSession, tmp_path: Path) -> Callable[..., Any]:
     return run
 
 
-#: Format, content, columns, options; and the rows, or what the refusal says.
+#: Format, content, columns, options; and the rows, or a part of the refusal.
 EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
     ("json", '{"x":19.999}', "x decimal(10,2)", {}, "column x: the value '19.999' is not exactly a value of type dec"),
-    ("json", '{"x":0.005}', "x decimal(10,2)", {}, "'0.005'"),
     ("json", '{"x":"19.99"}\n\n{"x":1e1}', "x decimal(10,2)", {}, [(Decimal("19.99"),), (Decimal("10.00"),)]),
     ("json", '{"x":0.1234567890123456789}', "x decimal(38,19)", {}, [(Decimal("0.1234567890123456789"),)]),
     ("json", '[{"x":0.1234567890123456789},\n{}]', "x decimal(38,19)", {"multiLine": "true"},
@@ -105,16 +104,13 @@ EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
     ("json", '{"x":1e400}', "x double", {}, "'1e400'"),
     ("json", '{"x":1700000000000}', "x timestamp", {}, "'1700000000000'"),
     ("json", '{"x":"2026-01-02T23:59:00Z"}', "x date", {}, "'2026-01-02T23:59:00Z'"),
-    ("json", '{"x":"2026-01-02"}', "x date", {}, [(date(2026, 1, 2),)]),
     ("json", '{"x":"02.01.2026"}', "x date", {"dateFormat": "dd.MM.yyyy"}, [(date(2026, 1, 2),)]),
     ("json", '{"x":19.999}\n{"x":1}', "x decimal(10,2)", {"mode": "PERMISSIVE"}, [(None,), (Decimal("1.00"),)]),
     ("json", '{"s":{"x":19.999}}', "s struct<x: decimal(10,2)>", {}, "column s.x"),
-    ("json", '{"a":[1.5, 0.005]}', "a array<decimal(10,2)>", {}, "column a[]: the value '0.005'"),
-    ("json", '{"m":{"k":0.005}}', "m map<string, decimal(10,2)>", {}, "column m[]"),
+    ("json", '{"m":{"k":[1.5, 0.005]}}', "m map<string, array<decimal(10,2)>>", {}, "column m[][]: the value '0.005'"),
     ("json", '{"m":{"k":[{"x":1.5}]}, "a":null}', "m map<string, array<struct<x: decimal(10,2)>>>, a array<double>",
      {}, [({"k": [(Decimal("1.50"),)]}, None)]),
     ("json", '{"id":1,"n":1}{"id":2,"n":1}', "id int, n int", {}, "is not one JSON object"),
-    ("json", '{"id":1},{"id":2}', "id int", {}, "is not one JSON object"),
     ("json", '{"id":1}],[{"id":2}', "id int", {}, "is not one JSON object"),
     ("json", '{"id":1}\n{"id":2}', "id int", {"multiLine": "true"}, "is not one JSON object"),
     ("json", '{"id":1,"id":2}', "id int", {}, "names each field once"),
@@ -125,9 +121,7 @@ EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
     ("csv", 'x,y\n"1,5",a\n', "x decimal(10,2), y string", {}, "'1,5'"),
     ("csv", 'x;y\n"1.234,5";a\n', "x decimal(10,2), y string", {"locale": "de", "sep": ";"},
      [(Decimal("1234.50"), "a")]),
-    ("csv", "x\n2026-01-02 23:59:00\n", "x date", {}, "'2026-01-02 23:59:00'"),
-    ("csv", "x\nInf\nNaN\n-\n", "x double", {"nanValue": "-"}, None),
-    ("csv", "x,y\n9007199254740993,1\n", "x double, y int", {}, "'9007199254740993'"),
+    ("csv", "x\nInf\n-\n9007199254740993\n", "x double", {"nanValue": "-"}, "'9007199254740993'"),
     ("csv", 'id,t\n1,"the ""big"" one"\n2,"C:\\dir\\"\n', "id int, t string", {},
      [(1, 'the "big" one'), (2, "C:\\dir\\")]),
     ("csv", 'id,t\n1,"A\n2,B"\n', "id int, t string", {}, [(1, "A\n2,B")]),
@@ -183,18 +177,18 @@ JOBS: dict[str, tuple[str, ...]] = {
 def test_a_job_stores_exact_values_and_refuses_others(
     job: str, run_job: Callable[..., Any], copy_of: Callable[..., Path], tmp_path: Path, rows_of: Callable[..., Any]
 ) -> None:
-    table = copy_of("create table {t} (id int, text string, price decimal(10,2), at timestamp_ntz) using delta")
+    table = copy_of("create table {t} (id int, text string, price decimal(10,2), at timestamp) using delta")
     landing, place = tmp_path / "landing", ["--table", table, "--source", tmp_path / "landing", *JOBS[job]]
     place += ["--checkpoint", tmp_path / "checkpoint"] if job == "stream" else []
     landing.mkdir()
-    (landing / "1.csv").write_text('id,text,price,at\n1,"the ""big""\none",1.50,2013-01-01T08:00:00\n')
-    done = run_job(job, *place)
-    assert (done.code, done.error) == (0, "")
+    (landing / "1.csv").write_text('id,text,price,at\n1,"the ""big""\none",1.50,2013-01-01T08:00:00Z\n')
+    outcome = run_job(job, *place)
+    assert (outcome.code, outcome.error) == (0, "")
     assert rows_of(table, "id", "text", "price") == [(1, 'the "big"\none', Decimal("1.50"))]
     (landing / "1.csv").unlink()
-    (landing / "2.csv").write_text("id,text,price,at\n2,x,19.999,2013-01-01T08:00:00\n")
-    done = run_job(job, *place)
-    assert done.code == 5
-    assert "column price: the value '19.999' is not exactly a value of type decimal(10,2)" in done.error
-    assert [line for line in done.error.splitlines() if line.startswith(f"{job}.py: ")]
+    (landing / "2.csv").write_text("id,text,price,at\n2,x,19.999,2013-01-01T08:00:00Z\n")
+    outcome = run_job(job, *place)
+    assert outcome.code == 5
+    assert "column price: the value '19.999' is not exactly a value of type decimal(10,2)" in outcome.error
+    assert [line for line in outcome.error.splitlines() if line.startswith(f"{job}.py: ")]
     assert len(rows_of(table, "id")) == 1

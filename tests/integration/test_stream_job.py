@@ -268,7 +268,7 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     """The columns are those of Spark's source for Kafka; Kafka itself is not here."""
     values = [
         '{"flight": "UA1", "at": "2013-01-01T08:00:00Z", "seats": 100}',
-        '{"flight": "UA1", "at": "2013-01-01T08:00:00Z", "seats": 100} {}',
+        '{"flight": "UA1", "at": "2013-01-01T08:00:00Z", "seats": 100}], {}',
         '{"flight": "UA1", "at": "soon"}',
         "no",
         None,

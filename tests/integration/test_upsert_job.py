@@ -68,14 +68,14 @@ def test_files_of_changes_make_the_table_and_keep_it_up_to_date(
 def test_a_run_is_applied_once(upsert: Callable[..., Any], csv_file: Callable[..., Path]) -> None:
     source = csv_file("1.csv", HEADER, FIRST)
     upsert(source, "--run-id", "monday")
-    done = upsert(source, "--run-id", "monday")
-    assert (done.code, done.lines[-1]["already_committed"]) == (0, True)
+    outcome = upsert(source, "--run-id", "monday")
+    assert (outcome.code, outcome.lines[-1]["already_committed"]) == (0, True)
     # Another text of the same length.
     source.write_text(source.read_text().replace("Ada", "Eva"))
     os.utime(source, (1_700_000_000,) * 2)
-    done = upsert(source, "--run-id", "monday")
-    assert (done.code, "choose another run id" in sentence(done)) == (2, True)
-    assert not done.commits
+    outcome = upsert(source, "--run-id", "monday")
+    assert (outcome.code, "choose another run id" in sentence(outcome)) == (2, True)
+    assert not outcome.commits
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Cast columns that were read as text, and what is nested in them, exactly.
+"""Cast columns that were read as text exactly, nested fields, too.
 
 Spark's readers of CSV and JSON round decimals, cut a time from a date, take numbers for seconds since 1970 and large
 numbers for the nearest that a type has. So these types are read as text, and cast by :func:`exact_cast`.

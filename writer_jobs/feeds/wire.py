@@ -20,14 +20,16 @@ def whole_number(octets: Column) -> Column:
 
 
 def listed(text: Column) -> Column:
-    """Parse JSON as the elements of a list, for what stands behind a value's end would be passed over.
+    """Parse JSON as the elements of a list with a zero at its end.
+
+    Spark's parser passes over what follows a value. The zero shows that it came to the end of the text.
 
     Null if the text is not UTF-8, is no JSON, or names a field twice.
     """
-    return F.try_parse_json(F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit("]")))
+    return F.try_parse_json(F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit(",0]")))
 
 
 def only_one(elements: Column) -> Column:
     """Return the element of a list that :func:`listed` has parsed; null if it has none, or several."""
-    first, second = (F.try_variant_get(elements, f"$[{at}]", "variant") for at in (0, 1))
-    return F.when(second.isNull(), first)
+    first, end, more = (F.try_variant_get(elements, f"$[{at}]", "variant") for at in (0, 1, 2))
+    return F.when(end.isNotNull() & more.isNull(), first)

@@ -35,7 +35,7 @@ ROW = "__sluice_row"
 """Column with the row that a message has."""
 
 _CORRUPT, _REASON = "__sluice_corrupt", "__sluice_reason"
-# Numbers in JSON of which a variant makes a double: with an exponent, or with more than 38 digits.
+# Numbers in JSON that a variant stores as double: with an exponent, or with more than 38 digits.
 _ROUNDED_NUMBER = r"[:\[,\s-]\d([\d.]{15,}[eE][+-]?\d+|[\d.]{38,})\s*[,}\]]"
 
 
@@ -72,15 +72,15 @@ class JsonValues:
         """
         text = F.col("value").cast("string")
         as_texts = as_text(self._schema, INEXACT_TYPES)
-        whole = only_one(listed(text))
+        document = only_one(listed(text))
         # It finds values of other kinds, and makes a double of a number that is read as text: a variant has its digits.
         checked = F.from_json(
             text, StructType([*as_texts, StructField(_CORRUPT, StringType())]), {"columnNameOfCorruptRecord": _CORRUPT}
         )
-        is_bad = whole.isNull() | checked.isNull() | checked.getField(_CORRUPT).isNotNull()
+        is_bad = document.isNull() | checked.isNull() | checked.getField(_CORRUPT).isNotNull()
         reason = F.when(is_bad, "no JSON of the schema").otherwise(_misfit(text, F.col(ROW), self._schema))
         try:
-            read = messages.select("key", "value", "origin", whole.try_cast(as_texts).alias(ROW))
+            read = messages.select("key", "value", "origin", document.try_cast(as_texts).alias(ROW))
             row = from_text(F.col(ROW), self._schema, INEXACT_TYPES, lambda item, kind, _: exact_cast(item, kind), "")
             read = read.withColumn(_REASON, reason).withColumn(ROW, row)
         except PySparkException as error:

@@ -68,7 +68,7 @@ def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
         SourceError: nothing there, a folder of other folders, or several folders with columns.
 
     """
-    found: dict[str, FileStatus] = {}
+    files_by_path: dict[str, FileStatus] = {}
     bases: list[str] = []
     for source in sources:
         try:
@@ -79,16 +79,16 @@ def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
                     bases += [match.path] if partitioned else []
                 else:
                     inside = [match]
-                found |= {file.path: file for file in inside}
+                files_by_path |= {file.path: file for file in inside}
         except StorageError as error:
             raise SourceError(f"source {error}") from error
         if not matches:
             raise SourceError(f"source {source} does not exist")
-    if not found:
+    if not files_by_path:
         raise SourceError(f"source {', '.join(sources)} has no files")
-    if bases and any(not path.startswith(bases[0] + "/") for path in found):
+    if bases and any(not path.startswith(bases[0] + "/") for path in files_by_path):
         raise SourceError(f"source {bases[0]} has column=value folders: load it alone")
-    return SourceFiles(tuple(found[path] for path in sorted(found)), bases[0] if bases else None)
+    return SourceFiles(tuple(files_by_path[path] for path in sorted(files_by_path)), bases[0] if bases else None)
 
 
 def _match(files: HadoopFiles, source: str) -> list[FileStatus]:
@@ -100,25 +100,25 @@ def _match(files: HadoopFiles, source: str) -> list[FileStatus]:
         return [literal]
     if not is_glob(source):
         return []
-    # As Spark does, so that what is counted and recorded is what is read.
+    # As Spark does, so that the files that are counted and recorded are those that Spark reads.
     return [match for match in files.glob(source) if match.is_folder or not match.hidden]
 
 
 def _inside(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatus], bool]:
     """Return the files of a folder, and whether its sub-folders are columns."""
-    found: list[FileStatus] = []
+    inside: list[FileStatus] = []
     partitioned = False
     for entry in files.children(folder.path):
         if entry.hidden:
             continue
         if not entry.is_folder:
-            found.append(entry)
+            inside.append(entry)
         elif "=" in entry.name:
             partitioned = True
-            found += _inside(files, entry)[0]
+            inside += _inside(files, entry)[0]
         else:
             raise SourceError(f"source {folder.path} has a sub-folder, {entry.name}: name its files, or a glob")
-    return found, partitioned
+    return inside, partitioned
 
 
 def _format_of(name: str) -> str | None:

@@ -36,7 +36,7 @@ class CsvSyntax:
         blanks: whether blanks around quotes are ignored.
         is_one_line: whether the option multiLine is false.
         is_utf8: whether the encoding is UTF-8.
-        is_standard: whether quotes mean what they mean in RFC 4180, and are found by their bytes.
+        is_standard: whether quotes have the meaning of RFC 4180, and the bytes of ASCII.
 
     """
 
@@ -101,19 +101,19 @@ def check_csv(lines: DataFrame, lines_of_newlines: DataFrame, syntax: CsvSyntax)
     damaged = F.lit(syntax.is_utf8) & ~F.is_valid_utf8(value)
     is_open = F.lit(syntax.is_standard) & _has_odd_quotes(value)
     bare = F.lit(syntax.is_standard) & ~is_open & _without_quoted(value, syntax).contains('"')
-    found = lines.agg(
+    result = lines.agg(
         F.first(F.when(damaged, file), ignorenulls=True).alias("damaged"),
         F.max(is_open).alias("is_open"),
         F.first(F.when(bare, _sample(value, file)), ignorenulls=True).alias("bare"),
     ).first()
-    if found is None:
+    if result is None:
         return {}
-    if found.damaged is not None:
-        raise LinesError(f"{found.damaged} has bytes that are not UTF-8: give --option encoding=…")
-    if not found.is_open:
-        if found.bare is not None:
+    if result.damaged is not None:
+        raise LinesError(f"{result.damaged} has bytes that are not UTF-8: give --option encoding=…")
+    if not result.is_open:
+        if result.bare is not None:
             raise LinesError(
-                f"{found.bare.file} has the line {found.bare.sample!r}, whose quotes are malformed: {_HINT}"
+                f"{result.bare.file} has the line {result.bare.sample!r}, whose quotes are malformed: {_HINT}"
             )
         return {}
     if syntax.is_one_line:
@@ -150,21 +150,21 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
         F.lead("number").over(after_newline).isNull().alias("is_last"),
     )
     ends_record = ~F.col("is_open") & ~F.col("is_last")
-    found = ends.agg(
+    result = ends.agg(
         F.first(F.when(F.col("bad") | (F.col("is_open") & F.col("is_last")), F.col("file")), ignorenulls=True).alias(
             "bad"
         ),
         F.max(ends_record & F.col("is_crlf")).alias("crlf"),
         F.max(ends_record & ~F.col("is_crlf")).alias("lf"),
     ).first()
-    if found is None or found.bad is not None:
-        raise LinesError(f"{found and found.bad} has malformed quotes, or quotes that are not closed: {_HINT}")
-    if found.crlf and found.lf:
+    if result is None or result.bad is not None:
+        raise LinesError(f"{result and result.bad} has malformed quotes, or quotes that are not closed: {_HINT}")
+    if result.crlf and result.lf:
         raise LinesError(
             "of files with newlines in quotes some records end with CRLF, and some with LF: load files of one kind at "
             "a time, or give --option lineSep=…"
         )
-    return "\r\n" if found.crlf else "\n"
+    return "\r\n" if result.crlf else "\n"
 
 
 def check_json(documents: DataFrame, options: Mapping[str, str]) -> None:
@@ -185,10 +185,10 @@ def check_json(documents: DataFrame, options: Mapping[str, str]) -> None:
     end, more = (F.try_variant_get(parsed, f"$[{at}]", "variant") for at in (1, 2))
     is_one = F.is_valid_utf8(value) & end.isNotNull() & more.isNull()
     bad = (F.trim(value) != "") & ~is_one
-    found = documents.agg(F.first(F.when(bad, _sample(value, file)), ignorenulls=True).alias("bad")).first()
-    if found is not None and found.bad is not None:
+    result = documents.agg(F.first(F.when(bad, _sample(value, file)), ignorenulls=True).alias("bad")).first()
+    if result is not None and result.bad is not None:
         raise LinesError(
-            f"{found.bad.file} has {found.bad.sample!r}, which is not one JSON object in UTF-8 that names each field "
+            f"{result.bad.file} has {result.bad.sample!r}, which is not one JSON object in UTF-8 that names each field "
             "once: write one object per line"
         )
 
@@ -198,7 +198,7 @@ def _has_odd_quotes(line: Column) -> Column:
 
 
 def _without_quoted(line: Column, syntax: CsvSyntax) -> Column:
-    """Return a line without its quoted fields, the last of which may be open.
+    """Return a line without its quoted fields. The last field may be open.
 
     Step by step: a regular expression with a loop over escaped quotes would overflow Java's stack on long fields.
     """

@@ -27,13 +27,13 @@ from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, from_text, m
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.job.source_lines import encoding_of, is_utf8
 
-# Types that Spark parses itself, if one of these options says how.
+# Types that Spark parses itself, if the user gives the format.
 _FORMAT_OPTIONS: Mapping[str, type[DataType]] = {
     "dateformat": DateType,
     "timestampformat": TimestampType,
     "timestampntzformat": TimestampNTZType,
 }
-# Options of CSV that name what is no number, and its name in SQL.
+# Options of CSV that name values without digits, and their names in SQL.
 _NOT_FINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
 _REPLACEMENT = "\ufffd"
 
@@ -58,7 +58,7 @@ class SourceValues:
         self._folder_columns = folder_columns
 
     def read_as(self, schema: StructType) -> StructType:
-        """Return the types in which Spark is to read columns of these types."""
+        """Return a schema with string in place of types that Spark may change."""
         return StructType(
             [StructField(field.name, as_text(field.dataType, self._texts(field.name))) for field in schema]
         )
@@ -77,7 +77,7 @@ class SourceValues:
             schema: names and types.
 
         """
-        texts = {field.name: found for field in schema if (found := self._texts(field.name))}
+        texts = {field.name: kinds for field in schema if (kinds := self._texts(field.name))}
         if not texts:
             return rows
         file = rows.metadataColumn("_metadata").getField("file_path")

@@ -61,7 +61,7 @@ class SourceReader:
         table: canonical URI, for messages.
 
     Raises:
-        SourceError: an option asks for what would change values.
+        SourceError: an option would change values.
 
     """
 
@@ -139,7 +139,7 @@ class SourceReader:
             return field.dataType if evolves and is_wider(field.dataType, known) else known
 
         typed = StructType([StructField(field.name, kind(field)) for field in schema])
-        return self._without_changes(typed, known=types)
+        return self._without_changes(typed, table_columns=types)
 
     def _inferred(self, *, types: bool) -> StructType:
         infer = types and "inferschema" not in self._effective
@@ -174,12 +174,12 @@ class SourceReader:
         # Given a schema, the Parquet reader would not look for columns that the schema lacks: it was inferred just now.
         return self._values.cast(self._load(self._reader().schema(self._values.read_as(schema))), schema)
 
-    def _without_changes(self, schema: StructType, known: Collection[str] = ()) -> StructType:
-        """Return a schema with string for inferred columns of which a value would change.
+    def _without_changes(self, schema: StructType, table_columns: Collection[str] = ()) -> StructType:
+        """Return a schema with string for inferred columns that would change a value.
 
         Args:
             schema: as Spark infers it from texts.
-            known: folded names of columns whose type is not inferred.
+            table_columns: folded names of columns whose type is not inferred.
 
         Raises:
             WriteFailedError: a malformed record.
@@ -189,7 +189,7 @@ class SourceReader:
             field
             for field in schema
             if (self._format == "csv" or field.name in self._folder_columns)
-            and self._fold(field.name) not in known
+            and self._fold(field.name) not in table_columns
             and self._values.may_change(field)
         ]
         if not inferred:
@@ -217,9 +217,9 @@ class SourceReader:
             return {}
         with self._readable():
             if self._format == "json":
-                whole = {"wholetext": self._given["multiline"]} if "multiline" in self._given else {}
+                documents = {"wholetext": self._given["multiline"]} if "multiline" in self._given else {}
                 separator = {"lineSep": self._given["linesep"]} if "linesep" in self._given else {}
-                check_json(self._lines(**whole, **separator), self._given)
+                check_json(self._lines(**documents, **separator), self._given)
                 return {}
             return check_csv(self._lines(), self._lines(lineSep="\n"), CsvSyntax.of(self._given))
 
