@@ -62,7 +62,7 @@ def test_column_value_folders_are_columns(
     done = append("--table", table, "--source", tmp_path / "parts")
     assert (done.code, done.error) == (0, "")
     assert rows_of(table, "id", "year", "code") == [(1, 2013, "007"), (2, 2013, "007"), (3, 2014, "8")]
-    pq.write_table(pa.table({"id": [4]}), csv_file("more/year=2015/code=09/a.parquet", "", []))
+    pq.write_table(pa.table({"id": pa.array([4], pa.int32())}), csv_file("more/year=2015/code=09/a.parquet", "", []))
     parquet = append("--table", table, "--source", tmp_path / "more")
     assert (parquet.code, parquet.error) == (0, "")
     assert rows_of(table, "id", "year", "code")[-1] == (4, 2015, "09")
@@ -74,14 +74,15 @@ def test_json_is_read_with_the_types_of_the_table_and_missing_fields_are_null(
     tmp_path: Path,
     rows_of: Callable[..., Any],
 ) -> None:
-    table = copy_of("create table {t} (id int, at timestamp_ntz, tags array<string>, size double) using delta")
+    columns = "id int, at timestamp_ntz, tags array<string>, size double, inner struct<a: int, b: int>"
+    table = copy_of(f"create table {{t}} ({columns}) using delta")
     source = tmp_path / "s.jsonl"
-    source.write_text('{"id": 1, "at": "2013-01-01T10:00:00", "tags": ["a"]}\n{"id": 2}\n')
+    source.write_text('{"id": 1, "at": "2013-01-01T10:00:00", "tags": ["a"], "inner": {"B": 2}}\n{"id": 2}\n')
     done = append("--table", table, "--source", source)
     assert (done.code, done.error) == (0, "")
-    assert [(row[0], str(row[1]), row[2], row[3]) for row in rows_of(table)] == [
-        (1, "2013-01-01 10:00:00", ["a"], None),
-        (2, "None", None, None),
+    assert [(row[0], str(row[1]), *row[2:]) for row in rows_of(table)] == [
+        (1, "2013-01-01 10:00:00", ["a"], None, {"a": None, "b": 2}),
+        (2, "None", None, None, None),
     ]
 
 

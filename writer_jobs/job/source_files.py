@@ -37,6 +37,11 @@ class SourceFiles:
         return [[file.path, file.length, file.modified_ms] for file in self.files]
 
     @property
+    def are_compressed(self) -> bool:
+        """Whether a file's name ends as that of a compressed file."""
+        return any(file.name.lower().rpartition(".")[2] in _COMPRESSED for file in self.files)
+
+    @property
     def folder_columns(self) -> tuple[str, ...]:
         """Names of the columns whose values are in names of folders."""
         if self.base is None:

@@ -100,7 +100,7 @@ def check_csv(lines: DataFrame, lines_of_newlines: DataFrame, syntax: CsvSyntax)
     value, file = F.col("value"), F.col("_metadata.file_path")
     damaged = F.lit(syntax.is_utf8) & ~F.is_valid_utf8(value)
     is_open = F.lit(syntax.is_standard) & _has_odd_quotes(value)
-    bare = F.lit(syntax.is_standard) & ~is_open & _without_quoted(value, syntax).contains('"')
+    bare = F.lit(syntax.is_standard) & value.contains('"') & ~is_open & _without_quoted(value, syntax).contains('"')
     result = lines.agg(
         F.first(F.when(damaged, file), ignorenulls=True).alias("damaged"),
         F.max(is_open).alias("is_open"),

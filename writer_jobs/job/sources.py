@@ -76,6 +76,9 @@ class SourceReader:
         self._given = {name.lower(): value for name, value in options.items()}
         if file_format == "json" and not is_utf8(encoding_of(self._given)):
             raise SourceError("JSON is read as UTF-8 alone (RFC 8259): convert the files, and drop --option encoding")
+        if file_format == "json" and self._effective.get("multiline") == "true" and sources.are_compressed:
+            # Spark reads numbers again from the file, which it cannot where the file is compressed.
+            raise SourceError("JSON files with --option multiLine=true must not be compressed: decompress them")
         self._folder_columns = set(sources.folder_columns)
         self._values = SourceValues(spark, file_format, options, self._folder_columns)
         self._spark = spark
@@ -110,7 +113,12 @@ class SourceReader:
         if self._format == "parquet":
             types = {name: kind for name, kind in types.items() if name in map(self._fold, self._folder_columns)}
         return StructType(
-            [StructField(field.name, types.get(self._fold(field.name), field.dataType)) for field in schema]
+            [
+                StructField(
+                    field.name, self._renamed(types.get(self._fold(field.name), field.dataType), field.dataType)
+                )
+                for field in schema
+            ]
         )
 
     def schema_of_changes(self, target: TableState | None, *, evolves: bool = False) -> StructType:
@@ -136,7 +144,8 @@ class SourceReader:
 
         def kind(field: StructField) -> DataType:
             known = types.get(self._fold(field.name), field.dataType)
-            return field.dataType if evolves and is_wider(field.dataType, known) else known
+            wider = evolves and is_wider(field.dataType, known)
+            return field.dataType if wider else self._renamed(known, field.dataType)
 
         typed = StructType([StructField(field.name, kind(field)) for field in schema])
         return self._without_changes(typed, table_columns=types)
@@ -231,6 +240,22 @@ class SourceReader:
 
     def _fold(self, name: str) -> str:
         return name if self._exact else name.lower()
+
+    def _renamed(self, target: DataType, source: DataType) -> DataType:
+        """Return a type with the names of nested fields as files spell them: Spark's reader looks for no others."""
+        if isinstance(target, ArrayType) and isinstance(source, ArrayType):
+            return ArrayType(self._renamed(target.elementType, source.elementType))
+        if isinstance(target, StructType) and isinstance(source, StructType):
+            fields = {self._fold(field.name): field for field in source}
+            return StructType(
+                [
+                    StructField(spelled.name, self._renamed(field.dataType, spelled.dataType))
+                    if (spelled := fields.get(self._fold(field.name)))
+                    else StructField(field.name, field.dataType)
+                    for field in target
+                ]
+            )
+        return target
 
     def _by_position(self, schema: StructType, target: TableState) -> StructType:
         if len(schema.fields) != len(target.schema.fields):
