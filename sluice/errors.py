@@ -20,7 +20,7 @@
     ├── SparkStartError (RuntimeError)             Spark does not start
     ├── FlightsError (RuntimeError)                the demo's data set is not installed
     ├── PageError (OSError)                        a page cannot be written
-    ├── OutputFolderError (ValueError)             the output folder is not a demo's
+    ├── OutputFolderError (ValueError)             the output folder is not the command's own
     ├── LocalS3Error (RuntimeError)                the embedded S3 could not be started
     ├── ChosenS3Error (RuntimeError)               the S3 that was named does not answer
     ├── ContainerError (RuntimeError)              no Docker engine, or it cannot run the servers
@@ -105,7 +105,7 @@ class PageError(SluiceError, OSError):
 
 
 class OutputFolderError(SluiceError, ValueError):
-    """The output folder holds something that is not a demo's."""
+    """The output folder holds something that is not the command's own, or cannot be written."""
 
 
 class LocalS3Error(SluiceError, RuntimeError):

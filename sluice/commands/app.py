@@ -47,6 +47,7 @@ def _sluice(
     [bold]sluice ensemble ready[/]                do all ZooKeeper servers serve one quorum, in step?
     [bold]sluice config from-stack[/]             settings for jobs, from what pulumi made
     [bold]sluice soak[/]                          writers, faults, and whether the promises hold
+    [bold]sluice sample landing[/]                a few flights, to try a job with
     [bold]sluice zookeeper[/]                     a ZooKeeper to try things with
 
     Exit codes: 0 done, 1 a check or the work itself failed, 2 bad arguments, 130 stopped by Ctrl-C.

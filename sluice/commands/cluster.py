@@ -1,4 +1,4 @@
-"""Commands that prepare a cluster or a first try: ``jars``, ``dist``, ``submit-args``, ``zookeeper``."""
+"""Commands that prepare a cluster or a first try: ``jars``, ``dist``, ``submit-args``, ``sample``, ``zookeeper``."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command()(jars)
     app.command()(dist)
     app.command("submit-args")(submit_args)
+    app.command()(sample)
     app.command()(zookeeper)
 
 
@@ -89,6 +90,23 @@ def submit_args(
     from sluice.submit.distribution import submit_arguments  # noqa: PLC0415
 
     print(join(submit_arguments(archive, guard=guard)))
+
+
+@in_a_sentence
+def sample(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; created if it does not exist.")],
+    *,
+    verbose: Verbose = False,  # noqa: ARG001 (the decorator's)
+) -> None:
+    """Write three CSV files with 90 real flights to try a job with.
+
+    [bold]sluice sample landing[/]
+    [bold]spark-submit $(sluice submit-args) writer_jobs/append.py --source landing/*.csv …[/]
+    """
+    from sluice.sample import write_sample  # noqa: PLC0415
+
+    for path in write_sample(folder):
+        print(path)
 
 
 @in_a_sentence

@@ -30,7 +30,8 @@ NUMBERS = (
     "year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay",
     "flight", "air_time", "distance", "hour", "minute",
 )  # fmt: skip
-_MISSING = "NA"
+#: What the data set has for a missing value.
+MISSING = "NA"
 
 Key = tuple[str, str, str]
 """Values of :data:`KEY` in one flight."""
@@ -97,7 +98,7 @@ def deal_flights(folder: Path, writers: int, *, limit: int | None = None) -> tup
             out = csv.writer(stream, lineterminator="\n")
             out.writerow(header)
             for row in islice(rows, (number + 1) * total // writers - number * total // writers):
-                values = ["" if value == _MISSING else value for value in row]
+                values = ["" if value == MISSING else value for value in row]
                 keys[_key(values, key_columns)] += 1
                 for index, column in enumerate(number_columns):
                     if values[column]:

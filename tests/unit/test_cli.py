@@ -17,7 +17,7 @@ from sluice.commands.app import app
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
     "demo", "verify", "log", "adopt", "pins", "health", "jars", "dist", "status", "break", "doctor", "soak",
-    "submit-args", "zookeeper", "ensemble", "config",
+    "submit-args", "sample", "zookeeper", "ensemble", "config",
 ]  # fmt: skip
 
 
@@ -72,6 +72,26 @@ def test_a_check_that_fails_is_exit_code_1_and_is_told(run: CliRunner, table: st
     assert answer.exit_code == 1
     assert "problem: 3 duplicate rows by (id), for example (1) 2 times; (2) 2 times; (3) 2 times" in answer.output
     assert "NOT SOUND" in answer.output
+
+
+def test_sample_writes_flights_once(run: CliRunner, tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "landing"
+    answer = run.invoke(app, ["sample", str(folder)])
+    assert (answer.exit_code, answer.stderr) == (0, "")
+    paths = [Path(line) for line in answer.stdout.splitlines()]
+    assert [path.name for path in paths] == ["flights-2013-01.csv", "flights-2013-10.csv", "flights-2013-11.csv"]
+    texts = [path.read_text() for path in paths]
+    assert [len(text.splitlines()) for text in texts] == [31, 31, 31]
+    assert ",NA," not in "".join(texts)
+    times = [path.stat().st_mtime_ns for path in paths]
+    assert run.invoke(app, ["sample", str(folder)]).exit_code == 0
+    assert [path.stat().st_mtime_ns for path in paths] == times
+    paths[0].write_text("mine\n")
+    for target in (folder, paths[0]):
+        answer = run.invoke(app, ["sample", str(target)])
+        assert (answer.exit_code, answer.stdout) == (2, "")
+        assert "choose another folder" in answer.stderr
+    assert paths[0].read_text() == "mine\n"
 
 
 def test_json_is_for_programs(run: CliRunner, table: str) -> None:
