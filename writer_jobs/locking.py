@@ -15,7 +15,7 @@ from lock_manager import (
     ZookeeperLockManager,
 )
 from writer_jobs.commit.driver_guard import attach_unless_off
-from writer_jobs.commit.lock_target import LockTarget
+from writer_jobs.commit.lock_target import LockTarget, job_note
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.jvm_errors import is_conflict
 from writer_jobs.delta.table_log import DeltaTableLog, locate_table
@@ -97,7 +97,7 @@ def locked_all(
     attach_unless_off(spark)
     parts = [_part(spark, table, partitions) for table, partitions in tables.items()]
     giver = manager or _default_manager(spark)
-    about = {"job": giver.settings.job or spark.sparkContext.appName}
+    about = job_note(spark, giver)
     with ExitStack() as stack:
         hold = stack.enter_context(giver.acquire_all([part.scope for part in parts], timeout_seconds=timeout_seconds))
         for part in parts:

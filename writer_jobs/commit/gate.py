@@ -24,7 +24,7 @@ from lock_manager.ticket import Ticket
 from writer_jobs.commit.background_write import BackgroundWrite, RunningWrite
 from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
 from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_write
-from writer_jobs.commit.lock_target import LockTarget
+from writer_jobs.commit.lock_target import LockTarget, job_note
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.table_log import Commit
@@ -131,7 +131,7 @@ class StagedWrite:
             ) as hold:
                 self._hold = hold
                 self.waited_seconds = hold.waited_seconds
-                about = {"job": self._manager.settings.job}
+                about = job_note(self._spark, self._manager)
                 with guarded_commit(
                     self._spark, hold, self._log, about, ticket, schema=self._part.schema, before_commit=before_commit
                 ) as bound:

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import col, unix_micros
 from pyspark.sql.types import TimestampType
 
-from lock_manager import Hold, PartitionSchema, ResourceError, TableResource, TableScope
+from lock_manager import Hold, LockManager, PartitionSchema, ResourceError, TableResource, TableScope
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
 from writer_jobs.commit.guarded import GuardedTable, guarded
 from writer_jobs.delta.moments import moment_of_micros
@@ -108,6 +108,11 @@ class LockTarget:
     ) -> AbstractContextManager[GuardedTable]:
         """Bind this thread's commits to the hold, as :func:`writer_jobs.commit.guarded.guarded`."""
         return guarded(spark, hold, self.log, about, schema=self.schema)
+
+
+def job_note(spark: SparkSession, manager: LockManager) -> dict[str, Any]:
+    """Return the job's name as commits record it: the lock manager's, or the application's name."""
+    return {"job": manager.settings.job or spark.sparkContext.appName}
 
 
 def lock_target_of(log: DeltaTableLog, lock: Lock, find: Finder) -> LockTarget:

@@ -18,7 +18,7 @@ from writer_jobs.commit.background_write import BackgroundWrite
 from writer_jobs.commit.gate import StagedWrite
 from writer_jobs.commit.gate_rules import NO_TABLE, HoldOver, check_hold, why_whole
 from writer_jobs.commit.held_write import CommitResult, LockedWrite
-from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, lock_target_of
+from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, job_note, lock_target_of
 from writer_jobs.commit.operation import Work
 from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState
 from writer_jobs.errors import TableError, WriteConflictError
@@ -187,7 +187,7 @@ class LockedOperation:
         try:
             with (
                 parts.manager.acquire_all([target.scope], timeout_seconds=seconds) as hold,
-                target.guarded(parts.spark, hold, {"job": parts.manager.settings.job}) as table,
+                target.guarded(parts.spark, hold, job_note(parts.spark, parts.manager)) as table,
             ):
                 snapshot = table.snapshot or parts.log.snapshot()
                 # Not with most of the time for the lock gone: it would be asked for a second time.
