@@ -37,7 +37,9 @@ def fetch(arn: str) -> str:
         from botocore.config import Config  # noqa: PLC0415 (likewise)
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 (likewise)
     except ImportError:
-        raise SettingsError("SLUICE_ZK_SECRET needs the package boto3: pip install 'delta-sluice[aws]'") from None
+        raise SettingsError(
+            "SLUICE_ZK_SECRET needs the package boto3: pip install '.[aws]' in a clone of Sluice"
+        ) from None
     config = Config(connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS, retries={"total_max_attempts": 3})
     try:
         client = boto3.client("secretsmanager", region_name=match["region"], config=config)

@@ -1,6 +1,6 @@
 """Metrics for Prometheus, by table: waiting, holding, losses, refusals, commits of this process.
 
-Needs ``prometheus-client`` (``pip install 'delta-sluice[metrics]'``), which is imported when metrics are asked for and
+Needs ``prometheus-client`` (``pip install '.[metrics]'``), which is imported when metrics are asked for and
 not before; nothing else in this package knows of it.
 
 ====================================  =========  ======================================================
@@ -337,5 +337,6 @@ def _prometheus() -> Any:
     try:
         import prometheus_client  # noqa: PLC0415 (an optional extra)
     except ModuleNotFoundError as error:
-        raise MetricsError("prometheus-client is not installed: pip install 'delta-sluice[metrics]'") from error
+        advice = "pip install '.[metrics]' in a clone of Sluice"
+        raise MetricsError(f"prometheus-client is not installed: {advice}") from error
     return prometheus_client

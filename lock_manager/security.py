@@ -117,7 +117,7 @@ class Security:
         if self.username is not None and ":" in self.username:
             raise SettingsError("security setting username: must have no colon, which would end it")
         if self.auth == "sasl" and importlib.util.find_spec("puresasl") is None:
-            raise SettingsError("auth=sasl needs the package pure-sasl: pip install 'delta-sluice[sasl]'")
+            raise SettingsError("auth=sasl needs the package pure-sasl: pip install '.[sasl]' in a clone of Sluice")
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Security:

@@ -24,5 +24,5 @@ def main() -> None:
         package = (error.name or "").partition(".")[0]
         if package not in _CLI_PACKAGES:
             raise
-        sys.stderr.write(f"sluice: {package} is not installed: pip install 'delta-sluice[cli]'\n")
+        sys.stderr.write(f"sluice: {package} is not installed: pip install '.[cli]' in a clone of Sluice\n")
         sys.exit(1)

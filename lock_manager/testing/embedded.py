@@ -70,7 +70,7 @@ def find_spark_jars() -> Path:
     base = Path(home) if home else Path(spec.origin).parent if spec and spec.origin else None
     if base is None or not any((base / "jars").glob("zookeeper-*.jar")):
         raise LocalServerError(
-            "PySpark with its jars was not found: pip install 'delta-sluice[spark]', or set SPARK_HOME"
+            "PySpark with its jars was not found: pip install '.[spark]' in a clone of Sluice, or set SPARK_HOME"
         )
     return base / "jars"
 

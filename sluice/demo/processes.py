@@ -42,7 +42,7 @@ def spark_submit() -> Path:
     spec = None if home else find_spec("pyspark")
     base = Path(home) if home else Path(spec.origin).parent if spec and spec.origin else None
     if base is None or not (base / "bin" / "spark-submit").is_file():
-        raise SparkSubmitError("PySpark was not found: pip install 'delta-sluice[spark]', or set SPARK_HOME")
+        raise SparkSubmitError("PySpark was not found: pip install '.[spark]' in a clone of Sluice, or set SPARK_HOME")
     return base / "bin" / "spark-submit"
 
 

@@ -182,5 +182,5 @@ class LocalS3:
             return int(line)
         log.seek(0)
         words = log.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        advice = ": pip install 'delta-sluice[cli]'" if "ModuleNotFoundError" in words[-1] else ""
+        advice = ": pip install '.[cli]' in a clone of Sluice" if "ModuleNotFoundError" in words[-1] else ""
         raise LocalS3Error(f"the embedded S3 did not start ({words[-1].strip()}){advice}")

@@ -77,7 +77,7 @@ def docker_engine() -> Iterator[DockerClient]:
     try:
         from testcontainers.core.docker_client import DockerClient  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ContainerError("containers need testcontainers: pip install 'delta-sluice[dev]'") from error
+        raise ContainerError("containers need testcontainers: pip install '.[dev]' in a clone of Sluice") from error
     from docker.errors import DockerException  # noqa: PLC0415
 
     try:

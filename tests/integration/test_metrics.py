@@ -290,7 +290,7 @@ def test_prometheus_is_imported_when_metrics_are_asked_for_and_not_before() -> N
     )
     for mode, said in (
         ("present", ""),
-        ("absent", "prometheus-client is not installed: pip install 'delta-sluice[metrics]'\n"),
+        ("absent", "prometheus-client is not installed: pip install '.[metrics]' in a clone of Sluice\n"),
     ):
         done = subprocess.run([sys.executable, "-c", program, mode], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, said), done.stderr

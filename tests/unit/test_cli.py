@@ -214,7 +214,7 @@ def test_a_missing_package_of_the_extra_is_told_in_a_sentence(package: str, argu
     program = f"import sys; sys.modules[{package!r}] = None; from sluice.cli import main; main()"
     answer = sluice(*arguments, program=program)
     assert answer.returncode == 1
-    assert answer.stderr == f"sluice: {package} is not installed: pip install 'delta-sluice[cli]'\n"
+    assert answer.stderr == f"sluice: {package} is not installed: pip install '.[cli]' in a clone of Sluice\n"
 
 
 def test_a_missing_module_of_another_kind_is_a_bug_and_is_shown_as_one() -> None:

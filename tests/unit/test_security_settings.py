@@ -152,7 +152,7 @@ def test_a_private_key_is_in_no_repr():
 
 def test_sasl_without_its_package(monkeypatch):
     monkeypatch.setattr(security.importlib.util, "find_spec", lambda _: None)
-    assert "pip install 'delta-sluice[sasl]'" in refused(Security, **SASL)
+    assert "pip install '.[sasl]' in a clone of Sluice" in refused(Security, **SASL)
 
 
 @pytest.mark.parametrize(
@@ -305,4 +305,4 @@ def test_an_aws_secret_without_credentials(monkeypatch):
 def test_an_aws_secret_without_boto3(monkeypatch):
     monkeypatch.setitem(sys.modules, "boto3", None)
     arn = f"arn:aws:secretsmanager:{REGION}:123456789012:secret:zk-AbCdEf"
-    assert "pip install 'delta-sluice[aws]'" in refused(read, SLUICE_ZK_SECRET=arn)
+    assert "pip install '.[aws]' in a clone of Sluice" in refused(read, SLUICE_ZK_SECRET=arn)
