@@ -15,7 +15,7 @@ from lock_manager import (
     SluiceError,
 )
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.errors import CommitUnknownError, UnsafeStoreError, WriteFailedError
+from writer_jobs.errors import CommitUnknownError, UnprovenCommitError, UnsafeStoreError, WriteFailedError
 from writer_jobs.job.stopping import Stopped
 
 #: Exit code of a job that is done.
@@ -27,6 +27,7 @@ _NO_LOCK = 3
 _LOCK_LOST = 4
 _WRITE_FAILED = 5
 _UNKNOWN = 6
+_UNPROVEN = 7
 _INTERRUPTED = 130
 
 #: For the end of ``--help``.
@@ -36,12 +37,13 @@ exit codes:
   1    an error that this program did not expect
   2    bad arguments: no such source, malformed host list, no Delta table, a run id that fits other sources
   3    lock not acquired in time, or ZooKeeper does not answer
-  4    lock lost
+  4    lock lost, or not held at the commit
   5    write failed: rows that do not fit the table, malformed records, a failing store, one that ignores If-None-Match
   6    unknown: a commit was put and got no answer; with --run-id, start the job again
+  7    committed, but whether the lock was still held is not known: the message has the version; do not repeat it
   130  stopped by Ctrl-C; 143: by SIGTERM. A commit that had begun was completed or cancelled.
-  Cluster managers do not relay these faithfully: --report writes them down. Only with UnprovenCommitError (4) and
-  "not known" (6) may the table have got rows of a failed commit; in all other cases it has none.
+  Cluster managers do not relay these faithfully: --report writes them down. A failed commit may be in the table
+  with 6, and is in it with 7, and with 4 where the message names versions; in all other cases it is not.
 """
 
 # The first that fits.
@@ -53,6 +55,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (EnsembleFormatError, _NO_LOCK),
     (AdoptionMismatchError, _NO_LOCK),
     (ClosedError, _NO_LOCK),
+    (UnprovenCommitError, _UNPROVEN),  # a LockLostError
     (LockLostError, _LOCK_LOST),
     (LockNotHeldError, _LOCK_LOST),
     (CommitUnknownError, _UNKNOWN),
