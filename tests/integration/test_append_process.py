@@ -80,11 +80,11 @@ def test_a_signal_while_waiting_leaves_the_queue_and_says_so(
     with manager.acquire(f"file:{table}"):
         job = submit(APPEND, "--table", table, "--source", csv_file("s.csv", "id", [(1,)]), "--report", report)
         eventually(lambda: len(manager.queue(f"file:{table}")) == 2, within=240, what="the job in the queue")
-        eventually(lambda: ("waiting", 1) in job, what="the line that says so")
+        eventually(lambda: ("begun", 1) in job, what="the line that says so")
         os.kill(manager.queue(f"file:{table}")[1].data["pid"], signal.SIGTERM)
         assert job.wait() == 143, job.error
         assert len(manager.queue(f"file:{table}")) == 1
-    assert [event["event"] for event in job.events] == ["waiting"]
+    assert [event["event"] for event in job.events] == ["begun"]
     assert job.sentences == ["append.py: stopped by SIGTERM"]
     assert "Traceback" not in job.error
     found = json.loads(report.read_text())
@@ -116,13 +116,10 @@ def test_ctrl_c_at_the_terminal_goes_to_java_and_python_and_leaves_the_queue(
 SHOW_SETTINGS = """
 import json
 import sys
-import warnings
 
 from lock_manager import ZookeeperLockManager
 from writer_jobs import LockedDeltaWriter, UnsupportedSessionError, build_session
 
-# Under spark-submit they would go to standard output.
-warnings.simplefilter("ignore")
 spark = build_session("by the program")
 print(json.dumps({key: spark.conf.get(key) for key in sys.argv[1:]}))
 try:

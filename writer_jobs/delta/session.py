@@ -8,6 +8,7 @@ the command line), so the JVM is asked first what it was given, and only what is
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,8 +106,11 @@ def build_session(
         conf.setIfMissing("spark.app.name", app_name)
         conf.setIfMissing("spark.master", "local[*]")
         conf.setIfMissing("spark.log.level", log_level)
-        SparkContext.getOrCreate(conf)
-        running = SparkSession.builder.getOrCreate()
+        with warnings.catch_warnings():
+            # Standard error of Python is standard output under spark-submit, where programs print their results.
+            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+            SparkContext.getOrCreate(conf)
+            running = SparkSession.builder.getOrCreate()
     return running
 
 
