@@ -23,7 +23,7 @@ try:
     from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
     from writer_jobs.errors import ArgumentsError, WriteConflictError
     from writer_jobs.job.load import refuse_other_partitioning
-    from writer_jobs.job.once import apply_once
+    from writer_jobs.job.once import apply_once, is_applied
     from writer_jobs.job.overwrite_arguments import PROGRAM, OverwriteArguments, parse_arguments
     from writer_jobs.job.runner import Job, JobContext
     from writer_jobs.job.source_files import find_sources
@@ -54,6 +54,9 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     writer = LockedDeltaWriter(spark, context.manager, arguments.table)
     context.report(table=writer.table)
     sources = find_sources(HadoopFiles.of(spark), arguments.sources)
+    basis = {**arguments.query, "sources": sources.basis}
+    if is_applied(context, PROGRAM, writer, basis):
+        return
     reader = SourceReader(spark, sources, arguments.format or sources.format, arguments.options, writer.table)
     state = writer.log.state()
     if not arguments.overwrite_schema:
@@ -94,7 +97,7 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
             )
         )
 
-    apply_once(context, PROGRAM, writer, {**arguments.query, "sources": sources.basis}, overwrite)
+    apply_once(context, PROGRAM, writer, basis, overwrite)
 
 
 def _refuse_bad_predicate(spark: SparkSession, predicate: str, schema: StructType) -> None:

@@ -19,7 +19,7 @@ try:
     from writer_jobs.changes.result import ChangesResult
     from writer_jobs.delta.hadoop_files import HadoopFiles
     from writer_jobs.job.file_stream import FileBatches
-    from writer_jobs.job.once import apply_once
+    from writer_jobs.job.once import apply_once, is_applied
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.source_files import SourceFiles, find_sources
     from writer_jobs.job.sources import SourceReader
@@ -47,8 +47,10 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
 def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter) -> None:
     arguments = context.arguments
     sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
-    changes = _read(context, writer, sources)
     basis = {**arguments.query, "sources": sources.basis}
+    if is_applied(context, PROGRAM, writer, basis):
+        return
+    changes = _read(context, writer, sources)
     apply_once(context, PROGRAM, writer, basis, partial(_apply, arguments, writer, changes))
 
 

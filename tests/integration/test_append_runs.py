@@ -114,12 +114,31 @@ def test_a_run_that_is_started_again_does_nothing_and_says_so(
     assert [(line["event"], line["commit"], line["already_committed"]) for line in again.lines] == [
         ("commit", number, True) for number in (1, 2)
     ]
-    assert all(line["version"] is None and line["rows"] is None for line in again.commits)
+    assert [(line["version"], line["rows"]) for line in again.commits] == [(1, None), (2, None)]
     assert run_commits(table, RUN) == [1, 2]
     assert len(versions(table)) == 3
     assert [digest for digest, _ in records(table, FOLDER)] == noted_records(table)[:1]
     assert len(set(noted_records(table))) == 1
     assert rows_of(table, "id", "name", "amount") == sorted(ROWS, key=repr)
+
+
+def test_the_first_commit_of_a_run_is_written_before_its_lock(
+    append: Callable[..., Any],
+    csv_file: Callable[..., Path],
+    copy_of: Callable[..., Path],
+    manager: ZookeeperLockManager,
+    eventually: Callable[..., None],
+) -> None:
+    table = copy_of("create table {t} (id int) using delta")
+    with ThreadPoolExecutor(1) as pool:
+        with manager.acquire(f"file:{table}"):
+            source = csv_file("s.csv", "id", [(1,)])
+            running = pool.submit(append, "--table", table, "--source", source, "--run-id", "early")
+            eventually(lambda: len(manager.queue(f"file:{table}")) == 2, what="the job in the queue")
+            staged = list(table.glob("*.parquet"))
+        done = running.result()
+    assert (done.code, done.error, len(staged)) == (0, "", 1)
+    assert done.commits[0]["version"] == 1
 
 
 def test_a_run_that_locks_partitions_is_begun_under_the_lock_on_the_table(
@@ -493,10 +512,10 @@ class Watched(JobOutput):
         self.holds = self.slept = False
         self._killed_before = killed_before
 
-    def waiting(self, commit: int, requested_at: float) -> None:
+    def begun(self, commit: int, begun_at: float) -> None:
         if commit == self._killed_before:
             raise KilledError
-        super().waiting(commit, requested_at)
+        super().begun(commit, begun_at)
 
     def holding(self, commit: int, token: int, acquired_at: float) -> None:
         super().holding(commit, token, acquired_at)

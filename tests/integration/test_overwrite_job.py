@@ -73,7 +73,7 @@ def test_all_rows_are_replaced_in_one_commit(
 ) -> None:
     done = overwrite([(9, "z")])
     assert (done.code, done.error) == (0, "")
-    assert [line["event"] for line in done.lines] == ["waiting", "holding", "commit"]
+    assert [line["event"] for line in done.lines] == ["begun", "holding", "commit"]
     assert (rows_of(parted, "id", "part"), len(versions(parted))) == ([(9, "z")], 2)
     other = overwrite([("x", 1.5)], names=("name", "weight"))
     assert (other.code, len(versions(parted))) == (5, 2)
@@ -182,7 +182,7 @@ def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
     after = spark.createDataFrame([(6, "b")], "id long, part string")
     LockedDeltaWriter(spark, manager, str(parted)).append(after)
     again = overwrite([(5, "b")], *name)
-    assert (again.code, again.commits[0]["already_committed"]) == (0, True)
+    assert (again.code, [(line["event"], line["already_committed"]) for line in again.lines]) == (0, [("commit", True)])
     assert rows_of(parted, "id", "part") == [(1, "a"), (2, "a"), (4, "c"), (5, "b"), (6, "b")]
     # Another row, in as many bytes.
     refused = overwrite([(7, "b")], *name, at=1_700_000_001)

@@ -473,13 +473,40 @@ class DeltaTableLog:
             StorageError: the log cannot be read.
 
         """
-        version = newest
-        while version >= 0 and (line := self._first_line(version)) is not None:
-            run = note_of(commit_info_of(line)).get("run")
-            if isinstance(run, dict) and run.get("id") == run_id:
-                return run, version
+        oldest = newest + 1
+        for version, run in self._runs_before(oldest):
+            oldest = version
+            if run.get("id") == run_id:
+                return run, oldest
+        return None, oldest
+
+    def run_versions(self, run_id: str, *, newest: int) -> dict[int, int]:
+        """Return the version of each commit of a run, as far as the log has them.
+
+        The version files are read backwards until the run's first commit, or what log clean-up has left.
+
+        Args:
+            run_id: Id of the run.
+            newest: Version to begin with.
+
+        Raises:
+            StorageError: The log cannot be read.
+
+        """
+        versions: dict[int, int] = {}
+        for version, run in self._runs_before(newest + 1):
+            if run.get("id") == run_id:
+                versions[int(run["commit"])] = version
+                if run["commit"] == 1:
+                    break
+        return versions
+
+    def _runs_before(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """Yield the versions before one, the newest first, each with its note of a run; empty if it has none."""
+        while version > 0 and (line := self._first_line(version - 1)) is not None:
             version -= 1
-        return None, version + 1
+            run = note_of(commit_info_of(line)).get("run")
+            yield version, run if isinstance(run, dict) else {}
 
     def commit_nothing(self) -> int:
         """Make an empty commit, and return its version.

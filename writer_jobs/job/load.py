@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -36,6 +36,7 @@ class _Plan:
     Attributes:
         state: the table for which it was made, None if there was none.
         done: commits of this run that are in the table.
+        versions: by number, the versions of those commits that the log still has.
         run: to be recorded with the first commit; None without a run id.
         schema: of the rows.
 
@@ -45,6 +46,7 @@ class _Plan:
     done: int
     run: Run | None
     schema: StructType
+    versions: Mapping[int, int] = field(default_factory=dict)
 
 
 class AppendLoad:
@@ -93,7 +95,7 @@ class AppendLoad:
         while self._reported < self._arguments.commits:
             plan = self._plan()
             for commit in range(self._reported + 1, plan.done + 1):
-                self._output.commit(commit, None)
+                self._output.commit(commit, None, version=plan.versions.get(commit))
                 self._reported = commit
             if plan.done < self._arguments.commits:
                 with suppress(_PlanOutdatedError):
@@ -126,7 +128,7 @@ class AppendLoad:
         run = begun_run(records, log, run_id, head)
         check_same_basis(run, basis, options, done)
         # By the recorded schema: the table's may have changed since, and with it the split.
-        return _Plan(state, done, run, run.schema)
+        return _Plan(state, done, run, run.schema, log.run_versions(run_id, newest=head.version))
 
     def _records(self, run_id: str) -> RunRecords:
         return RunRecords(self._files, self._writer.location, run_id)
@@ -178,15 +180,14 @@ class AppendLoad:
         run = plan.run
         begins = first and run is not None and plan.done == 0
         with self._uninterrupted(self._writer.cancel):
-            self._output.waiting(commit, time.time())
+            self._output.begun(commit, time.time())
             result = self._writer.append(
                 df,
                 partition_by=() if plan.state else arguments.partition_by,
                 txn=(run.run_id, commit) if run is not None else None,
                 # Who begins a run makes sure under it that nobody else has begun another one of that name.
                 lock="table" if begins else arguments.lock,
-                # What is settled before it is written.
-                hold="write" if first and (begins or plan.state is None) else arguments.hold,
+                hold="write" if first and plan.state is None else arguments.hold,
                 metadata={} if run is None else {"run": self._noted(run, commit)},
                 before_write=before_write,
             )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from lock_manager import Hold
+from lock_manager.intents import NO_VERSION
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import RunError
 from writer_jobs.job.file_arguments import FileJobArguments
@@ -40,19 +41,43 @@ class LoadMark:
         text = json.dumps(basis, sort_keys=True)
         self.txn = (f"{program}/{run_id}", int(hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS], 16))
 
-    def check(self) -> None:
-        """Make sure that the table has no other load of this name.
+    def check(self) -> bool:
+        """Return whether the table has this load already.
 
         Raises:
-            RunError: it has.
+            RunError: The table has another load of this name.
 
         """
         application, version = self.txn
-        if self._log.head(application).last_transaction not in (-1, version):
+        last = self._log.head(application).last_transaction
+        if last not in (NO_VERSION, version):
             raise RunError(
                 f"run {self._run_id!r} is in the table, and was of other sources, or had other arguments: choose "
                 "another run id"
             )
+        return last == version
+
+
+def is_applied(context: JobContext[_A], program: str, writer: LockedDeltaWriter, basis: Mapping[str, Any]) -> bool:
+    """Return whether the table has this load already, and print its commit if so; called before the sources are read.
+
+    Not for a load that writes something after its commit to the table.
+
+    Args:
+        context: of the job.
+        program: Name of the job.
+        writer: of the table.
+        basis: What the load consists of, for its name.
+
+    Raises:
+        RunError: The table has another load of this name.
+
+    """
+    run_id = context.arguments.run_id
+    if run_id is None or not LoadMark(writer.log, program, run_id, basis).check():
+        return False
+    context.output.commit(1, None)
+    return True
 
 
 def apply_once(
@@ -87,6 +112,6 @@ def apply_once(
         output.holding(1, hold.token, hold.acquired_at)
 
     with failing_store_is_a_failed_write(writer.table), context.stop.deferred(writer.cancel):
-        output.waiting(1, time.time())
+        output.begun(1, time.time())
         result = apply(None if mark is None else mark.txn, holding)
         output.commit(1, result.commit, **result.counts, already_committed=result.already_applied)
