@@ -63,6 +63,31 @@ def ask_word(
                 raise TimeoutError(f"the answer does not end within {seconds:g} s")
 
 
+def refusal_of_all(hosts: str, seconds: float) -> str | None:
+    """Return why no server accepts a TCP connection; None as soon as one does.
+
+    All servers are tried in turn until the time is over: one that restarts may refuse at first.
+
+    Args:
+        hosts: Connection string.
+        seconds: For all attempts; finding the addresses of names is not included.
+
+    """
+    members = members_of(hosts)
+    give_up_at = time.monotonic() + seconds
+    while True:
+        for address in members:
+            try:
+                socket.create_connection(address, seconds / len(members)).close()
+            except OSError as error:
+                problem = f"{address[0]}:{address[1]}: {reason(error)}"
+            else:
+                return None
+        if time.monotonic() >= give_up_at:
+            return problem
+        time.sleep(_LEAST_SECONDS)
+
+
 def reason(error: BaseException) -> str:
     """Return what an error says of itself, the shortest that is there."""
     told = getattr(error, "verify_message", None) or getattr(error, "reason", None)

@@ -14,6 +14,7 @@ from lock_manager.coordinator import Cancellation
 from lock_manager.deadline import Deadline
 from lock_manager.errors import (
     ClosedError,
+    EnsembleUnavailableError,
     LockCancelledError,
     LockNotHeldError,
     UnguardedError,
@@ -28,6 +29,7 @@ from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings, check_seconds
 from lock_manager.zookeeper.asking import insist
 from lock_manager.zookeeper.cleanup import Cleanup
+from lock_manager.zookeeper.connection import refusal_of_all
 from lock_manager.zookeeper.held_lock import HeldLock, HoldServices
 from lock_manager.zookeeper.keepalive import KeepAlive
 from lock_manager.zookeeper.queue import Acquisition
@@ -126,6 +128,20 @@ class ZookeeperLockManager:
         check_seconds("timeout_seconds", timeout_seconds)
         self._session.check_usable()
         self._isolation.run(lambda: self._session.ready(Deadline(timeout_seconds)))
+
+    def check_reachable(self, timeout_seconds: float) -> None:
+        """Check that a server accepts a TCP connection; no session is started.
+
+        Args:
+            timeout_seconds: Seconds to try all servers.
+
+        Raises:
+            EnsembleUnavailableError: No server accepts one in time.
+
+        """
+        hosts = self.settings.zk_hosts
+        if (problem := refusal_of_all(hosts, timeout_seconds)) is not None:
+            raise EnsembleUnavailableError(hosts, timeout_seconds, problem=problem)
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> None:
         """Have ``listener`` called with every new state of the session, in order; it may block and use the manager."""

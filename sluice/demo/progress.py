@@ -19,7 +19,7 @@ from sluice.demo.records import Phase, Writer
 _PLAIN_SECONDS = 10.0
 _STYLES = {
     Phase.STARTING: "dim",
-    Phase.WAITING: "yellow",
+    Phase.BEGUN: "yellow",
     Phase.HOLDING: "bold green",
     Phase.WRITING: "cyan",
     Phase.BETWEEN: "dim",
@@ -29,7 +29,7 @@ _STYLES = {
 _WORDS = {
     Phase.STARTING: "starting Spark",
     # Most commits write their rows before they acquire the lock, and load the next snapshot after they release it.
-    Phase.WAITING: "writing, waiting",
+    Phase.BEGUN: "writing, waiting",
     Phase.HOLDING: "COMMITTING",
     Phase.WRITING: "writing",
     Phase.BETWEEN: "next commit",

@@ -49,7 +49,7 @@ class Phase(StrEnum):
     """What a writer is doing."""
 
     STARTING = "starting"
-    WAITING = "waiting"
+    BEGUN = "begun"
     HOLDING = "holding"
     WRITING = "writing"  # without a lock
     BETWEEN = "between"
@@ -103,8 +103,8 @@ class Writer:
 
         """
         match event.get("event"):
-            case "waiting":
-                self._enter(Phase.WAITING, event["requested_at"])
+            case "begun":
+                self._enter(Phase.BEGUN, event["begun_at"])
             case "holding":
                 self._enter(Phase.HOLDING, event["acquired_at"])
             case "writing":

@@ -232,7 +232,7 @@ def test_a_job_that_cannot_know_ends_with_code_6_and_started_again_completes_its
     failed = load(table, "--run-id", run)
     s3.gate.disarm(NAME)
     assert failed["code"] == 6, failed
-    assert [line["event"] for line in failed["lines"]] == ["waiting", "holding"]
+    assert [line["event"] for line in failed["lines"]] == ["begun", "holding"]
     (sentence,) = failed["error"].splitlines()
     assert sentence.startswith(said(table))
     assert sentence.endswith("before writing again")

@@ -22,6 +22,7 @@ from lock_manager.zookeeper.znodes import table_node
 from tests.support.append_rows import HEADER, ROWS
 from tests.support.rivals import RivalManager
 from writer_jobs.append import main
+from writer_jobs.job import runner
 from writer_jobs.job.split import SplitRows
 
 pytestmark = pytest.mark.spark
@@ -34,7 +35,7 @@ def test_the_first_append_creates_the_table_with_inferred_types_and_partitions(
     done = append("--table", table, "--source", source, "--partition-by", "name")
 
     assert (done.code, done.error) == (0, "")
-    assert [line["event"] for line in done.lines] == ["waiting", "holding", "commit"]
+    assert [line["event"] for line in done.lines] == ["begun", "holding", "commit"]
     (line,) = done.commits
     assert (line["version"], line["rows"]) == (0, 2)
     assert rows_of(table, "id", "name", "amount") == [(1, "x", 0.5), (2, "y", None)]
@@ -53,14 +54,14 @@ def test_each_commit_is_a_line_with_its_times_its_token_and_its_ids_and_all_are_
     assert (done.code, done.error) == (0, "")
 
     assert [(line["event"], line["commit"], line["commits"]) for line in done.lines] == [
-        (event, commit, 2) for commit in (1, 2) for event in ("waiting", "holding", "commit")
+        (event, commit, 2) for commit in (1, 2) for event in ("begun", "holding", "commit")
     ]
-    for waiting, holding, line in zip(done.lines[0::3], done.lines[1::3], done.commits, strict=True):
+    for begun, holding, line in zip(done.lines[0::3], done.lines[1::3], done.commits, strict=True):
         assert set(line) == {
             "event", "commit", "commits", "version", "rows", "already_committed", "waited_s", "held_s", "token",
             "hold_id", "commit_id", "requested_at", "acquired_at", "released_at",
         }  # fmt: skip
-        assert waiting["requested_at"] <= line["requested_at"] <= line["acquired_at"] < line["released_at"]
+        assert begun["begun_at"] <= line["requested_at"] <= line["acquired_at"] < line["released_at"]
         assert holding["token"] == line["token"]
         assert holding["acquired_at"] == line["acquired_at"]
         assert line["waited_s"] == pytest.approx(line["acquired_at"] - line["requested_at"], abs=1e-5)
@@ -160,7 +161,7 @@ def test_a_table_that_another_writer_made_meanwhile_is_appended_to_with_its_type
             shutil.copytree(of_another, table)
         done = running.result()
     assert (done.code, done.error) == (0, "")
-    assert [line["event"] for line in done.lines][:4] == ["waiting", "holding", "waiting", "holding"]
+    assert [line["event"] for line in done.lines][:4] == ["begun", "holding", "begun", "holding"]
     assert rows_of(table) == [(1, "5"), (2, "6")]
 
 
@@ -286,7 +287,7 @@ def test_a_lock_that_is_not_free_in_time_is_exit_code_3(
     with make_rival().acquire(f"file:{table}"):
         failed = append("--table", table, "--source", source, "--lock-timeout", "5")
     assert failed.code == 3
-    assert [line["event"] for line in failed.lines] == ["waiting"]
+    assert [line["event"] for line in failed.lines] == ["begun"]
     assert "not acquired within 5 s: 1 ahead" in failed.error
     assert not table.exists()
 
@@ -299,12 +300,42 @@ def test_an_ensemble_that_does_not_answer_is_found_before_anything_is_read(
         hosts = f"127.0.0.1:{nobody.getsockname()[1]}"
         report = tmp_path / "report.json"
         # A source that does not exist: it is not even looked for.
-        failed = append(
-            "--table", table, "--source", "/nowhere", "--lock-timeout", "1", "--report", report, hosts=hosts
-        )
+        failed = append("--table", table, "--source", "/nowhere", "--report", report, hosts=hosts)
     assert failed.code == 3
-    assert f"ZooKeeper at {hosts} did not answer" in failed.error
+    assert f"ZooKeeper at {hosts} did not answer within 2.0 s" in failed.error
+    assert f"{hosts}: [Errno 111] Connection refused" in failed.error
     assert json.loads(report.read_text())["exit_code"] == 3
+
+
+CHANGES = ("--keys", "id", "--sequence-by", "at")
+STREAM = ("--trigger", "available-now", "--checkpoint", "{folder}/checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("job", "source", "arguments"),
+    [
+        ("append", "{folder}/*.csv", ()),
+        ("overwrite", "file:{folder}/gone.csv", ("--dynamic",)),
+        ("upsert", "{folder}/gone", CHANGES),
+        ("upsert", "{folder}/gone", (*CHANGES, *STREAM)),
+        ("cdc", "{folder}/gone.json", ("--decoder", "debezium")),
+        ("stream", "{folder}/gone", ("--keys", "id", "--event-time", "at", *STREAM)),
+    ],
+)
+def test_a_local_source_is_looked_for_before_spark_starts(
+    run_job: Callable[..., Any],
+    tmp_path: Path,
+    table: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    job: str,
+    source: str,
+    arguments: tuple[str, ...],
+) -> None:
+    monkeypatch.setattr(runner, "_session", None)
+    source = source.format(folder=tmp_path)
+    failed = run_job(job, "--table", table, "--source", source, *(word.format(folder=tmp_path) for word in arguments))
+    assert (failed.code, failed.lines) == (2, [])
+    assert failed.error == f"{job}.py: source {source} does not exist\n"
 
 
 def test_a_lost_lock_is_exit_code_4(

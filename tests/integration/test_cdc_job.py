@@ -73,7 +73,7 @@ def test_cells_as_lines_and_as_parquet_and_as_a_stream_of_both_are_what_hbase_sh
     report = tmp_path / "report.json"
     done = cdc("hbase", "--mapping", mapping, "--source", source, "--report", report, "--run-id", "one")
     assert done.code == 0, done.error
-    assert [line["event"] for line in done.lines] == ["waiting", "holding", "commit"]
+    assert [line["event"] for line in done.lines] == ["begun", "holding", "commit"]
     told = json.loads(report.read_text())
     assert (told["decoder"], told["commits"][0]["dead_letters"], told["commits"][0]["changes"]) == (
         "hbase", 1, len(first),

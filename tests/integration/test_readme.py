@@ -1,28 +1,70 @@
-"""The README's Python runs as it stands, but for the addresses in it."""
+"""The README's Python and its spark-submit line run as they stand, except for the addresses in them."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from sluice.audit.commit_list import log_to_json, read_commit_list
+
 pytestmark = pytest.mark.spark
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def with_places(code: str, places: dict[str, str]) -> str:
+    for written, here in places.items():
+        assert written in code
+        code = code.replace(written, here)
+    return code
 
 
 def test_the_readme_s_python_runs(spark, zookeeper, tmp_path, capsys):
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     landing, table = tmp_path / "landing", tmp_path / "flights"
     spark.range(5).selectExpr("id", "2009 + id AS year").write.parquet(str(landing))
-    for written, here in (
-        ("zk1:2181,zk2:2181,zk3:2181", zookeeper.hosts),
-        ("s3a://landing/flights", str(landing)),
-        ("s3a://lake/flights", str(table)),
-    ):
-        assert written in code
-        code = code.replace(written, here)
-    exec(compile(code, str(README), "exec"), {})  # noqa: S102 (our own README)
+    places = {
+        "zk1:2181,zk2:2181,zk3:2181": zookeeper.hosts,
+        "s3a://landing/flights": str(landing),
+        "s3a://lake/flights": str(table),
+    }
+    (code,) = blocks("python")
+    exec(compile(with_places(code, places), str(README), "exec"), {})  # noqa: S102 (our own README)
     assert capsys.readouterr().out.startswith("0 ")
     assert spark.read.format("delta").load(str(table)).count() == 4
+    commits = log_to_json(*read_commit_list(table))["commits"]
+    assert {commit["job"] for commit in commits} == {spark.sparkContext.appName}
+
+
+def test_the_readme_s_spark_submit_line_runs(jars, zookeeper, tmp_path, rows_of):
+    _, block = blocks("sh")
+    server = "sluice zookeeper --port 2181 &"
+    places = {server: "#", "127.0.0.1:2181": zookeeper.hosts, "/tmp/flights": "flights"}  # noqa: S108 (README's)
+    (tmp_path / "writer_jobs").symlink_to(ROOT / "writer_jobs")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+    done = subprocess.run(
+        ["bash", "-euc", with_places(block, places)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [f"landing/flights-2013-{month}.csv" for month in ("01", "10", "11")]
+    events = [(line["event"], line["commit"]) for line in map(json.loads, lines[3:])]
+    assert events == [(event, commit) for commit in (1, 2) for event in ("begun", "holding", "commit")]
+    assert len(rows_of(tmp_path / "flights")) == 90

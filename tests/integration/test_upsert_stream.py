@@ -99,9 +99,9 @@ def test_each_file_is_applied_once_and_what_comes_later_the_next_time(
     done = stream(*ONE_BY_ONE, "--report", report)
     assert (done.code, done.error) == (0, "")
     assert [line["event"] for line in done.lines] == [
-        "waiting", "holding", "commit", "waiting", "commit", "waiting", "holding", "commit",
+        "begun", "holding", "commit", "begun", "commit", "begun", "holding", "commit",
     ]  # fmt: skip
-    assert [(line["commit"], line["batch"], line["commits"]) for line in done.lines if line["event"] == "waiting"] == [
+    assert [(line["commit"], line["batch"], line["commits"]) for line in done.lines if line["event"] == "begun"] == [
         (1, 0, None), (2, 1, None), (3, 2, None),
     ]  # fmt: skip
     counted = [(line["changes"], line["inserted"], line["deleted"], line["version"]) for line in done.commits]
@@ -276,7 +276,7 @@ def test_a_signal_lets_a_batch_with_its_lock_come_to_its_end_and_one_that_waits_
     rows_of: Callable[..., Any],
 ) -> None:
     def apply(go_on: Callable[..., Any], txn: tuple[str, int]) -> Any:
-        if where == "waiting":
+        if where == "begun":
             os.kill(os.getpid(), signal.SIGTERM)
         return go_on(txn, lambda: os.kill(os.getpid(), signal.SIGINT) if where == "holding" else None)
 
@@ -284,11 +284,11 @@ def test_a_signal_lets_a_batch_with_its_lock_come_to_its_end_and_one_that_waits_
     put("1.csv", [(1, "Ada", 1, "c")], age=20)
     put("2.csv", [(2, "Bo", 1, "c")], age=10)
     for_hours = ("--trigger", "1 hour", "--max-files-per-batch", "1")
-    where = "waiting"
+    where = "begun"
     with make_rival().acquire(table):
         done = stream(*for_hours)
     assert (done.code, sentence(done)) == (143, "upsert.py: stopped by SIGTERM")
-    assert [line["event"] for line in done.lines] == ["waiting"]
+    assert [line["event"] for line in done.lines] == ["begun"]
     where = "holding"
     done = stream(*for_hours)
     assert (done.code, sentence(done)) == (130, "upsert.py: stopped by SIGINT (commit 1 is in the table)")

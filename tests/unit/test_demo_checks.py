@@ -202,8 +202,8 @@ def test_overlaps_finds_every_pair(holds: list[tuple[float, float, str]], pairs:
 def test_a_writer_is_what_its_lines_say() -> None:
     writer = Writer(3, 50.0)
     assert (writer.phase, writer.since, writer.running) == (Phase.STARTING, 50.0, True)
-    writer.apply({"event": "waiting", "commit": 1, "commits": 2, "requested_at": 60.0}, 60.1)
-    assert (writer.phase, writer.since) == (Phase.WAITING, 60.0)
+    writer.apply({"event": "begun", "commit": 1, "commits": 2, "begun_at": 60.0}, 60.1)
+    assert (writer.phase, writer.since) == (Phase.BEGUN, 60.0)
     writer.apply({"event": "holding", "commit": 1, "token": 7, "acquired_at": 61.0}, 61.1)
     assert (writer.phase, writer.since) == (Phase.HOLDING, 61.0)
     writer.apply({"event": "something else", "of": "a later release"}, 61.5)

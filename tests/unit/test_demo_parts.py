@@ -66,7 +66,7 @@ def test_what_is_read_back_from_a_table_is_what_was_dealt(tmp_path: Path) -> Non
 
 def test_a_missing_data_set_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(FlightsError, match="pip install 'delta-sluice"):
+    with pytest.raises(FlightsError, match=r"pip install '\.\[cli\]'"):
         find_flights()
 
 
@@ -182,7 +182,7 @@ def test_a_load_in_which_nothing_succeeded_can_be_drawn(tmp_path: Path) -> None:
 def test_off_a_terminal_progress_is_told_in_lines() -> None:
     out = io.StringIO()
     writers = load(locked=True)
-    writers[0].apply({"event": "waiting", "requested_at": 1.0}, 1.0)
+    writers[0].apply({"event": "begun", "begun_at": 1.0}, 1.0)
     with shown(Board("loading", writers, [4, 4], 1000), Console(file=out, width=60)) as refresh:
         for _ in range(5):
             refresh()

@@ -47,12 +47,12 @@ def test_what_a_writer_prints_arrives_and_its_end_is_the_last_event(tmp_path: Pa
         "import json, os, sys\n"
         "print('not json')\n"
         "print('[1]')\n"
-        "print(json.dumps({'event': 'waiting', 'says': os.environ['GREETING']}), flush=True)\n"
+        "print(json.dumps({'event': 'begun', 'says': os.environ['GREETING']}), flush=True)\n"
         "sys.stderr.write('a warning\\nthe reason\\n')\n"
         "sys.exit(5)\n"
     )
     writer = start(tmp_path, program, events, number=3)
-    assert events.get(timeout=10) == (3, {"event": "waiting", "says": "hello"})
+    assert events.get(timeout=10) == (3, {"event": "begun", "says": "hello"})
     assert events.get(timeout=10) == (3, {"event": "exit", "code": 5})
     end_processes([writer])
     assert writer.last_words == ["a warning", "the reason"]

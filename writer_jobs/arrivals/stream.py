@@ -221,8 +221,8 @@ def stream_into(
 class _Log:
     """Tells the log what becomes of batches."""
 
-    def waiting(self, commit: int, requested_at: float, **more: Any) -> None:
-        log.debug("batch %s, the %d. since the start, begun at %.3f", more.get("batch"), commit, requested_at)
+    def begun(self, commit: int, begun_at: float, **more: Any) -> None:
+        log.debug("batch %s, the %d. since the start, begun at %.3f", more.get("batch"), commit, begun_at)
 
     def holding(self, commit: int, token: int, acquired_at: float, **more: Any) -> None:
         log.debug("batch %s, the %d., has the lock since %.3f, token %d", more.get("batch"), commit, acquired_at, token)

@@ -63,7 +63,7 @@ runs:
   reader option, session time zone or Spark version are refused. A table that forgets transactions
   (delta.setTransactionRetentionDuration) may have forgotten what a run did: then the run is refused too.
 
-standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}.
+standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}.
 standard error has one sentence if the job fails; the stack trace with --verbose.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
 

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from lock_manager import LockSettings, canonical_table_uri
 from lock_manager.metrics import Destination
+from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError
 
 #: A location, not the name of a table in a catalog.
@@ -74,6 +75,15 @@ class JobArguments:
             Destination.parse(self.metrics)
         if NAME_WITH_SCHEME.match(self.table):
             canonical_table_uri(self.table)
+
+    def check_local_sources(self, files: HadoopFiles) -> None:
+        """Check that sources on the driver's disk exist; called before a session is started.
+
+        Raises:
+            SourceError: one does not exist, or has no files.
+            StorageError: a file system refuses, or does not exist.
+
+        """
 
 
 class JobParser(argparse.ArgumentParser):

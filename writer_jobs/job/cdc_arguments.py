@@ -72,7 +72,7 @@ runs:
 
 """
 _END = """
-standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has changes
+standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has changes
 (cells, or events), folded, keys, inserted, updated, deleted, unchanged, dead_letters, newest_sequence and lag_s: how
 old the newest change is, in seconds.
 standard error has one sentence if the job fails; the stack trace with --verbose.

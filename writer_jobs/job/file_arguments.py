@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import JobArguments, JobParser, names, pair, text
+from writer_jobs.delta.hadoop_files import HadoopFiles, is_glob
+from writer_jobs.errors import ArgumentsError, SourceError
+from writer_jobs.job.arguments import NAME_WITH_SCHEME, JobArguments, JobParser, names, pair, text
 from writer_jobs.job.runs import FILE_SYSTEM_OPTIONS, check_run_id
+from writer_jobs.job.source_files import find_sources
 from writer_jobs.job.sources import FORMATS
 
 
@@ -55,6 +57,24 @@ class FileJobArguments(JobArguments):
                     f"them to the session, by an instance role, in spark-defaults.conf, or with --conf "
                     f"spark.hadoop.{name}=…"
                 )
+
+    def check_local_sources(self, files: HadoopFiles) -> None:
+        """Check that sources on the driver's disk exist. The glob of a stream may match nothing yet.
+
+        Raises:
+            SourceError: one does not exist, or a job that is no stream has no files in it.
+            StorageError: a file system refuses, or does not exist.
+
+        """
+        for source in self.sources:
+            # Without a scheme it is of the default file system, which may be another one.
+            uri = source if NAME_WITH_SCHEME.match(source) else files.qualify(source)
+            if not uri.startswith("file:"):
+                continue
+            if self.commits is not None:
+                find_sources(files, [source])
+            elif not is_glob(source) and files.status(source) is None:
+                raise SourceError(f"source {source} does not exist")
 
 
 def add_source(parser: JobParser, *, formats: Sequence[str] = FORMATS, required: bool = True) -> None:

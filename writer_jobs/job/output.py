@@ -78,9 +78,9 @@ class JobOutput:
         commits = {"commits": list(self._commits)}
         return commits if self._number is not None else {**commits, "totals": dict(self._totals)}
 
-    def waiting(self, commit: int, requested_at: float, **more: Any) -> None:
-        """Say that the commit is begun; its lock is asked for now, or when its rows are written."""
-        self._line(event="waiting", commit=commit, commits=self._number, requested_at=requested_at, **more)
+    def begun(self, commit: int, begun_at: float, **more: Any) -> None:
+        """Print that the work on a commit has begun; its lock is requested now, or when its rows are written."""
+        self._line(event="begun", commit=commit, commits=self._number, begun_at=begun_at, **more)
 
     def holding(self, commit: int, token: int, acquired_at: float, **more: Any) -> None:
         """Say that the lock is held."""
@@ -137,6 +137,12 @@ class JobOutput:
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115 (as long as the process)
 
 
+def driver_files() -> HadoopFiles:
+    """Return the file systems that this driver can reach; no session is started."""
+    running = running_session()
+    return HadoopFiles.without_session(driver_conf()) if running is None else HadoopFiles.of(running)
+
+
 class Report:
     """The outcome in a JSON file, for schedulers that do not get the exit code. ``exit_code`` is null until the end.
 
@@ -161,7 +167,5 @@ class Report:
         """
         self._facts |= facts
         self.failed = True
-        running = running_session()
-        files = HadoopFiles.without_session(driver_conf()) if running is None else HadoopFiles.of(running)
-        files.write_text(self._uri, json.dumps(self._facts, indent=1) + "\n")
+        driver_files().write_text(self._uri, json.dumps(self._facts, indent=1) + "\n")
         self.failed = False

@@ -62,7 +62,7 @@ runs:
   With --run-id ID a load that is in the table is not made again, whatever was written after it. The name is of that
   load: other files (size, modification time), or another --replace-where, are refused.
 
-standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has version and
+standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has version and
 rows.
 standard error has one sentence if the job fails; the stack trace with --verbose.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.

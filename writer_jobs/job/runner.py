@@ -24,9 +24,11 @@ from writer_jobs.delta.session import build_session, running_session
 from writer_jobs.errors import StorageError, WriteFailedError
 from writer_jobs.job.arguments import HelpShown, JobArguments
 from writer_jobs.job.exit_codes import BAD_ARGUMENTS, DONE, exit_code_of, sentence_of
-from writer_jobs.job.output import JobOutput, JvmStandardError, Report, under_spark_submit
+from writer_jobs.job.output import JobOutput, JvmStandardError, Report, driver_files, under_spark_submit
 from writer_jobs.job.stopping import Stopped, StopSignals, stop_when_orphaned
 
+# Servers that are down refuse a TCP connection at once; one that restarts gets this long.
+_REACH_SECONDS = 2.0
 # An ensemble is looked for no longer than the lock would be waited for, but long enough to be found.
 _CONNECT_SECONDS = 15.0
 _CONNECT_SECONDS_AT_LEAST = 2.0
@@ -138,7 +140,9 @@ class Job(Generic[_A]):
         settings = arguments.lock_settings()
         with ZookeeperLockManager(settings) as probe:
             # Before anything that costs: executors, listing, reading.
+            probe.check_reachable(_REACH_SECONDS)
             probe.connect(min(_CONNECT_SECONDS, max(settings.timeout_seconds, _CONNECT_SECONDS_AT_LEAST)))
+        arguments.check_local_sources(driver_files())
         with _session(self.program, verbose=arguments.verbose) as spark:
             stop.install()
             context = spark.sparkContext

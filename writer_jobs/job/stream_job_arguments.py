@@ -86,7 +86,7 @@ _END = """\
   place) and must not change; remove it only when it is applied. --max-files-per-batch bounds a micro-batch; by default
   it has all files that are there.
 
-standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has batch,
+standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has batch,
 arrived, repeated, late, too_late, inserted, updated, dead_letters, newest_event_time, watermark, and lag_s: how old the
 newest row is, in seconds. The report has the last commits, and totals.
 standard error has one sentence if the job fails; the stack trace with --verbose.

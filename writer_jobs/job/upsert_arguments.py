@@ -79,7 +79,7 @@ _END = """\
   comes with the first file that has it. A file that does not parse ends the stream: mend it, and start again.
   --max-files-per-batch bounds a micro-batch; by default it has all files that are there.
 
-standard output has one JSON object per line: {"event": "waiting" | "holding" | "commit", ...}; "commit" has changes,
+standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has changes,
 folded (the newest of each key), inserted, updated, deleted, unchanged and newest_sequence; of a stream also batch and,
 if the sequence is a timestamp or a date, lag_s: how old its newest change is, in seconds. The report of a stream has
 the last commits, and totals.

@@ -56,7 +56,7 @@ Apply = Callable[[DataFrame, tuple[str, int], Callable[[Hold], None]], Applied]
 class Listener(Protocol):
     """Is told of each batch; :class:`~writer_jobs.job.output.JobOutput` is one."""
 
-    def waiting(self, commit: int, requested_at: float, **more: Any) -> None:
+    def begun(self, commit: int, begun_at: float, **more: Any) -> None:
         """Hear that a batch is begun; ``commit`` is its number since the start, from 1."""
 
     def holding(self, commit: int, token: int, acquired_at: float, **more: Any) -> None:
@@ -179,7 +179,7 @@ class BatchQuery:
                 self._hold = hold
             self._listener.holding(number, hold.token, hold.acquired_at, batch=batch)
 
-        self._listener.waiting(number, time.time(), batch=batch)
+        self._listener.begun(number, time.time(), batch=batch)
         applied = self._apply(rows, (str(self._query.result().id), batch), holding)
         self._listener.commit(
             number,
