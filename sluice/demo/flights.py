@@ -30,7 +30,7 @@ NUMBERS = (
     "year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay",
     "flight", "air_time", "distance", "hour", "minute",
 )  # fmt: skip
-#: What the data set has for a missing value.
+#: Text of a missing value in the data set.
 MISSING = "NA"
 
 Key = tuple[str, str, str]

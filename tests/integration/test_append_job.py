@@ -56,12 +56,12 @@ def test_each_commit_is_a_line_with_its_times_its_token_and_its_ids_and_all_are_
     assert [(line["event"], line["commit"], line["commits"]) for line in done.lines] == [
         (event, commit, 2) for commit in (1, 2) for event in ("begun", "holding", "commit")
     ]
-    for begun, holding, line in zip(done.lines[0::3], done.lines[1::3], done.commits, strict=True):
+    for first_line, holding, line in zip(done.lines[0::3], done.lines[1::3], done.commits, strict=True):
         assert set(line) == {
             "event", "commit", "commits", "version", "rows", "already_committed", "waited_s", "held_s", "token",
             "hold_id", "commit_id", "requested_at", "acquired_at", "released_at",
         }  # fmt: skip
-        assert begun["begun_at"] <= line["requested_at"] <= line["acquired_at"] < line["released_at"]
+        assert first_line["begun_at"] <= line["requested_at"] <= line["acquired_at"] < line["released_at"]
         assert holding["token"] == line["token"]
         assert holding["acquired_at"] == line["acquired_at"]
         assert line["waited_s"] == pytest.approx(line["acquired_at"] - line["requested_at"], abs=1e-5)

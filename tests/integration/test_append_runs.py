@@ -136,9 +136,9 @@ def test_the_first_commit_of_a_run_is_written_before_its_lock(
             running = pool.submit(append, "--table", table, "--source", source, "--run-id", "early")
             eventually(lambda: len(manager.queue(f"file:{table}")) == 2, what="the job in the queue")
             staged = list(table.glob("*.parquet"))
-        done = running.result()
-    assert (done.code, done.error, len(staged)) == (0, "", 1)
-    assert done.commits[0]["version"] == 1
+        outcome = running.result()
+    assert (outcome.code, outcome.error, len(staged)) == (0, "", 1)
+    assert outcome.commits[0]["version"] == 1
 
 
 def test_a_run_that_locks_partitions_is_begun_under_the_lock_on_the_table(

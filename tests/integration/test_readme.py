@@ -24,9 +24,9 @@ def blocks(language: str) -> list[str]:
 
 
 def with_places(code: str, places: dict[str, str]) -> str:
-    for written, here in places.items():
+    for written, replacement in places.items():
         assert written in code
-        code = code.replace(written, here)
+        code = code.replace(written, replacement)
     return code
 
 
@@ -53,7 +53,7 @@ def test_the_readme_s_spark_submit_line_runs(jars, zookeeper, tmp_path, rows_of)
     (tmp_path / "writer_jobs").symlink_to(ROOT / "writer_jobs")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
-    done = subprocess.run(
+    shell = subprocess.run(
         ["bash", "-euc", with_places(block, places)],
         cwd=tmp_path,
         env=environment,
@@ -62,8 +62,8 @@ def test_the_readme_s_spark_submit_line_runs(jars, zookeeper, tmp_path, rows_of)
         check=False,
         timeout=300,
     )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    assert shell.returncode == 0, shell.stderr
+    lines = shell.stdout.splitlines()
     assert lines[:3] == [f"landing/flights-2013-{month}.csv" for month in ("01", "10", "11")]
     events = [(line["event"], line["commit"]) for line in map(json.loads, lines[3:])]
     assert events == [(event, commit) for commit in (1, 2) for event in ("begun", "holding", "commit")]

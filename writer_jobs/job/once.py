@@ -67,7 +67,7 @@ def is_applied(context: JobContext[_A], program: str, writer: LockedDeltaWriter,
         context: of the job.
         program: Name of the job.
         writer: of the table.
-        basis: What the load consists of, for its name.
+        basis: Sources and options of the load; JSON values.
 
     Raises:
         RunError: The table has another load of this name.
