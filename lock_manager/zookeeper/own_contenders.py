@@ -17,7 +17,7 @@ from lock_manager.zookeeper.znodes import Mode
 
 #: Value of :attr:`Answer.lost` when the ensemble has ended the session.
 SESSION_ENDED = "its session had ended"
-_CONTENDER_GONE = "its contender was gone"
+_CONTENDER_GONE = "its contender was gone: somebody removed it, as `sluice break` does"
 _ANY_VERSION = -1
 
 

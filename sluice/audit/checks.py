@@ -142,8 +142,8 @@ def check_tokens(commits: Iterable[LogCommit]) -> list[str]:
             for key, token in tokens.items():
                 if token < born.get((stamp.ensemble, key), -1):
                     problems.append(
-                        f"version {commit.version} carries fencing token {token:#x}, below "
-                        f"{born[stamp.ensemble, key]:#x} of version 0: either it is a late commit to a table that was "
+                        f"version {commit.version} carries fencing token {token}, below "
+                        f"{born[stamp.ensemble, key]} of version 0: either it is a late commit to a table that was "
                         "dropped here before this one was made (docs/operate.md), or version 0 was committed late"
                     )
                     continue
@@ -151,8 +151,8 @@ def check_tokens(commits: Iterable[LogCommit]) -> list[str]:
                 earlier = node.exclusive if shared else max(node.exclusive, node.shared)
                 if token <= earlier[0] and (token, stamp.hold) != earlier[:2]:
                     problems.append(
-                        f"version {commit.version} carries fencing token {token:#x}, not above "
-                        f"{earlier[0]:#x} of version {earlier[2]}: an earlier holder wrote after a later one"
+                        f"version {commit.version} carries fencing token {token}, not above "
+                        f"{earlier[0]} of version {earlier[2]}: an earlier holder wrote after a later one"
                     )
                 mine = (token, stamp.hold, commit.version)
                 if shared:

@@ -128,7 +128,7 @@ def _cells(commit: LogCommit, time_format: str) -> dict[str, str]:
     return cells | {
         "job": stamp.job or "",
         "hold": stamp.hold[:_SHORT] if stamp.fenced else f"{stamp.hold[:_SHORT]}, not fenced",
-        "token": f"{max(stamp.tokens.values() or tokens, default=0):x}{more}",
+        "token": f"{max(stamp.tokens.values() or tokens, default=0)}{more}",
         "ensemble": stamp.ensemble[:_SHORT],
     }
 

@@ -116,7 +116,7 @@ def break_lock(
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(metavar="NUMBER", help="Only the holder with this fencing token, as [bold]status[/] shows it."),
+        typer.Option(metavar="NUMBER", help="Only the holder with this fencing token, as [bold]status[/] and [bold]log[/] show it; 0x… for a czxid."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     zookeeper: ZooKeeperOption = None,
@@ -136,7 +136,7 @@ def break_lock(
 
     [bold]sluice break s3a://lake/flights[/]
     [bold]sluice break s3a://lake/flights --partition year=2013/month=1[/]
-    [bold]sluice break s3a://lake/flights --token 0x1f00000042 --yes[/]    in a script
+    [bold]sluice break s3a://lake/flights --token 133143986242 --yes[/]    in a script
 
     Exit codes: 0 that holder holds no more, or nobody held it; 1 you said no,
     somebody else holds it, or ZooKeeper refuses; 2 bad arguments; 130 Ctrl-C.

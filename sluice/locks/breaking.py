@@ -27,16 +27,16 @@ def check_partition(name: str) -> str:
 
 
 def parse_token(text: str) -> int:
-    """Read a fencing token, as ``sluice status`` shows it (0x1f) or as ``--json`` does (31).
+    """Parse a fencing token: decimal as every command prints it, or ``0x…`` as ZooKeeper's tools print a czxid.
 
     Raises:
-        TokenError: it is neither.
+        TokenError: ``text`` is neither.
 
     """
     try:
         return int(text, 0)
     except ValueError:
-        raise TokenError(f"{text!r} is no fencing token: write a number, as `sluice status` shows it") from None
+        raise TokenError(f"{text!r} is not a fencing token: write the decimal number that `sluice status` shows, or 0x before a hexadecimal czxid") from None
 
 
 def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> list[QueueEntry]:
@@ -60,7 +60,7 @@ def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> l
         return holders
     others = "; ".join(map(describe, locks.holders))
     asked = [f"partition {partition}"] if partition is not None else []
-    asked += [f"token {token:#x}"] if token is not None else []
+    asked += [f"token {token}"] if token is not None else []
     raise BreakError(f"{locks.name}: nobody holds it with {' and '.join(asked)}; what is held: {others}")
 
 

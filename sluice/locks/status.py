@@ -91,7 +91,7 @@ def describe(entry: QueueEntry) -> str:
     who = f"{_said(entry, 'host') or 'unknown host'} pid {_said(entry, 'pid') or '?'}"
     more = [f"{word} {_said(entry, name)}" for word, name in (("job", "job"), ("application", "app_id"))
             if _said(entry, name)]  # fmt: skip
-    return ", ".join([who, *more, f"{what_of(entry)}, token {entry.token:#x}"])
+    return ", ".join([who, *more, f"{what_of(entry)}, token {entry.token}"])
 
 
 def what_of(entry: QueueEntry) -> str:
@@ -170,7 +170,7 @@ def _table_of(status: Status, locks: TableLocks) -> Table:
         cells = (
             "holds" if entry.holds else f"waits for {len(entry.waits_for)}" if entry.waits_for else "waits",
             what_of(entry),
-            f"{entry.token:#x}",
+            str(entry.token),
             since.strftime("%Y-%m-%d %H:%M:%S"),
             duration(status.seconds(entry)),
             _said(entry, "host"),

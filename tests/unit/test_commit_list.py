@@ -68,19 +68,19 @@ def test_people_read_a_line_for_each_commit_the_newest_first(table: Path) -> Non
     assert title == f"{table}, ensemble eeeeeeee-1111-2222-3333-444444444444"
     assert [line[0] for line in lines] == ["3", "2", "1", "0"]
     assert lines[0][1:] == [
-        "2026-11-21", "11:49:23", "WRITE", "8,419", "30123456", "300000002", "+1", "Delta-Lake/4.4.0",
+        "2026-11-21", "11:49:23", "WRITE", "8,419", "30123456", "12884901890", "+1", "Delta-Lake/4.4.0",
     ]  # fmt: skip
     assert lines[1][3:] == ["DELETE", "8,419", "observed", "Delta-Lake/4.4.0"]
     assert lines[2][3:] == ["MERGE", "no", "lock", "delta-rs:py-1.6.6"]
-    assert lines[3][5:] == ["nightly", "00123456", "200000010", "Delta-Lake/4.4.0"]
+    assert lines[3][5:] == ["nightly", "00123456", "8589934608", "Delta-Lake/4.4.0"]
 
 
 def test_two_ensembles_get_a_column(table: Path) -> None:
     write_version(table, 4, sluice=held(4, ensemble="another-ensemble"))
     title, lines = people_read(table)
     assert title == str(table)
-    assert lines[0][5:] == ["nightly", "40123456", "200000014", "another-", "Delta-Lake/4.4.0"]
-    assert lines[4][5:] == ["nightly", "00123456", "200000010", "eeeeeeee", "Delta-Lake/4.4.0"]
+    assert lines[0][5:] == ["nightly", "40123456", "8589934612", "another-", "Delta-Lake/4.4.0"]
+    assert lines[4][5:] == ["nightly", "00123456", "8589934608", "eeeeeeee", "Delta-Lake/4.4.0"]
 
 
 def test_programs_read_all_of_it(table: Path) -> None:

@@ -50,7 +50,11 @@ def test_a_contender_that_is_not_there_means_that_the_hold_is_lost(outcome: list
     """Also with an operation, which was not done for that reason alone."""
     for with_operation in (False, True):
         answer = contenders(2).read(outcome, with_operation=with_operation)
-        assert (answer.lost, answer.refusal, answer.not_done) == ("its contender was gone", None, None)
+        assert (answer.lost, answer.refusal, answer.not_done) == (
+            "its contender was gone: somebody removed it, as `sluice break` does",
+            None,
+            None,
+        )
 
 
 @pytest.mark.parametrize("problem", [NodeExistsError(), NoNodeError(), BadVersionError()], ids=repr)

@@ -245,7 +245,7 @@ def test_a_version_overwritten_with_another_one_is_found(table: Path) -> None:
     text = "\n".join(found.problems)
     assert "version 3 adds month=1/" in text
     assert "write commit-1 is in the log 2 times (versions 1, 3)" in text
-    assert "version 3 carries fencing token 0x65, not above 0x66 of version 2" in text
+    assert "version 3 carries fencing token 101, not above 102 of version 2" in text
 
 
 def test_a_version_overwritten_by_a_later_holder_is_found(table: Path, tmp_path: Path) -> None:
@@ -257,8 +257,8 @@ def test_a_version_overwritten_by_a_later_holder_is_found(table: Path, tmp_path:
     shutil.copy(version_file(rival, 1), version_file(table, 2))
     # All that came before it are below its token now.
     assert [sentence[:39] for sentence in verify_table(table).problems] == [
-        "version 3 carries fencing token 0x67, n",
-        "version 4 carries fencing token 0x68, n",
+        "version 3 carries fencing token 103, no",
+        "version 4 carries fencing token 104, no",
     ]
 
 
@@ -304,7 +304,7 @@ def test_a_data_file_with_other_rows_than_the_log_says_is_found(table: Path) -> 
 def test_tokens_out_of_order_are_found(table: Path) -> None:
     append(table, [10], stamp(5, token=103))
     assert problem(verify_table(table)) == (
-        "version 5 carries fencing token 0x67, not above 0x68 of version 4: an earlier holder wrote after a later one"
+        "version 5 carries fencing token 103, not above 104 of version 4: an earlier holder wrote after a later one"
     )
 
 
@@ -315,7 +315,7 @@ def test_one_hold_may_commit_several_times_but_not_after_the_next_holder(table: 
     append(table, [12], stamp(6))
     append(table, [13], stamp(5, commit_id="c"))
     found = verify_table(table)
-    assert any("version 8 carries fencing token 0x69, not above 0x6a" in sentence for sentence in found.problems)
+    assert any("version 8 carries fencing token 105, not above 106" in sentence for sentence in found.problems)
 
 
 def test_tokens_of_different_ensembles_do_not_compare(table: Path) -> None:
