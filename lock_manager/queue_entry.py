@@ -141,6 +141,11 @@ class TableLocks:
         return self.uri or f"znode {self.key}"
 
     @property
+    def is_internal(self) -> bool:
+        """Whether this is a name below a table's log, which maintenance and checkpoints lock, and no table."""
+        return "/_delta_log/" in (self.uri or "")
+
+    @property
     def holders(self) -> tuple[QueueEntry, ...]:
         """Those that hold, first come first."""
         return tuple(entry for entry in self.entries if entry.holds)

@@ -15,10 +15,12 @@ from rich.text import Text
 
 from lock_manager import LockSettings, ZookeeperLockManager
 from sluice.audit.pins import FoundPin, examine_pins, problems_of
+from sluice.commands.parts import for_tables
 from sluice.interrupts import interruptible
 from sluice.local.spark import start_spark
 
 _NAME = "sluice pins"
+_TABLES = "tables and versions"
 
 
 def change_pins(
@@ -83,7 +85,7 @@ def print_pins(table: str, storage_options: Mapping[str, str], *, as_json: bool)
         return not problems
     console = Console(highlight=False)
     if found:
-        console.print(_table(found))
+        for_tables(console).print(_table(found))
     else:
         console.print(f"{table} has no pins", soft_wrap=True)
     for problem in problems:
@@ -93,8 +95,9 @@ def print_pins(table: str, storage_options: Mapping[str, str], *, as_json: bool)
 
 def _table(found: list[FoundPin]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("pin", "up to event time", "made", "expires", "tables and versions", "holds"):
-        table.add_column(column, overflow="fold")
+    for column in ("pin", "up to event time", "made", "expires", _TABLES, "holds"):
+        # A URI stays whole where the terminal has room for nothing else.
+        table.add_column(column, overflow="fold", no_wrap=column == _TABLES)
     for each in found:
         pin = each.pin
         table.add_row(

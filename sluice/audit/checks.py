@@ -257,16 +257,16 @@ def check_commit_ids(commits: Iterable[LogCommit]) -> list[str]:
     )
 
 
-def count_conflicts(commits: Iterable[LogCommit]) -> int:
-    """Count the commits that lost at least one race: others committed between what they had read and their version.
+def commits_in_conflict(commits: Iterable[LogCommit]) -> list[LogCommit]:
+    """Return the commits that lost at least one race: others committed between what they had read and their version.
 
     Not those with the lock's stamp: at the gate others may come first, and nothing is put before it is this one's turn.
     """
-    return sum(
-        1
+    return [
+        commit
         for commit in commits
         if commit.stamp is None and commit.read_version is not None and commit.read_version + 1 < commit.version
-    )
+    ]
 
 
 def unlocked_writers(commits: Iterable[LogCommit]) -> dict[str, tuple[int, ...]]:

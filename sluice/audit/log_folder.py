@@ -9,10 +9,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
 
 from lock_manager import canonical_table_uri
 from sluice.errors import LogAccessError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +25,7 @@ PARALLEL_READS = 16
 
 _S3 = re.compile(r"(?:s3|s3a|s3n)://(?P<bucket>[^/]+)(?:/(?P<prefix>.*))?", re.IGNORECASE | re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_ESCAPE = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 
 
 class LogFolder(Protocol):
@@ -92,6 +97,28 @@ def open_log(
         raise LogAccessError(f"{name!r}: only s3://, s3a://, file: and local paths can be read")
     path = canonical_table_uri(name).removeprefix("file:") if _SCHEME.match(name) else name
     return _LocalLog(Path(path).resolve(), folder, dict(options or {}))
+
+
+def open_table(log: LogFolder, version: int | None = None) -> DeltaTable:
+    """Return the table of a log, read with ``deltalake``.
+
+    Args:
+        log: of the table.
+        version: None for the newest one.
+
+    Raises:
+        LogAccessError: ``deltalake`` would read another folder: it decodes ``%20`` in a location.
+        DeltaError, OSError: ``deltalake`` cannot open the table.
+
+    """
+    from deltalake import DeltaTable  # noqa: PLC0415 (0.2 s that other commands need not pay)
+
+    if (escape := _ESCAPE.search(log.uri)) is not None:
+        raise LogAccessError(
+            f"{log.uri} cannot be checked: deltalake takes {escape[0]} in a location for {unquote(escape[0])!r} and "
+            "would read another folder. Spark reads the table; rename its folder to check it"
+        )
+    return DeltaTable(log.uri, version=version, storage_options=log.options or None)
 
 
 class _LocalLog:

@@ -15,7 +15,7 @@ from deltalake.exceptions import DeltaError
 from lock_manager.errors import PinError
 from lock_manager.pins import PINS_FOLDER, Pin
 from sluice.audit.log_files import version_files
-from sluice.audit.log_folder import LogFolder, open_log
+from sluice.audit.log_folder import LogFolder, open_log, open_table
 from sluice.audit.reasons import reason_of
 from sluice.errors import VerifyError
 
@@ -92,7 +92,7 @@ def _problem(folder: LogFolder, pin: Pin, there: set[str], newest: DeltaTable | 
     except PinError as error:
         return f"{error}: the table was copied, or is read under another name; remove the pin here, if so"
     try:
-        version = DeltaTable(folder.uri, version=pinned.version, storage_options=folder.options or None)
+        version = open_table(folder, pinned.version)
         files = {unquote(path) for path in version.get_add_actions().column("path").to_pylist()}
         table_id = version.metadata().id
     except (DeltaError, OSError) as error:
@@ -127,6 +127,6 @@ def _too_short(pin: Pin, newest: DeltaTable | None) -> str | None:
 
 def _newest(folder: LogFolder) -> DeltaTable | None:
     try:
-        return DeltaTable(folder.uri, storage_options=folder.options or None)
+        return open_table(folder)
     except (DeltaError, OSError):
         return None

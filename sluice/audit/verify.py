@@ -22,7 +22,7 @@ from sluice.audit.checks import (
     check_names,
     check_tokens,
     check_versions,
-    count_conflicts,
+    commits_in_conflict,
     count_of,
     describe_overlaps,
     holds_in_log,
@@ -31,7 +31,7 @@ from sluice.audit.checks import (
     unlocked_writers,
 )
 from sluice.audit.log_files import LogCommit, read_checksums, read_commits, read_replaced, version_files
-from sluice.audit.log_folder import LogFolder, open_log
+from sluice.audit.log_folder import LogFolder, open_log, open_table
 from sluice.audit.overwrites import Replay, check_transactions, describe_replaced, replay
 from sluice.audit.pins import examine_pins, problems_of
 from sluice.audit.reasons import reason_of
@@ -176,7 +176,7 @@ def verify_table(
         observed=observed_commits(commits),
         ensemble=adoption.ensemble if adoption else None,
         adopted_name=adoption.table if adoption else None,
-        conflicts=count_conflicts(commits),
+        conflicts=len(commits_in_conflict(commits)),
         overlapping_holds=len(overlapping),
         pins=sum(not pin.has_expired for pin in pins),
         problems=(*problems, *reading.problems),
@@ -198,7 +198,7 @@ class _Reading:
 def _read_table(log: LogFolder, version: int, replayed: Replay | None, key: tuple[str, ...]) -> _Reading:
     reading = _Reading()
     try:
-        table = DeltaTable(log.uri, version=version, storage_options=log.options or None)
+        table = open_table(log, version)
     except (DeltaError, OSError) as error:
         reading.refusal = f"deltalake cannot open the table: {reason_of(error)}"
         return reading

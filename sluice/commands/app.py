@@ -10,8 +10,9 @@ import sluice
 from sluice.commands import cluster, load, operate, tables
 from sluice.commands.config import config
 from sluice.commands.ensemble import ensemble
+from sluice.commands.parts import Commands
 
-app = typer.Typer(
+app = Commands(
     name="sluice",
     no_args_is_help=True,
     add_completion=False,

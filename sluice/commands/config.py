@@ -10,12 +10,12 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands.parts import Verbose, in_a_sentence
+from sluice.commands.parts import Commands, Verbose, in_a_sentence
 from sluice.errors import StackOutputError
 from sluice.interrupts import interruptible
 from sluice.submit.stack_config import StackConfig, write_config
 
-config = typer.Typer(name="config", no_args_is_help=True, help="Write configuration files.")
+config = Commands(name="config", no_args_is_help=True, help="Write configuration files.")
 
 
 class Role(StrEnum):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from sluice.commands.parts import FAILED, Verbose, ZooKeeperOption, for_tables, in_a_sentence, lock_settings
+from sluice.commands.parts import FAILED, Commands, Verbose, ZooKeeperOption, for_tables, in_a_sentence, lock_settings
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("server", "mode", "version", "zxid", "epoch", "synced", "sessions", "conns", "queued")
 _TEXTS = ("server", "mode", "version")
 
-ensemble = typer.Typer(name="ensemble", no_args_is_help=True, help="Look at the ZooKeeper servers themselves.")
+ensemble = Commands(name="ensemble", no_args_is_help=True, help="Look at the ZooKeeper servers themselves.")
 
 
 @ensemble.command()

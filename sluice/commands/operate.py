@@ -116,7 +116,10 @@ def break_lock(
     ] = None,
     token: Annotated[
         str | None,
-        typer.Option(metavar="NUMBER", help="Only the holder with this fencing token, as [bold]status[/] and [bold]log[/] show it; 0x… for a czxid."),
+        typer.Option(
+            metavar="NUMBER",
+            help="Only the holder with this fencing token, as [bold]status[/] and [bold]log[/] show it; or 0x….",
+        ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     zookeeper: ZooKeeperOption = None,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
 
 from lock_manager import LockSettings, SluiceError
 from sluice.errors import LogAccessError
@@ -21,6 +22,37 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+
+class _Flags:
+    """Shows no type beside a flag: typer prints ``<bool>``, as if the flag took a value."""
+
+    def get_params(self, context: Any) -> list[Any]:
+        params: list[Any] = super().get_params(context)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_bool_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Command(_Flags, TyperCommand):
+    pass
+
+
+class _Group(_Flags, TyperGroup):
+    pass
+
+
+class Commands(typer.Typer):
+    """A group of commands whose ``--help`` shows flags as flags."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cls=_Group, **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[..., Any]:
+        """Add a command."""
+        return super().command(name, cls=_Command, **options)
+
 
 #: Exit code of a command that failed, or that found something wrong.
 FAILED = 1

@@ -45,7 +45,11 @@ def verify(
     table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
     *,
     key: Annotated[
-        str, typer.Option(metavar="COLUMNS", help="Columns of which no combination may be there twice.")
+        str,
+        typer.Option(
+            metavar="COLUMNS",
+            help="Columns of which no combination may be there twice, with commas; `a,b` in backticks is one name.",
+        ),
     ] = "",
     storage_option: StorageOption = None,
     clock_skew: Annotated[
@@ -73,12 +77,17 @@ def verify(
     [bold]sluice verify ./flights --json[/]
     [bold]sluice verify s3://lake/flights --storage-option AWS_ENDPOINT_URL=http://127.0.0.1:9000[/]
 
-    Exit codes: 0 sound, 1 a check failed, 2 there is no such table or column.
+    Exit codes: 0 sound, 1 a check failed, 2 there is no such table or column,
+    or deltalake would read another folder (%20 and the like in its path).
     """
+    from lock_manager.column_names import split_column_names  # noqa: PLC0415
     from sluice.audit.verify import verify_table  # noqa: PLC0415
 
     options = dict(key_and_value(option) for option in storage_option or ())
-    columns = [name.strip() for name in key.split(",") if name.strip()]
+    try:
+        columns = [name for name in split_column_names(key) if name]
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--key") from error
     found = verify_table(table, key=columns, storage_options=options, clock_skew_seconds=clock_skew)
     if as_json:
         print(json.dumps(found.to_json(), indent=2))

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sluice.audit.checks import count_conflicts, count_of, describe_overlaps, overlaps
+from sluice.audit.checks import commits_in_conflict, count_of, describe_overlaps, overlaps
 from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import KEY, Contents
 from sluice.demo.records import Acknowledged, Writer
@@ -37,6 +37,7 @@ class Outcome:
         versions: version files in the log.
         missing_versions: gaps between them, and before them.
         conflicts: commits without the lock that lost at least one race for a version.
+        in_conflict: their ids, as far as the log has them.
         retries: times that a writer without the lock had to do a commit's work again.
         overlapping_holds: pairs of holds that share time, by the writers' clocks.
         failed_writers: numbers of the writers that did not end with exit code 0.
@@ -65,6 +66,7 @@ class Outcome:
     versions: int
     missing_versions: int
     conflicts: int
+    in_conflict: tuple[str, ...]
     retries: int
     overlapping_holds: int
     failed_writers: tuple[int, ...]
@@ -125,6 +127,7 @@ def judge(
     lost = ids_told - set(ids_in_log)
     unacknowledged = set(ids_in_log) - ids_told
     overlapping = overlaps([hold for commit in acknowledged if (hold := commit.hold) is not None])
+    in_conflict = commits_in_conflict(log)
     retries = sum(len(writer.retried_at) for writer in writers)
     failed = tuple(writer.number for writer in writers if writer.exit_code != 0)
     problems = [
@@ -155,7 +158,8 @@ def judge(
         unacknowledged_commits=len(unacknowledged),
         versions=len(log),
         missing_versions=max((commit.version for commit in log), default=-1) + 1 - len(log),
-        conflicts=count_conflicts(log),
+        conflicts=len(in_conflict),
+        in_conflict=tuple(name for commit in in_conflict if (name := commit_id(commit)) is not None),
         retries=retries,
         overlapping_holds=len(overlapping),
         failed_writers=failed,

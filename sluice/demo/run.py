@@ -36,7 +36,7 @@ from sluice.demo.report import (
     print_problems,
     write_report,
 )
-from sluice.demo.services import Store, clear_output, keep_tables, open_services
+from sluice.demo.services import Store, clear_output, keep_tables, open_services, remove_results
 from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.local.chosen_s3 import ChosenS3, is_endpoint
 from sluice.local.jars import jar_paths
@@ -243,6 +243,7 @@ def _follow(writers: Sequence[Writer], events: Events, refresh: Callable[[], Non
 def _leave(demo: _Demo, load: Load) -> None:
     """Print and write what came of the load under the lock."""
     outcome, options = load.outcome, demo.options
+    remove_results(demo.folder)
     print_outcome(outcome, demo.console)
     where = "on S3" if options.storage == "s3" else "on disk"
     told = "one at a time" if outcome.ok else f"{len(outcome.problems)} problems"
@@ -255,7 +256,13 @@ def _leave_comparison(demo: _Demo, locked: Load, rival: Load) -> None:
     print_comparison(locked.outcome, rival.outcome, demo.console)
     print_problems(rival.outcome.problems, demo.console, word="without the lock")
     lanes = [
-        Lanes(f"{how}: {_in_short(load.outcome)}", load.writers, locked=load.outcome.locked, lost=load.outcome.lost)
+        Lanes(
+            f"{how}: {_in_short(load.outcome)}",
+            load.writers,
+            locked=load.outcome.locked,
+            lost=load.outcome.lost,
+            in_conflict=load.outcome.in_conflict,
+        )
         for how, load in (("With the lock", locked), ("Without, on Delta's stock log store", rival))
     ]
     draw_timeline(demo.folder / "comparison.png", lanes)

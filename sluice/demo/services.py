@@ -18,12 +18,15 @@ from sluice.local.chosen_s3 import ChosenS3
 from sluice.local.s3 import LocalS3, past_proxies
 
 _MARKER = ".sluice-demo"
-_WRITTEN = ("report.json", "timeline.png", "comparison.png", "logs", "source", "tables")
+_RESULTS = ("report.json", "timeline.png", "comparison.png")
+_WORK = ("logs", "source", "tables")
 _BUCKET = "lake"
 
 
 def clear_output(folder: Path) -> Path:
-    """Make an output folder, and remove from it what an earlier demo left, and only that. Return its absolute path.
+    """Make an output folder without the logs and tables of an earlier demo, and return its absolute path.
+
+    The earlier report and pictures stay until :func:`remove_results`: a demo that fails leaves them.
 
     Raises:
         OutputFolderError: it holds other things, or cannot be made.
@@ -34,13 +37,19 @@ def clear_output(folder: Path) -> Path:
         if folder.exists() and any(folder.iterdir()):
             if not (folder / _MARKER).is_file():
                 raise OutputFolderError(f"{folder} is not empty, and not from an earlier demo: choose another --output")
-            for name in _WRITTEN:
+            for name in _WORK:
                 _remove(folder / name)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _MARKER).touch()
     except OSError as error:
         raise OutputFolderError(f"{folder} cannot be used: {error.strerror}") from error
     return folder
+
+
+def remove_results(folder: Path) -> None:
+    """Remove the report and the pictures of an earlier demo, before those of this one are written."""
+    for name in _RESULTS:
+        _remove(folder / name)
 
 
 def _remove(path: Path) -> None:

@@ -20,6 +20,9 @@ _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#
 _INK, _FAINT, _PALE, _ALARM = "#22303C", "#8A97A3", "#E4E9ED", "#D1242F"
 _LANE_INCHES, _WIDTH_INCHES, _DPI = 0.46, 11.0, 150
 _HOLD_HEIGHT, _WAIT_HEIGHT = 0.62, 0.16
+_MARK_POINTS = {"x": 4, "|": 9}
+_LEAST_BAR = 3 / (_WIDTH_INCHES * _DPI)
+"""Least width of a bar, as a part of the time axis: about three pixels, of which the white edge takes one."""
 
 
 class Lanes:
@@ -30,14 +33,24 @@ class Lanes:
         writers: with their commits.
         locked: whether they took the lock; then its lane is drawn too.
         lost: ids of acknowledged commits that are not in the table.
+        in_conflict: ids of commits that lost a race for a version.
 
     """
 
-    def __init__(self, title: str, writers: Sequence[Writer], *, locked: bool, lost: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        title: str,
+        writers: Sequence[Writer],
+        *,
+        locked: bool,
+        lost: Collection[str] = (),
+        in_conflict: Collection[str] = (),
+    ) -> None:
         self.title = title
         self.writers = writers
         self.locked = locked
         self.lost = lost
+        self.in_conflict = in_conflict
         self.start = min(writer.started_at for writer in writers)
         self.names = [f"writer {writer.number}" for writer in writers] + ["the lock"] * locked
 
@@ -56,14 +69,15 @@ def draw_timeline(path: Path, loads: Sequence[Lanes]) -> None:
     FigureCanvasAgg(figure)
     figure.set_layout_engine("constrained", h_pad=0.14, w_pad=0.12)
     panels = figure.subplots(len(loads), sharex=True, squeeze=False, height_ratios=lanes)[:, 0]
+    seconds = max(load.seconds for load in loads) * 1.01
     for axes, load in zip(panels, loads, strict=True):
-        _draw_load(axes, load)
+        _draw_load(axes, load, seconds * _LEAST_BAR)
     panels[-1].set_xlabel("seconds since the start of the first process", color=_FAINT, fontsize=9)
-    panels[-1].set_xlim(0, max(load.seconds for load in loads) * 1.01)
+    panels[-1].set_xlim(0, seconds)
     figure.savefig(path, facecolor="white")
 
 
-def _draw_load(axes: Axes, load: Lanes) -> None:
+def _draw_load(axes: Axes, load: Lanes, least: float) -> None:
     _style(axes, load)
     for lane, writer in enumerate(load.writers):
         colour = _COLOURS[lane % len(_COLOURS)]
@@ -83,21 +97,34 @@ def _draw_load(axes: Axes, load: Lanes) -> None:
         for commit in writer.commits:
             began = commit.requested_at if commit.acquired_at is None else commit.acquired_at
             waits.append((commit.requested_at - load.start, began - commit.requested_at))
-            bar = (began - load.start, commit.released_at - began)
+            bar = (began - load.start, max(commit.released_at - began, least))
             (lost if commit.commit_id in load.lost else works).append(bar)
         _bars(axes, waits, lane, _WAIT_HEIGHT, colour, alpha=0.30)
         _bars(axes, works, lane, _HOLD_HEIGHT, colour)
         _bars(axes, lost, lane, _HOLD_HEIGHT, _ALARM)
-        retries = [moment - load.start for moment in writer.retried_at]
-        axes.plot(retries, [lane] * len(retries), linestyle="", marker="x", color=_INK, markersize=4, zorder=4)
+        _marks(axes, "x", lane, [each.released_at - load.start for each in writer.commits
+                                 if each.commit_id in load.in_conflict])  # fmt: skip
+        _marks(axes, "|", lane, [moment - load.start for moment in writer.retried_at])
         if load.locked:
             _bars(axes, works + lost, len(load.writers), _HOLD_HEIGHT, colour)
     if load.locked:
         axes.axhline(len(load.writers) - 0.5, color=_PALE, linewidth=1, zorder=0)
     axes.legend(
-        handles=_legend(load), loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4, frameon=False,
+        handles=_legend(load), loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=5, frameon=False,
         fontsize=8.5, labelcolor=_INK, handlelength=1.6, columnspacing=1.6, borderaxespad=0.1, borderpad=0,
     )  # fmt: skip
+
+
+def _marks(axes: Axes, marker: str, lane: int, moments: list[float]) -> None:
+    axes.plot(
+        moments,
+        [lane] * len(moments),
+        linestyle="",
+        marker=marker,
+        color=_INK,
+        markersize=_MARK_POINTS[marker],
+        zorder=4,
+    )
 
 
 def _bars(
@@ -133,6 +160,9 @@ def _legend(load: Lanes) -> list[Patch | Line2D]:
     return [
         starting,
         Patch(facecolor=_COLOURS[0], label="writing, no lock"),
-        Line2D([], [], linestyle="", marker="x", color=_INK, markersize=4, label="conflict: begin anew"),
+        *(
+            Line2D([], [], linestyle="", marker=marker, color=_INK, markersize=_MARK_POINTS[marker], label=label)
+            for marker, label in (("x", "lost a race for its version"), ("|", "written again by the job"))
+        ),
         Patch(facecolor=_ALARM, label="acknowledged, and lost"),
     ]

@@ -9,7 +9,7 @@ from lock_manager.errors import LockError, ResourceError
 from lock_manager.settings import LockSettings
 from lock_manager.zookeeper.inspector import LockInspector
 from sluice.audit.log_files import version_files
-from sluice.audit.log_folder import LogFolder, open_log
+from sluice.audit.log_folder import LogFolder, open_log, open_table
 from sluice.doctor.finding import Finding, failed, note, ok
 from sluice.errors import AdoptionError, LogAccessError
 
@@ -77,11 +77,10 @@ def judge(table: str, adoption: Adoption | None, here: str | None, name: str) ->
 
 
 def _adoption(log: LogFolder) -> Adoption | None:
-    from deltalake import DeltaTable  # noqa: PLC0415 (0.2 s that a look at the ensemble alone need not pay)
-    from deltalake.exceptions import DeltaError  # noqa: PLC0415
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415 (0.2 s that a look at the ensemble alone need not pay)
 
     try:
-        found = DeltaTable(log.uri, storage_options=log.options or None)
+        found = open_table(log)
     except (DeltaError, OSError) as error:
         raise AdoptionError(f"deltalake cannot open the table: {str(error).splitlines()[0]}") from error
     return Adoption.of(found.metadata().configuration)

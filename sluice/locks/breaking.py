@@ -36,7 +36,9 @@ def parse_token(text: str) -> int:
     try:
         return int(text, 0)
     except ValueError:
-        raise TokenError(f"{text!r} is not a fencing token: write the decimal number that `sluice status` shows, or 0x before a hexadecimal czxid") from None
+        raise TokenError(
+            f"{text!r} is not a fencing token: write the decimal number of `sluice status`, or 0x and a czxid"
+        ) from None
 
 
 def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> list[QueueEntry]:

@@ -52,6 +52,7 @@ class Status:
             {
                 "table": table.uri,
                 "key": table.key,
+                "internal": table.is_internal,
                 "holders": [self._told(entry) for entry in table.holders],
                 "waiters": [self._told(entry) for entry in table.waiters],
             }
@@ -78,12 +79,16 @@ class Status:
 def look(inspector: Inspector, resource: TableResource | None) -> Status:
     """Look at one table, or at every one below the lock root.
 
+    Names below a table's log that nobody holds or waits for are left out: they are not tables.
+
     Raises:
         EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: see :class:`Inspector`.
 
     """
     ensemble = inspector.ensemble_id()
-    return Status(ensemble, inspector.tables() if resource is None else [inspector.table(resource)])
+    if resource is not None:
+        return Status(ensemble, [inspector.table(resource)])
+    return Status(ensemble, [locks for locks in inspector.tables() if locks.entries or not locks.is_internal])
 
 
 def describe(entry: QueueEntry) -> str:

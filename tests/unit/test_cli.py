@@ -12,6 +12,7 @@ from arro3.core import Array, DataType, Table
 from deltalake import write_deltalake
 from typer.testing import CliRunner
 
+from lock_manager.column_names import split_column_names
 from sluice.commands.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -52,12 +53,31 @@ def test_help_names_every_command_and_every_command_has_help(run: CliRunner) -> 
         answer = run.invoke(app, [command, "--help"])
         assert answer.exit_code == 0
         assert f"Usage: sluice {command}" in answer.output
+        assert "<bool>" not in answer.output
     for group, command in (("ensemble", "status"), ("ensemble", "ready"), ("config", "from-stack")):
         assert command in run.invoke(app, [group, "--help"]).output
         answer = run.invoke(app, [group, command, "--help"])
         assert answer.exit_code == 0
         assert f"Usage: sluice {group} {command}" in answer.output
     assert "sluice demo --compare" in run.invoke(app, ["demo", "-h"]).output
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("id, flight", ("id", "flight")),
+        (" `a,b` ,c", ("a,b", "c")),
+        ("c,`x``y`", ("c", "x`y")),
+        ("", ("",)),
+        ("a,,b,", ("a", "", "b", "")),
+        ("a b", ("a b",)),
+    ],
+)
+def test_backticks_quote_a_column_name_with_a_comma(text: str, names: tuple[str, ...]) -> None:
+    assert split_column_names(text) == names
+    for torn in (f"`a,{text}", f"`a`b,{text}"):
+        with pytest.raises(ValueError, match="backtick"):
+            split_column_names(torn.replace("``", ""))
 
 
 def test_a_sound_table_is_exit_code_0(run: CliRunner, table: str) -> None:
@@ -108,6 +128,7 @@ def test_json_is_for_programs(run: CliRunner, table: str) -> None:
         (["nothing/here"], "there is no Delta table at"),
         (["gs://bucket/table"], "only s3://, s3a://, file: and local paths"),
         (["TABLE", "--key", "id,flight"], "the table has no column 'flight'; it has id"),
+        (["TABLE", "--key", "id,`a,b`"], "the table has no column 'a,b'; it has id"),
     ],
 )
 def test_bad_arguments_are_one_sentence_and_exit_code_2(

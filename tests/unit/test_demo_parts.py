@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from arro3.core import Array, DataType, Table
 from deltalake import write_deltalake
+from matplotlib.image import imread
 from rich.console import Console
 
 from lock_manager import SettingsError
@@ -22,7 +23,7 @@ from sluice.demo.progress import Board, shown
 from sluice.demo.records import Acknowledged, Writer
 from sluice.demo.report import print_comparison, print_last_words, print_outcome, write_report
 from sluice.demo.run import DemoOptions, _Demo, _leave, _leave_comparison
-from sluice.demo.services import Store, clear_output, open_store
+from sluice.demo.services import Store, clear_output, open_store, remove_results
 from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.errors import FlightsError, OutputFolderError
 from sluice.local.s3 import LocalS3
@@ -72,8 +73,11 @@ def test_a_missing_data_set_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatc
 
 def test_the_output_folder_is_cleared_only_if_a_demo_made_it(tmp_path: Path) -> None:
     folder = clear_output(tmp_path / "build" / "demo")
-    (folder / "report.json").write_text("{}")
+    for name in ("report.json", "timeline.png", "comparison.png"):
+        (folder / name).write_text("{}")
     assert clear_output(folder) == folder
+    assert len(list(folder.iterdir())) == 4, "a second demo that fails leaves the earlier results"
+    remove_results(folder)
     assert [path.name for path in folder.iterdir()] == [".sluice-demo"]
     (folder / "logs").mkdir()
     (folder / "notes.txt").write_text("added by a person")
@@ -170,6 +174,32 @@ def test_the_picture_has_a_lane_for_each_writer_and_one_for_the_lock(tmp_path: P
     draw_timeline(tmp_path / "both.png", [one, other])
     assert png_size(tmp_path / "one.png")[0] == png_size(tmp_path / "both.png")[0] == 1650
     assert png_size(tmp_path / "one.png")[1] < png_size(tmp_path / "both.png")[1]
+
+
+def test_every_hold_and_every_conflict_is_drawn(tmp_path: Path) -> None:
+    writers = [Writer(1, 1000.0), Writer(2, 1000.0)]
+    for number in range(6):
+        moment = 1100.0 + 100 * number
+        commit = Acknowledged(
+            writer=2, commit_id=f"c{number}", rows=1, requested_at=moment, acquired_at=moment, released_at=moment + 0.01
+        )
+        writers[1].commits.append(commit)
+    writers[1].end(0, 2000.0)
+    draw_timeline(tmp_path / "holds.png", [Lanes("holds", writers, locked=True)])
+    assert columns_with(tmp_path / "holds.png", "#E69F00") >= 6, "one for each hold of 10 ms in 1000 s"
+    ink = {}
+    for names in ((), ("c0", "c5")):
+        draw_timeline(tmp_path / "x.png", [Lanes("conflicts", writers, locked=False, in_conflict=names)])
+        ink[len(names)] = columns_with(tmp_path / "x.png", "#22303C", below=0.6)
+    assert ink[2] > ink[0]
+
+
+def columns_with(path: Path, colour: str, below: float = 0.0) -> int:
+    """Count the columns of pixels that have a colour, in the part of the picture below a height."""
+    picture = imread(path)[..., :3]
+    wanted = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    near = (abs(picture[int(below * len(picture)) :] - wanted) < 0.06).all(axis=2)
+    return int(near.any(axis=0).sum())
 
 
 def test_a_load_in_which_nothing_succeeded_can_be_drawn(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -196,6 +197,16 @@ def test_status_looks_through_the_protocol_alone(queues: Queues) -> None:
     assert (look(inspector, None).ensemble, look(inspector, None).tables) == ("an id", [locks])
     assert look(inspector, TableResource.of("s3://lake/t")).tables == [locks]
     assert look(inspector, TableResource.of("s3://lake/u")).tables == [TableLocks(uri="s3://lake/u", key="")]
+
+
+def test_names_below_a_log_count_as_no_tables(queues: Queues) -> None:
+    queues.add(A, ":w")
+    table = TableLocks(uri="s3://lake/t", key="k")
+    turn = TableLocks(uri="s3://lake/t/_delta_log/_sluice_maintenance", key="l")
+    held = replace(turn, entries=tuple(queues.entries()))
+    assert look(AnotherInspector([table, turn]), None).tables == [table]
+    status = look(AnotherInspector([table, held]), None)
+    assert [each["internal"] for each in status.to_json()["tables"]] == [False, True]
 
 
 def test_what_another_program_wrote_does_not_steer_the_terminal(queues: Queues) -> None:

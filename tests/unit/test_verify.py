@@ -142,6 +142,16 @@ def test_every_spelling_of_a_local_table_is_understood(
     assert verify_table(name).rows_found == 10
 
 
+def test_a_location_that_deltalake_decodes_is_not_checked(table: Path) -> None:
+    """Deltalake would read the folder ``flights 2013`` next to it."""
+    escaped, decoded = table.with_name("flights%202013"), table.with_name("flights 2013")
+    shutil.copytree(table, escaped)
+    table.rename(decoded)
+    assert verify_table(decoded).ok
+    with pytest.raises(LogAccessError, match="cannot be checked: deltalake takes %20 in a location for ' '"):
+        verify_table(escaped)
+
+
 def test_commits_without_the_lock_are_counted_by_engine_and_are_no_problem(table: Path) -> None:
     append(table, [10])
     append(table, [11], {"sluice": {"nodes": "not one of ours"}})

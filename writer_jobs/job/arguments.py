@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lock_manager import LockSettings, canonical_table_uri
+from lock_manager.column_names import split_column_names
 from lock_manager.metrics import Destination
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError
@@ -173,8 +174,11 @@ def text(value: str) -> str:
 
 
 def names(value: str) -> tuple[str, ...]:
-    """Return the names of columns in a comma-separated list; a type for argparse."""
-    found = tuple(name.strip() for name in value.split(","))
+    """Return the names of columns in a comma-separated list, with backticks as quotes; a type for argparse."""
+    try:
+        found = split_column_names(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     if not all(found) or len({name.lower() for name in found}) != len(found):
         raise argparse.ArgumentTypeError(f"{value!r} is no list of different column names, such as year,month")
     return found
