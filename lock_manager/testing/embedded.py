@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import select
 import shutil
 import signal
 import socket
@@ -21,7 +22,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from lock_manager.errors import LocalServerError
 from lock_manager.testing.class_archives import ZOOKEEPER, archive_options
@@ -147,8 +148,9 @@ def stop_supervised(supervisor: subprocess.Popen[bytes]) -> None:
 def last_words(log: str) -> str:
     """Return the line of a server's log that says best why it does not serve."""
     lines = log.strip().splitlines()
-    told = [line for line in lines if "Exception" in line or "ERROR" in line] or lines
-    return told[-1] if told else "it said nothing"
+    # Log4j's own line about the end of the JVM is an error, too.
+    exceptions, errors = ([line for line in lines if word in line] for word in ("Exception", "ERROR"))
+    return (exceptions or errors or lines or ["it said nothing"])[-1]
 
 
 class EmbeddedServer:
@@ -186,6 +188,13 @@ class EmbeddedServer:
         """``host:port`` for clients."""
         return f"127.0.0.1:{self.client_port}"
 
+    @property
+    def output(self) -> IO[bytes]:
+        """Pipe from the supervisor, which closes when the process ends."""
+        assert self._supervisor is not None  # noqa: S101 (the caller has started it)
+        assert self._supervisor.stdout is not None  # noqa: S101 (a pipe was asked for)
+        return self._supervisor.stdout
+
     def start(self) -> None:
         """Start the process; :meth:`wait_until_serving` tells when it serves."""
         if self._supervisor is not None:
@@ -202,8 +211,7 @@ class EmbeddedServer:
             str(self.folder / "zoo.cfg"),
         ]
         self._supervisor = start_supervised(command, self.folder / "server.log")
-        assert self._supervisor.stdout is not None  # noqa: S101 (a pipe was asked for)
-        self.pid = int(self._supervisor.stdout.readline() or 0) or None
+        self.pid = int(self.output.readline() or 0) or None
 
     def wait_until_serving(self, deadline: float) -> None:
         """Wait until it answers clients with a quorum behind it.
@@ -216,13 +224,26 @@ class EmbeddedServer:
 
         """
         while True:
-            if b"Mode: " in self.command(b"srvr"):
+            if self.has_ended():
+                raise LocalServerError(f"the embedded ZooKeeper ended at once: {self.last_words()}")
+            if self._owns_port() and b"Mode: " in self.command(b"srvr"):
                 return
-            if self._supervisor is None or self._supervisor.poll() is not None:
-                raise LocalServerError(f"the embedded ZooKeeper ended at once: {last_words(self._log())}")
             if time.monotonic() > deadline:
-                raise LocalServerError(f"the embedded ZooKeeper does not serve: {last_words(self._log())}")
+                raise LocalServerError(f"the embedded ZooKeeper does not serve: {self.last_words()}")
             time.sleep(0.02)
+
+    def _owns_port(self) -> bool:
+        """Whether the server that answers at the port has this server's data folder, and is no other one."""
+        data = self.folder.absolute() / "data" / "version-2"
+        return f"dataDir={data}".encode() in self.command(b"conf").splitlines()
+
+    def has_ended(self) -> bool:
+        """Whether the process does not run: never started, stopped, or ended by itself."""
+        return self._supervisor is None or self._supervisor.poll() is not None
+
+    def last_words(self) -> str:
+        """Return the line of the server's log that says best why it does not serve."""
+        return last_words(self._log())
 
     def command(self, word: bytes) -> bytes:
         """Ask it a four-letter word; see :func:`ask_server`."""
@@ -323,6 +344,14 @@ class EmbeddedZooKeeper:
                 break
         return self
 
+    def wait_for_end(self) -> EmbeddedServer:
+        """Wait until a server's process ends by itself, and return that server."""
+        running = {server.output: server for server in self.servers if not server.has_ended()}
+        # The pipe from the supervisor closes with it.
+        (ended, *_), _, _ = select.select(list(running), [], [])
+        running[ended].stop()
+        return running[ended]
+
     def stop(self) -> None:
         """End all servers; the data goes with them unless a folder was given."""
         for server in self.servers:
@@ -347,6 +376,8 @@ class EmbeddedZooKeeper:
         ports = free_ports(3 * self._count)
         if self._port is not None:
             ports[: self._count] = range(self._port, self._port + self._count)
+            for port in ports[: self._count]:
+                _refuse_taken(port)
         members = "".join(
             f"server.{index + 1}=127.0.0.1:{ports[self._count + 2 * index]}:{ports[self._count + 2 * index + 1]}\n"
             for index in range(self._count if self._count > 1 else 0)
@@ -383,6 +414,19 @@ def _stands_still(pid: int) -> bool:
         with suppress(ProcessLookupError, FileNotFoundError):
             states.append(task.read_text().rpartition(")")[2].split()[0])
     return all(state in "TtZX" for state in states)
+
+
+def _refuse_taken(port: int) -> None:
+    with socket.socket() as probe:
+        # As Java does: a port whose connections have just ended is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise LocalServerError(
+                f"port {port} of 127.0.0.1 cannot be used ({error.strerror}): end the program that has it, or choose "
+                "another port"
+            ) from error
 
 
 def free_ports(count: int) -> list[int]:

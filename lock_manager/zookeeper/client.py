@@ -117,6 +117,7 @@ class Client(KazooClient):  # type: ignore[misc]
 
     Attributes:
         problem: what the last attempt to connect met, None if it succeeded.
+        is_unresolvable: whether the last attempt found an address for none of the host names.
         refusal: why this client has given up, as ``EnsembleRefusedError.refusal``, or None.
 
     """
@@ -148,6 +149,7 @@ class Client(KazooClient):  # type: ignore[misc]
         )
         self.problem: str | None = None
         self.refusal: str | None = None
+        self.is_unresolvable = False
         self._distrust: dict[tuple[str, int], str] = {}
         self._sasl_rounds = 0
         self._session_seconds = session_timeout_seconds
@@ -187,6 +189,17 @@ class Client(KazooClient):  # type: ignore[misc]
         connection._invoke = invoke_and_tell  # noqa: SLF001
         connection._connect = connect_and_judge  # noqa: SLF001
         connection._submit = submit_and_count  # noqa: SLF001
+        resolve = connection._expand_client_hosts  # noqa: SLF001
+        connection._expand_client_hosts = lambda: self._addresses(resolve)  # noqa: SLF001
+
+    def _addresses(self, resolve: Callable[[], list[Any]]) -> list[Any]:
+        """Note whether a host name has an address: kazoo leaves the others out, and tries for ever if none is left."""
+        addresses = resolve()
+        if not addresses:
+            names = ", ".join(dict.fromkeys(host.strip() for host, _ in self.hosts))
+            self.problem = f"no address is known for the host name {names}"
+        self.is_unresolvable = not addresses
+        return addresses
 
     @property
     def dead(self) -> bool:

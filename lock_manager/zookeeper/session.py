@@ -211,6 +211,7 @@ class Session:
         """Return when connected, at the deadline, or when cancelled; start kazoo if it does not run.
 
         Raises:
+            EnsembleUnavailableError: before the first connection, none of the host names has an address.
             EnsembleRefusedError: no trust or no credentials; the next call tries again.
             ClosedError: see :meth:`check_usable`.
 
@@ -227,6 +228,16 @@ class Session:
                 self._changed.wait(min(LOOK_SECONDS, deadline.remaining()))
             if refusal := self._give_up_if_dead():
                 raise EnsembleRefusedError(self.settings.zk_hosts, refusal)
+            self._refuse_unresolvable(deadline)
+
+    def _refuse_unresolvable(self, deadline: Deadline) -> None:
+        """Give up before the first connection if none of the host names has an address: a misspelt name, most likely.
+
+        Later on, a name service that is down for a while is waited for.
+        """
+        client = self._client
+        if self.ensemble_id is None and client is not None and client.is_unresolvable:
+            raise self._unavailable(deadline)
 
     def _give_up_if_dead(self) -> str | None:
         """Give up the session if kazoo has; return what it was refused for, if that is why."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -124,11 +123,16 @@ def zookeeper(
     """Run a ZooKeeper on 127.0.0.1 until Ctrl-C, to try things with.
 
     It comes with PySpark. Its connection string is printed as soon as it
-    serves. All of its servers share this machine: not for production.
+    serves. All of its servers share this machine: not for production. A port
+    that another program has is refused.
 
     [bold]sluice zookeeper --port 2181[/]
     [bold]sluice zookeeper --servers 3 --data ./zk[/]
+
+    Exit codes: 1 a port is taken, or so many servers have ended that no quorum
+    is left; 2 bad arguments; 130 Ctrl-C.
     """
+    from lock_manager.errors import LocalServerError  # noqa: PLC0415
     from lock_manager.testing.embedded import EmbeddedZooKeeper  # noqa: PLC0415
 
     if servers not in (1, 3):
@@ -137,4 +141,8 @@ def zookeeper(
         print(running.hosts, flush=True)
         sys.stderr.write("ZooKeeper serves; Ctrl-C stops it\n")
         while True:
-            signal.pause()
+            ended = running.wait_for_end()
+            sentence = f"server {ended.server_id} ({ended.address}) has ended: {ended.last_words()}"
+            if 2 * sum(not server.has_ended() for server in running.servers) <= servers:
+                raise LocalServerError(f"{sentence}; no quorum is left: start it again")
+            sys.stderr.write(f"sluice: {sentence}; the others serve on\n")

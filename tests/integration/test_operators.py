@@ -9,9 +9,11 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +38,7 @@ from lock_manager.commit_guard import CommitGuard
 from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.guarded_hold import GuardedHold
 from lock_manager.queue_entry import QueueEntry
+from lock_manager.zookeeper.inspector import ANSWER_SECONDS as INSPECTOR_SECONDS
 from lock_manager.zookeeper.inspector import LockInspector
 from lock_manager.zookeeper.znodes import table_node
 from sluice.commands.app import app
@@ -449,6 +452,20 @@ def test_break_of_a_partition_removes_every_contender_of_its_holder_and_no_other
     assert all(map(ensemble_client.exists, february))
     assert sluice("break", TABLE, "--partition", "year=2013", "--yes").exit_code == 0
     assert not any(map(ensemble_client.exists, february))
+
+
+def test_a_host_name_without_an_address_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(host: str, *_: object, **__: object) -> list[object]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    started = time.monotonic()
+    for command in (["status"], ["break", TABLE]):
+        answer = CliRunner().invoke(app, [*command, "--zookeeper", "zk1.nowhere:2181,zk2.nowhere:2181"])
+        assert answer.exit_code == 1
+        assert "no address is known for the host name zk1.nowhere, zk2.nowhere" in answer.stderr
+        assert len(answer.stderr.splitlines()) == 1
+    assert time.monotonic() - started < INSPECTOR_SECONDS
 
 
 def test_an_ensemble_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
