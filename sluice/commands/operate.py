@@ -19,6 +19,7 @@ from sluice.commands.parts import (
     Verbose,
     ZooKeeperOption,
     in_a_sentence,
+    is_ensemble_given,
     key_and_value,
     lock_settings,
 )
@@ -211,6 +212,7 @@ def doctor(
     --table or --bucket: whether the store really refuses to overwrite, tried
     by rivals, too, with scratch objects that are removed again. With --table:
     whether this ensemble has adopted the table. Creates nothing that stays.
+    Without an ensemble it checks the rest, and says that the ensemble is missing.
 
     [bold]sluice doctor --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice doctor --table s3a://lake/flights[/]
@@ -223,7 +225,7 @@ def doctor(
     if table is not None and bucket is not None:
         raise typer.BadParameter("give either --table or --bucket", param_hint="--bucket")
     options = dict(key_and_value(option) for option in storage_option or ())
-    settings = lock_settings(zookeeper, lock_root)
+    settings = lock_settings(zookeeper, lock_root) if is_ensemble_given(zookeeper) else None
     store = f"s3://{bucket}" if bucket is not None else table
     with interruptible():
         findings = examine(settings, store, options, table=table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -14,6 +15,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from lock_manager import LockSettings, SluiceError
+from lock_manager.settings import ENVIRONMENT_PREFIX
 from sluice.errors import LogAccessError
 from sluice.interrupts import Interrupted
 
@@ -145,6 +147,11 @@ def key_and_value(option: str, hint: str = "--storage-option") -> tuple[str, str
 def conf_of(options: list[str] | None) -> dict[str, str]:
     """Return what was given with ``--conf``."""
     return dict(key_and_value(option, "--conf") for option in options or ())
+
+
+def is_ensemble_given(zookeeper: str | None) -> bool:
+    """Whether the option or the environment names an ensemble."""
+    return zookeeper is not None or f"{ENVIRONMENT_PREFIX}ZK_HOSTS" in os.environ
 
 
 def lock_settings(

@@ -5,21 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sluice.doctor.finding import Finding, Verdict
+from sluice.doctor.finding import Finding, Verdict, failed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from lock_manager import LockSettings
 
+_MISSING = (
+    "none is given, so that no lock can be tried: give --zookeeper host:port,… or set SLUICE_ZK_HOSTS "
+    "(`sluice zookeeper` runs one to try things with)"
+)
+
 
 def examine(
-    settings: LockSettings, store: str | None, storage_options: Mapping[str, str], *, table: str | None = None
+    settings: LockSettings | None, store: str | None, storage_options: Mapping[str, str], *, table: str | None = None
 ) -> list[Finding]:
     """Ask everything, and return what was found; what is wrong is a finding, not an error.
 
     Args:
-        settings: of the lock.
+        settings: of the lock; None if no ensemble is given, which is a fault.
         store: ``s3://BUCKET[/PREFIX]``, ``file:…`` or a path, to try its conditional PUT; None to leave that out.
         storage_options: as ``deltalake`` takes them; what is missing comes from the environment (``AWS_*``).
         table: its location, to ask whether this is the ensemble that has adopted it; None to leave that out.
@@ -36,9 +41,12 @@ def examine(
     from sluice.doctor.store import store_findings  # noqa: PLC0415
 
     scratch = None if store is None else scratch_objects(store, storage_options)
-    found = [*ensemble_findings(settings), *machine_findings(), defaults_finding()]
-    found += [] if scratch is None else store_findings(scratch)
-    return found if table is None else [*found, adoption_finding(settings, table, storage_options)]
+    ensemble = [failed("ensemble", _MISSING)] if settings is None else ensemble_findings(settings)
+    findings = [*ensemble, *machine_findings(), defaults_finding()]
+    findings += [] if scratch is None else store_findings(scratch)
+    if table is not None and settings is not None:
+        findings.append(adoption_finding(settings, table, storage_options))
+    return findings
 
 
 def print_findings(findings: Sequence[Finding], console: Console) -> None:

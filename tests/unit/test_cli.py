@@ -179,7 +179,7 @@ def test_options_out_of_range_are_exit_code_2(run: CliRunner, arguments: list[st
 
 @pytest.mark.parametrize(
     "arguments",
-    [["status"], ["break", "/t"], ["doctor"], ["adopt", "/t"], ["ensemble", "status"], ["ensemble", "ready"]],
+    [["status"], ["break", "/t"], ["adopt", "/t"], ["ensemble", "status"], ["ensemble", "ready"]],
 )
 def test_without_an_ensemble_the_option_and_the_variable_are_named(
     run: CliRunner, arguments: list[str], monkeypatch: pytest.MonkeyPatch
@@ -189,6 +189,17 @@ def test_without_an_ensemble_the_option_and_the_variable_are_named(
     assert answer.exit_code == 2
     assert "no ensemble given: set SLUICE_ZK_HOSTS=host:port,… or give --zookeeper host:port,…" in answer.stderr
     assert "zk_hosts" not in answer.output
+
+
+def test_doctor_without_an_ensemble_checks_the_machine(
+    run: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SLUICE_ZK_HOSTS", raising=False)
+    answer = run.invoke(app, ["doctor", "--json", "--table", str(tmp_path)])
+    assert answer.exit_code == 1
+    verdicts = {finding["what"]: finding["verdict"] for finding in json.loads(answer.stdout)}
+    assert list(verdicts) == ["ensemble", "python", "java", "jars", "log store", "spark defaults", "put-if-absent"]
+    assert [what for what, verdict in verdicts.items() if verdict == "failed"] == ["ensemble"]
 
 
 def test_missing_jars_are_told_before_anything_is_started(
