@@ -242,7 +242,7 @@ class EmbeddedServer:
         return self._supervisor is None or self._supervisor.poll() is not None
 
     def last_words(self) -> str:
-        """Return the line of the server's log that says best why it does not serve."""
+        """Return the last error in the server's log."""
         return last_words(self._log())
 
     def command(self, word: bytes) -> bytes:

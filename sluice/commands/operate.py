@@ -212,7 +212,7 @@ def doctor(
     --table or --bucket: whether the store really refuses to overwrite, tried
     by rivals, too, with scratch objects that are removed again. With --table:
     whether this ensemble has adopted the table. Creates nothing that stays.
-    Without an ensemble it checks the rest, and says that the ensemble is missing.
+    Without an ensemble it checks the rest, and reports the ensemble as missing.
 
     [bold]sluice doctor --zookeeper zk1:2181,zk2:2181,zk3:2181[/]
     [bold]sluice doctor --table s3a://lake/flights[/]

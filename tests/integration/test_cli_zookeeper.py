@@ -26,20 +26,20 @@ ROOT = Path(__file__).parents[2]
 
 def test_a_port_of_another_program_is_refused() -> None:
     """The other program answers as a ZooKeeper does."""
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), AnotherZooKeeper) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        port = other.server_address[1]
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), AnotherZooKeeper) as rival:
+        threading.Thread(target=rival.serve_forever, daemon=True).start()
+        port = rival.server_address[1]
         answer = CliRunner().invoke(app, ["zookeeper", "--port", str(port)])
         assert (answer.exit_code, answer.stdout) == (1, "")
         assert answer.stderr.startswith(f"sluice: port {port} of 127.0.0.1 cannot be used")
-        other.shutdown()
+        rival.shutdown()
 
 
 def test_a_server_that_lost_its_port_serves_nobody(tmp_path: Path) -> None:
     """Another program takes the port after it was found free, and answers in this server's place."""
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), AnotherZooKeeper) as other:
-        threading.Thread(target=other.serve_forever, daemon=True).start()
-        port = other.server_address[1]
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), AnotherZooKeeper) as rival:
+        threading.Thread(target=rival.serve_forever, daemon=True).start()
+        port = rival.server_address[1]
         configuration = server_configuration(tmp_path / "data", 500, 60_000, "")
         configuration += ServerSecurity().configuration(port)
         server = EmbeddedServer(1, port, tmp_path, configuration)
@@ -49,7 +49,7 @@ def test_a_server_that_lost_its_port_serves_nobody(tmp_path: Path) -> None:
                 server.wait_until_serving(time.monotonic() + 30)
         finally:
             server.stop()
-            other.shutdown()
+            rival.shutdown()
 
 
 def test_a_server_that_is_killed_ends_the_command(tmp_path: Path) -> None:

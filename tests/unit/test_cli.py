@@ -199,7 +199,7 @@ def test_doctor_without_an_ensemble_checks_the_machine(
     assert answer.exit_code == 1
     verdicts = {finding["what"]: finding["verdict"] for finding in json.loads(answer.stdout)}
     assert list(verdicts) == ["ensemble", "python", "java", "jars", "log store", "spark defaults", "put-if-absent"]
-    assert [what for what, verdict in verdicts.items() if verdict == "failed"] == ["ensemble"]
+    assert [check for check, verdict in verdicts.items() if verdict == "failed"] == ["ensemble"]
 
 
 def test_missing_jars_are_told_before_anything_is_started(
