@@ -96,7 +96,7 @@ def read(spark: SparkSession, tmp_path: Path) -> Callable[..., Any]:
 #: Format, content, columns, options; and the rows, or a part of the refusal.
 EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
     ("json", '{"x":19.999}', "x decimal(10,2)", {}, "column x: the value '19.999' is not exactly a value of type dec"),
-    ("json", '{"x":"19.99"}\n\n{"x":1e1}', "x decimal(10,2)", {}, [(Decimal("19.99"),), (Decimal("10.00"),)]),
+    ("json", '{"x":"19.99"}\n\t\n{"x":1e1}', "x decimal(10,2)", {}, [(Decimal("19.99"),), (Decimal("10.00"),)]),
     ("json", '{"x":0.1234567890123456789}', "x decimal(38,19)", {}, [(Decimal("0.1234567890123456789"),)]),
     ("json", '[{"x":0.1234567890123456789},\n{}]', "x decimal(38,19)", {"multiLine": "true"},
      [(Decimal("0.1234567890123456789"),), (None,)]),

@@ -158,7 +158,9 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
         F.max(ends_record & ~F.col("is_crlf")).alias("lf"),
     ).first()
     if result is None or result.bad is not None:
-        raise LinesError(f"{result and result.bad} has malformed quotes, or quotes that are not closed: {_HINT}")
+        raise LinesError(
+            f"{result and result.bad} has malformed quotes, quotes that are not closed, or a CR outside quotes: {_HINT}"
+        )
     if result.crlf and result.lf:
         raise LinesError(
             "of files with newlines in quotes some records end with CRLF, and some with LF: load files of one kind at "
@@ -184,7 +186,7 @@ def check_json(documents: DataFrame, options: Mapping[str, str]) -> None:
     parsed = F.from_json(F.concat(F.lit("["), value, F.lit(",0]")), "variant", allowed)
     end, more = (F.try_variant_get(parsed, f"$[{at}]", "variant") for at in (1, 2))
     is_one = F.is_valid_utf8(value) & end.isNotNull() & more.isNull()
-    bad = (F.trim(value) != "") & ~is_one
+    bad = value.rlike(r"\S") & ~is_one
     result = documents.agg(F.first(F.when(bad, _sample(value, file)), ignorenulls=True).alias("bad")).first()
     if result is not None and result.bad is not None:
         raise LinesError(
