@@ -273,6 +273,7 @@ def test_a_run_of_an_earlier_release_is_completed_by_its_record(
     whole.lose_second_commit()
     sql_elsewhere(f"alter table delta.`{table}` add column later string")
     defaults = {"enforceschema": "false", "header": "true", "mode": "FAILFAST"}
+    defaults |= {"escape": '"', "unescapedquotehandling": "RAISE_ERROR"}
     of_files = {"ignorecorruptfiles": "false", "ignoremissingfiles": "false"}
     as_an_earlier_release_left_it(table, {**defaults, **of_files, "fs.s3a.secret.key": "open"})
     # What a job left that ended before its first commit says nothing.

@@ -38,10 +38,10 @@ examples:
       --run-id orders-2026-11-21 --report s3a://lake/_reports/orders-2026-11-21.json
 
 how files are read:
-  Nothing is dropped or changed in silence. A value that is not exactly a value of its column's type fails the job, and
-  so does a column that the table does not have; mode=PERMISSIVE and the like are yours to give with --option. The page
-  docs/inputs.md has a table of inputs, and of options that change these rules. Lines of csv and json files are checked
-  first, which reads them once more.
+  Nothing is dropped or changed in silence. A value that is not exactly a value of its column's type fails the job
+  (mode=FAILFAST), and so does a column that the table does not have; mode=PERMISSIVE and the like are yours to give
+  with --option. The page docs/inputs.md has a table of inputs, and of options that change these rules. Lines of csv
+  and json files are checked first, which reads them once more.
   csv      By RFC 4180, in UTF-8 or --option encoding=…, with a header. Files with newlines in quotes are not divided
            among tasks. Malformed quotes fail the job; for another syntax give --option escape=… or quote=…. Into an
            existing table the values are read with the table's types, columns matched by name, each of the table's
