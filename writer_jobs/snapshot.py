@@ -18,6 +18,7 @@ try:
     from writer_jobs.job.runner import Job, JobContext
     from writer_jobs.job.snapshot_arguments import PROGRAM, SnapshotArguments, parse_arguments
     from writer_jobs.pins.copies import copy_pinned, make_view, refuse_equal_names
+    from writer_jobs.pins.read import refuse_missing_files
     from writer_jobs.pins.take import find_pin, list_pins, take_pin
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
@@ -32,8 +33,10 @@ def _snapshot(context: JobContext[SnapshotArguments]) -> None:
     context.report(pinned=pin.to_json())
     if arguments.copy_to is not None or arguments.views is not None:
         refuse_equal_names(pin)
-    for pinned in pin.tables:
-        output.said("pinned", **pinned_line(context.spark, pin, pinned, made=made))
+    if not made:
+        for pinned in pin.tables:
+            refuse_missing_files(context.spark, pin, pinned)
+    # Before the counts: these read older versions, too, which may be gone.
     for pinned in pin.tables:
         if arguments.copy_to is not None:
             target, copied = copy_pinned(
@@ -47,6 +50,8 @@ def _snapshot(context: JobContext[SnapshotArguments]) -> None:
             output.said("copied", table=pinned.table, to=target, rows=copied.rows)
         if arguments.views is not None:
             output.said("view", table=pinned.table, view=make_view(context.spark, pin, pinned, arguments.views))
+    for pinned in pin.tables:
+        output.said("pinned", **pinned_line(context.spark, pin, pinned, made=made))
 
 
 def _pin(context: JobContext[SnapshotArguments]) -> tuple[Pin, bool]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,22 @@ def test_two_tables_at_one_moment_are_pinned_and_read_again_with_what_came_since
     # Once more: the copies are there.
     assert snapshot(*place, "--copy-to", tmp_path / "copies").code == 0
     assert ids(tmp_path / "copies" / "two") == list(range(6))
+
+
+def test_a_moment_that_is_older_than_the_retention_is_copied_and_not_counted(
+    lake: Callable[..., Path], snapshot: Callable[..., Any], tmp_path: Path
+) -> None:
+    table = lake("old", 0, 10)
+    long_ago = time.time() - 10 * 86_400
+    for path in (table / "_delta_log").glob("*.json"):
+        os.utime(path, (long_ago, long_ago))
+    lake("old", 10, 12)
+    place = ("--table", table, "--pin", "five", "--copy-to", tmp_path / "copies")
+    for more in (("--event-time", "at", "--at", "1970-01-01T05:00:00Z", "--expires", "1 day"), ()):
+        job = snapshot(*place, *more)
+        assert (job.code, [line["event"] for line in job.lines]) == (0, ["copied", "pinned"]), job.error
+        assert (job.lines[-1]["rows_new"], job.lines[-1]["rows_new_before"]) == (0, None)
+    assert ids(tmp_path / "copies" / "old") == list(range(6))
 
 
 def test_views_show_what_is_pinned(

@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lock_manager.pins import Pin, PinnedTable
-from writer_jobs.pins.read import changed_before, changed_since, refuse_missing_files
+from writer_jobs.pins.read import changed_before, changed_since
 
 
 def pinned_line(spark: SparkSession, pin: Pin, pinned: PinnedTable, *, made: bool) -> dict[str, Any]:
@@ -17,15 +17,13 @@ def pinned_line(spark: SparkSession, pin: Pin, pinned: PinnedTable, *, made: boo
         spark: the session.
         pin: that holds.
         pinned: one of its tables.
-        made: whether it was made now. Else its data files are looked for.
+        made: whether it was made now.
 
     Raises:
         PinError: it does not hold.
         TableError, StorageError: the table cannot be read.
 
     """
-    if not made:
-        refuse_missing_files(spark, pin, pinned)
     since, before = changed_since(spark, pin, pinned.location), changed_before(spark, pin, pinned.location)
     return {
         "table": pinned.table,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
@@ -20,6 +21,8 @@ from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState, loc
 from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.pins.moment import up_to
+
+_log = logging.getLogger(__name__)
 
 CHANGE = "__CHANGE"
 """Column of :func:`rows_since`."""
@@ -122,7 +125,8 @@ def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | 
     As :func:`changed_since`, for the version that is pinned, and the one at which the watermarks were past the moment.
 
     Returns:
-        None if that version is not known, or not there any more.
+        None if that version is not known, or cannot be read any more: the log or the files of versions of its age are
+        removed.
 
     Raises:
         PinError, TableError, StorageError: see :func:`changed_since`.
@@ -132,11 +136,12 @@ def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | 
     if pinned.passed_version is None:
         return None
     log = DeltaTableLog(spark, pinned.location)
+    pinned_snapshot = pinned_version(log, pin, pinned)
     try:
-        passed = log.snapshot_at(pinned.passed_version)
-    except TableError:
+        return _counted(spark, pin, pinned, log.snapshot_at(pinned.passed_version), pinned_snapshot)
+    except (TableError, PinError) as error:
+        _log.info("changes of %s before pin %s was made are not counted: %s", pinned.table, pin.name, error)
         return None
-    return _counted(spark, pin, pinned, passed, pinned_version(log, pin, pinned))
 
 
 def _then_and_now(spark: SparkSession, pin: Pin, table: str) -> tuple[PinnedTable, Snapshot, Snapshot]:
@@ -248,7 +253,11 @@ class _Side:
         condition = _condition(pin, pinned, state.schema)
         files = VersionFiles(spark, snapshot)
         self.all_files = files.count()
-        self.files = files if condition is None else files.within(condition)
+        try:
+            self.files = files if condition is None else files.within(condition)
+        except (*JVM_ERRORS, PySparkException) as error:
+            reason = one_sentence(error)
+            raise PinError(f"version {snapshot.version} of {pinned.table} cannot be read: {reason}") from error
         self.condition = F.expr("true") if condition is None else condition
 
 
