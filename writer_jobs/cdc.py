@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +70,11 @@ def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: S
     feed, query = Feed(context.spark, arguments, writer), {**arguments.query, "table": writer.table}
 
     def apply_files(_: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
-        if (sources := batches.sources(txn[1])) is None:
-            return ChangesResult.of_nothing(writer.table)
-        found = messages_of_files(context.spark, sources, arguments.format, arguments.options, writer.table)
-        return feed.apply(found, txn, holding)
+        files, result = batches.files(txn[1]), ChangesResult.of_nothing(writer.table)
+        if (sources := files.sources) is not None:
+            messages = messages_of_files(context.spark, sources, arguments.format, arguments.options, writer.table)
+            result = feed.apply(messages, txn, holding)
+        return replace(result, missing_files=files.missing)
 
     def apply_topic(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
         return feed.apply(Messages(batch), txn, holding)
@@ -83,7 +85,7 @@ def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: S
         topic = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=True)
         frame, apply = topic.rows, apply_topic
     else:
-        batches = FileBatches(context.spark, arguments.sources[0], how.checkpoint)
+        batches = FileBatches(context.spark, arguments.sources[0], how)
         claim_checkpoint(files, how.checkpoint, {**query, "source": batches.path})
         frame, apply = batches.frame(arguments.max_files_per_batch), apply_files
     with failing_store_is_a_failed_write(writer.table):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -56,14 +57,15 @@ def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter
 
 def _upsert_stream(context: JobContext[UpsertArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:
     arguments = context.arguments
-    batches = FileBatches(context.spark, arguments.sources[0], how.checkpoint)
+    batches = FileBatches(context.spark, arguments.sources[0], how)
     query = {**arguments.query, "table": writer.table, "source": batches.path}
     claim_checkpoint(HadoopFiles.of(context.spark), how.checkpoint, query)
 
     def apply(_: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
-        if (sources := batches.sources(txn[1])) is None:
-            return ChangesResult.of_nothing(writer.table)
-        return _apply(arguments, writer, _read(context, writer, sources), txn, holding)
+        files, result = batches.files(txn[1]), ChangesResult.of_nothing(writer.table)
+        if files.sources is not None:
+            result = _apply(arguments, writer, _read(context, writer, files.sources), txn, holding)
+        return replace(result, missing_files=files.missing)
 
     with failing_store_is_a_failed_write(writer.table):
         run_stream(context, writer, batches.frame(arguments.max_files_per_batch), how, apply)

@@ -144,6 +144,7 @@ def test_a_topic_of_debezium_is_the_table_as_a_stream_too(
 
 
 HBASE = ("--mapping", "{mapping}", "--source", "{cells}")
+BELOW = ("--source", "{folder}", "--trigger", "available-now", "--checkpoint", "{table}/notes")
 BAD: list[tuple[str, tuple[str, ...], int, str]] = [
     ("hbase", ("--source", "{cells}"), 2, "--mapping"),
     ("hbase", (*HBASE, "--keys", "id"), 2, "--keys"),
@@ -152,6 +153,7 @@ BAD: list[tuple[str, tuple[str, ...], int, str]] = [
     ("hbase", ("--mapping", "{cells}", "--source", "{cells}"), 2, "has no family, row"),
     ("hbase", ("--mapping", "{mapping}", "--source", "/nowhere"), 2, "does not exist"),
     ("hbase-proxy", HBASE, 2, "lines"),
+    ("hbase", ("--mapping", "{mapping}", *BELOW), 2, "in the folder of the table"),
     ("hbase", ("--mapping", "{mapping}", "--source", "{corrupt}"), 5, ""),
     ("debezium", ("--source", "{truncate}"), 5, "truncated"),
     ("debezium", ("--source", "{keyless}"), 5, "key"),
@@ -172,6 +174,8 @@ def test_bad_input_is_one_sentence_and_nothing_is_written(
     says: str,
 ) -> None:
     files = {
+        "folder": tmp_path,
+        "table": table,
         "mapping": mapping,
         "cells": lines_of(tmp_path / "cells.json", [{"row": "a", "family": "d"}]),
         "truncate": lines_of(tmp_path / "truncate.json", [{**event("t", 1, None, {"id": 1}), "key": {"id": 1}}]),

@@ -17,6 +17,7 @@ from tests.support.change_commits import batches_in
 from tests.support.deliveries import Killed
 from writer_jobs import upsert as upsert_module
 from writer_jobs.job.file_stream import FileBatches
+from writer_jobs.job.stream_arguments import StreamArguments
 
 pytestmark = pytest.mark.spark
 
@@ -207,12 +208,13 @@ def test_a_batch_has_both_lists_of_files_if_it_was_killed_between_its_list_and_i
     (tmp_path / "checkpoint" / "sources" / "0" / "8").unlink()
     for name in ("9.csv", "10.csv"):
         (landing / name).write_text("id\n")
-    planned = FileBatches(spark, str(landing), str(tmp_path / "checkpoint")).sources(7)
+    arguments = StreamArguments("available-now", str(tmp_path / "checkpoint"))
+    planned = FileBatches(spark, str(landing), arguments).files(7).sources
     assert planned is not None
     assert [Path(file.path).name for file in planned.files] == ["10.csv", "9.csv"]
 
 
-def test_a_planned_file_that_is_gone_ends_the_stream_until_it_is_back(
+def test_a_planned_file_that_is_gone_ends_the_stream_or_is_skipped_and_counted(
     stream: Callable[..., Any],
     put: Callable[..., Path],
     table: Path,
@@ -236,10 +238,22 @@ def test_a_planned_file_that_is_gone_ends_the_stream_until_it_is_back(
     done = stream(*ONE_BY_ONE)
     assert done.code == 2, done.error
     assert f"{file} does not exist" in sentence(done)
+    assert "put it back, or pass --skip-missing" in sentence(done)
     assert not table.exists()
     elsewhere.rename(file)
     assert stream(*ONE_BY_ONE).code == 0
     assert rows_of(table, "id", "name") == [(1, "Ada")]
+    # In the middle of a batch, and all of a batch.
+    for names in (("2.csv", "3.csv"), ("4.csv",)):
+        files = [put(name, [(number, "Bo", number, "c")]) for number, name in enumerate(names, start=2)]
+        planned[0] = False
+        with pytest.raises(Killed):
+            stream("--trigger", "available-now")
+        planned[0] = True
+        files[0].unlink()
+        job = stream("--trigger", "available-now", "--skip-missing")
+        assert (job.code, [line["missing_files"] for line in job.commits]) == (0, [1]), job.error
+    assert rows_of(table, "id", "name") == [(1, "Ada"), (3, "Bo")]
 
 
 def test_what_a_batch_fails_with_ends_the_job_and_a_mended_file_lets_it_go_on(
@@ -308,6 +322,7 @@ def test_a_checkpoint_of_another_query_is_refused(
     for arguments, says in [
         (("--format", "csv", "--run-id", "monday"), "not both"),
         (("--format", "csv", "--source", others), "one folder"),
+        (("--format", "csv", "--checkpoint", table / "notes"), "in the folder of the table"),
     ]:
         done = stream(*ONE_BY_ONE, *arguments)
         assert (done.code, says in sentence(done)) == (2, True), done.error

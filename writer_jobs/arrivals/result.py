@@ -11,7 +11,7 @@ from writer_jobs.arrivals.lateness import Lateness
 from writer_jobs.commit.held_write import CommitResult
 
 #: What a batch of rows counts, by its name.
-COUNTED = ("arrived", "repeated", "late", "too_late", "inserted", "updated", "dead_letters")
+COUNTED = ("arrived", "repeated", "late", "too_late", "inserted", "updated", "dead_letters", "missing_files")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +33,7 @@ class RowsResult:
         commit: of the table; None if there was nothing to do.
         dead_letters: messages that could not be read, and rows without a key or an event time, of a source that nobody
             can mend.
+        missing_files: Source files that were deleted before the stream read them, and are skipped.
 
     """
 
@@ -49,6 +50,7 @@ class RowsResult:
     watermark: datetime | None
     commit: CommitResult | None
     dead_letters: int = 0
+    missing_files: int = 0
 
     @classmethod
     def of_nothing(

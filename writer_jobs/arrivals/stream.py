@@ -34,11 +34,13 @@ class RowBatch:
     Attributes:
         rows: those that could be read; None: there is nothing.
         dead: what could not, as :func:`write_dead_letters` takes it; None: nothing.
+        missing_files: Number of source files that were deleted and are skipped.
 
     """
 
     rows: DataFrame | None
     dead: DataFrame | None = None
+    missing_files: int = 0
 
 
 class RowStream:
@@ -103,7 +105,7 @@ class RowStream:
                 left = options.after(self._writer.manager, done.commit)
                 done = replace(done, dead_letters=write_dead_letters(self._writer, batch.dead, txn, left))
         self._clock.after(txn, done.newest)
-        return done
+        return replace(done, missing_files=batch.missing_files)
 
     def _applied(
         self,

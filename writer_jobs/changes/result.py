@@ -14,6 +14,7 @@ from writer_jobs.commit.held_write import CommitResult
 #: What a batch counts, by its name.
 COUNTED = (
     "changes", "folded", "keys", "inserted", "updated", "deleted", "unchanged", "dead_letters", "skipped",
+    "missing_files",
 )  # fmt: skip
 _METRICS = ("Inserted", "Updated", "Deleted")
 
@@ -38,6 +39,7 @@ class ChangesResult:
         commit: of the table; None if nothing was to be done.
         dead_letters: messages that could not be decoded.
         skipped: messages that say nothing of a row.
+        missing_files: Source files that were deleted before a stream read them, and are skipped.
         newest_at: when the newest change was made, seconds since the epoch; None if changes do not tell.
 
     """
@@ -56,6 +58,7 @@ class ChangesResult:
     commit: CommitResult | None
     dead_letters: int = 0
     skipped: int = 0
+    missing_files: int = 0
     newest_at: float | None = None
 
     @classmethod

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from urllib.parse import unquote
 
 from pyspark.sql import DataFrame, SparkSession
@@ -19,6 +20,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped, is_glob
 from writer_jobs.errors import CheckpointError, SourceError
 from writer_jobs.job.source_files import SourceFiles, find_sources
+from writer_jobs.job.stream_arguments import StreamArguments
 
 # By default Spark passes over files that are a week older than the newest one, and says nothing.
 _ANY_AGE = {"maxFileAge": "36500d"}
@@ -35,13 +37,27 @@ _FILES = StructType(
 )
 
 
+@dataclass(frozen=True)
+class BatchFiles:
+    """The files of a micro-batch.
+
+    Attributes:
+        sources: Files that are there and not empty; None if there is none.
+        missing: Number of files that were deleted and are skipped.
+
+    """
+
+    sources: SourceFiles | None
+    missing: int
+
+
 class FileBatches:
     """A folder, or a glob, that gets files.
 
     Args:
         spark: the session.
         source: folder or glob.
-        checkpoint: URI of the stream's folder.
+        stream: Trigger and checkpoint of the stream.
 
     Attributes:
         path: what is read, as Spark's reader has to be given it.
@@ -51,9 +67,10 @@ class FileBatches:
 
     """
 
-    def __init__(self, spark: SparkSession, source: str, checkpoint: str) -> None:
+    def __init__(self, spark: SparkSession, source: str, stream: StreamArguments) -> None:
         self._spark = spark
-        self._checkpoint = checkpoint.rstrip("/")
+        self._checkpoint = stream.checkpoint.rstrip("/")
+        self._skip_missing = stream.skip_missing
         self._files = HadoopFiles.of(spark)
         folder = self._files.status(source)
         if folder is None and not is_glob(source):
@@ -74,17 +91,25 @@ class FileBatches:
         reader = self._spark.readStream.format("binaryFile").options(**options)
         return reader.schema(_FILES).load(self.path).select("path")
 
-    def sources(self, batch: int) -> SourceFiles | None:
-        """Return the files of a micro-batch of :meth:`frame`; None if there is nothing in them.
+    def files(self, batch: int) -> BatchFiles:
+        """Return the files of a micro-batch of :meth:`frame`.
 
         Raises:
-            SourceError: one is gone, and was never read.
+            SourceError: one is gone, was never read, and is not to be skipped.
             CheckpointError: the checkpoint does not say which they are, or in a format that is not known.
 
         """
-        paths = list(self._planned(batch))
-        files = tuple(file for file in find_sources(self._files, paths).files if file.length)
-        return SourceFiles(files, self._base(paths)) if files else None
+        planned = list(self._planned(batch))
+        paths = [path for path in planned if self._files.status(path) is not None] if self._skip_missing else planned
+        missing = len(planned) - len(paths)
+        try:
+            files = tuple(file for file in find_sources(self._files, paths).files if file.length) if paths else ()
+        except SourceError as error:
+            raise SourceError(
+                f"{error}, and micro-batch {batch} of the stream has it: put it back, or pass --skip-missing to go on "
+                "without it"
+            ) from error
+        return BatchFiles(SourceFiles(files, self._base(paths)) if files else None, missing)
 
     def _planned(self, batch: int) -> Iterator[str]:
         """Read from the checkpoint which files a batch has.

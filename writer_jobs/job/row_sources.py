@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 from pyspark.errors import PySparkException
@@ -53,22 +54,27 @@ class FileRows:
         self._spark = spark
         self._writer = writer
         self._arguments = arguments
-        self._batches = FileBatches(spark, arguments.sources[0], arguments.stream.checkpoint)
+        self._batches = FileBatches(spark, arguments.sources[0], arguments.stream)
         self._values = None if arguments.value_schema is None else JsonValues(writer, arguments, arguments.value_schema)
         self.name = {"source": self._batches.path}
         self.frame = self._batches.frame(arguments.max_files_per_batch)
 
     def batch(self, found: DataFrame, number: int) -> AbstractContextManager[RowBatch]:  # noqa: ARG002 (the files say it)
         """Return the rows of a micro-batch."""
-        sources = self._batches.sources(number)
-        if sources is None:
-            return nullcontext(RowBatch(None))
+        files = self._batches.files(number)
+        if (sources := files.sources) is None:
+            return nullcontext(RowBatch(None, missing_files=files.missing))
         if self._values is not None:
-            return self._values.of(self._messages(sources))
+            return self._of_messages(self._values, sources, files.missing)
         how, table = self._arguments, self._writer
         reader = SourceReader(self._spark, sources, how.format or sources.format, how.options, table.table)
         rows = reader.read(reader.schema_of_changes(table.log.state(), evolves=how.schema_evolution))
-        return nullcontext(RowBatch(with_moments(rows, how.event_time)))
+        return nullcontext(RowBatch(with_moments(rows, how.event_time), missing_files=files.missing))
+
+    @contextmanager
+    def _of_messages(self, values: JsonValues, sources: SourceFiles, missing: int) -> Iterator[RowBatch]:
+        with values.of(self._messages(sources)) as batch:
+            yield replace(batch, missing_files=missing)
 
     def _messages(self, sources: SourceFiles) -> DataFrame:
         """Return messages that files have as Spark's source for Kafka has them.

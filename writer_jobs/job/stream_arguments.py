@@ -32,11 +32,13 @@ class StreamArguments:
     Attributes:
         trigger: ``available-now``, or an interval that Spark understands.
         checkpoint: URI of the folder in which the stream notes how far it is.
+        skip_missing: Whether to skip files of a micro-batch that were deleted before they were read.
 
     """
 
     trigger: str
     checkpoint: str
+    skip_missing: bool = False
 
 
 def add_stream(parser: JobParser) -> None:
@@ -47,6 +49,11 @@ def add_stream(parser: JobParser) -> None:
         help=f'run as a stream: {AVAILABLE_NOW}, or an interval such as "10 seconds"',
     )  # fmt: skip
     add("--checkpoint", type=text, metavar="URI", help="folder in which a stream notes how far it is; of its own")
+    add(
+        "--skip-missing", action="store_true",
+        help="skip source files that were deleted before the stream read them, and count them (missing_files); by "
+        "default the stream stops",
+    )  # fmt: skip
 
 
 def stream_of(found: argparse.Namespace) -> StreamArguments | None:
@@ -58,7 +65,9 @@ def stream_of(found: argparse.Namespace) -> StreamArguments | None:
     """
     if (found.trigger is None) != (found.checkpoint is None):
         raise ArgumentsError("--trigger and --checkpoint belong together: give both, or none")
-    return None if found.trigger is None else StreamArguments(found.trigger, found.checkpoint)
+    if found.skip_missing and (found.trigger is None or not found.source):
+        raise ArgumentsError("--skip-missing is for a stream of files: give --trigger and --source with it")
+    return None if found.trigger is None else StreamArguments(found.trigger, found.checkpoint, found.skip_missing)
 
 
 def positive(value: str) -> int:

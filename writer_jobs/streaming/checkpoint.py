@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
+from lock_manager import canonical_table_uri
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import CheckpointError
 
@@ -22,13 +23,19 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
     Args:
         files: of the file system.
         checkpoint: URI of the folder.
-        query: what must not change as long as the checkpoint is used: table, source, keys and so on, by name.
+        query: what must not change as long as the checkpoint is used: table (its canonical URI), source, keys and so
+            on, by name.
 
     Raises:
-        CheckpointError: it is of another query.
+        CheckpointError: it is of another query, or below the table.
         StorageError: it cannot be read or written.
 
     """
+    if f"{canonical_table_uri(checkpoint)}/".startswith(f"{query['table']}/"):
+        raise CheckpointError(
+            f"{checkpoint} is in the folder of the table {query['table']}, where VACUUM deletes files that are not the "
+            "table's: give a folder outside it"
+        )
     note = f"{checkpoint.rstrip('/')}/{_FOLDER}/query.json"
     if files.status(f"{checkpoint.rstrip('/')}/metadata") is None:
         # Spark has begun nothing with it, whatever is noted.
