@@ -204,6 +204,9 @@ def test_rows_that_cannot_be_placed_are_refused(stream: Stream, table: Path, spa
     nameless = spark.createDataFrame([(1, None, "2013-01", 1, "x")], SCHEMA)
     with pytest.raises(ChangesError, match="key=1"):
         apply_rows(stream.writer, nameless, **HOW)
+    # Also if the row would be too late for the table.
+    with pytest.raises(ChangesError, match="key=None"):
+        stream.apply([(None, *row(1, 1)[1:])], newest_before=BEGIN + 2 * ALLOWED, allowed_lateness=ALLOWED)
     beyond = spark.sql("SELECT 1L key, timestamp'+10000-01-01' at")
     with pytest.raises(ChangesError, match="event time at beyond the years 1 to 9999"):
         apply_rows(stream.writer, beyond, keys=["key"], event_time="at")

@@ -18,7 +18,7 @@ from writer_jobs.arrivals.kinds import FirstRows, LatestRows
 from writer_jobs.arrivals.lateness import EVENT_MICROS, EVENT_RANGE, Lateness, is_event_time, with_micros
 from writer_jobs.arrivals.result import RowsResult
 from writer_jobs.arrivals.too_late import set_aside
-from writer_jobs.changes.batch import ChangeBatch
+from writer_jobs.changes.batch import ChangeBatch, keyless, refuse_keyless
 from writer_jobs.changes.kept import Kept
 from writer_jobs.changes.parts import T
 from writer_jobs.changes.result import ChangesResult
@@ -123,13 +123,16 @@ def apply_rows(
         fitted = with_micros(shape.fitted(spec.prepared(rows), state), event_time)
         kept = open_ones.enter_context(closing(Kept.of(writer.table, fitted, "rows"))).rows
         is_too_late = lateness.is_too_late(newest_before)
-        arrived, late, behind, *ends = kept.agg(
+        arrived, without_key, late, behind, *ends = kept.agg(
             F.count("*"),
+            F.count_if(keyless(spec)),
             F.count_if(lateness.is_late(newest_before) & ~is_too_late),
             F.count_if(is_too_late),
             F.min(EVENT_MICROS),
             F.max(EVENT_MICROS),
         ).collect()[0]
+        # Also of rows that are too late: these never get to the batch that is merged.
+        refuse_keyless(spec, kept, without_key)
         newest = _newest(spec, event_time, newest_before, ends)
         options = WriteOptions(
             hold="commit" if state is None or state.is_serializable else "write",

@@ -65,9 +65,7 @@ class ChangeBatch:
     ) -> None:
         self._spec = spec
         self._has_one_each = tuple(folded_by) == tuple(spec.keys)
-        self._keyless = F.expr("false")
-        for name in spec.keys:
-            self._keyless = self._keyless | F.col(quoted(name)).isNull()
+        self._keyless = keyless(spec)
         self._unordered = _is_null(prepared.schema, SEQ)
         self._prepared = prepared
         came, left = Observation(), Observation()
@@ -126,25 +124,48 @@ class ChangeBatch:
         self._kept.close()
 
     def _check(self, found: dict[str, Any]) -> None:
-        if found["keyless"]:
-            shown = self._shown(self._prepared, self._keyless)
-            raise self._spec.misfit(f"{found['keyless']} keys are null, or in part: {shown}")
+        refuse_keyless(self._spec, self._prepared, found["keyless"])
         if found["unordered"]:
-            shown = self._shown(self._prepared, self._unordered)
+            shown = _shown(self._spec, self._prepared, self._unordered)
             raise self._spec.misfit(
                 f"{found['unordered']} changes have no sequence (null, or not a number): of {shown}"
             )
         if found["ambiguous"]:
             raise self._spec.misfit(
                 f"{found['ambiguous']} keys have several changes with one sequence, so that the newest is not known: "
-                f"{self._shown(self._kept.rows, F.col(UNLIKE))}"
+                f"{_shown(self._spec, self._kept.rows, F.col(UNLIKE))}"
             )
 
-    def _shown(self, rows: DataFrame, condition: Column) -> str:
-        keys = self._spec.keys
-        rows = rows.where(condition).select(*(F.col(quoted(name)) for name in keys)).limit(_SHOWN + 1)
-        found = [", ".join(f"{name}={row[name]}" for name in keys) for row in rows.collect()]
-        return "; ".join(found[:_SHOWN]) + ("; …" if len(found) > _SHOWN else "")
+
+def keyless(spec: ChangeSpec) -> Column:
+    """Return the condition that a key column of a row is null."""
+    condition = F.expr("false")
+    for name in spec.keys:
+        condition = condition | F.col(quoted(name)).isNull()
+    return condition
+
+
+def refuse_keyless(spec: ChangeSpec, rows: DataFrame, number: int) -> None:
+    """Refuse rows with a null in a key.
+
+    Args:
+        spec: The keys.
+        rows: The rows, with the key columns.
+        number: How many of them have a null in a key.
+
+    Raises:
+        ChangesError: There is such a row; the message has the keys of some.
+
+    """
+    if number:
+        raise spec.misfit(f"{number} keys are null, or in part: {_shown(spec, rows, keyless(spec))}")
+
+
+def _shown(spec: ChangeSpec, rows: DataFrame, condition: Column) -> str:
+    """Return the keys of some of the rows that a condition chooses, as text."""
+    chosen = rows.where(condition).select(*map(quoted, spec.keys)).limit(_SHOWN + 1).collect()
+    texts = [", ".join(f"{name}={row[name]}" for name in spec.keys) for row in chosen]
+    return "; ".join(texts[:_SHOWN]) + ("; …" if len(texts) > _SHOWN else "")
 
 
 def folded(changes: DataFrame, folded_by: Sequence[str], preferred_by: str | None) -> DataFrame:
