@@ -36,7 +36,7 @@ SHARED_DRIVERS = {
         "test_removal_times.py",
     ),
     "spark of pins": ("test_how_to.py", "test_pins.py", "test_snapshot_job.py"),
-    "spark of rows": ("test_apply_changes.py", "test_upsert_job.py", "test_upsert_stream.py"),
+    "spark of rows": ("test_apply_changes.py", "test_table_feed.py", "test_upsert_job.py", "test_upsert_stream.py"),
     "spark of streams": (
         "test_apply_rows.py",
         "test_late_rows.py",

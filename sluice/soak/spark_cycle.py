@@ -11,7 +11,7 @@ import json
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lock_manager import Hold, LockLostError, LockManager, SluiceError
@@ -24,11 +24,12 @@ from sluice.soak.s3_faults import BESIDE
 from sluice.soak.spark_worker import SparkWorker
 from sluice.soak.steps import ACQUIRED, UNKNOWN, Turn
 from sluice.soak.two_threads import TwoThreads
+from writer_jobs.changes.table_feed import UNBOUND
 from writer_jobs.commit.guarded import guarded
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
-from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog
+from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog, Snapshot
 
 _TRIES = 3
 _WAIT_SECONDS = 60
@@ -285,6 +286,13 @@ class SettlingLog(DeltaTableLog):
     def __init__(self, worker: SparkWorker, table: str, fill: Callable[[Callable[[], int]], int]) -> None:
         super().__init__(worker.spark, table)
         self._filled_by = fill
+
+    def snapshot(self) -> Snapshot:
+        """Return the newest version, bound to no feed: a commit that binds the table would be none of the history's."""
+        snapshot = super().snapshot()
+        if snapshot.state is not None:
+            vars(snapshot)["state"] = replace(snapshot.state, feed=UNBOUND)
+        return snapshot
 
     def commit_nothing(self) -> int:
         """Make an empty commit, and return its version."""

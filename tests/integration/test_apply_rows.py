@@ -150,7 +150,7 @@ def test_late_rows_rewrite_the_files_that_have_older_versions_and_look_into_no_o
     stream: Stream, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for week in range(4):
-        stream.apply([row(key, key / 24) for key in range(week * 168, week * 168 + 168)])
+        stream.apply([row(key, key / 24) for key in range(week * 168, week * 168 + 168)], sequence_by="version")
 
     def files() -> dict[str, datetime]:
         actions = pa.table(DeltaTable(table).get_add_actions(flatten=True)).to_pylist()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
@@ -48,7 +49,7 @@ def test_upsert(
     rows_of: Callable[..., Any],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first, _, second, _ = blocks("upsert.md", "json")
+    first, _, second, feed, _ = blocks("upsert.md", "json")
     command, with_history, as_stream = blocks("upsert.md", "sh")
     history, followed, landing = tmp_path / "history", tmp_path / "followed", tmp_path / "landing"
     landing.mkdir()
@@ -81,12 +82,17 @@ def test_upsert(
     after = [(1, "Ada", "Tromsø", 107), (3, "Cy", "Oslo", 110)]
     for each in (table, followed):
         assert rows_of(each, "id", "name", "city", "position") == after
-    (code,) = blocks("upsert.md", "python")
+    property_of = DeltaTable(table).metadata().configuration["sluice.feed"]
+    assert json.loads(property_of) == json.loads(feed)
+    unbinding, applying = blocks("upsert.md", "python")
     names = {
+        "spark": spark,
+        "manager": manager,
         "writer": LockedDeltaWriter(spark, manager, str(table)),
         "changes": spark.read.json(str(landing / "*.json")),
     }
-    exec(compile(code, "upsert.md", "exec"), names)  # noqa: S102 (our own page)
+    for code in (unbinding.replace("s3a://lake/customers", str(table)), applying):
+        exec(compile(code, "upsert.md", "exec"), names)  # noqa: S102 (our own page)
     assert "'changes': 6" in capsys.readouterr().out
     assert rows_of(table, "id", "name", "city", "position") == after
 
@@ -207,7 +213,8 @@ def test_pins(
         done = run_job(job, *arguments)
         assert (done.code, done.error) == (0, "")
         said = json.loads(page.replace(", …", "")) | {"table": f"file:{places['s3a://lake/departures']}"}
-        assert {name: done.lines[0][name] for name in said} == said
+        pinned = next(line for line in done.lines if line["event"] == "pinned")
+        assert {name: pinned[name] for name in said} == said
         bring("departures", "departed_at", 1, range(-3, -2))
     for name in ("departures", "arrivals"):
         assert sorted(rows_of(tmp_path / "january" / name, "id")) == [(day,) for day in range(1, 32)]

@@ -123,6 +123,10 @@ def test_wrong_types_and_missing_files_are_too(
         (5, True), (2, True), (5, True), (2, True),
     ]  # fmt: skip
     assert "127.0.0.1:1" in sentence(upsert(unreachable))
+    # The table would get a second sequence column, without values.
+    job = upsert(csv_file("old.csv", HEADER, [("no", 1, "Old", 0, "u")]), how=(*HOW[:-1], "op,updated_at"))
+    assert job.code == 5
+    assert "sequence column: updated_at in the table, __SEQUENCE in this run" in sentence(job)
     done = upsert(empty)
     assert (done.code, done.error) == (0, "")
     assert done.lines[-1]["changes"] == 0

@@ -64,7 +64,7 @@ def test_a_stream_that_is_killed_goes_on_and_ends_when_it_is_told_to(
         put(number)
     first = start()
     # Behind its commit, and before Spark has noted that the batch is done, most likely.
-    last = f"{FILES - 1:020d}.json"
+    last = f"{FILES:020d}.json"
     eventually(lambda: last in versions(table), within=240, what="the commit of the second batch")
     first.kill()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -23,6 +24,7 @@ from writer_jobs.changes.kept import Kept
 from writer_jobs.changes.parts import T
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.spec import SEQ, ChangeSpec
+from writer_jobs.changes.table_feed import FeedBinding, TableFeed
 from writer_jobs.changes.table_shape import TableShape, refuse_unknown
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import LockTarget, rows_within
@@ -111,12 +113,18 @@ def apply_rows(
     columns = spec.columns(rows)
     (event_time,) = (name for name in columns if name.lower() == event_time.lower())
     _refuse_other_than_event_time(spec, state, rows, event_time)
-    if not schema_evolution and state is not None:
-        refuse_unknown(writer.table, state, columns, "rows")
-    lateness = Lateness(watermark_delay=watermark_delay, allowed=allowed_lateness)
     kind = (FirstRows if sequence_by is None else LatestRows)(spec, columns)
+    feed = TableFeed(
+        model="rows", keys=spec.keys, sequence_by=sequence_by, sequence_column=kind.sequence, event_time=event_time
+    )
+    binding = FeedBinding(rows.sparkSession, writer.table, feed)
+    if state is not None:
+        binding.refuse_other(state)
+        if not schema_evolution:
+            refuse_unknown(writer.table, state, columns, "rows")
+    lateness = Lateness(watermark_delay=watermark_delay, allowed=allowed_lateness)
     shape = TableShape(
-        rows.sparkSession, writer, spec, kind, evolves=schema_evolution, partition_by=tuple(partition_by)
+        rows.sparkSession, writer, spec, kind, binding, evolves=schema_evolution, partition_by=tuple(partition_by)
     )
     with ExitStack() as open_ones:
         # Read once: a topic may have more the next time.
@@ -209,6 +217,13 @@ def _noted(lateness: Lateness, newest: datetime | None, txn: tuple[str, int] | N
     return {WATERMARK: {"at": watermark.isoformat(), "stream": None if txn is None else txn[0]}}
 
 
+def _checked(shape: TableShape, before_write: Callable[[Hold], None] | None, hold: Hold) -> None:
+    """Check the table's feed under the lock, before the caller's ``before_write``."""
+    shape.newest_state()
+    if before_write is not None:
+        before_write(hold)
+
+
 def _merged(
     writer: LockedDeltaWriter,
     spec: ChangeSpec,
@@ -243,7 +258,7 @@ def _merged(
                 hold=options.hold,
                 lock_timeout_seconds=deadline.remaining(),
                 metadata=options.metadata,
-                before_write=options.before_write,
+                before_write=partial(_checked, shape, options.before_write),
                 txn=txn,
             )
         except WriteFailedError as error:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.kind import OfRows
 from writer_jobs.changes.parts import S, T, all_of, comparable, content_hash, matched, of, without_known
 from writer_jobs.changes.scd1 import NewestRows
-from writer_jobs.changes.spec import DELETED, END, SEQ, START, ChangeSpec, keeps_history
+from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
@@ -39,11 +39,6 @@ class FirstRows(OfRows):
     def prepared(self, rows: DataFrame) -> DataFrame:
         """Return what :meth:`ChangeSpec.prepared` returns with what one of several is chosen by."""
         return rows.withColumn(_CONTENT, content_hash(rows, self._columns))
-
-    def refuse_other_kind(self, table: StructType, row: StructType) -> None:  # noqa: ARG002 (as others')
-        """Make sure that the table is not one that keeps history."""
-        if keeps_history(table.names):
-            raise self._spec.misfit(f"the table keeps history ({START}, {END})")
 
     def fields(self, sequence: DataType) -> list[StructField]:  # noqa: ARG002 (as others')
         """Return nothing: the rows have no sequence."""

@@ -18,6 +18,7 @@ from writer_jobs.changes.parts import T
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.side_table import SideTable
 from writer_jobs.changes.spec import SEQ, ChangeSpec
+from writer_jobs.changes.table_feed import FeedBinding
 from writer_jobs.changes.table_shape import TableShape, lock_on
 from writer_jobs.changes.unfinished import Note, Notes, names_of
 from writer_jobs.commit.held_write import CommitResult
@@ -58,6 +59,7 @@ class Application:
         writer: of the table.
         spec: keys, and what messages need.
         kind: which rows the changes become.
+        binding: How the table is fed.
         prepared: changes as :meth:`ChangeSpec.prepared` returns them.
         how: more.
         options: of the write.
@@ -72,6 +74,7 @@ class Application:
         writer: LockedDeltaWriter,
         spec: ChangeSpec,
         kind: Kind,
+        binding: FeedBinding,
         prepared: DataFrame,
         how: How,
         options: WriteOptions,
@@ -85,7 +88,10 @@ class Application:
         self._kind = kind
         self._side = SideTable(self._spark, writer.manager, writer.location, spec.keys, kind.remembered)
         self._notes = Notes(HadoopFiles.of(self._spark), writer.location)
-        self._shape = TableShape(self._spark, writer, spec, kind, evolves=how.evolves, partition_by=how.partition_by)
+        self._binding = binding
+        self._shape = TableShape(
+            self._spark, writer, spec, kind, binding, evolves=how.evolves, partition_by=how.partition_by
+        )
         fitted = self._shape.fitted(prepared, writer.log.state())
         self.batch = ChangeBatch(fitted, spec, kind.folded_by, kind.preferred_by)
         # What has to be remembered of it, if anything, is committed first.
@@ -100,7 +106,7 @@ class Application:
         """Lock, apply, give the lock back.
 
         Raises:
-            ChangesError: the table, or what is remembered, is of another kind or other keys.
+            ChangesError: the table is fed in another way, or what is remembered has other keys.
             SluiceError: see :meth:`LockedDeltaWriter.append`.
 
         """
@@ -108,6 +114,7 @@ class Application:
             return self._result(None, already_applied=True)
         if not self.batch.folded:
             return self._result(None, already_applied=False)
+        self._refuse_other_past()
         while True:
             state = self._shape.state(
                 self._writer.log.state(), self._row, self.batch.rows.schema[SEQ].dataType, self._deadline
@@ -127,7 +134,7 @@ class Application:
                     self._options.before_write(hold)
                 if self._is_applied():
                     return self._result(None, already_applied=True)
-                merged = self._apply(partitions, remembers=known is not None)
+                merged = self._apply(self._shape.newest_state(), partitions, remembers=known is not None)
             return self._result(merged, already_applied=merged.already_committed)
 
     def _result(self, commit: CommitResult | None, *, already_applied: bool) -> ChangesResult:
@@ -148,12 +155,7 @@ class Application:
     # -- before the lock -------------------------------------------------------------------------------------------
 
     def _side_state(self, table: TableState) -> TableState | None:
-        """Return the state of the side table, after making it if need be; None: nothing was ever to be remembered.
-
-        Raises:
-            ChangesError: it is of other keys.
-
-        """
+        """Return the state of the side table, after making it if need be; None: nothing was ever to be remembered."""
         known = self._side.state()
         if known is None and self._noted is not None:
             with lock_on(self._spark, self._writer, self._side.location, self._deadline):
@@ -161,12 +163,23 @@ class Application:
                     self._refuse_rows_of_others()
                     self._side.create(table, self.batch.rows.schema[SEQ].dataType)
             known = self._side.state()
-        if known is not None and not self._side.is_of_keys(known):
+        return known
+
+    def _refuse_other_past(self) -> None:
+        """Refuse a table that another feed made, as far as the side table shows it, before it is bound to this feed.
+
+        Raises:
+            ChangesError: The side table has other keys, or there is none and the table has rows that need one.
+
+        """
+        if (known := self._side.state()) is None:
+            if self._writer.log.state() is not None:
+                self._refuse_rows_of_others()
+        elif not self._side.is_of_keys(known):
             raise self._spec.misfit(
                 f"{self._side.location} is of other keys than {', '.join(self._spec.keys)}: all feeds of a table have "
                 "the same keys"
             )
-        return known
 
     def _refuse_rows_of_others(self) -> None:
         """Make sure that a table has no rows yet whose rows follow from what is remembered alone."""
@@ -180,7 +193,7 @@ class Application:
 
     # -- under the lock --------------------------------------------------------------------------------------------
 
-    def _apply(self, partitions: Partitions | None, *, remembers: bool) -> CommitResult:
+    def _apply(self, state: TableState, partitions: Partitions | None, *, remembers: bool) -> CommitResult:
         """Settle what ended batches have left; then commit what is to be remembered, then the table."""
         target = LockTarget.of(self._writer.log, partitions)
         held, batch = names_of(target.named), self.batch
@@ -195,8 +208,12 @@ class Application:
                 self._notes.write(Note(self._id, self._writer.log.head().version, held))
                 compacts = self._side.add(self._noted, self._id, lock)
 
+        written = {name.lower() for name in self._row.names}
+        generated = [name for name in state.generated_columns if name.lower() not in written]
+
         def read_table() -> DataFrame:
-            return rows_within(self._spark, target, batch.bounds())
+            # Without columns whose values Delta computes: a merge that wrote them would be refused.
+            return rows_within(self._spark, target, batch.bounds()).drop(*generated)
 
         source = self._kind.source(batch.rows, read_table, remembered)
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -15,6 +15,7 @@ from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.changes.spec import ChangeSpec
+from writer_jobs.changes.table_feed import FeedBinding, TableFeed, sql_of
 from writer_jobs.changes.table_shape import refuse_unknown
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.writer import LockedDeltaWriter
@@ -37,6 +38,8 @@ def apply_changes(
     schema_evolution: bool = False,
     partition_by: Sequence[str] = (),
     tombstone_retention: timedelta = RETENTION,
+    sequence_name: str | None = None,
+    source_tables: Collection[str] | None = None,
     txn: tuple[str, int] | None = None,
     lock_timeout_seconds: float | None = None,
     metadata: Mapping[str, Any] | None = None,
@@ -57,6 +60,9 @@ def apply_changes(
       comes later does not bring the row back; until ``tombstone_retention`` has passed since it was applied.
     - A change that has the sequence of another one of its key is a repetition if both say the same. Else it is not
       known which is newer, and the batch is refused, as one with a null in a key or in a sequence is.
+
+    The first batch binds the table to its keys, sequence and SCD type by the table property ``sluice.feed``; see
+    :mod:`writer_jobs.changes.table_feed`.
 
     What it does **not** promise: that changes which come later than ``tombstone_retention`` after a delete stay out.
 
@@ -82,6 +88,9 @@ def apply_changes(
             keys and sequences. Else such changes are refused.
         partition_by: partition columns of a new table.
         tombstone_retention: how long a delete is remembered.
+        sequence_name: Text that names the order in ``sluice.feed``; by default the SQL of ``sequence_by``.
+        source_tables: Tables of the other store whose changes the table gets, for ``sluice.feed``. A batch of changes
+            of other source tables than the table's is refused. None: they are not known.
         txn: ``(txnAppId, txnVersion)``: if the table has this one already, or a later one, nothing is done.
         lock_timeout_seconds: total; by default the manager's.
         metadata: more to note in the commit; JSON values.
@@ -89,7 +98,8 @@ def apply_changes(
 
     Raises:
         ValueError: arguments that contradict each other.
-        ChangesError: the changes lack a column, or cannot be ordered; the message names the keys.
+        ChangesError: the changes lack a column, or cannot be ordered; the message names the keys. Or the table is fed
+            in another way.
         SchemaMismatchError: they do not fit the table.
         SluiceError: see :meth:`LockedDeltaWriter.append`.
 
@@ -113,7 +123,18 @@ def apply_changes(
     )
     columns = spec.columns(changes)
     kind = _TYPES[stored_as_scd_type](spec, columns)
-    if not schema_evolution and (state := writer.log.state()) is not None:
-        refuse_unknown(writer.table, state, columns, "changes")
-    with closing(Application(writer, spec, kind, spec.prepared(changes), how, options)) as application:
+    feed = TableFeed(
+        model="changes",
+        keys=spec.keys,
+        scd_type=stored_as_scd_type,
+        sequence_by=sql_of(sequence_by) if sequence_name is None else sequence_name,
+        sequence_column=kind.sequence,
+        source_tables=None if source_tables is None else tuple(sorted(source_tables)),
+    )
+    binding = FeedBinding(changes.sparkSession, writer.table, feed)
+    if (state := writer.log.state()) is not None:
+        binding.refuse_other(state)
+        if not schema_evolution:
+            refuse_unknown(writer.table, state, columns, "changes")
+    with closing(Application(writer, spec, kind, binding, spec.prepared(changes), how, options)) as application:
         return application.run()

@@ -41,15 +41,15 @@ class RowKind(Protocol):
         """Return the columns that the table needs beside those."""
         ...
 
-    def refuse_other_kind(self, table: StructType, row: StructType) -> None:
-        """Make sure that a table is of this kind, and its columns are those of a batch.
+    def refuse_other_columns(self, table: StructType, row: StructType) -> None:
+        """Make sure that columns of a table with the names of a batch's columns have the same source.
 
         Args:
             table: its schema.
             row: what :meth:`row` returns.
 
         Raises:
-            ChangesError: it is not.
+            ChangesError: one has another source.
 
         """
         ...
@@ -117,6 +117,9 @@ class OfRows:
     def row(self, batch: ChangeBatch) -> StructType:
         """Return the columns that the table gets of a batch."""
         return StructType([batch.rows.schema[name] for name in self._columns])
+
+    def refuse_other_columns(self, table: StructType, row: StructType) -> None:
+        """Accept every table: the source of a column is the column of the changes with its name."""
 
     def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (RowHistory's)
         """Return of how many keys the table had what the batch says, or something newer."""

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.kind import OfChanges
 from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of
-from writer_jobs.changes.spec import DELETED, END, SEQ, SEQUENCE, START, ChangeSpec, keeps_history
+from writer_jobs.changes.spec import DELETED, SEQ, SEQUENCE, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
@@ -33,11 +33,6 @@ class NewestRows(OfChanges):
         self.sequence = spec.sequence_column(columns)
         #: Of each group of changes by these the newest counts.
         self.folded_by = spec.keys
-
-    def refuse_other_kind(self, table: StructType, row: StructType) -> None:  # noqa: ARG002 (as others')
-        """Make sure that the table is not one that keeps history."""
-        if keeps_history(table.names):
-            raise self._spec.misfit(f"the table keeps history ({START}, {END}): apply changes with SCD type 2")
 
     def fields(self, sequence: DataType) -> list[StructField]:
         """Return the columns that the table needs beside those of the changes."""

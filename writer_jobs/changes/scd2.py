@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.kind import OfChanges
 from writer_jobs.changes.parts import S, T, content_hash, matched, named, of
-from writer_jobs.changes.spec import DELETED, END, SEQ, START, ChangeSpec, keeps_history
+from writer_jobs.changes.spec import DELETED, END, SEQ, START, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
@@ -42,11 +42,6 @@ class RowHistory(OfChanges):
         self.sequence = START
         #: Every change counts; those of one key and sequence are repetitions of one.
         self.folded_by = (*spec.keys, SEQ)
-
-    def refuse_other_kind(self, table: StructType, row: StructType) -> None:  # noqa: ARG002 (as others')
-        """Make sure that the table keeps history."""
-        if not keeps_history(table.names):
-            raise self._spec.misfit(f"the table keeps no history (it has no {START}, {END}): make one of SCD type 2")
 
     def fields(self, sequence: DataType) -> list[StructField]:
         """Return the columns that the table needs beside those of the changes."""

@@ -165,11 +165,6 @@ class ChangeSpec:
         return prepared.withColumn(DELETED, F.coalesce(F.col(DELETED), F.expr("false")))
 
 
-def keeps_history(columns: Collection[str]) -> bool:
-    """Tell whether a table with these columns is of SCD type 2."""
-    return {START.lower(), END.lower()} <= {name.lower() for name in columns}
-
-
 def _column(given: str | Column) -> Column:
     return F.expr(given) if isinstance(given, str) else given
 

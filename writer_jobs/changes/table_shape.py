@@ -16,6 +16,7 @@ from writer_jobs.changes.evolution import confuses, evolution_of, loses
 from writer_jobs.changes.kind import RowKind
 from writer_jobs.changes.side_table import partition_keys
 from writer_jobs.changes.spec import SEQ, ChangeSpec
+from writer_jobs.changes.table_feed import FeedBinding
 from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
@@ -33,6 +34,7 @@ class TableShape:
         writer: of the table.
         spec: keys, and what messages need.
         kind: which rows the changes become.
+        binding: How the table is fed.
         evolves: whether the table gets new columns, and wider types.
         partition_by: partition columns, if it is new.
 
@@ -44,6 +46,7 @@ class TableShape:
         writer: LockedDeltaWriter,
         spec: ChangeSpec,
         kind: RowKind,
+        binding: FeedBinding,
         *,
         evolves: bool,
         partition_by: Sequence[str],
@@ -52,6 +55,7 @@ class TableShape:
         self._writer = writer
         self._spec = spec
         self._kind = kind
+        self._binding = binding
         self._evolves = evolves
         self._partition_by = partition_by
 
@@ -93,7 +97,7 @@ class TableShape:
             deadline: for its locks.
 
         Raises:
-            ChangesError: it is of another kind.
+            ChangesError: The table is fed in another way, or its columns have another source.
             SchemaMismatchError: it cannot take the rows.
             SluiceError: see :meth:`LockedDeltaWriter.append`.
 
@@ -106,12 +110,25 @@ class TableShape:
                     empty = self._spark.createDataFrame([], StructType([*row, *ours]))
                     self._writer.append(empty, partition_by=self._partition_by, hold="write")
                     made = self._writer.log.state()
-            return self.state(_there(self._writer, made), row, sequence, deadline)
-        self._kind.refuse_other_kind(before.schema, row)
+                return self.state(_there(self._writer, made), row, sequence, deadline)
+        self._binding.refuse_other(before)
+        self._kind.refuse_other_columns(before.schema, row)
         state = evolved(
             self._spark, self._writer, before, lambda found: self._needed(found.schema, row, ours), deadline
         )
         self._refuse_loss(state, row)
+        # Last: a run that is refused does not bind the table.
+        return evolved(self._spark, self._writer, state, self._binding.clauses, deadline)
+
+    def newest_state(self) -> TableState:
+        """Return the table's state, after checking that the table is fed as this run feeds it. Under its lock.
+
+        Raises:
+            ChangesError: The table property was changed since :meth:`state`.
+
+        """
+        state = _there(self._writer, self._writer.log.state())
+        self._binding.refuse_other(state)
         return state
 
     def partitions(self, rows: DataFrame, state: TableState) -> Partitions | None:

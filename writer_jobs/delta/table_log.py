@@ -40,6 +40,8 @@ PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _RETENTION = "delta.setTransactionRetentionDuration"
 _ISOLATION = "delta.isolationLevel"
+#: Table property that stores how the table is fed; see :mod:`writer_jobs.changes.table_feed`.
+FEED_PROPERTY = "sluice.feed"
 # To Java an IOException, like some of Delta's own; to us a damaged log.
 _NOT_JSON = "com.fasterxml.jackson.core.JacksonException"
 # Delta itself lets nobody near a catalog-managed table by its path.
@@ -75,6 +77,8 @@ class TableState:
         adoption: which lock on the table counts, None if any does; see :mod:`lock_manager.adoption`.
         is_serializable: whether rows that others append to what a transaction has read are a conflict to Delta, as they
             are by default.
+        generated_columns: Columns whose values Delta computes (generated, identity).
+        feed: Value of the table property ``sluice.feed``; None if it is not set.
 
     """
 
@@ -85,6 +89,8 @@ class TableState:
     forgets_transactions: bool
     adoption: Adoption | None = None
     is_serializable: bool = True
+    generated_columns: frozenset[str] = frozenset()
+    feed: str | None = None
 
     @property
     def partition_folders(self) -> tuple[str, ...]:
@@ -220,7 +226,7 @@ class Snapshot:
         columns = metadata.partitionColumns()
         properties = metadata.configuration()
         found = {name: properties.get(name) for name in (ENSEMBLE_PROPERTY, TABLE_PROPERTY)}
-        isolation = properties.get(_ISOLATION)
+        isolation, feed = properties.get(_ISOLATION), properties.get(FEED_PROPERTY)
         return TableState(
             version=self.version,
             schema=schema,
@@ -229,6 +235,8 @@ class Snapshot:
             forgets_transactions=bool(properties.contains(_RETENTION)),
             adoption=Adoption.of({name: str(value.get()) for name, value in found.items() if value.isDefined()}),
             is_serializable=not isolation.isDefined() or str(isolation.get()).lower() == "serializable",
+            generated_columns=frozenset(field.name for field in schema if _generated(field.metadata)),
+            feed=str(feed.get()) if feed.isDefined() else None,
         )
 
     def partition_schema(self) -> PartitionSchema:
@@ -647,7 +655,8 @@ def _is_coordinated(snapshot: Any) -> bool:
 
 
 def _supplied(metadata: dict[str, Any]) -> bool:
-    return any(
-        key in ("delta.generationExpression", "CURRENT_DEFAULT") or key.startswith("delta.identity.")
-        for key in metadata
-    )
+    return "CURRENT_DEFAULT" in metadata or _generated(metadata)
+
+
+def _generated(metadata: dict[str, Any]) -> bool:
+    return any(key == "delta.generationExpression" or key.startswith("delta.identity.") for key in metadata)

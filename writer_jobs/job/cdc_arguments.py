@@ -61,6 +61,7 @@ rules:
   remembered in TABLE_cells for --tombstone-days at least. A qualifier that is new becomes a new column.
   debezium: the newest event of each key counts, by its place in the database's log; deletes are remembered in
   TABLE_tombstones. New columns and wider types come with the events.
+  The first run binds the table to its keys, order and SCD type (table property sluice.feed); others are refused.
   What cannot be decoded goes to TABLE_dead_letters with the reason, and is counted; the rest is applied.
 
 locks:

@@ -60,6 +60,7 @@ examples:
 
 rules:
   A row is known by --keys, the event time, and the table's partition columns: all versions of it have these in common.
+  The first batch binds the table to keys, event time and sequence (table property sluice.feed); others are refused.
   A row whose key the table has is a repetition, and is counted. With --sequence-by it is not if its sequence is larger:
   then it replaces the other one. A row with a smaller sequence never replaces a newer one, however late it comes.
   The table itself is what is remembered: nothing is forgotten, however late a repetition comes. Files whose statistics
@@ -83,8 +84,8 @@ _END = """\
   messages, and rows of a table, with a null in a key, or without an event time of the years 1 to 9999.
   --option is of Delta's source, or of Kafka's: maxBytesPerTrigger, maxOffsetsPerTrigger and the like bound a batch.
   Of files, the source is one folder, or a glob in quotes. A file is read once, so it has to come whole (rename it into
-  place) and must not change; remove it only when it is applied. --max-files-per-batch bounds a micro-batch; by default
-  it has all files that are there.
+  place) and must not change; remove it only when it is applied, or start the stream with --skip-missing.
+  --max-files-per-batch bounds a micro-batch; by default it has all files that are there.
 
 standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has batch,
 arrived, repeated, late, too_late, inserted, updated, dead_letters, newest_event_time, watermark, and lag_s: how old the

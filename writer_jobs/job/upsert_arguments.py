@@ -55,6 +55,7 @@ rules:
   sequence is the column that --sequence-by names, if the table gets it, or else its column __SEQUENCE.
   Two changes of one key with one sequence are a repetition if they say the same. If not, nothing is written, and the
   sentence on standard error names the keys; likewise for a key or a sequence that is null.
+  The first run binds the table to its keys, sequence and SCD type (table property sluice.feed); others are refused.
   With --scd-type 2 every change counts: a row ends where the next change of its key begins, late ones included.
   Columns that the changes do not have stay as they are; rows that are new have null there.
 
@@ -75,14 +76,15 @@ runs:
 """
 _END = """\
   The source is one folder, or a glob in quotes. A file is read once, so it has to come whole (rename it into place) and
-  must not change; remove it only when it is applied. Each micro-batch is read as the files of one run are: a column
-  comes with the first file that has it. A file that does not parse ends the stream: mend it, and start again.
-  --max-files-per-batch bounds a micro-batch; by default it has all files that are there.
+  must not change; remove it only when it is applied, or start the stream with --skip-missing. Each micro-batch is read
+  as the files of one run are: a column comes with the first file that has it. A file that does not parse ends the
+  stream: mend it, and start again. --max-files-per-batch bounds a micro-batch; by default it has all files that are
+  there.
 
 standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has changes,
-folded (the newest of each key), inserted, updated, deleted, unchanged and newest_sequence; of a stream also batch and,
-if the sequence is a timestamp or a date, lag_s: how old its newest change is, in seconds. The report of a stream has
-the last commits, and totals.
+folded (the newest of each key), inserted, updated, deleted, unchanged and newest_sequence; of a stream also batch,
+missing_files and, if the sequence is a timestamp or a date, lag_s: how old its newest change is, in seconds. The report
+of a stream has the last commits, and totals.
 standard error has one sentence if the job fails; the stack trace with --verbose.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
 

@@ -18,6 +18,8 @@ _PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 1 minute",
     "delta.enableChangeDataFeed": "true",
     "delta.enableExpiredLogCleanup": "false",
+    # Three feeds, each with keys of its own.
+    "sluice.feed": "off",
 }
 
 

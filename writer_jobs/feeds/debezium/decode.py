@@ -47,6 +47,8 @@ from writer_jobs.feeds.debezium.positions import is_known, position, source_of
 
 #: Columns beside the row's.
 ORDER, DELETES = "__sluice_order", "__sluice_deletes"
+#: Name of the order that Debezium's events have by default.
+POSITION = "position in the source database's log"
 _TRANSACTION = "struct<id: string, total_order: bigint, data_collection_order: bigint>"
 UNAVAILABLE = "__debezium_unavailable_value"
 """What Debezium writes for a value that it was not given, unless ``unavailable.value.placeholder`` says otherwise."""
@@ -63,6 +65,7 @@ class RowChanges:
         dead: messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.
         dead_count: how many.
         skipped: how many messages say nothing of a row: tombstones, heartbeats, messages of the log (``m``).
+        order: Text that names the order of the changes: ``sequence_by``, or :data:`POSITION`.
         newest_source_time: latest ``source.ts_ms`` of the changes, seconds since the epoch; None if there is none.
 
     """
@@ -74,6 +77,7 @@ class RowChanges:
     dead_count: int
     skipped: int
     newest_source_time: float | None
+    order: str
     kept: Kept = field(repr=False)
 
     @property
@@ -82,6 +86,7 @@ class RowChanges:
         return {
             "keys": self.keys,
             "sequence_by": ORDER,
+            "sequence_name": self.order,
             "apply_as_deletes": DELETES,
             "except_column_list": (ORDER, DELETES),
         }
@@ -243,6 +248,7 @@ class _Batch:
             dead_count=found["dead"],
             skipped=self._skipped,
             newest_source_time=None if newest is None else newest / 1000,
+            order=self._sequence_by or POSITION,
             kept=kept,
         )
 

@@ -17,6 +17,7 @@ from writer_jobs.changes.apply import RETENTION
 from writer_jobs.changes.kept import Kept
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.spec import SEQ, ChangeSpec
+from writer_jobs.changes.table_feed import FeedBinding, TableFeed
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.feeds.dead_letters import write_dead_letters
 from writer_jobs.feeds.hbase.cells import CellRows
@@ -62,7 +63,7 @@ def apply_cells(
 
     Raises:
         ChangesError: two cells have one timestamp and different values, and it is not known which is newer; two columns
-            of HBase would be one of the table.
+            of HBase would be one of the table. Or the table is fed in another way.
         SourceError: the cells lack a column.
         SluiceError: see :meth:`LockedDeltaWriter.append`.
 
@@ -70,11 +71,12 @@ def apply_cells(
     spec = ChangeSpec.of(writer.table, keys=mapping.keys, sequence_by=SEQ)
     options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write)
     how = How(evolves=True, partition_by=tuple(partition_by), retention_seconds=retention.total_seconds(), txn=txn)
+    binding = FeedBinding(cells.sparkSession, writer.table, TableFeed(model="cells", keys=spec.keys))
     with ExitStack() as open_ones:
         # Read once: a topic may have more the next time.
         found = open_ones.enter_context(closing(Kept.of(spec.table, decoded(cells, mapping), "cells"))).rows
         good = found.where(F.col(REASON).isNull()).drop(REASON, ORIGIN, MESSAGE)
-        application = Application(writer, spec, CellRows(spec, mapping), good, how, options)
+        application = Application(writer, spec, CellRows(spec, mapping), binding, good, how, options)
         open_ones.enter_context(closing(application))
         dead = found.where(F.col(REASON).isNotNull()).select(
             F.lit(None).cast("binary").alias("key"),

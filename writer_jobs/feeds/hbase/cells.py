@@ -26,7 +26,7 @@ from pyspark.sql.types import BinaryType, DataType, LongType, StringType, Struct
 from writer_jobs.changes.batch import UNLIKE, ChangeBatch, folded
 from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of
 from writer_jobs.changes.side_table import Remembered
-from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec, keeps_history
+from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import ChangesError
@@ -115,13 +115,8 @@ class CellRows:
         """Return nothing: rows of cells have no sequence."""
         return []
 
-    def refuse_other_kind(self, table: StructType, row: StructType) -> None:
-        """Make sure that the table keeps no history, and that each of its columns is of one column of HBase.
-
-        Which one that is the column's comment tells.
-        """
-        if keeps_history(table.names):
-            raise self._spec.misfit("the table keeps history: cells make rows without it")
+    def refuse_other_columns(self, table: StructType, row: StructType) -> None:
+        """Make sure that each column of the table is of one column of HBase, which is in the column's comment."""
         known = {field.name.lower(): field.metadata.get("comment") for field in table}
         for field in row:
             cell, before = field.metadata.get("comment"), known.get(field.name.lower())
