@@ -480,6 +480,52 @@ class LockedDeltaWriter:
         )
         return self._rewrite(purge, where, options)
 
+    def rewrite(
+        self,
+        keep: Callable[[DataFrame], DataFrame],
+        *,
+        again: bool = True,
+        hold: HoldOver = "commit",
+        lock_timeout_seconds: float | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        before_write: Callable[[Hold], None] | None = None,
+        held_at_most_seconds: float | None = None,
+    ) -> CommitResult:
+        """Rewrite all rows without those that no reader needs.
+
+        The commit does not count as a change of data (Delta's ``dataChange``). So rows that others append meanwhile are
+        no conflict, and stay. A writer that has removed one of the files meanwhile is one.
+
+        Args:
+            keep: Returns the rows to keep, given all rows, with the same columns. May be called again.
+            again: See :meth:`optimize`.
+            hold: See :meth:`optimize`.
+            lock_timeout_seconds: See :meth:`append`.
+            metadata: See :meth:`append`.
+            before_write: See :meth:`append`.
+            held_at_most_seconds: See :meth:`optimize`.
+
+        Raises:
+            GuardMissingError, WriteConflictError, HeldTooLongError, ValueError, SluiceError: see :meth:`optimize`.
+
+        """
+
+        def rewrite(location: str, _: str | None) -> None:
+            # Delta reads the version that the write is based on: both are in one transaction.
+            rows = keep(self._spark.read.format("delta").load(location))
+            options = {"dataChange": "false", "partitionOverwriteMode": "static"}
+            rows.write.format("delta").mode("overwrite").options(**options).save(location)
+
+        options = WriteOptions(
+            hold=hold,
+            lock_timeout_seconds=lock_timeout_seconds,
+            metadata=metadata,
+            before_write=before_write,
+            again=again,
+            held_at_most_seconds=held_at_most_seconds,
+        )
+        return self._rewrite(rewrite, None, options)
+
     def _session_of_size(self, target_size: int | None) -> SparkSession:
         if target_size is None:
             return self._spark

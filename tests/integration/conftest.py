@@ -335,13 +335,18 @@ def put(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
 def care(
     spark: SparkSession, manager: ZookeeperLockManager, inspector: LockInspector, table: Path
 ) -> Callable[..., CareReport]:
-    """Look after the table: ``care(Action.COMPACT)``; without an action, as ``--auto`` does."""
+    """Look after the table: ``care(Action.COMPACT)``; without an action, as ``--auto`` does.
+
+    With ``suffix`` after the table beside it: ``care(Action.FORGET, suffix="_cells")``.
+    """
     from writer_jobs.maintenance.care import Care
     from writer_jobs.maintenance.plan import PARALLEL
     from writer_jobs.maintenance.worker import Worker
 
-    def run(*actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 60, **how: Any) -> CareReport:
-        worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=lock_timeout_seconds)
+    def run(
+        *actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 60, suffix: str = "", **how: Any
+    ) -> CareReport:
+        worker = Worker(spark, manager, inspector, f"{table}{suffix}", lock_timeout_seconds=lock_timeout_seconds)
         made = Care(worker, parallel=parallel)
         return made.run(actions or None, **how)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -12,13 +13,13 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import HISTORIES, Killed, delivered, end_of_the_process
 from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
-from writer_jobs import LockedDeltaWriter
+from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.changes.application import Application
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.errors import ChangesError
@@ -28,6 +29,10 @@ from writer_jobs.feeds.hbase.cells import CellRows
 from writer_jobs.feeds.hbase.decode import cells_of_avro, cells_of_json
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.hbase.values import ValueType
+from writer_jobs.maintenance.fleet import tables_of
+from writer_jobs.maintenance.policy import Action
+from writer_jobs.maintenance.result import CareReport
+from writer_jobs.maintenance.side_rows import SideRows
 
 pytestmark = pytest.mark.spark
 
@@ -93,24 +98,50 @@ def test_negative_control_without_the_cells_of_before_rows_are_wrong(
 
 
 def test_cells_that_nobody_can_see_again_are_forgotten_and_the_rows_stay_right(
-    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+    feed: Feed,
+    table: Path,
+    care: Callable[..., CareReport],
+    make_manager: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("writer_jobs.changes.side_table._COMMITS", 1)
     cells = histories(SEED, 200)
-    first, second = delivered(SEED, cells, 2)
+    first, second, third = delivered(SEED, cells, 3)
     feed.apply(first)
     feed.apply(second)
+    kept_rows, second_feed = SideRows.kept, Feed(feed.spark, make_manager(), table)
+
+    def kept_while_a_batch_comes(self: SideRows, rows: DataFrame) -> DataFrame:
+        # The first call is of the measuring, the second one of the rewrite, which has read nothing yet.
+        calls.append(kept_rows(self, rows))
+        if len(calls) == 2:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(second_feed.apply, third).result()
+        return calls[-1]
+
+    calls: list[DataFrame] = []
+    # The table's maintainer looks after its cells, too.
+    assert [Path(name).name for name in tables_of(feed.spark, [str(table)])] == ["table", "table_cells"]
+    monkeypatch.setattr(SideRows, "kept", kept_while_a_batch_comes)
+    (forgotten,) = care(Action.FORGET, suffix="_cells").done
+    assert (forgotten.problem, len(calls) >= 2) == (None, True)
+    monkeypatch.setattr(SideRows, "kept", kept_rows)
     # Nothing is old: only what is hidden for ever is forgotten, and what was said twice.
-    kept = DeltaTable(f"{table}_cells").to_pyarrow_table().num_rows
-    assert len(set(cells)) / 4 < kept < len(set(cells))
+    remaining = DeltaTable(f"{table}_cells").to_pyarrow_table().num_rows
+    assert len(set(cells)) / 4 < remaining < len(set(cells))
     assert shown_by(table) == hbase_shows(cells)
     late = Cell("r00000", "d", "a", 99, "Put", "late")
     feed.apply([late], retention=timedelta(0))
     assert shown_by(table) == hbase_shows([*cells, late])
-    left = DeltaTable(f"{table}_cells").to_pyarrow_table(columns=["__sluice_type"])
+    # The longest retention of all feeds counts; with it too little has expired.
+    assert not [unit for unit in care(suffix="_cells").done if unit.action is Action.FORGET]
+    days = "'sluice.maintenance.forgetAfterDays' = '0'"
+    with locked(feed.spark, f"{table}_cells", manager=feed.writer.manager):
+        feed.spark.sql(f"ALTER TABLE delta.`{table}_cells` SET TBLPROPERTIES ({days})")
+    assert Action.FORGET in [unit.action for unit in care(suffix="_cells").done]
+    types = DeltaTable(f"{table}_cells").to_pyarrow_table(columns=["__sluice_type"])
     # All is old: what is left are the values that the rows have.
-    assert set(left["__sluice_type"].to_pylist()) == {"Put"}
-    assert left.num_rows == sum(map(len, shown_by(table).values()))
+    assert set(types["__sluice_type"].to_pylist()) == {"Put"}
+    assert types.num_rows == sum(map(len, shown_by(table).values()))
 
 
 def test_two_values_of_one_timestamp_are_refused_unless_it_is_said_which_was_written_later(
@@ -316,3 +347,14 @@ def test_a_table_that_was_filled_in_another_way_is_refused(feed: Feed, table: Pa
     with pytest.raises(ChangesError, match="the table has rows"):
         feed.apply([Cell("a", "d", "x", 1, "Put", "new")])
     assert shown_by(table) == {"a": {"d:x": "one", "d:y": "two"}}
+
+
+def test_generated_columns_are_left_to_delta(spark: SparkSession, manager: Any, copy_of: Callable[..., Path]) -> None:
+    table = copy_of(
+        "CREATE TABLE {t} (id STRING, d_x STRING, twice STRING GENERATED ALWAYS AS (d_x || d_x)) USING delta"
+    )
+    feed = Feed(spark, manager, table)
+    feed.apply([Cell("a", "d", "x", 1, "Put", "one"), Cell("b", "d", "x", 1, "Put", "two")])
+    feed.apply([Cell("a", "d", "x", 2, "Put", "new")])
+    rows = DeltaTable(table).to_pyarrow_table(columns=["id", "d_x", "twice"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [("a", "new", "newnew"), ("b", "two", "twotwo")]

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from lock_manager import LockTimeoutError, ZookeeperLockManager
 from tests.support.deliveries import HISTORIES, Killed, delivered, end_of_the_process
 from tests.support.memory_coordinator import Memory
-from writer_jobs import LockedDeltaWriter
+from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.changes.application import Application
 from writer_jobs.changes.apply import apply_changes
 from writer_jobs.changes.batch import ChangeBatch
@@ -28,6 +28,8 @@ from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
+from writer_jobs.maintenance.policy import Action
+from writer_jobs.maintenance.result import CareReport
 
 pytestmark = pytest.mark.spark
 
@@ -295,7 +297,7 @@ def test_files_are_passed_over_by_numbers_and_by_moments_too(
 
 def test_a_table_is_of_one_type(feed: Feed) -> None:
     feed.apply([("a", 1, "one")], **HISTORY)
-    with pytest.raises(ChangesError, match="keeps history"):
+    with pytest.raises(ChangesError, match="SCD type: 2 in the table, 1 in this run"):
         feed.apply([("a", 2, "two")], except_column_list=["at"])
 
 
@@ -376,20 +378,33 @@ def test_feeds_of_different_partitions_run_side_by_side(
     assert sorted((row["key"], row["at"]) for row in found) == [("a", 2), ("b", 2)]
 
 
+def forget_at_once(feed: Feed, suffix: str) -> None:
+    """Let the rows of a side table expire at once."""
+    with locked(feed.spark, f"{feed.table}{suffix}", manager=feed.writer.manager):
+        days = "'sluice.maintenance.forgetAfterDays' = '0'"
+        feed.spark.sql(f"ALTER TABLE delta.`{feed.table}{suffix}` SET TBLPROPERTIES ({days})")
+
+
 def test_what_is_remembered_is_not_rewritten_while_a_batch_is_to_be_undone(
-    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, care: Callable[..., CareReport]
 ) -> None:
-    monkeypatch.setattr("writer_jobs.changes.side_table._COMMITS", 1)
     how = {"keys": ["key", "value"], "apply_as_deletes": "at % 2 = 1"}
     feed.apply([("a", 2, "x"), ("b", 2, "x"), ("b", 1, "gone")], partition_by=["key"], **how)
-    before = DeltaTable(f"{table}_tombstones").version()
     # It said a's row to be deleted at 5, and at 7; who holds a alone passes over that.
     killed_between_the_commits(feed, [("a", 5, "x"), ("b", 7, "x")], monkeypatch, **how)
     feed.apply([("a", 5, "y"), ("a", 4, "z")], **how)
-    assert DeltaTable(f"{table}_tombstones").version() == before + 2
+    forget_at_once(feed, "_tombstones")
+    version = DeltaTable(f"{table}_tombstones").version()
+    (forgotten,) = care(Action.FORGET, suffix="_tombstones").done
+    assert "was killed before it was applied" in str(forgotten.problem)
+    assert DeltaTable(f"{table}_tombstones").version() == version
     feed.apply([("a", 4, "x"), ("b", 4, "x")], **how)
     found = DeltaTable(table).to_pyarrow_table(columns=["key", "at", "value"]).to_pylist()
     assert sorted(tuple(row.values()) for row in found) == [("a", 4, "x"), ("a", 4, "z"), ("b", 4, "x")]
+    # It is undone, so that nothing is needed any more.
+    (forgotten,) = care(Action.FORGET, suffix="_tombstones").done
+    assert forgotten.problem is None
+    assert DeltaTable(f"{table}_tombstones").to_pyarrow_table().num_rows == 0
 
 
 def test_values_that_the_table_would_cut_are_refused(feed: Feed, table: Path) -> None:
@@ -398,3 +413,22 @@ def test_values_that_the_table_would_cut_are_refused(feed: Feed, table: Path) ->
     with pytest.raises(SchemaMismatchError, match="the column at is bigint"):
         apply_changes(feed.writer, rows, keys=["key"], sequence_by="at")
     assert rows_of(table) == {"a": (1, "one")}
+
+
+@pytest.mark.parametrize("scd_type", [1, 2])
+def test_generated_columns_are_left_to_delta(
+    spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path], scd_type: int
+) -> None:
+    more = ", at LONG" if scd_type == 1 else ", __START_AT LONG, __END_AT LONG"
+    generated = "twice STRING GENERATED ALWAYS AS (value || value)"
+    table = copy_of(
+        f"CREATE TABLE {{t}} (key STRING, value STRING, {generated}{more}) USING delta PARTITIONED BY (twice)"
+    )
+    feed, options = Feed(spark, manager, table), {} if scd_type == 1 else HISTORY
+    feed.apply([("a", 1, "x"), ("b", 1, "x")], **options)
+    feed.apply([("a", 3, "z"), ("b", 2, None)], **options)
+    feed.apply([("a", 2, "y")], **options)
+    rows = DeltaTable(table).to_pyarrow_table(columns=["key", "value", "twice"]).to_pylist()
+    values = sorted(tuple(row.values()) for row in rows)
+    history = [("a", "x", "xx"), ("a", "y", "yy"), ("a", "z", "zz"), ("b", "x", "xx")]
+    assert values == ([("a", "z", "zz")] if scd_type == 1 else history)

@@ -66,6 +66,7 @@ SICK: dict[str, tuple[dict[str, Any], Policy]] = {
         partition(stored_rows=1060, deleted_rows=60, with_deleted_rows=FileTotals(1, 128 * MIB)),
         Policy(),
     ),
+    "expired-rows": ({"remembered_rows": 10, "expired_rows": 2}, Policy()),
     "expired-files": ({"folder": FolderHealth(expired=FileTotals(1, 5))}, Policy()),
     "orphans": ({"folder": FolderHealth(orphans=FileTotals(1, 5))}, Policy()),
     "old-checkpoint": ({"log": replace(LOG, since_checkpoint=20)}, Policy()),

@@ -19,7 +19,7 @@ from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.side_table import SideTable
 from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.changes.table_feed import FeedBinding
-from writer_jobs.changes.table_shape import TableShape, lock_on
+from writer_jobs.changes.table_shape import TableShape, evolved, lock_on
 from writer_jobs.changes.unfinished import Note, Notes, names_of
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Lock, LockTarget, Partitions, rows_within
@@ -41,14 +41,14 @@ class How:
     Attributes:
         evolves: whether the table gets new columns, and wider types.
         partition_by: partition columns, if it is new.
-        retention_seconds: for how long what is remembered is kept at least.
+        retention_days: Days that maintenance keeps the rows of the side table.
         txn: ``(txnAppId, txnVersion)`` of the batch.
 
     """
 
     evolves: bool
     partition_by: tuple[str, ...]
-    retention_seconds: float
+    retention_days: float
     txn: tuple[str, int] | None
 
 
@@ -88,7 +88,6 @@ class Application:
         self._kind = kind
         self._side = SideTable(self._spark, writer.manager, writer.location, spec.keys, kind.remembered)
         self._notes = Notes(HadoopFiles.of(self._spark), writer.location)
-        self._binding = binding
         self._shape = TableShape(
             self._spark, writer, spec, kind, binding, evolves=how.evolves, partition_by=how.partition_by
         )
@@ -106,7 +105,7 @@ class Application:
         """Lock, apply, give the lock back.
 
         Raises:
-            ChangesError: the table is fed in another way, or what is remembered has other keys.
+            ChangesError: The table is fed in another way, or its side table has other keys.
             SluiceError: see :meth:`LockedDeltaWriter.append`.
 
         """
@@ -163,6 +162,11 @@ class Application:
                     self._refuse_rows_of_others()
                     self._side.create(table, self.batch.rows.schema[SEQ].dataType)
             known = self._side.state()
+        if known is not None and self._noted is not None:
+            days = self._how.retention_days
+            return evolved(
+                self._spark, self._side.writer, known, lambda _: self._side.retention_clauses(days), self._deadline
+            )
         return known
 
     def _refuse_other_past(self) -> None:
@@ -172,10 +176,10 @@ class Application:
             ChangesError: The side table has other keys, or there is none and the table has rows that need one.
 
         """
-        if (known := self._side.state()) is None:
-            if self._writer.log.state() is not None:
+        if (side_state := self._side.state()) is None:
+            if self._kind.remembered.is_all and self._writer.log.state() is not None:
                 self._refuse_rows_of_others()
-        elif not self._side.is_of_keys(known):
+        elif not self._side.is_of_keys(side_state):
             raise self._spec.misfit(
                 f"{self._side.location} is of other keys than {', '.join(self._spec.keys)}: all feeds of a table have "
                 "the same keys"
@@ -198,7 +202,7 @@ class Application:
         target = LockTarget.of(self._writer.log, partitions)
         held, batch = names_of(target.named), self.batch
         lock: Lock = "table" if partitions is None else list(partitions)
-        remembered, within, compacts = None, None, False
+        remembered = None
         if remembers:
             passed_over = self._settle(held, lock)
             # As it was before: what this batch adds to it, its rows say, too.
@@ -206,7 +210,7 @@ class Application:
             remembered = self._side.all(within, passed_over).where(batch.bounds())
             if self._noted is not None:
                 self._notes.write(Note(self._id, self._writer.log.head().version, held))
-                compacts = self._side.add(self._noted, self._id, lock)
+                self._side.add(self._noted, self._id, lock)
 
         written = {name.lower() for name in self._row.names}
         generated = [name for name in state.generated_columns if name.lower() not in written]
@@ -224,20 +228,7 @@ class Application:
             raise
         if self._noted is not None:
             self._notes.remove(self._id)
-        if compacts:
-            self._compact(within, lock)
         return merged
-
-    def _compact(self, predicate: str | None, lock: Lock) -> None:
-        """Rewrite what is remembered within a predicate without what has expired."""
-        if self._notes.all():
-            # Of a batch that has not ended, or was not undone yet, it is not known what counts.
-            return
-        try:
-            self._side.compact(self._how.retention_seconds, self._kind.without_expired, predicate, lock)
-        except SluiceError as problem:
-            # The batch is in the table: it has not failed.
-            log.warning("%s was not rewritten without what has expired: %s", self._side.location, problem)
 
     def _settle(self, held: tuple[str, ...] | None, lock: Lock) -> list[str]:
         """Undo what batches have left that ended between their two commits.

@@ -87,7 +87,7 @@ def apply_changes(
         schema_evolution: add columns that the table has not, and widen its types to those of the changes, but not of
             keys and sequences. Else such changes are refused.
         partition_by: partition columns of a new table.
-        tombstone_retention: how long a delete is remembered.
+        tombstone_retention: how long a delete is remembered; if several feeds of a table differ, the longest time.
         sequence_name: Text that names the order in ``sluice.feed``; by default the SQL of ``sequence_by``.
         source_tables: Tables of the other store whose changes the table gets, for ``sluice.feed``. A batch of changes
             of other source tables than the table's is refused. None: they are not known.
@@ -118,7 +118,7 @@ def apply_changes(
     how = How(
         evolves=schema_evolution,
         partition_by=tuple(partition_by),
-        retention_seconds=tombstone_retention.total_seconds(),
+        retention_days=tombstone_retention / timedelta(days=1),
         txn=txn,
     )
     columns = spec.columns(changes)

@@ -94,10 +94,6 @@ class Kind(RowKind, Protocol):
         """
         ...
 
-    def without_expired(self, rows: DataFrame, old: Column) -> DataFrame:
-        """Return what is remembered without what may be forgotten, of which ``old`` tells that it may be."""
-        ...
-
 
 class OfRows:
     """What all kinds of whole rows have in common.
@@ -140,7 +136,3 @@ class OfChanges(OfRows):
     def noted(self, batch: ChangeBatch) -> DataFrame | None:
         """Return its deletes, if it has any."""
         return batch.rows.where(DELETED) if batch.deletes else None
-
-    def without_expired(self, rows: DataFrame, old: Column) -> DataFrame:
-        """Return tombstones without the old ones."""
-        return rows.where(~old)

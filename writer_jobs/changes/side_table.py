@@ -1,16 +1,18 @@
 """What a table's own rows do not tell of the changes that made them: tombstones of deleted keys, or cells.
 
 It is in a Delta table beside the changed one, ``<location>_tombstones`` for instance, so that readers see rows only. It
-is written under one hold together with the table, and before it: see :mod:`writer_jobs.changes.unfinished`.
+is written under one hold together with the table, and before it: see :mod:`writer_jobs.changes.unfinished`. Maintenance
+deletes the rows that have expired: see :mod:`writer_jobs.maintenance.side_rows`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StringType, StructField, StructType, TimestampType
 
@@ -18,13 +20,16 @@ from lock_manager import LockManager
 from lock_manager.commit_stamp import CHANGES
 from writer_jobs.changes.spec import SEQ, SEQUENCE
 from writer_jobs.commit.lock_target import Lock
-from writer_jobs.delta.sql_names import quoted
+from writer_jobs.delta.sql_names import property_list, quoted
 from writer_jobs.delta.table_log import TableState
+from writer_jobs.maintenance.policy import FORGET_AFTER
 from writer_jobs.writer import LockedDeltaWriter
 
-_BATCH, _APPLIED_AT = "__BATCH", "__APPLIED_AT"
-_COMMITS = 32
-"""After that many it is rewritten, without what has expired."""
+BATCH = "__BATCH"
+"""Column with the id of the batch that a row is of."""
+
+APPLIED_AT = "__APPLIED_AT"
+"""Column with the time at which the batch was applied."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,6 @@ class Remembered:
 
 #: Which keys were deleted, and by which sequence, so that an older change does not bring a row back.
 TOMBSTONES = Remembered("_tombstones")
-
-
-Expiry = Callable[[DataFrame, Column], DataFrame]
-"""Returns rows of a side table without those that may be forgotten; told which are old enough for it."""
 
 
 class SideTable:
@@ -89,8 +90,8 @@ class SideTable:
                 *(StructField(name, kinds[name.lower()]) for name in self._keys),
                 *self._fields,
                 StructField(SEQUENCE, sequence),
-                StructField(_BATCH, StringType()),
-                StructField(_APPLIED_AT, TimestampType()),
+                StructField(BATCH, StringType()),
+                StructField(APPLIED_AT, TimestampType()),
             ]
         )
         empty = self._spark.createDataFrame([], schema)
@@ -99,64 +100,46 @@ class SideTable:
     def is_of_keys(self, state: TableState) -> bool:
         """Tell whether it is of these keys."""
         names = {field.name.lower() for field in state.schema}
-        ours = (*self._keys, *(field.name for field in self._fields), SEQUENCE, _BATCH, _APPLIED_AT)
+        ours = (*self._keys, *(field.name for field in self._fields), SEQUENCE, BATCH, APPLIED_AT)
         return names == {name.lower() for name in ours}
 
-    def add(self, noted: DataFrame, batch: str, lock: Lock) -> bool:
-        """Append what a batch says: keys, fields and ``SEQ``. Under the lock, of which ``lock`` is what.
+    def retention_clauses(self, days: float) -> list[str]:
+        """Return the clause that makes maintenance keep the rows for so many days; none if it does already.
 
         Returns:
-            Whether it is time to :meth:`compact` it.
+            Clauses of ``ALTER TABLE name``.
 
         """
+        text = self.writer.log.snapshot().property_of(FORGET_AFTER)
+        with suppress(ValueError):
+            if text is not None and float(text) >= days:
+                return []
+        return [f"SET TBLPROPERTIES ({property_list({FORGET_AFTER: str(days)})})"]
+
+    def add(self, noted: DataFrame, batch: str, lock: Lock) -> None:
+        """Append rows of a batch: keys, fields and ``SEQ``. Called under the lock; ``lock`` names its partitions."""
         rows = noted.select(
             *self._columns,
             F.col(SEQ).alias(SEQUENCE),
-            F.lit(batch).alias(_BATCH),
-            F.timestamp_seconds(F.lit(time.time())).alias(_APPLIED_AT),
+            F.lit(batch).alias(BATCH),
+            F.timestamp_seconds(F.lit(time.time())).alias(APPLIED_AT),
         )
-        added = self.writer.append(rows, lock=lock, hold="write", metadata={CHANGES: batch})
-        return added.version is not None and added.version % _COMMITS == 0
+        self.writer.append(rows, lock=lock, hold="write", metadata={CHANGES: batch})
 
     def all(self, predicate: str | None, without: Sequence[str] = ()) -> DataFrame:
         """Return the keys, the fields and ``SEQ`` within the rows of a predicate, without those of some batches.
 
         It stays what it is now, whatever is added.
         """
-        rows = self._rows(predicate, version=self.writer.log.head().version)
-        rows = rows.where(~F.col(_BATCH).isin(*without)) if without else rows
+        reader = self._spark.read.format("delta").option("versionAsOf", self.writer.log.head().version)
+        rows = reader.load(self.location)
+        rows = rows if predicate is None else rows.where(predicate)
+        rows = rows.where(~F.col(BATCH).isin(*without)) if without else rows
         return rows.select(*self._columns, F.col(SEQUENCE).alias(SEQ))
 
     def take_back(self, batch: str, lock: Lock) -> None:
         """Delete what a batch said of which nothing came into the table. Under the lock, of which ``lock`` is what."""
-        self.writer.delete(f"{_BATCH} = '{batch}'", lock=lock)
-
-    def compact(self, retention_seconds: float, expired: Expiry, predicate: str | None, lock: Lock) -> None:
-        """Rewrite it without what has expired. Under the lock, of which ``lock`` is what.
-
-        Args:
-            retention_seconds: what was applied before that long may be forgotten.
-            expired: see :data:`Expiry`.
-            predicate: of the rows that are locked; None: all.
-            lock: as for :meth:`add`.
-
-        """
-        rows = self._rows(predicate)
-        oldest = F.timestamp_seconds(F.lit(time.time() - retention_seconds))
-        columns = [field.name for field in rows.schema]
-        once = (
-            rows.withColumnRenamed(SEQUENCE, SEQ)
-            .groupBy(*self._columns, SEQ)
-            .agg(F.max_by(F.struct(_BATCH, _APPLIED_AT), _APPLIED_AT).alias("kept"))
-            .select(*self._columns, SEQ, "kept.*")
-        )
-        kept = expired(once, F.col(_APPLIED_AT) < oldest).withColumnRenamed(SEQ, SEQUENCE)
-        self.writer.overwrite(kept.select(*map(quoted, columns)), replace_where=predicate, lock=lock)
-
-    def _rows(self, predicate: str | None, version: int | None = None) -> DataFrame:
-        reader = self._spark.read.format("delta")
-        rows = (reader if version is None else reader.option("versionAsOf", version)).load(self.location)
-        return rows if predicate is None else rows.where(predicate)
+        self.writer.delete(f"{BATCH} = '{batch}'", lock=lock)
 
 
 def partition_keys(table: TableState, keys: Sequence[str]) -> tuple[str, ...]:

@@ -44,9 +44,12 @@ policy, as table properties (ALTER TABLE t SET TBLPROPERTIES ('sluice.maintenanc
   sluice.maintenance.zorderBy         columns to order by (none)
   sluice.maintenance.unorderedShare   --auto orders a partition again with this share of new bytes (0.2)
   sluice.maintenance.deletedRowShare  --auto rewrites files with this share of deleted rows (0.05)
+  sluice.maintenance.forgetAfterDays  of TABLE_tombstones, TABLE_cells: set by feeds, the longest --tombstone-days
+  sluice.maintenance.expiredRowShare  --auto rewrites those tables with this share of expired rows (0.2)
   sluice.maintenance.streams          checkpoint folders of streams that read the table: their files stay
 
 rules:
+  TABLE_tombstones and TABLE_cells, which upsert.py and cdc.py make, are looked after with their table.
   Without --auto and without an action the job only measures.
   Name each stream that reads a table in sluice.maintenance.streams: --vacuum and --clean-log know of no other stream.
   Each partition is compacted in a commit of its own. A table with many small partitions, that is looked after for the
@@ -76,6 +79,7 @@ _ACTIONS = {
     Action.VACUUM: "remove files that no readable version, no pin and no named stream needs; also remove orphans: "
     "files that no version has named, and that are too old for a running write",
     Action.CHECKPOINT: "write a checkpoint of the newest version",
+    Action.FORGET: "delete tombstones and cells that TABLE_tombstones and TABLE_cells have remembered for long enough",
     Action.CLEAN_LOG: "remove version files that are older than the log's retention, and that no newer version needs",
 }
 

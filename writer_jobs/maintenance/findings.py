@@ -152,6 +152,20 @@ def _deleted_rows(health: TableHealth, policy: Policy) -> Iterator[Finding]:
         )
 
 
+def _expired_rows(health: TableHealth, policy: Policy) -> Iterator[Finding]:
+    expired = share(health.expired_rows, health.remembered_rows)
+    if health.expired_rows and expired >= policy.expired_share:
+        total = health.total.total
+        yield Finding(
+            code="expired-rows",
+            says=f"{health.expired_rows:,} of {health.remembered_rows:,} remembered rows are expired: each batch of "
+            "changes reads them",
+            action=Action.FORGET,
+            advice="rewrite the table without them",
+            worth=_in_files(expired * total.size, policy) + expired * total.files,
+        )
+
+
 def _expired_files(health: TableHealth, policy: Policy) -> Iterator[Finding]:
     expired = health.folder.expired
     if expired.files and health.folder.problem is None:
@@ -266,6 +280,7 @@ RULES: Mapping[str, Callable[[TableHealth, Policy], Iterator[Finding]]] = {
     "lost-order": _lost_order,
     "unclustered": _unclustered,
     "deleted-rows": _deleted_rows,
+    "expired-rows": _expired_rows,
     "expired-files": _expired_files,
     "orphans": _orphans,
     "old-checkpoint": _old_checkpoint,

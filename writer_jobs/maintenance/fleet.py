@@ -13,6 +13,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import locate_table
 from writer_jobs.errors import StorageError, TableError
+from writer_jobs.maintenance.side_rows import side_tables_of
 
 _PROVIDER = "Provider"
 
@@ -28,6 +29,9 @@ def tables_of(
         catalog: database all of whose Delta tables count.
         listed_in: file with a table on each line.
 
+    Returns:
+        The tables, and the side tables that they have.
+
     Raises:
         StorageError: the list cannot be read.
         TableError: there is no such database, or no table in it, or in the list.
@@ -37,7 +41,8 @@ def tables_of(
     if listed_in is not None:
         found += _listed(spark, listed_in)
     of_catalog = [] if catalog is None else _in_catalog(spark, catalog)
-    return _each_once(spark, [*found, *of_catalog]) if found else of_catalog
+    tables = _each_once(spark, [*found, *of_catalog]) if found else of_catalog
+    return _each_once(spark, [*tables, *side_tables_of(spark, [_place(spark, table) for table in tables])])
 
 
 def _each_once(spark: SparkSession, tables: Sequence[str]) -> list[str]:

@@ -158,6 +158,8 @@ class TableHealth:
             go back as far as an hour.
         commits_per_day: versions by day, over the same time.
         pins: names of those that hold.
+        remembered_rows: rows of a side table; 0 of any other table.
+        expired_rows: those of them that no feed needs any more.
 
     """
 
@@ -178,6 +180,8 @@ class TableHealth:
     growth_per_day: float | None = None
     commits_per_day: float | None = None
     pins: tuple[str, ...] = ()
+    remembered_rows: int = 0
+    expired_rows: int = 0
 
     @cached_property
     def total(self) -> PartitionHealth:

@@ -44,6 +44,7 @@ from writer_jobs.maintenance.health import (
     TableHealth,
 )
 from writer_jobs.maintenance.policy import Policy
+from writer_jobs.maintenance.side_rows import SideRows
 from writer_jobs.pins.retention import seconds_without_pins
 
 _log = logging.getLogger(__name__)
@@ -112,6 +113,7 @@ def _measured(spark: SparkSession, log: DeltaTableLog) -> Measured:
         partitions = tuple(_partitions(spark, snapshot, state, policy, is_clustered=bool(clustered_by)))
         folder = replace(_folder(spark, snapshot, keepers, logged), problem=problem)
         growth, commits = versions.by_day(log)
+        remembered, expired = _side_rows(spark, snapshot.location, SideRows.of(state, policy))
     except (*JVM_ERRORS, PySparkException) as error:
         raise StorageError(f"{log.location} cannot be read: {one_sentence(error)}") from error
     health = TableHealth(
@@ -132,8 +134,19 @@ def _measured(spark: SparkSession, log: DeltaTableLog) -> Measured:
         growth_per_day=growth,
         commits_per_day=commits,
         pins=tuple(pin.name for pin in keepers.pins),
+        remembered_rows=remembered,
+        expired_rows=expired,
     )
     return Measured(health, policy, state)
+
+
+def _side_rows(spark: SparkSession, location: str, side: SideRows | None) -> tuple[int, int]:
+    """Return how many rows a side table has, and how many of them are expired."""
+    if side is None:
+        return 0, 0
+    rows = spark.read.format("delta").load(location)
+    number = rows.count()
+    return number, number - side.kept(rows).count()
 
 
 def _keepers(spark: SparkSession, snapshot: Snapshot, policy: Policy) -> tuple[Keepers, float, str | None]:

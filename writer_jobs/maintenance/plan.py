@@ -81,7 +81,7 @@ def plan(
     """
     wanted = policy
     if actions is not None:
-        wanted = replace(policy, least_small_files=1, unordered_share=0.0, deleted_share=0.0)
+        wanted = replace(policy, least_small_files=1, unordered_share=0.0, deleted_share=0.0, expired_share=0.0)
     allowed = policy.auto if actions is None else frozenset(actions)
     parts = {_name_of(part.values): part for part in health.partitions}
 

@@ -12,6 +12,8 @@ from writer_jobs.errors import TableError
 
 #: Prefix of the properties.
 PREFIX = "sluice.maintenance."
+#: Days after which maintenance may delete rows of a side table. Feeds set it on their side tables.
+FORGET_AFTER = f"{PREFIX}forgetAfterDays"
 _DELTA_TARGET = "delta.targetFileSize"
 _UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[kmg]?)(?:i?b)?", re.IGNORECASE)
@@ -28,6 +30,7 @@ class Action(StrEnum):
     VACUUM = "vacuum"
     CHECKPOINT = "checkpoint"
     CLEAN_LOG = "clean-log"
+    FORGET = "forget"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +43,8 @@ class Policy:
         zorder_by: columns by which rows are put in Z-order; empty: not at all.
         unordered_share: as much of a partition's bytes must be new since the last time before it is ordered again.
         deleted_share: as much of a partition's rows must be deleted before its files are rewritten without them.
+        forget_after_days: Days after which rows of a side table may expire; None: the property is not set.
+        expired_share: Share of a side table's rows that must be expired before it is rewritten without them.
         streams: checkpoint folders of the streams that read the table: what they still need is kept.
         auto: what ``--auto`` may do to it.
 
@@ -50,6 +55,8 @@ class Policy:
     zorder_by: tuple[str, ...] = ()
     unordered_share: float = 0.2
     deleted_share: float = 0.05
+    forget_after_days: float | None = None
+    expired_share: float = 0.2
     streams: tuple[str, ...] = ()
     auto: frozenset[Action] = frozenset(Action)
 
@@ -78,6 +85,8 @@ class Policy:
             "zorderBy": ("zorder_by", _list),
             "unorderedShare": ("unordered_share", _share),
             "deletedRowShare": ("deleted_share", _share),
+            "forgetAfterDays": ("forget_after_days", _days),
+            "expiredRowShare": ("expired_share", _share),
             "streams": ("streams", _list),
             "auto": ("auto", _actions),
         }
@@ -127,6 +136,16 @@ def _share(text: str) -> float:
     if not 0 <= share <= 1:
         raise ValueError("no share between 0 and 1")
     return share
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1.0
+    if not 0 <= days < float("inf"):
+        raise ValueError("no number of days")
+    return days
 
 
 def _list(text: str) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from writer_jobs.maintenance.health import FileTotals
 from writer_jobs.maintenance.plan import Unit
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import Done
+from writer_jobs.maintenance.side_rows import SideRows, refuse_unfinished_batches
 from writer_jobs.maintenance.turn import give_way, is_of_this_process, turn_of
 from writer_jobs.maintenance.vacuum import vacuum
 from writer_jobs.writer import LockedDeltaWriter
@@ -174,6 +175,8 @@ class Worker:
                 return self._checkpointed(made)
             case Action.CLEAN_LOG:
                 return self._cleaned(made)
+            case Action.FORGET:
+                return self._forgotten(unit, made)
             case _:
                 return _of_commit(made, self._rewritten(unit, policy))
 
@@ -214,6 +217,24 @@ class Worker:
             kept_for_pins=removed.kept_for_pins,
             kept_for_streams=removed.kept_for_streams,
         )
+
+    def _forgotten(self, unit: Unit, made: Done) -> Done:
+        snapshot = self.log.snapshot()
+        policy = Policy.of(snapshot.properties, self.table)
+        if snapshot.state is None or (side := SideRows.of(snapshot.state, policy)) is None:
+            raise TableError(f"{self.table} is no side table of a feed any more")
+        location = self.log.location
+        result = self._writer.rewrite(
+            side.kept,
+            again=False,
+            hold="write" if self.holds(unit) else "commit",
+            held_at_most_seconds=self._hold_at_most,
+            lock_timeout_seconds=self._timeout,
+            metadata={MAINTENANCE: {"action": unit.action.value}},
+            before_write=lambda _: refuse_unfinished_batches(self.spark, location),
+        )
+        added = FileTotals(*(int(result.metrics.get(name, 0)) for name in ("numFiles", "numOutputBytes")))
+        return replace(_of_commit(made, result), added=added)
 
     @property
     def _checkpoint_lock(self) -> str:

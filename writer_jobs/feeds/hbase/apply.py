@@ -70,8 +70,15 @@ def apply_cells(
     """
     spec = ChangeSpec.of(writer.table, keys=mapping.keys, sequence_by=SEQ)
     options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write)
-    how = How(evolves=True, partition_by=tuple(partition_by), retention_seconds=retention.total_seconds(), txn=txn)
+    how = How(
+        evolves=True,
+        partition_by=tuple(partition_by),
+        retention_days=retention / timedelta(days=1),
+        txn=txn,
+    )
     binding = FeedBinding(cells.sparkSession, writer.table, TableFeed(model="cells", keys=spec.keys))
+    if (state := writer.log.state()) is not None:
+        binding.refuse_other(state)
     with ExitStack() as open_ones:
         # Read once: a topic may have more the next time.
         found = open_ones.enter_context(closing(Kept.of(spec.table, decoded(cells, mapping), "cells"))).rows

@@ -17,7 +17,7 @@ So all cells are remembered, in a table beside; the rows that a batch touches ar
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
@@ -133,7 +133,7 @@ class CellRows:
         cells = rows.drop(DELETED)
         if remembered is not None:
             cells = cells.unionByName(remembered.join(touched, list(self._spec.keys), "left_semi"))
-        seen = self._seen(self._one_each(cells))
+        seen = _seen(self._one_each(cells), self._keys)
         column = F.lower(self._mapping.column_of(F.col(FAMILY), F.col(QUALIFIER)))
         newest = (
             seen.groupBy(*self._keys, FAMILY, QUALIFIER)
@@ -165,53 +165,16 @@ class CellRows:
         """Return how many of the rows that a batch touches are as they were."""
         return max(0, keys - changed)
 
-    def without_expired(self, rows: DataFrame, old: Column) -> DataFrame:
-        """Return the cells without those that nobody can see again.
-
-        Hidden ones go: what hides them goes no sooner. Older versions, which a delete of the newer one could bring
-        back, and deletes, which could hide a Put that is late, go when they are old.
-        """
-        seen = self._seen(rows.withColumn(_OLD, old))
-        newest = F.max(F.when(F.col(_SEEN), F.col(SEQ))).over(Window.partitionBy(*self._keys, FAMILY, QUALIFIER))
-        is_put = F.col(TYPE) == PUT
-        kept = F.when(is_put, F.col(_SEEN) & (~F.col(_OLD) | (F.col(SEQ) == F.col(_NEWEST)))).otherwise(~F.col(_OLD))
-        return seen.withColumn(_NEWEST, newest).where(kept)
-
     def _one_each(self, cells: DataFrame) -> DataFrame:
         """Fold repetitions of a cell into one, and fail if they are not that.
 
-        A row's cells are in one task from here on, in the order by which :meth:`_seen` looks at them: one shuffle, one
+        A row's cells are in one task from here on, in the order that :func:`_seen` needs: one shuffle, one
         sort.
         """
         cells = cells.withColumn(DELETED, F.expr("false")).repartition(*self._keys)
         message = named("two cells have one timestamp and different values: ", self._spec.keys)
         once = F.when(F.col(UNLIKE), F.raise_error(message).cast("string")).otherwise(F.col(TYPE))
         return folded(cells, self.folded_by, self.preferred_by).withColumn(TYPE, once).drop(UNLIKE, DELETED)
-
-    def _seen(self, cells: DataFrame) -> DataFrame:
-        """Tell of each cell in ``_SEEN`` whether it is a Put that nothing hides."""
-
-        def at(kind: str) -> Column:
-            return F.when(F.col(TYPE) == kind, F.col(SEQ))
-
-        # From the narrowest to the widest, each a prefix of the one before: sorted once.
-        of_version = Window.partitionBy(*self._keys, FAMILY, QUALIFIER, SEQ)
-        of_column = Window.partitionBy(*self._keys, FAMILY, QUALIFIER)
-        of_family = Window.partitionBy(*self._keys, FAMILY)
-        hidden = (
-            F.col(_DELETED)
-            | F.coalesce(F.col(SEQ) <= F.col(_COLUMN_UP_TO), F.expr("false"))
-            | F.coalesce(F.col(SEQ) <= F.col(_FAMILY_UP_TO), F.expr("false"))
-            | F.array_contains(_FAMILY_AT, F.col(SEQ))
-        )
-        return (
-            cells.withColumn(_DELETED, F.bool_or(F.col(TYPE) == DELETE).over(of_version))
-            .withColumn(_COLUMN_UP_TO, F.max(at(DELETE_COLUMN)).over(of_column))
-            .withColumn(_FAMILY_UP_TO, F.max(at(DELETE_FAMILY)).over(of_family))
-            .withColumn(_FAMILY_AT, F.collect_set(at(DELETE_FAMILY_VERSION)).over(of_family))
-            .withColumn(_SEEN, (F.col(TYPE) == PUT) & ~hidden)
-            .drop(_DELETED, _COLUMN_UP_TO, _FAMILY_UP_TO, _FAMILY_AT)
-        )
 
     def _value(self, name: str) -> Column:
         """Return the value of a column of the table.
@@ -223,3 +186,49 @@ class CellRows:
         found = kind.decoded(value)
         message = named(f"a value of {name} that came before does not fit the mapping's type: ", self._spec.keys)
         return F.when(value.isNotNull() & found.isNull(), F.raise_error(message).cast(kind.spark)).otherwise(found)
+
+
+def without_expired(cells: DataFrame, keys: Sequence[str], old: Column) -> DataFrame:
+    """Return cells without those that no reader can see again.
+
+    Hidden cells are dropped; the delete that hides them is dropped no sooner. Older versions, which a delete of the
+    newer one could bring back, and deletes, which could hide a late Put, are dropped when they are old.
+
+    Args:
+        cells: Each cell once, with ``SEQ``.
+        keys: Columns of the row key.
+        old: Condition that a cell is old.
+
+    """
+    names = list(map(quoted, keys))
+    cells = _seen(cells.withColumn(_OLD, old), names)
+    newest = F.max(F.when(F.col(_SEEN), F.col(SEQ))).over(Window.partitionBy(*names, FAMILY, QUALIFIER))
+    is_put = F.col(TYPE) == PUT
+    is_kept_put = F.col(_SEEN) & (~F.col(_OLD) | (F.col(SEQ) == F.col(_NEWEST)))
+    return cells.withColumn(_NEWEST, newest).where(F.when(is_put, is_kept_put).otherwise(~F.col(_OLD)))
+
+
+def _seen(cells: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """Add ``_SEEN``: whether a cell is a Put that nothing hides. ``keys`` are quoted."""
+
+    def at(kind: str) -> Column:
+        return F.when(F.col(TYPE) == kind, F.col(SEQ))
+
+    # From the narrowest to the widest, each a prefix of the one before: sorted once.
+    of_version = Window.partitionBy(*keys, FAMILY, QUALIFIER, SEQ)
+    of_column = Window.partitionBy(*keys, FAMILY, QUALIFIER)
+    of_family = Window.partitionBy(*keys, FAMILY)
+    hidden = (
+        F.col(_DELETED)
+        | F.coalesce(F.col(SEQ) <= F.col(_COLUMN_UP_TO), F.expr("false"))
+        | F.coalesce(F.col(SEQ) <= F.col(_FAMILY_UP_TO), F.expr("false"))
+        | F.array_contains(_FAMILY_AT, F.col(SEQ))
+    )
+    return (
+        cells.withColumn(_DELETED, F.bool_or(F.col(TYPE) == DELETE).over(of_version))
+        .withColumn(_COLUMN_UP_TO, F.max(at(DELETE_COLUMN)).over(of_column))
+        .withColumn(_FAMILY_UP_TO, F.max(at(DELETE_FAMILY)).over(of_family))
+        .withColumn(_FAMILY_AT, F.collect_set(at(DELETE_FAMILY_VERSION)).over(of_family))
+        .withColumn(_SEEN, (F.col(TYPE) == PUT) & ~hidden)
+        .drop(_DELETED, _COLUMN_UP_TO, _FAMILY_UP_TO, _FAMILY_AT)
+    )
