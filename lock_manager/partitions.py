@@ -23,7 +23,9 @@ from lock_manager.errors import ResourceError
 MOST_PARTITIONS = 64
 """A request for more partitions of one table than this takes the table."""
 
-_HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+"""Spark's name of the folder of null; Delta reads a string partition value of this text as null."""
+
 _RANGES = {"byte": 7, "short": 15, "integer": 31, "long": 63}
 _KNOWN = re.compile(
     r"byte|short|integer|long|string|varchar\(\d+\)|char\(\d+\)|boolean|date|timestamp|timestamp_ntz|decimal\(\d+,\s*\d+\)"
@@ -167,7 +169,7 @@ class PartitionSchema:
         return self.partition({column.name: partition_values.get(column.physical_name) for column in self.columns})
 
     def _normal(self, column: PartitionColumn, value: object) -> Value:
-        if value is None or value in ("", _HIVE_NULL):
+        if value is None or value in ("", HIVE_NULL):
             return None
         try:
             return self._normal_moment(value) if column.type == "timestamp" else _normal(column.type, value)
@@ -282,7 +284,7 @@ _NORMAL = {
 
 
 def _escaped_value(value: Value) -> str:
-    return _HIVE_NULL if value is None else _escaped(value)
+    return HIVE_NULL if value is None else _escaped(value)
 
 
 def _escaped(text: str) -> str:

@@ -20,6 +20,12 @@ from writer_jobs.commit.locked_operation import LockedOperation, WriteOptions, W
 from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
 from writer_jobs.commit.operation import Work, delta_table, transaction_settings, write_rows
 from writer_jobs.delta.checkpoints import write_due_checkpoints
+from writer_jobs.delta.partition_values import (
+    partition_types,
+    refuse_clock_changes,
+    refuse_predicate_of_nulls,
+    with_storable_values,
+)
 from writer_jobs.delta.session import classic_session, session_with
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog, TableState, locate_table
@@ -27,6 +33,7 @@ from writer_jobs.delta.table_log import DeltaTableLog, TableState, locate_table
 _BATCHES = "spark.databricks.delta.optimize.batchSize"
 _SMALL = "spark.databricks.delta.optimize.minFileSize"
 _TARGET = "spark.databricks.delta.optimize.maxFileSize"
+_REPARTITION = "spark.databricks.delta.merge.repartitionBeforeWrite.enabled"
 
 
 class LockedDeltaWriter:
@@ -138,9 +145,13 @@ class LockedDeltaWriter:
         never given back while it may still commit. If it was faster, a note on the exception says so.
 
         """
-        work = write_rows(self._spark, df, mode="append", partition_by=partition_by, options=options, txn=txn)
+
+        def work(_: LockTarget) -> Work:
+            rows = self._storable(df, self.log.state(), partition_by)
+            return write_rows(self._spark, rows, mode="append", partition_by=partition_by, options=options, txn=txn)
+
         return self._run(
-            lambda _: work,
+            work,
             lambda state: partitions_of_rows(df, state),
             WriteOptions(
                 lock=lock,
@@ -192,9 +203,12 @@ class LockedDeltaWriter:
             raise ValueError("all of the table is overwritten with lock='table' only")
 
         def work(part: LockTarget) -> Work:
+            state = self.log.state()
+            if replace_where is not None:
+                refuse_predicate_of_nulls(self._spark, self.table, replace_where, state)
             return write_rows(
                 self._spark,
-                df,
+                self._storable(df, state, partition_by),
                 mode="overwrite",
                 partition_by=partition_by,
                 options=options,
@@ -355,6 +369,10 @@ class LockedDeltaWriter:
         if lock != "table":
             plan.refuse_clauses_on_all_rows()
         settings = {**plan.settings, **(transaction_settings(*txn) if txn is not None else {})}
+        state = self.log.state()
+        if state is not None and any("." in name for name in state.partition_columns):
+            # Delta does not quote the names by which it repartitions (MergeIntoCommandBase.writeFiles, v4.4.0).
+            settings[_REPARTITION] = "false"
         session = session_with(self._spark, settings) if settings else self._spark
 
         def work(part: LockTarget) -> Work:
@@ -619,6 +637,10 @@ class LockedDeltaWriter:
     def _run(
         self, work_on: Callable[[LockTarget], Work], find: Finder, options: WriteOptions, *, of_table: bool = False
     ) -> CommitResult:
+        state = self.log.state()
+        if state is not None:
+            # Operations that read no rows of a caller copy rows of the table.
+            refuse_clock_changes(self._spark, self.table, partition_types(state, (), state.schema))
         # A test may have put another log in the place of the writer's own.
         parts = WriterParts(
             spark=self._spark,
@@ -629,6 +651,12 @@ class LockedDeltaWriter:
             running=self._running,
         )
         return LockedOperation(parts, work_on, find, options, of_table).run()
+
+    def _storable(self, df: DataFrame, state: TableState | None, partition_by: Sequence[str]) -> DataFrame:
+        """Return rows whose partition values Delta stores as they are; others fail the write."""
+        partitions = partition_types(state, partition_by, df.schema)
+        refuse_clock_changes(df.sparkSession, self.table, partitions)
+        return with_storable_values(df, partitions)
 
     def _partitions_of(self, condition: str | None, state: TableState) -> Partitions | None:
         rows = self._spark.read.format("delta").load(self.location)

@@ -14,10 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
-from tests.support.deliveries import HISTORIES
+from tests.support.deliveries import HISTORIES, odd_text, zone_of
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.arrivals.apply import apply_rows
 from writer_jobs.arrivals.kinds import LatestRows
@@ -32,15 +33,18 @@ Row = tuple[int, datetime, str, int, str]
 """Key, event time, month of it, version, value."""
 
 SEED = 20261124
+DETAIL = "named_struct('value', value, 'times', array(at, null))"
 SCHEMA = "key long, at timestamp, month string, version int, value string"
-BEGIN = datetime(2013, 1, 1, tzinfo=UTC)
+#: The 87th day is the one on which clocks are put back in Berlin.
+BEGIN = datetime(2013, 8, 1, tzinfo=UTC)
+CLOCK_CHANGE = 87
 DELAY, ALLOWED = timedelta(days=2), timedelta(days=60)
 HOW: dict[str, Any] = {"keys": ["key"], "event_time": "at", "partition_by": ["month"]}
 
 
 def row(key: int, days: float, version: int = 1, value: str | None = None) -> Row:
     at = BEGIN + timedelta(days=days)
-    return key, at, f"{at:%Y-%m}", version, value or f"{key} in version {version}"
+    return key, at, f"{at:%Y-%m}", version, value or odd_text(key + version, f"{key} in version {version}")
 
 
 @dataclass
@@ -85,6 +89,12 @@ def arrivals(number: int, batches: int, versions: int) -> list[list[Row]]:
                 kind = chance.random()
                 to = at if kind < 0.8 else min(at + 1, batches - 1) if kind < 0.95 else chance.randrange(batches)
                 made[to].append(row(key, key * 180 / number, version))
+    # One flight at both moments of one local time.
+    for key in range(number, number + 10):
+        for hour in (0.5, 1.5):
+            for version in range(1, versions + 1):
+                at = key % 2 + batches * CLOCK_CHANGE // 180 - 1
+                made[at].append(row(key, CLOCK_CHANGE + hour / 24, version))
     for batch in made:
         chance.shuffle(batch)
     return made
@@ -98,7 +108,10 @@ class Stream:
         self.writer = LockedDeltaWriter(spark, manager, str(table))
 
     def apply(self, rows: Iterable[Row], **how: Any) -> RowsResult:
-        return apply_rows(self.writer, self.spark.createDataFrame(list(rows), SCHEMA), **{**HOW, **how})
+        return apply_rows(self.writer, self.frame(rows), **{**HOW, **how})
+
+    def frame(self, rows: Iterable[Row]) -> DataFrame:
+        return self.spark.createDataFrame(list(rows), SCHEMA).withColumn("detail", F.expr(DETAIL))
 
 
 @pytest.fixture
@@ -107,7 +120,9 @@ def stream(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> S
 
 
 def rows_of(table: Path) -> list[Row]:
-    found = DeltaTable(table).to_pyarrow_table(columns=["key", "at", "month", "version", "value"]).to_pylist()
+    found = DeltaTable(table).to_pyarrow_table(columns=["key", "at", "month", "version", "value", "detail"]).to_pylist()
+    for each in found:
+        assert each.pop("detail") == {"value": each["value"], "times": [each["at"], None]}
     return sorted(tuple(each.values()) for each in found)
 
 
@@ -117,7 +132,8 @@ def test_rows_in_any_order_equal_the_model(stream: Stream, table: Path, how: dic
     model = Model(latest=bool(how))
     for at, batch in enumerate(arrivals(number, 4, 2 if how else 1)):
         times = {"newest_before": model.newest, "watermark_delay": DELAY, "allowed_lateness": ALLOWED}
-        done = stream.apply(batch, **how, **times, txn=("stream", at))
+        with zone_of(stream.spark):
+            done = stream.apply(batch, **how, **times, txn=("stream", at))
         before = len(model.rows)
         assert (done.late, done.too_late) == model.apply(batch)
         assert (done.arrived, done.inserted) == (len(batch), len(model.rows) - before)
@@ -139,7 +155,7 @@ def test_negative_control_without_the_order_older_versions_replace_newer_ones(
 
     monkeypatch.setattr(LatestRows, "merge", merge)
     model = Model(latest=True)
-    stream.writer.append(stream.spark.createDataFrame([row(-1, 0)], SCHEMA), partition_by=["month"])
+    stream.writer.append(stream.frame([row(-1, 0)]), partition_by=["month"])
     for batch in arrivals(500, 2, 2):
         model.apply(batch)
         stream.apply(batch, sequence_by="version")

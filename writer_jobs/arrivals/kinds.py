@@ -7,14 +7,14 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.kind import OfRows
-from writer_jobs.changes.parts import S, T, all_of, comparable, content_hash, matched, of, without_known
+from writer_jobs.changes.parts import S, T, content_hash, matched, of, without_known
 from writer_jobs.changes.scd1 import NewestRows
-from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
+from writer_jobs.changes.spec import ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
 
-_CONTENT, _KNOWN = "__sluice_content", "__sluice_known"
+_CONTENT = "__sluice_content"
 
 
 class FirstRows(OfRows):
@@ -68,33 +68,3 @@ class LatestRows(NewestRows):
     def prepared(self, rows: DataFrame) -> DataFrame:
         """Return what :meth:`ChangeSpec.prepared` returns."""
         return rows
-
-    def rewrites_for_nothing(self, rows: DataFrame, table: DataFrame) -> bool:
-        """Tell whether a merge rewrites a file for a row that changes nothing, because it is not newer.
-
-        Delta rewrites each file that has a match. Of the table keys and sequences are read, no more.
-        """
-        if self.sequence.lower() not in {name.lower() for name in table.columns}:
-            return False
-        keys = list(map(quoted, self._spec.keys))
-        known = table.select(*keys, F.col(quoted(self.sequence)).alias(_KNOWN))
-        near = known.join(rows.select(*keys, SEQ), list(self._spec.keys))
-        return not near.where(F.col(SEQ) <= F.col(_KNOWN)).isEmpty()
-
-    def news(self, rows: DataFrame, table: DataFrame) -> DataFrame:
-        """Leave out rows of which a table has the key and a larger sequence, or the same one and the same row.
-
-        What has the sequence of the table's row, and says something else, stays: :meth:`merge` refuses it.
-        """
-        there = {name.lower() for name in table.columns}
-        if self.sequence.lower() not in there:
-            return rows
-
-        def is_same(field: StructField) -> Column:
-            if field.name.lower() not in there:
-                return of(S, field.name).isNull()
-            return comparable(field, S).eqNullSafe(comparable(field, T))
-
-        new, known = of(S, SEQ), of(T, self.sequence)
-        same = all_of(is_same(field) for field in rows.schema if field.name not in (SEQ, DELETED))
-        return without_known(rows, table, self._spec.keys, (new < known) | ((new == known) & same))

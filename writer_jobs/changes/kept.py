@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, has_condition, one_sentence
 from writer_jobs.errors import ChangesError
 
 
@@ -42,7 +42,9 @@ class Kept:
         try:
             return cls(rows)
         except (*JVM_ERRORS, PySparkException) as error:
-            raise ChangesError(table=table, reason=f"the {what} cannot be read: {one_sentence(error)}") from error
+            # A value that a check of ours refused is no failure of the reader.
+            prefix = "" if has_condition(error, RAISED) else f"the {what} cannot be read: "
+            raise ChangesError(table=table, reason=f"{prefix}{one_sentence(error)}") from error
 
     def close(self) -> None:
         """Give them back."""

@@ -9,13 +9,13 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.kind import OfChanges
-from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of
+from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of, without_known
 from writer_jobs.changes.spec import DELETED, SEQ, SEQUENCE, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.writer import LockedDeltaWriter
 
-_TOMB = "__sluice_tombstone"
+_TOMB, _KNOWN = "__sluice_tombstone", "__sluice_known"
 
 
 class NewestRows(OfChanges):
@@ -41,18 +41,51 @@ class NewestRows(OfChanges):
     def source(
         self,
         rows: DataFrame,
-        read_table: Callable[[], DataFrame],  # noqa: ARG002 (as RowHistory's)
+        read_table: Callable[[], DataFrame],
         tombstones: DataFrame | None,
     ) -> DataFrame:
-        """Return what is to be merged.
+        """Return what is to be merged, without what the table has if a file would be rewritten for it.
 
         Args:
             rows: the newest change of each key.
-            read_table: returns the table's rows; not needed.
+            read_table: returns the table's rows.
             tombstones: keys and ``SEQ`` of the deletes of earlier batches that are remembered.
 
         """
-        return rows if tombstones is None else self._without_stale(rows, tombstones)
+        counted = rows if tombstones is None else self._without_stale(rows, tombstones)
+        table = read_table()
+        return self.news(counted, table) if self.rewrites_for_nothing(rows, table) else counted
+
+    def rewrites_for_nothing(self, rows: DataFrame, table: DataFrame) -> bool:
+        """Tell whether a merge rewrites a file for a row that changes nothing, because it is not newer.
+
+        Delta rewrites each file that has a match. Of the table keys and sequences are read, no more.
+        """
+        if self.sequence.lower() not in {name.lower() for name in table.columns}:
+            return False
+        keys = list(map(quoted, self._spec.keys))
+        known = table.select(*keys, F.col(quoted(self.sequence)).alias(_KNOWN))
+        near = known.join(rows.select(*keys, SEQ), list(self._spec.keys))
+        return not near.where(F.col(SEQ) <= F.col(_KNOWN)).isEmpty()
+
+    def news(self, rows: DataFrame, table: DataFrame) -> DataFrame:
+        """Leave out rows of which a table has the key and a larger sequence, or the same one and the same row.
+
+        A row or a delete with the sequence of the table's row that contradicts it stays: :meth:`merge` refuses it.
+        """
+        there = {name.lower() for name in table.columns}
+        if self.sequence.lower() not in there:
+            return rows
+
+        def is_same(field: StructField) -> Column:
+            if field.name.lower() not in there:
+                return of(S, field.name).isNull()
+            return comparable(field, S).eqNullSafe(comparable(field, T))
+
+        new, known = of(S, SEQ), of(T, self.sequence)
+        same = all_of(is_same(field) for field in rows.schema if field.name not in (SEQ, DELETED))
+        is_known = (new < known) | ((new == known) & same & ~of(S, DELETED))
+        return without_known(rows, table, self._spec.keys, is_known)
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
         """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import BooleanType, MapType, VariantType
+from pyspark.sql.types import BooleanType, MapType, StringType, VariantType
 
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, has_condition, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import ChangesError, WriteFailedError
 
-_RAISED = "USER_RAISED_EXCEPTION"
+_NAME = re.compile(r"[\w.]+|`[^`]+`")
+_OWN_PREFIX = "__sluice_"
 SEQUENCE = "__SEQUENCE"
 """Column of the table with a row's sequence, where no column of the rows is the sequence."""
 
@@ -124,7 +126,7 @@ class ChangeSpec:
     def refusal_in(self, error: WriteFailedError) -> ChangesError | None:
         """Return the error of changes that a merge refused by ``raise_error``; None if it failed for another reason."""
         cause = error.__cause__
-        return self.misfit(error.reason) if cause is not None and has_condition(cause, _RAISED) else None
+        return self.misfit(error.reason) if cause is not None and has_condition(cause, RAISED) else None
 
     def sequence_column(self, columns: Collection[str]) -> str:
         """Return the table's column that has a row's sequence."""
@@ -162,7 +164,18 @@ class ChangeSpec:
             raise self.misfit(f"apply_as_deletes is no condition, but {kinds[DELETED].simpleString()}")
         if isinstance(kinds[SEQ], MapType | VariantType):
             raise self.misfit(f"sequence_by has no order: it is {kinds[SEQ].simpleString()}")
+        if isinstance(kinds[SEQ], StringType) and (name := _plain_column(self.sequence_by)) is not None:
+            raise self.misfit(
+                f"the sequence {name} is text, which has another order than the numbers or times in it: use "
+                f"timestamp({name}) or bigint({name}) as sequence, or upper({name}) if the order of text is right"
+            )
         return prepared.withColumn(DELETED, F.coalesce(F.col(DELETED), F.expr("false")))
+
+
+def _plain_column(given: str | Column) -> str | None:
+    """Return the name if a sequence is a column of the changes, None if it is an expression or a column of a feed."""
+    text = given if isinstance(given, str) else str(given).removeprefix("Column<'").removesuffix("'>")
+    return text if _NAME.fullmatch(text) and not text.startswith(_OWN_PREFIX) else None
 
 
 def _column(given: str | Column) -> Column:

@@ -15,10 +15,11 @@ from lock_manager.partitions import MOST_PARTITIONS
 from writer_jobs.changes.evolution import confuses, evolution_of, loses
 from writer_jobs.changes.kind import RowKind
 from writer_jobs.changes.side_table import partition_keys
-from writer_jobs.changes.spec import SEQ, ChangeSpec
+from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.changes.table_feed import FeedBinding
 from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.partition_values import partition_types, refuse_clock_changes, with_storable_values
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import SchemaMismatchError, TableError
@@ -62,12 +63,15 @@ class TableShape:
     def fitted(self, prepared: DataFrame, state: TableState | None) -> DataFrame:
         """Cast keys and sequence to the table's types: keys that it takes for one are one.
 
+        Reading the changes fails at a partition value that Delta would store as another value.
+
         Args:
             prepared: changes as :meth:`ChangeSpec.prepared` returns them.
             state: of the table; None if there is none.
 
         Raises:
-            SchemaMismatchError: of the table's types a key, or the sequence, would become another one in silence.
+            SchemaMismatchError: of the table's types a key, or the sequence, would become another one in silence; or
+                the session's time zone cannot write the table's timestamp partitions.
 
         """
         types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
@@ -85,7 +89,12 @@ class TableShape:
                     f"{given.simpleString()} two could become one there, which a key or a sequence must not",
                 )
             prepared = prepared.withColumn(name, F.col(quoted(name)).cast(kind))
-        return prepared
+        partitions = partition_types(state, self._partition_by, prepared.schema)
+        refuse_clock_changes(self._spark, self._writer.table, partitions)
+        keys = {name: kind for name, kind in partitions.items() if name in self._spec.keys}
+        others = {name: kind for name, kind in partitions.items() if name not in keys}
+        # Of a delete the table stores the key alone.
+        return with_storable_values(with_storable_values(prepared, keys), others, ~F.col(DELETED))
 
     def state(self, before: TableState | None, row: StructType, sequence: DataType, deadline: Deadline) -> TableState:
         """Return the table's state, after making it, or columns of it, if need be, under its lock.

@@ -23,6 +23,7 @@ from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.guarded import attempts
 from writer_jobs.delta.adoption import refuse_other_ensemble
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
+from writer_jobs.delta.partition_values import long_folder_name
 from writer_jobs.delta.session import LOG_STORE, LOG_STORE_SETTING
 from writer_jobs.delta.table_log import Commit, DeltaTableLog, Snapshot
 from writer_jobs.errors import (
@@ -49,7 +50,7 @@ def failed_write(
         misfit = write.misfit(failure, table_log.state())
         if misfit is not None:
             return SchemaMismatchError(table=table, reason=misfit)
-    return WriteFailedError(table=table, reason=one_sentence(failure))
+    return WriteFailedError(table=table, reason=long_folder_name(failure) or one_sentence(failure))
 
 
 @dataclass(frozen=True)

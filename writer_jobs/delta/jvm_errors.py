@@ -22,6 +22,9 @@ LOST_CONTACT = (
 #: What py4j raises when the JVM refused something, or is gone.
 JVM_ERRORS = (Py4JJavaError, CapturedException, *LOST_CONTACT)
 
+#: Error class of what ``raise_error`` raises.
+RAISED = "USER_RAISED_EXCEPTION"
+
 # Lines that say no more than that something failed which other lines name.
 _WRAPPERS = re.compile(
     r"Job aborted|Task failed while writing rows|An error occurred while calling|Exception thrown in awaitResult"
@@ -86,6 +89,12 @@ def _innermost(error: BaseException) -> str:
     while error.__cause__ is not None or error.__context__ is not None:
         error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return f"{type(error).__name__}: {_gist(str(error))}"
+
+
+def messages_of(error: BaseException) -> Iterator[str]:
+    """Yield the whole messages of the JVM's exception and of its causes."""
+    for layer in _layers(error):
+        yield layer.getMessage() or ""
 
 
 def _layers(error: BaseException) -> Iterator[JavaObject]:

@@ -62,7 +62,8 @@ rules:
   A row is known by --keys, the event time, and the table's partition columns: all versions of it have these in common.
   The first batch binds the table to keys, event time and sequence (table property sluice.feed); others are refused.
   A row whose key the table has is a repetition, and is counted. With --sequence-by it is not if its sequence is larger:
-  then it replaces the other one. A row with a smaller sequence never replaces a newer one, however late it comes.
+  then it replaces the other one. A row with a smaller sequence never replaces a newer one, however late it comes. A
+  text column is refused as sequence: give an expression, such as "timestamp(updated_at)".
   The table itself is what is remembered: nothing is forgotten, however late a repetition comes. Files whose statistics
   cannot hold a batch's keys are not read. So name the event time's partition column, and partition by it.
   The watermark is the newest event time of the batches before, less --watermark-delay. Older rows count as late, and

@@ -30,7 +30,7 @@ examples:
   # updates and inserts; the newest row of each id wins, by its updated_at
   spark-submit $(sluice submit-args) writer_jobs/upsert.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
       --table s3a://lake/customers --source s3a://landing/2026-11-21/ --format json \\
-      --keys id --sequence-by updated_at
+      --keys id --sequence-by "timestamp(updated_at)"
 
   # with deletes, which stay deleted although an older change comes later; op and position are not for the table
   spark-submit $(sluice submit-args) writer_jobs/upsert.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
@@ -41,7 +41,7 @@ examples:
   # every row that a customer ever had, with the time from which and to which it was valid
   spark-submit $(sluice submit-args) writer_jobs/upsert.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
       --table s3a://lake/customers_history --source s3a://landing/2026-11-21/ --format json \\
-      --keys id --sequence-by updated_at --scd-type 2
+      --keys id --sequence-by "timestamp(updated_at)" --scd-type 2
 
   # a stream: every file that comes into the folder, looked for every 10 seconds
   spark-submit $(sluice submit-args) writer_jobs/upsert.py --zookeeper zk1:2181,zk2:2181,zk3:2181 \\
@@ -56,6 +56,9 @@ rules:
   Two changes of one key with one sequence are a repetition if they say the same. If not, nothing is written, and the
   sentence on standard error names the keys; likewise for a key or a sequence that is null.
   The first run binds the table to its keys, sequence and SCD type (table property sluice.feed); others are refused.
+  A text column is refused as sequence, because text has another order than the times or numbers in it: give an
+  expression, such as "timestamp(updated_at)".
+  A partition column of text cannot have '' or __HIVE_DEFAULT_PARTITION__, which Delta stores as null: refused.
   With --scd-type 2 every change counts: a row ends where the next change of its key begins, late ones included.
   Columns that the changes do not have stay as they are; rows that are new have null there.
 

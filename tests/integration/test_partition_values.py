@@ -1,0 +1,159 @@
+"""Partition values that Delta would store as other values: refused, with the column's name, by every way to write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from lock_manager import ZookeeperLockManager
+from tests.support.deliveries import FIRST, SECOND, ZONE, zone_of
+from writer_jobs import LockedDeltaWriter, apply_changes, apply_rows
+from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
+
+pytestmark = pytest.mark.spark
+
+NULLS = ["", "__HIVE_DEFAULT_PARTITION__"]
+COUNTRY = ("--partition-by", "country")
+CHANGES = (*COUNTRY, "--sequence-by", "pos")
+#: Job and its arguments.
+JOBS = [
+    ("append", COUNTRY),
+    ("overwrite", COUNTRY),
+    ("upsert", (*CHANGES, "--keys", "country,id")),
+    ("upsert", (*CHANGES, "--keys", "id")),
+    ("upsert", (*CHANGES, "--keys", "country,id", "--scd-type", "2")),
+    ("stream", (*COUNTRY, "--keys", "id", "--event-time", "at", "--trigger", "available-now")),
+]
+
+
+def test_text_that_delta_stores_as_null_is_refused(run_job: Callable[..., Any], tmp_path: Path) -> None:
+    landing = tmp_path / "landing"
+    landing.mkdir()
+    source = landing / "rows.json"
+    for number, (job, arguments) in enumerate(JOBS):
+        # Both texts are not given to each job: one home has the rule.
+        row = {"country": NULLS[number % 2], "id": 1, "name": "", "pos": 10, "at": "2026-11-01T00:00:00Z"}
+        source.write_text(json.dumps({**row, "country": "no"}) + "\n" + json.dumps(row) + "\n")
+        place: list[Any] = ["--table", tmp_path / f"table{number}", "--source", landing]
+        if job == "stream":
+            place += ["--checkpoint", tmp_path / "checkpoint", "--format", "json"]
+        done = run_job(job, *place, *arguments)
+        assert done.code == 5, (job, arguments, done.error)
+        assert f"the partition column country has the value '{row['country']}', which" in done.error.replace("\n", " ")
+        assert not done.commits
+
+
+def changes(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
+    return spark.createDataFrame(list(rows), "country string, id long, name string, at long, gone boolean")
+
+
+def test_an_existing_table_refuses_texts_too_and_keeps_nulls_and_deletes(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    how: dict[str, Any] = {"keys": ["id"], "sequence_by": "at", "apply_as_deletes": "gone"}
+    writer.append(changes(spark, (None, 1, "", 1, False), ("no", 2, "", 1, False)), partition_by=["country"])
+    refused = changes(spark, ("", 3, "", 2, False))
+    with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
+        writer.append(refused)
+    with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
+        writer.overwrite(refused, dynamic=True)
+    with pytest.raises(ChangesError, match="table: the partition column country has the value ''"):
+        apply_changes(writer, refused, **how)
+    # Of a delete only the key is stored.
+    done = apply_changes(writer, changes(spark, ("", 2, "", 2, True)), **how)
+    assert (done.deleted, done.changes) == (1, 1)
+    # A text that is no partition value may be empty.
+    assert rows_of(table, "country", "id", "name") == [(None, 1, "")]
+    with pytest.raises(SchemaMismatchError, match="use `country` IS NULL"):
+        writer.overwrite(changes(spark, (None, 1, "x", 1, False)), replace_where="id = 1 AND (country = '' OR false)")
+    writer.overwrite(changes(spark, (None, 1, "x", 1, False)), replace_where="country IS NULL")
+    assert rows_of(table, "country", "id", "name") == [(None, 1, "x")]
+
+
+def moments(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
+    made = spark.createDataFrame([(at, id_, 1) for at, id_ in rows], "text string, id long, pos long")
+    return made.selectExpr("timestamp(text) at", "id", "pos")
+
+
+def instants(spark: SparkSession, table: Path) -> list[tuple[int, int]]:
+    rows = spark.read.format("delta").load(str(table)).selectExpr("unix_seconds(at) at", "id").orderBy("id").collect()
+    return [(row.at - 1792888200, row.id) for row in rows]
+
+
+def test_timestamp_partitions_need_a_zone_without_clock_changes(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    both = moments(spark, (FIRST, 1), (SECOND, 2))
+    how: dict[str, Any] = {"keys": ["at", "id"], "sequence_by": "pos", "partition_by": ["at"]}
+    writes: list[Callable[[], Any]] = [
+        lambda: writer.append(both, partition_by=["at"]),
+        lambda: writer.overwrite(both, partition_by=["at"]),
+        lambda: apply_changes(writer, both, **how),
+        lambda: apply_rows(writer, both, keys=["id"], event_time="at", partition_by=["at"]),
+        # These copy rows of the table.
+        lambda: writer.update({"pos": "pos + 1"}, "id = 2"),
+        writer.optimize,
+    ]
+    for number, write in enumerate(writes):
+        if number == 4:
+            with zone_of(spark, "UTC"):
+                assert apply_changes(writer, both, **how).inserted == 2
+        with (
+            zone_of(spark),
+            pytest.raises(
+                SchemaMismatchError, match=r"at is a partition column with timestamps.* Europe/Berlin .*=UTC"
+            ),
+        ):
+            write()
+    with zone_of(spark, "+05:30"):
+        assert apply_changes(writer, both, **how).unchanged == 2
+        writer.update({"pos": "pos + 1"})
+    # It is read in any session.
+    for zone in ("UTC", ZONE):
+        with zone_of(spark, zone):
+            assert instants(spark, table) == [(0, 1), (3600, 2)]
+    # Without the rule an update of another column moves a row by an hour.
+    monkeypatch.setattr("writer_jobs.writer.refuse_clock_changes", lambda *_: None)
+    with zone_of(spark):
+        writer.update({"pos": "pos + 1"})
+    assert instants(spark, table) == [(0, 1), (0, 2)]
+
+
+def test_a_partition_column_may_have_a_dot(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    how: dict[str, Any] = {"keys": ["a.b", "id"], "sequence_by": "at", "partition_by": ["a.b"]}
+    for at, counts in ((1, (2, 0, 0)), (2, (0, 1, 1))):
+        rows = spark.createDataFrame([("x", 1, 1), ("y z", 2, at)], "`a.b` string, id long, at long")
+        done = apply_changes(writer, rows, **how)
+        assert (done.inserted, done.updated, done.unchanged) == counts
+    assert rows_of(table, "a.b", "id", "at") == [("x", 1, 1), ("y z", 2, 2)]
+
+
+def test_a_folder_name_that_is_too_long_is_named(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path
+) -> None:
+    rows = spark.createDataFrame([("å" * 200, 1)], "name string, id long")
+    with pytest.raises(WriteFailedError, match=r"partition column name makes a folder name of .* allows 255"):
+        LockedDeltaWriter(spark, manager, str(table)).append(rows, partition_by=["name"])
+
+
+def test_a_text_as_sequence_is_refused_unless_it_is_an_expression(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    rows = [(1, "new", "2026-01-01T00:00:00.500Z"), (1, "old", "2026-01-01T00:00:00Z")]
+    texts = spark.createDataFrame(rows, "id long, name string, at string")
+    for sequence in ("at", "`at`", texts["at"]):
+        with pytest.raises(ChangesError, match=r"sequence .*at.* is text.*timestamp\("):
+            apply_changes(writer, texts, keys=["id"], sequence_by=sequence)
+    apply_changes(writer, texts, keys=["id"], sequence_by="timestamp(at)")
+    assert rows_of(table, "id", "name") == [(1, "new")]
