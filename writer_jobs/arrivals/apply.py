@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
@@ -29,7 +28,6 @@ from writer_jobs.changes.table_shape import TableShape, refuse_unknown
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import LockTarget, rows_within
 from writer_jobs.commit.locked_operation import WriteOptions
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.moments import moment_of_micros
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import Snapshot, TableState
@@ -243,12 +241,7 @@ def _merged(
         if before.state is not None:
             # What others commit from here on the merge itself compares.
             table = rows_within(source.sparkSession, LockTarget.of(writer.log, partitions, before), batch.bounds())
-            try:
-                for_nothing = kind.rewrites_for_nothing(source, table)
-            except (*JVM_ERRORS, PySparkException) as error:
-                reason = f"the {_THERE} cannot be read: {one_sentence(error)}"
-                raise WriteFailedError(table=writer.table, reason=reason) from error
-            if for_nothing:
+            if kind.rewrites_for_nothing(source, table):
                 source = open_ones.enter_context(closing(Kept.of(writer.table, kind.news(source, table), _THERE))).rows
                 if source.isEmpty():
                     return None

@@ -208,9 +208,6 @@ class Application:
             # As it was before: what this batch adds to it, its rows say, too.
             within = LockTarget.of(self._side.writer.log, partitions).predicate()
             remembered = self._side.all(within, passed_over).where(batch.bounds())
-            if self._noted is not None:
-                self._notes.write(Note(self._id, self._writer.log.head().version, held))
-                self._side.add(self._noted, self._id, lock)
 
         written = {name.lower() for name in self._row.names}
         generated = [name for name in state.generated_columns if name.lower() not in written]
@@ -219,7 +216,11 @@ class Application:
             # Without columns whose values Delta computes: a merge that wrote them would be refused.
             return rows_within(self._spark, target, batch.bounds()).drop(*generated)
 
+        # It may read the table: an error leaves nothing to undo.
         source = self._kind.source(batch.rows, read_table, remembered)
+        if remembers and self._noted is not None:
+            self._notes.write(Note(self._id, self._writer.log.head().version, held))
+            self._side.add(self._noted, self._id, lock)
         try:
             merged = self._merge(self._kind.merge(self._writer, source, batch.bounds(T)), lock)
         except WriteFailedError as error:

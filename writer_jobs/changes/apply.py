@@ -77,8 +77,8 @@ def apply_changes(
             all other columns.
         keys: columns that together name a row.
         sequence_by: order of the changes of one key: a column's name, SQL, or a column, such as
-            ``struct("committed_at", "position")``. A text column is refused, an expression of one is not. If the table gets a column of that name, that is a row's sequence;
-            else the table has it in ``__SEQUENCE``.
+            ``struct("committed_at", "position")``. A text column is refused, an expression of one is not. If the table
+            gets a column of that name, that is a row's sequence; else the table has it in ``__SEQUENCE``.
         apply_as_deletes: SQL or a column: which changes delete their row. Null is no.
         column_list: columns that the table gets; by default all.
         except_column_list: columns that it does not get.

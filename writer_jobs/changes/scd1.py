@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
@@ -12,7 +13,9 @@ from writer_jobs.changes.kind import OfChanges
 from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of, without_known
 from writer_jobs.changes.spec import DELETED, SEQ, SEQUENCE, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
+from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
+from writer_jobs.errors import WriteFailedError
 from writer_jobs.writer import LockedDeltaWriter
 
 _TOMB, _KNOWN = "__sluice_tombstone", "__sluice_known"
@@ -60,13 +63,21 @@ class NewestRows(OfChanges):
         """Tell whether a merge rewrites a file for a row that changes nothing, because it is not newer.
 
         Delta rewrites each file that has a match. Of the table keys and sequences are read, no more.
+
+        Raises:
+            WriteFailedError: The table's files cannot be read.
+
         """
         if self.sequence.lower() not in {name.lower() for name in table.columns}:
             return False
         keys = list(map(quoted, self._spec.keys))
         known = table.select(*keys, F.col(quoted(self.sequence)).alias(_KNOWN))
         near = known.join(rows.select(*keys, SEQ), list(self._spec.keys))
-        return not near.where(F.col(SEQ) <= F.col(_KNOWN)).isEmpty()
+        try:
+            return not near.where(F.col(SEQ) <= F.col(_KNOWN)).isEmpty()
+        except (*JVM_ERRORS, PySparkException) as error:
+            reason = f"the rows of the table cannot be read: {one_sentence(error)}"
+            raise WriteFailedError(table=self._spec.table, reason=reason) from error
 
     def news(self, rows: DataFrame, table: DataFrame) -> DataFrame:
         """Leave out rows of which a table has the key and a larger sequence, or the same one and the same row.
