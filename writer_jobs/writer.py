@@ -371,7 +371,7 @@ class LockedDeltaWriter:
         settings = {**plan.settings, **(transaction_settings(*txn) if txn is not None else {})}
         state = self.log.state()
         if state is not None and any("." in name for name in state.partition_columns):
-            # Delta does not quote the names by which it repartitions (MergeIntoCommandBase.writeFiles, v4.4.0).
+            # To repartition, Delta uses the names without quotes (MergeIntoCommandBase.writeFiles, v4.4.0).
             settings[_REPARTITION] = "false"
         session = session_with(self._spark, settings) if settings else self._spark
 

@@ -208,21 +208,21 @@ def test_negative_control_without_the_order_in_a_batch_older_rows_win(
 def test_repetitions_and_older_changes_rewrite_no_file(
     feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, scd_type: int
 ) -> None:
-    how = {**HISTORY, "stored_as_scd_type": scd_type, "except_column_list": None}
-    feed.apply([("a", 2, "two"), ("b", 2, "two")], **how)
-    feed.apply([("c", 2, "two"), ("c", 1, None), ("d", 1, None)], **how)
+    options = {**HISTORY, "stored_as_scd_type": scd_type, "except_column_list": None}
+    feed.apply([("a", 2, "two"), ("b", 2, "two")], **options)
+    feed.apply([("c", 2, "two"), ("c", 1, None), ("d", 1, None)], **options)
     files = set(DeltaTable(table).file_uris())
-    done = feed.apply([("a", 2, "two"), ("c", 2, "two"), ("e", 1, "one"), ("d", 1, None)], **how)
-    assert (done.inserted, done.updated, done.deleted) == (1, 0, 0)
+    result = feed.apply([("a", 2, "two"), ("c", 2, "two"), ("e", 1, "one"), ("d", 1, None)], **options)
+    assert (result.inserted, result.updated, result.deleted) == (1, 0, 0)
     if scd_type == 1:
-        feed.apply([("a", 1, "one"), ("b", 1, None)], **how)
+        feed.apply([("a", 1, "one"), ("b", 1, None)], **options)
         with pytest.raises(ChangesError, match="key=a"):
-            feed.apply([("a", 2, None), ("b", 2, "two")], **how)
+            feed.apply([("a", 2, None), ("b", 2, "two")], **options)
     assert files <= set(DeltaTable(table).file_uris())
     # Without the comparison before the merge Delta rewrites each file that has a match.
     if scd_type == 1:
         monkeypatch.setattr(NewestRows, "rewrites_for_nothing", lambda *_: False)
-        feed.apply([("a", 2, "two")], **how)
+        feed.apply([("a", 2, "two")], **options)
         assert not files <= set(DeltaTable(table).file_uris())
 
 

@@ -35,7 +35,7 @@ Row = tuple[int, datetime, str, int, str]
 SEED = 20261124
 DETAIL = "named_struct('value', value, 'times', array(at, null))"
 SCHEMA = "key long, at timestamp, month string, version int, value string"
-#: The 87th day is the one on which clocks are put back in Berlin.
+#: Clocks are put back in Berlin 87 days later.
 BEGIN = datetime(2013, 8, 1, tzinfo=UTC)
 CLOCK_CHANGE = 87
 DELAY, ALLOWED = timedelta(days=2), timedelta(days=60)
@@ -121,8 +121,8 @@ def stream(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> S
 
 def rows_of(table: Path) -> list[Row]:
     found = DeltaTable(table).to_pyarrow_table(columns=["key", "at", "month", "version", "value", "detail"]).to_pylist()
-    for each in found:
-        assert each.pop("detail") == {"value": each["value"], "times": [each["at"], None]}
+    for columns in found:
+        assert columns.pop("detail") == {"value": columns["value"], "times": [columns["at"], None]}
     return sorted(tuple(each.values()) for each in found)
 
 

@@ -42,10 +42,12 @@ def test_text_that_delta_stores_as_null_is_refused(run_job: Callable[..., Any], 
         place: list[Any] = ["--table", tmp_path / f"table{number}", "--source", landing]
         if job == "stream":
             place += ["--checkpoint", tmp_path / "checkpoint", "--format", "json"]
-        done = run_job(job, *place, *arguments)
-        assert done.code == 5, (job, arguments, done.error)
-        assert f"the partition column country has the value '{row['country']}', which" in done.error.replace("\n", " ")
-        assert not done.commits
+        result = run_job(job, *place, *arguments)
+        assert result.code == 5, (job, arguments, result.error)
+        assert f"the partition column country has the value '{row['country']}', which" in result.error.replace(
+            "\n", " "
+        )
+        assert not result.commits
 
 
 def changes(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
@@ -56,7 +58,7 @@ def test_an_existing_table_refuses_texts_too_and_keeps_nulls_and_deletes(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(table))
-    how: dict[str, Any] = {"keys": ["id"], "sequence_by": "at", "apply_as_deletes": "gone"}
+    options: dict[str, Any] = {"keys": ["id"], "sequence_by": "at", "apply_as_deletes": "gone"}
     writer.append(changes(spark, (None, 1, "", 1, False), ("no", 2, "", 1, False)), partition_by=["country"])
     refused = changes(spark, ("", 3, "", 2, False))
     with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
@@ -64,10 +66,10 @@ def test_an_existing_table_refuses_texts_too_and_keeps_nulls_and_deletes(
     with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
         writer.overwrite(refused, dynamic=True)
     with pytest.raises(ChangesError, match="table: the partition column country has the value ''"):
-        apply_changes(writer, refused, **how)
+        apply_changes(writer, refused, **options)
     # Of a delete only the key is stored.
-    done = apply_changes(writer, changes(spark, ("", 2, "", 2, True)), **how)
-    assert (done.deleted, done.changes) == (1, 1)
+    result = apply_changes(writer, changes(spark, ("", 2, "", 2, True)), **options)
+    assert (result.deleted, result.changes) == (1, 1)
     # A text that is no partition value may be empty.
     assert rows_of(table, "country", "id", "name") == [(None, 1, "")]
     with pytest.raises(SchemaMismatchError, match="use `country` IS NULL"):
@@ -77,8 +79,8 @@ def test_an_existing_table_refuses_texts_too_and_keeps_nulls_and_deletes(
 
 
 def moments(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
-    made = spark.createDataFrame([(at, id_, 1) for at, id_ in rows], "text string, id long, pos long")
-    return made.selectExpr("timestamp(text) at", "id", "pos")
+    texts = spark.createDataFrame([(at, id_, 1) for at, id_ in rows], "text string, id long, pos long")
+    return texts.selectExpr("timestamp(text) at", "id", "pos")
 
 
 def instants(spark: SparkSession, table: Path) -> list[tuple[int, int]]:
@@ -90,13 +92,13 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(table))
-    both = moments(spark, (FIRST, 1), (SECOND, 2))
-    how: dict[str, Any] = {"keys": ["at", "id"], "sequence_by": "pos", "partition_by": ["at"]}
+    rows = moments(spark, (FIRST, 1), (SECOND, 2))
+    options: dict[str, Any] = {"keys": ["at", "id"], "sequence_by": "pos", "partition_by": ["at"]}
     writes: list[Callable[[], Any]] = [
-        lambda: writer.append(both, partition_by=["at"]),
-        lambda: writer.overwrite(both, partition_by=["at"]),
-        lambda: apply_changes(writer, both, **how),
-        lambda: apply_rows(writer, both, keys=["id"], event_time="at", partition_by=["at"]),
+        lambda: writer.append(rows, partition_by=["at"]),
+        lambda: writer.overwrite(rows, partition_by=["at"]),
+        lambda: apply_changes(writer, rows, **options),
+        lambda: apply_rows(writer, rows, keys=["id"], event_time="at", partition_by=["at"]),
         # These copy rows of the table.
         lambda: writer.update({"pos": "pos + 1"}, "id = 2"),
         writer.optimize,
@@ -104,7 +106,7 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
     for number, write in enumerate(writes):
         if number == 4:
             with zone_of(spark, "UTC"):
-                assert apply_changes(writer, both, **how).inserted == 2
+                assert apply_changes(writer, rows, **options).inserted == 2
         with (
             zone_of(spark),
             pytest.raises(
@@ -113,7 +115,7 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
         ):
             write()
     with zone_of(spark, "+05:30"):
-        assert apply_changes(writer, both, **how).unchanged == 2
+        assert apply_changes(writer, rows, **options).unchanged == 2
         writer.update({"pos": "pos + 1"})
     # It is read in any session.
     for zone in ("UTC", ZONE):
@@ -130,11 +132,11 @@ def test_a_partition_column_may_have_a_dot(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
 ) -> None:
     writer = LockedDeltaWriter(spark, manager, str(table))
-    how: dict[str, Any] = {"keys": ["a.b", "id"], "sequence_by": "at", "partition_by": ["a.b"]}
+    options: dict[str, Any] = {"keys": ["a.b", "id"], "sequence_by": "at", "partition_by": ["a.b"]}
     for at, counts in ((1, (2, 0, 0)), (2, (0, 1, 1))):
         rows = spark.createDataFrame([("x", 1, 1), ("y z", 2, at)], "`a.b` string, id long, at long")
-        done = apply_changes(writer, rows, **how)
-        assert (done.inserted, done.updated, done.unchanged) == counts
+        result = apply_changes(writer, rows, **options)
+        assert (result.inserted, result.updated, result.unchanged) == counts
     assert rows_of(table, "a.b", "id", "at") == [("x", 1, 1), ("y z", 2, 2)]
 
 

@@ -47,7 +47,7 @@ class NewestRows(OfChanges):
         read_table: Callable[[], DataFrame],
         tombstones: DataFrame | None,
     ) -> DataFrame:
-        """Return what is to be merged, without what the table has if a file would be rewritten for it.
+        """Return the changes to merge, without those that the table has if a file would be rewritten for them.
 
         Args:
             rows: the newest change of each key.
@@ -62,7 +62,7 @@ class NewestRows(OfChanges):
     def rewrites_for_nothing(self, rows: DataFrame, table: DataFrame) -> bool:
         """Tell whether a merge rewrites a file for a row that changes nothing, because it is not newer.
 
-        Delta rewrites each file that has a match. Of the table keys and sequences are read, no more.
+        Delta rewrites each file that has a match. Only keys and sequences of the table are read.
 
         Raises:
             WriteFailedError: The table's files cannot be read.
@@ -80,7 +80,7 @@ class NewestRows(OfChanges):
             raise WriteFailedError(table=self._spec.table, reason=reason) from error
 
     def news(self, rows: DataFrame, table: DataFrame) -> DataFrame:
-        """Leave out rows of which a table has the key and a larger sequence, or the same one and the same row.
+        """Leave out rows whose key a table has with a larger sequence, or with the same sequence and the same values.
 
         A row or a delete with the sequence of the table's row that contradicts it stays: :meth:`merge` refuses it.
         """

@@ -22,7 +22,7 @@ LOST_CONTACT = (
 #: What py4j raises when the JVM refused something, or is gone.
 JVM_ERRORS = (Py4JJavaError, CapturedException, *LOST_CONTACT)
 
-#: Error class of what ``raise_error`` raises.
+#: Error class of ``raise_error``.
 RAISED = "USER_RAISED_EXCEPTION"
 
 # Lines that say no more than that something failed which other lines name.

@@ -156,7 +156,7 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
 
 
 def long_folder_name(error: BaseException) -> str | None:
-    """Return the reason of a write that failed because a partition's folder has too long a name; None: it has not.
+    """Return the reason of a write that failed because a partition's folder has too long a name; None: another reason.
 
     Args:
         error: Error of the write.
