@@ -146,8 +146,8 @@ class LockedDeltaWriter:
 
         """
 
-        def work(_: LockTarget) -> Work:
-            rows = self._storable(df, self.log.state(), partition_by)
+        def work(_: LockTarget, state: TableState | None) -> Work:
+            rows = self._storable(df, state, partition_by)
             return write_rows(self._spark, rows, mode="append", partition_by=partition_by, options=options, txn=txn)
 
         return self._run(
@@ -202,8 +202,7 @@ class LockedDeltaWriter:
         if replace_where is None and not dynamic and lock != "table":
             raise ValueError("all of the table is overwritten with lock='table' only")
 
-        def work(part: LockTarget) -> Work:
-            state = self.log.state()
+        def work(part: LockTarget, state: TableState | None) -> Work:
             if replace_where is not None:
                 refuse_predicate_of_nulls(self._spark, self.table, replace_where, state)
             return write_rows(
@@ -262,7 +261,7 @@ class LockedDeltaWriter:
 
         """
 
-        def work(part: LockTarget) -> Work:
+        def work(part: LockTarget, _: TableState | None) -> Work:
             where = _both(part.predicate(), condition)
             reads = (where,) if where else ()
             return Work(lambda location, _: delta_table(self._spark, location).delete(where), reads=reads)
@@ -310,7 +309,7 @@ class LockedDeltaWriter:
         """
         values = {name: expr(value) if isinstance(value, str) else value for name, value in assignments.items()}
 
-        def work(part: LockTarget) -> Work:
+        def work(part: LockTarget, _: TableState | None) -> Work:
             where = _both(part.predicate(), condition)
             return Work(
                 lambda location, _: delta_table(self._spark, location).update(where, dict(values)),
@@ -368,14 +367,13 @@ class LockedDeltaWriter:
     ) -> CommitResult:
         if lock != "table":
             plan.refuse_clauses_on_all_rows()
-        settings = {**plan.settings, **(transaction_settings(*txn) if txn is not None else {})}
-        state = self.log.state()
-        if state is not None and any("." in name for name in state.partition_columns):
-            # To repartition, Delta uses the names without quotes (MergeIntoCommandBase.writeFiles, v4.4.0).
-            settings[_REPARTITION] = "false"
-        session = session_with(self._spark, settings) if settings else self._spark
 
-        def work(part: LockTarget) -> Work:
+        def work(part: LockTarget, state: TableState | None) -> Work:
+            settings = {**plan.settings, **(transaction_settings(*txn) if txn is not None else {})}
+            if state is not None and any("." in name for name in state.partition_columns):
+                # To repartition, Delta uses the names without quotes (MergeIntoCommandBase.writeFiles, v4.4.0).
+                settings[_REPARTITION] = "false"
+            session = session_with(self._spark, settings) if settings else self._spark
             return Work(
                 lambda location, _: plan.run(session, location, part.predicate(plan.alias)), txn=txn, reads=plan.reads
             )
@@ -563,7 +561,7 @@ class LockedDeltaWriter:
         if self._spark.conf.get(_BATCHES, None) is not None:
             raise ValueError(f"with {_BATCHES} one OPTIMIZE makes several commits: unset it")
 
-        def work(part: LockTarget) -> Work:
+        def work(part: LockTarget, _: TableState | None) -> Work:
             return Work(lambda location, _: rewrite(location, _both(part.predicate(), where)), keeps_rows=True)
 
         return self._run(work, lambda state: self._partitions_of(where, state), options, of_table=True)
@@ -635,12 +633,20 @@ class LockedDeltaWriter:
             raise
 
     def _run(
-        self, work_on: Callable[[LockTarget], Work], find: Finder, options: WriteOptions, *, of_table: bool = False
+        self,
+        work_on: Callable[[LockTarget, TableState | None], Work],
+        find: Finder,
+        options: WriteOptions,
+        *,
+        of_table: bool = False,
     ) -> CommitResult:
-        state = self.log.state()
-        if state is not None:
-            # Operations that read no rows of a caller copy rows of the table.
-            refuse_clock_changes(self._spark, self.table, partition_types(state, (), state.schema))
+        def checked_work(part: LockTarget) -> Work:
+            state = self.log.state()
+            if state is not None:
+                # Operations that read no rows of a caller copy rows of the table.
+                refuse_clock_changes(self._spark, self.table, partition_types(state, (), state.schema))
+            return work_on(part, state)
+
         # A test may have put another log in the place of the writer's own.
         parts = WriterParts(
             spark=self._spark,
@@ -650,7 +656,7 @@ class LockedDeltaWriter:
             is_cancelled=self._cancelled.is_set,
             running=self._running,
         )
-        return LockedOperation(parts, work_on, find, options, of_table).run()
+        return LockedOperation(parts, checked_work, find, options, of_table).run()
 
     def _storable(self, df: DataFrame, state: TableState | None, partition_by: Sequence[str]) -> DataFrame:
         """Return rows whose partition values Delta stores as they are; others fail the write."""

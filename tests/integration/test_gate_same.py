@@ -49,6 +49,7 @@ class Kind:
 KINDS = {
     "plain": Kind(),
     "partitioned": Kind(more="PARTITIONED BY (day)"),
+    "partitioned by text": Kind(more="PARTITIONED BY (word)"),
     "not null": Kind(columns="id LONG NOT NULL, word STRING, day DATE"),
     "generated column": Kind(columns=PLAIN + ", month INT GENERATED ALWAYS AS (month(day))"),
     "identity column": Kind(columns=PLAIN + ", number LONG GENERATED ALWAYS AS IDENTITY", staged=WHOLE),

@@ -91,7 +91,7 @@ def test_a_run_is_applied_once(upsert: Callable[..., Any], csv_file: Callable[..
         (("--keys", "id", "--sequence-by", "updated_at", "--columns", "a", "--except-columns", "b"), FIRST, 2, "both"),
         (("--keys", "id", "--sequence-by", "updated_at", "--columns", "name"), FIRST, 2, "key columns: id"),
         (("--keys", "id", "--sequence-by", "updated_at"), FIRST, 5, "id=1"),
-        (HOW, [("no", 1, "Ada", None, "c")], 5, "no sequence"),
+        (HOW, [("no", 1, "Ada", None, "c"), ("no", 2, "Bo", 1, "c")], 5, "no sequence"),
         (HOW, [(None, 1, "Ada", 1, "c")], 5, "country=None"),
     ],
 )
