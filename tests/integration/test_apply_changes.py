@@ -458,7 +458,7 @@ def test_what_is_remembered_is_not_rewritten_while_a_batch_is_to_be_undone(
 def test_values_that_the_table_would_cut_are_refused(feed: Feed, table: Path) -> None:
     feed.apply([("a", 1, "one")])
     rows = feed.spark.createDataFrame([("a", 2.5, "two")], "key string, at double, value string")
-    with pytest.raises(SchemaMismatchError, match="the column at is bigint"):
+    with pytest.raises(SchemaMismatchError, match="at: table bigint, rows double"):
         apply_changes(feed.writer, rows, keys=["key"], sequence_by="at")
     assert rows_of(table) == {"a": (1, "one")}
 

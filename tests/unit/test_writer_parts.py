@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 import pytest
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 import writer_jobs
 from lock_manager import LockLostError, SluiceError
@@ -52,7 +52,6 @@ from writer_jobs.errors import (
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.runs import Run, RunRecords, check_same_basis
 from writer_jobs.job.source_files import SourceFiles
-from writer_jobs.job.sources import _unknown_fields
 from writer_jobs.job.stopping import Stopped, StopSignals
 
 ERRORS: list[SluiceError] = [
@@ -251,24 +250,6 @@ def test_names_that_do_not_tell_the_format_are_refused(names: list[str]) -> None
 
 def test_paths_are_given_to_the_reader_literally() -> None:
     assert escaped("s3a://b/a[1]{x}*?.csv") == "s3a://b/a\\[1\\]\\{x\\}\\*\\?.csv"
-
-
-def test_unknown_fields_are_found_at_any_depth() -> None:
-    target = StructType(
-        [
-            StructField("A", LongType()),
-            StructField("list", ArrayType(StructType([StructField("x", LongType())]))),
-        ]
-    )
-    source = StructType(
-        [
-            StructField("a", LongType()),
-            StructField("list", ArrayType(StructType([StructField("X", LongType()), StructField("y", StringType())]))),
-            StructField("more", StringType()),
-        ]
-    )
-    assert _unknown_fields(source, target, str.lower) == ["list.y", "more"]
-    assert _unknown_fields(source, target, str) == ["a", "list.X", "list.y", "more"]
 
 
 def test_a_runs_records_have_a_folder_of_their_own_whatever_its_id() -> None:

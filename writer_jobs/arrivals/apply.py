@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import StructType
 
 from lock_manager import Hold
 from lock_manager.commit_stamp import WATERMARK
@@ -24,7 +25,7 @@ from writer_jobs.changes.parts import T
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.changes.table_feed import FeedBinding, TableFeed
-from writer_jobs.changes.table_shape import TableShape, refuse_unknown
+from writer_jobs.changes.table_shape import TableShape, refuse_mismatch
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import LockTarget, rows_within
 from writer_jobs.commit.locked_operation import WriteOptions
@@ -119,7 +120,7 @@ def apply_rows(
     if state is not None:
         binding.refuse_other(state)
         if not schema_evolution:
-            refuse_unknown(writer.table, state, columns, "rows")
+            refuse_mismatch(writer.table, state, StructType([rows.schema[name] for name in columns]))
     lateness = Lateness(watermark_delay=watermark_delay, allowed=allowed_lateness)
     shape = TableShape(
         rows.sparkSession, writer, spec, kind, binding, evolves=schema_evolution, partition_by=tuple(partition_by)

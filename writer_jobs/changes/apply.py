@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
+from pyspark.sql.types import StructType
 
 from lock_manager import Hold
 from writer_jobs.changes.application import Application, How
@@ -16,7 +17,7 @@ from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.changes.spec import ChangeSpec
 from writer_jobs.changes.table_feed import FeedBinding, TableFeed, sql_of
-from writer_jobs.changes.table_shape import refuse_unknown
+from writer_jobs.changes.table_shape import refuse_mismatch
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -135,6 +136,6 @@ def apply_changes(
     if (state := writer.log.state()) is not None:
         binding.refuse_other(state)
         if not schema_evolution:
-            refuse_unknown(writer.table, state, columns, "changes")
+            refuse_mismatch(writer.table, state, StructType([changes.schema[name] for name in columns]))
     with closing(Application(writer, spec, kind, binding, spec.prepared(changes), how, options)) as application:
         return application.run()

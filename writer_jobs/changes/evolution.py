@@ -2,83 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from pyspark.sql.types import (
-    AtomicType,
-    ByteType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-)
+from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, StructType
 
 from writer_jobs.delta.sql_names import quoted
+from writer_jobs.delta.type_differences import TypeDifference, holds, is_wider, type_differences
 
 _WIDENING = "delta.enableTypeWidening"
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
-_FRACTIONS = (FloatType, DoubleType)
-
-
-def is_wider(wide: DataType, narrow: DataType) -> bool:
-    """Tell whether each value of one type is a value of the other, and Delta can widen a column from one to the other.
-
-    Source: Delta's protocol, "Type Widening": byte, short, int and long, in that order; float to double; decimals that
-    have as many digits before and behind the point.
-    """
-    if isinstance(wide, _WHOLE) and isinstance(narrow, _WHOLE):
-        return _WHOLE.index(type(wide)) > _WHOLE.index(type(narrow))
-    if isinstance(wide, DecimalType) and isinstance(narrow, DecimalType):
-        before = wide.precision - wide.scale >= narrow.precision - narrow.scale
-        return bool(wide != narrow and before and wide.scale >= narrow.scale)
-    return isinstance(wide, DoubleType) and isinstance(narrow, FloatType)
-
-
-def loses(table: DataType, changes: DataType) -> bool:
-    """Tell whether a value of the changes may become another one, in silence, in a column of the table.
-
-    A whole number that is too large for its column, or a text that is no number, is an error of Spark's; a number that
-    is rounded, or a moment that becomes a day, is none.
-    """
-    if table == changes or is_wider(table, changes):
-        return False
-    if isinstance(table, DoubleType):
-        return isinstance(changes, LongType | DecimalType)
-    if isinstance(table, FloatType):
-        return isinstance(changes, IntegerType | LongType | DoubleType | DecimalType)
-    if isinstance(table, DecimalType) and isinstance(changes, DecimalType):
-        return bool(changes.scale > table.scale)
-    if isinstance(table, (*_WHOLE, DecimalType)):
-        return isinstance(changes, _FRACTIONS) or (isinstance(changes, DecimalType) and changes.scale > 0)
-    return isinstance(table, DateType) and isinstance(changes, TimestampType | TimestampNTZType)
-
-
-def confuses(table: DataType, keys: DataType) -> bool:
-    """Tell whether two values of a key may become one, or one another, in silence, in a column of the table.
-
-    Beside what :func:`loses` says: a moment is another text, and another local time, in another time zone.
-    """
-    are_moments = isinstance(keys, TimestampType | TimestampNTZType) and type(keys) is not type(table)
-    return are_moments or loses(table, keys)
 
 
 def joined(table: DataType, rows: DataType) -> DataType:
     """Return the type in which rows come into a column: that of the column, or theirs if it would lose something."""
     if not (isinstance(table, AtomicType) and isinstance(rows, AtomicType)):
         return rows
-    return rows if is_wider(rows, table) or confuses(table, rows) else table
+    return table if holds(table, rows) and not is_wider(rows, table) else rows
 
 
 def evolution_of(table: StructType, changes: StructType, columns: tuple[str, ...]) -> list[str]:
     """Return what is to be altered so that a table takes changes; nothing if it takes them as it is.
+
+    Nested fields are added and widened, too.
 
     Args:
         table: its schema.
@@ -89,29 +33,37 @@ def evolution_of(table: StructType, changes: StructType, columns: tuple[str, ...
         What follows ``ALTER TABLE name``, each a statement of its own.
 
     """
-    return [*_added(table, changes, columns), *_widened(table, changes, columns)]
+    fields = StructType([changes[name] for name in columns])
+    differences = list(type_differences(table, fields))
+    return [*_added(differences, fields), *_widened(differences)]
 
 
-def _added(table: StructType, changes: StructType, columns: tuple[str, ...]) -> Iterator[str]:
-    known = {name.lower() for name in table.names}
-    new = [changes[name] for name in columns if name.lower() not in known]
+def _added(differences: Iterable[TypeDifference], fields: StructType) -> Iterator[str]:
+    new = [_definition(difference, fields) for difference in differences if difference.is_unknown]
     if new:
-        yield f"ADD COLUMNS ({', '.join(map(_definition, new))})"
+        yield f"ADD COLUMNS ({', '.join(new)})"
 
 
-def _definition(field: StructField) -> str:
-    comment = str(field.metadata.get("comment", "")).replace("\\", "\\\\").replace("'", "\\'")
-    return f"{quoted(field.name)} {field.dataType.simpleString()}" + (f" COMMENT '{comment}'" if comment else "")
+def _definition(difference: TypeDifference, fields: StructType) -> str:
+    metadata = fields[difference.name].metadata if len(difference.path) == 1 else {}
+    comment = str(metadata.get("comment", "")).replace("\\", "\\\\").replace("'", "\\'")
+    return f"{difference.quoted_path} {sql_type(difference.rows)}" + (f" COMMENT '{comment}'" if comment else "")
 
 
-def _widened(table: StructType, changes: StructType, columns: tuple[str, ...]) -> Iterator[str]:
-    kinds = {field.name.lower(): field for field in table}
-    wider = [
-        (kinds[name.lower()].name, changes[name].dataType)
-        for name in columns
-        if name.lower() in kinds and is_wider(changes[name].dataType, kinds[name.lower()].dataType)
-    ]
+def _widened(differences: Iterable[TypeDifference]) -> Iterator[str]:
+    wider = [difference for difference in differences if difference.is_wider]
     if wider:
         yield f"SET TBLPROPERTIES ('{_WIDENING}' = 'true')"
-    for name, kind in wider:
-        yield f"ALTER COLUMN {quoted(name)} TYPE {kind.simpleString()}"
+    for difference in wider:
+        yield f"ALTER COLUMN {difference.quoted_path} TYPE {difference.rows.simpleString()}"
+
+
+def sql_type(kind: DataType) -> str:
+    """Write a type as SQL; ``simpleString`` does not quote the names of fields."""
+    if isinstance(kind, StructType):
+        return f"struct<{', '.join(f'{quoted(field.name)}: {sql_type(field.dataType)}' for field in kind)}>"
+    if isinstance(kind, ArrayType):
+        return f"array<{sql_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"map<{sql_type(kind.keyType)}, {sql_type(kind.valueType)}>"
+    return str(kind.simpleString())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from pyspark.sql import DataFrame, SparkSession
@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 from lock_manager import Hold
 from lock_manager.deadline import Deadline
 from lock_manager.partitions import MOST_PARTITIONS
-from writer_jobs.changes.evolution import confuses, evolution_of, loses
+from writer_jobs.changes.evolution import evolution_of, sql_type
 from writer_jobs.changes.kind import RowKind
 from writer_jobs.changes.side_table import partition_keys
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
@@ -22,6 +22,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.partition_values import partition_types, refuse_clock_changes, with_storable_values
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import TableState
+from writer_jobs.delta.type_differences import holds, mismatch, missing_fields, type_differences
 from writer_jobs.errors import SchemaMismatchError, TableError
 from writer_jobs.locking import locked_all
 from writer_jobs.writer import LockedDeltaWriter
@@ -82,7 +83,7 @@ class TableShape:
             kind, given = types.get(column.lower()), prepared.schema[name].dataType
             if kind is None:
                 continue
-            if confuses(kind, given):
+            if not holds(kind, given):
                 raise SchemaMismatchError(
                     table=self._writer.table,
                     reason=f"the column {column} is {kind.simpleString()}, and of values of type "
@@ -122,10 +123,11 @@ class TableShape:
                 return self.state(_there(self._writer, made), row, sequence, deadline)
         self._binding.refuse_other(before)
         self._kind.refuse_other_columns(before.schema, row)
+        refuse_mismatch(self._writer.table, before, row, evolves=self._evolves)
         state = evolved(
             self._spark, self._writer, before, lambda found: self._needed(found.schema, row, ours), deadline
         )
-        self._refuse_loss(state, row)
+        refuse_mismatch(self._writer.table, state, row)
         # Last: a run that is refused does not bind the table.
         return evolved(self._spark, self._writer, state, self._binding.clauses, deadline)
 
@@ -147,28 +149,11 @@ class TableShape:
         found = partitions_of_rows(rows, state)
         return found if found and len(found) <= MOST_PARTITIONS else None
 
-    def _refuse_loss(self, state: TableState, row: StructType) -> None:
-        """Make sure that no value loses something in the table: it would be another one when it comes again.
-
-        Raises:
-            SchemaMismatchError: one would.
-
-        """
-        types = {field.name.lower(): field.dataType for field in state.schema}
-        for field in row:
-            kind = types.get(field.name.lower(), field.dataType)
-            if loses(kind, field.dataType):
-                raise SchemaMismatchError(
-                    table=self._writer.table,
-                    reason=f"the column {field.name} is {kind.simpleString()}, and values of type "
-                    f"{field.dataType.simpleString()} would be cut",
-                )
-
     def _needed(self, schema: StructType, row: StructType, ours: Sequence[StructField]) -> list[str]:
         """Return what is to be altered of the table, before it can take the changes."""
         there = {name.lower() for name in schema.names}
         needed = [
-            f"ADD COLUMNS ({field.name} {field.dataType.simpleString()})"
+            f"ADD COLUMNS ({quoted(field.name)} {sql_type(field.dataType)})"
             for field in ours
             if field.name.lower() not in there
         ]
@@ -221,22 +206,32 @@ def _there(writer: LockedDeltaWriter, state: TableState | None) -> TableState:
     return state
 
 
-def refuse_unknown(table: str, state: TableState, columns: Collection[str], whose: str) -> None:
-    """Make sure that a table has all columns of what comes, where it is to get no new ones.
+def refuse_mismatch(table: str, state: TableState, row: StructType, *, evolves: bool = False) -> None:
+    """Refuse rows that the table cannot store as they are.
 
     Args:
         table: canonical URI, for the message.
         state: of the table.
-        columns: that it needs.
-        whose: they are, for the message.
+        row: columns of the rows.
+        evolves: Whether the table gets new fields, and wider types.
 
     Raises:
-        SchemaMismatchError: it lacks one.
+        SchemaMismatchError: The table lacks a field, has a type that could change a value, or has a nested field that
+            the rows lack: an update replaces the column with all of its fields.
 
     """
-    known = {name.lower() for name in state.schema.names}
-    if unknown := [name for name in columns if name.lower() not in known]:
-        raise SchemaMismatchError(table=table, reason=f"the table has no column {', '.join(unknown)}; the {whose} have")
+    refused = [
+        difference
+        for difference in type_differences(state.schema, row)
+        if (difference.is_unknown or difference.is_refused) and not (evolves and difference.can_evolve)
+    ]
+    reason = mismatch(refused)
+    if reason is None and (missing := list(missing_fields(state.schema, row))):
+        reason = f"the rows lack {', '.join(missing)}, and an update replaces the whole column: add it to the rows"
+    elif any(difference.can_evolve for difference in refused):
+        reason = f"{reason}; pass --schema-evolution to add columns and widen types"
+    if reason is not None:
+        raise SchemaMismatchError(table=table, reason=reason)
 
 
 def lock_on(

@@ -18,6 +18,7 @@ from writer_jobs.commit.operation import Work
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.log_store import follow_transactions
 from writer_jobs.delta.table_log import TableState
+from writer_jobs.delta.type_differences import mismatch, type_differences
 from writer_jobs.errors import WriteFailedError
 
 _T = TypeVar("_T")
@@ -234,7 +235,7 @@ class BackgroundWrite:
         condition = error.getCondition() if isinstance(error, PySparkException) else None
         if condition is None or not condition.startswith(_SCHEMA_CONDITIONS):
             return None
-        known = {name.lower() for name in state.schema.names} if state else set()
-        unknown = [name for name in self.work.columns() if name.lower() not in known]
-        # Delta shows both schemas whole, over many lines.
-        return f"the table has no column {', '.join(unknown)}" if state and unknown else one_sentence(error)
+        if state is None:
+            return one_sentence(error)
+        # Delta shows both schemas whole, over many lines, or one column of several.
+        return mismatch(type_differences(state.schema, self.work.schema())) or one_sentence(error)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from writer_jobs.errors import UnsupportedSessionError
 
@@ -36,7 +37,7 @@ class Work:
 
     Attributes:
         do: does it, given the table's location and the ``userMetadata`` of the commit; may be called again.
-        columns: returns those of the rows that it writes, for messages.
+        schema: Returns the schema of the rows that it writes, for messages.
         rows: that it appends; None for any other operation.
         reads: Plans, columns and SQL conditions of the caller. The gate examines them.
         options: of Delta's writer.
@@ -50,7 +51,7 @@ class Work:
     """
 
     do: Callable[[str, str], object]
-    columns: Callable[[], Sequence[str]] = tuple
+    schema: Callable[[], StructType] = StructType
     txn: tuple[str, int] | None = None
     user_metadata: str | None = None
     takes_metadata: bool = False
@@ -134,7 +135,7 @@ def write_rows(
 
     return Work(
         do,
-        lambda: df.columns,
+        lambda: df.schema,
         txn,
         user_metadata,
         takes_metadata=True,

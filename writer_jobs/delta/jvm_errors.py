@@ -39,6 +39,8 @@ _NOISE = (
 _CONFLICT = re.compile(r"(io\.)?delta\.exceptions\..*(Concurrent\w+|MetadataChanged|ProtocolChanged)Exception")
 # Delta raises it if the columns have changed between the analysis of a statement and its transaction.
 _CHANGED_SINCE = "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
+# Delta's list of refused names; its own advice names no property.
+_REFUSED_NAMES = re.compile(r"Invalid column names: (.+?)\.\s+Please use other characters", re.DOTALL)
 _CAUSES = 20
 _LONGEST = 300
 
@@ -71,6 +73,11 @@ def one_sentence(error: BaseException) -> str:
     """Say in one line why a call into the JVM failed, from the outermost layer that says anything to the innermost."""
     if isinstance(error, LOST_CONTACT):
         return f"the driver's JVM is gone or does not answer ({_innermost(error)})"
+    if refused := _REFUSED_NAMES.search(str(error)):
+        return (
+            f"Delta stores the column names {refused[1]} only with column mapping: pass --column-mapping to create the "
+            "table with it, set the property delta.columnMapping.mode to name on an existing table, or rename them"
+        )
     said: list[str] = []
     for layer in _layers(error):
         if layer.getClass().getSimpleName() == "UnknownStoreException":

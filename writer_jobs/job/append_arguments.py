@@ -11,7 +11,7 @@ from writer_jobs.job.arguments import JobParser
 from writer_jobs.job.exit_codes import HELP
 from writer_jobs.job.file_arguments import (
     FileJobArguments,
-    add_partition_by,
+    add_new_table,
     add_reader_options,
     add_source,
     shared_by_file_jobs,
@@ -48,8 +48,10 @@ how files are read:
            columns required (but generated ones and those with a default). For a new table the types are inferred where
            they keep all values (007 stays text), which reads the files twice more.
   json     One object per line, and nothing behind it. Into an existing table: the table's types; missing fields are
-           null. Fields are looked for in all of the files, which reads them twice.
-  parquet  Columns of all files (mergeSchema=true); Delta casts where that loses nothing.
+           null. Fields are looked for in all of the files, which reads them twice. A nested field that the table lacks
+           is refused, too.
+  parquet  Columns of all files (mergeSchema=true). Types that are narrower than the table's are read with the
+           table's, also if the files differ in them. Any other difference to the table's types is refused.
 
 several commits:
   With --commits N the rows are read once, kept in Spark's cache, and divided by a hash of what is in them; the lock is
@@ -95,7 +97,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> AppendArguments:
     parser = JobParser(PROGRAM, _DESCRIPTION, _EPILOG + HELP)
     parser.add_place()
     add_source(parser)
-    add_partition_by(parser)
+    add_new_table(parser)
     add = parser.add_argument
     add("--commits", default=1, type=_count, metavar="N", help="number of commits to divide the rows into (1)")
     add(

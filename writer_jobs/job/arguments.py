@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -51,6 +51,11 @@ class JobArguments:
     @property
     def facts(self) -> dict[str, Any]:
         """What the report says of the job from the start, beside the table; JSON values."""
+        return {}
+
+    @property
+    def session_settings(self) -> Mapping[str, str]:
+        """Settings of the session while the job runs."""
         return {}
 
     def lock_settings(self) -> LockSettings:

@@ -10,7 +10,7 @@ from typing import Any
 from writer_jobs.changes.apply import RETENTION
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import JobParser
-from writer_jobs.job.file_arguments import FileJobArguments, add_partition_by, add_reader_options, shared_by_file_jobs
+from writer_jobs.job.file_arguments import FileJobArguments, add_new_table, add_reader_options, shared_by_file_jobs
 from writer_jobs.job.stream_arguments import StreamArguments, add_stream, positive, stream_of
 
 _RETENTION_DAYS = RETENTION / timedelta(days=1)
@@ -69,7 +69,7 @@ def add_how_changes_are_stored(parser: JobParser) -> None:
         help="1: the newest row of each key (the default); 2: every row that a key had, valid from __START_AT up to, "
         "and without, __END_AT",
     )  # fmt: skip
-    add_partition_by(parser)
+    add_new_table(parser)
 
 
 def add_rest(parser: JobParser, remembered: str) -> None:

@@ -14,6 +14,9 @@ from writer_jobs.job.runs import FILE_SYSTEM_OPTIONS, check_run_id
 from writer_jobs.job.source_files import find_sources
 from writer_jobs.job.sources import FORMATS
 
+# Of the tables beside the table, too.
+_COLUMN_MAPPING = "spark.databricks.delta.properties.defaults.columnMapping.mode"
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileJobArguments(JobArguments):
@@ -24,6 +27,7 @@ class FileJobArguments(JobArguments):
         format: of the files; None: by their names.
         options: of Spark's reader.
         partition_by: partition columns of a new table.
+        column_mapping: Whether new tables have column mapping by name.
         run_id: name of the load; None: it has none.
 
     """
@@ -33,12 +37,18 @@ class FileJobArguments(JobArguments):
     # Not shown: whoever passes a secret as an option has it nowhere but where Spark needs it.
     options: Mapping[str, str] = field(repr=False)
     partition_by: tuple[str, ...]
+    column_mapping: bool
     run_id: str | None
 
     @property
     def facts(self) -> dict[str, Any]:
         """What the report says of the load from the start."""
         return {"run_id": self.run_id, "commits_asked_for": self.commits, "sources": list(self.sources)}
+
+    @property
+    def session_settings(self) -> Mapping[str, str]:
+        """Settings of the session while the job runs."""
+        return {_COLUMN_MAPPING: "name"} if self.column_mapping else {}
 
     def check(self) -> None:
         """Check what can be checked without asking anybody.
@@ -105,8 +115,8 @@ def refuse_half_a_topic(kafka: str | None, topic: str | None) -> None:
         raise ArgumentsError("--kafka and --topic belong together: give both, or none")
 
 
-def add_partition_by(parser: JobParser, more: str = "") -> None:
-    """Add how a new table is partitioned.
+def add_new_table(parser: JobParser, more: str = "") -> None:
+    """Add how a new table is created: its partition columns and its column mapping.
 
     Args:
         parser: of the job.
@@ -116,6 +126,11 @@ def add_partition_by(parser: JobParser, more: str = "") -> None:
     parser.add_argument(
         "--partition-by", default=(), type=names, metavar="COLS",
         help="partition columns of a new table, separated by commas; an existing table's own, or nothing" + more,
+    )  # fmt: skip
+    parser.add_argument(
+        "--column-mapping", action="store_true",
+        help="create a new table with delta.columnMapping.mode=name, so that column names may have blanks and "
+        "the characters ,;{}()=; an existing table is not changed",
     )  # fmt: skip
 
 
@@ -142,6 +157,7 @@ def shared_by_file_jobs(found: argparse.Namespace) -> dict[str, Any]:
         "format": found.format,
         "options": options,
         "partition_by": found.partition_by,
+        "column_mapping": found.column_mapping,
         "lock_timeout": found.lock_timeout,
         "run_id": found.run_id,
         "report": found.report,

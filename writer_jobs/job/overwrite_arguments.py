@@ -14,7 +14,7 @@ from writer_jobs.job.arguments import JobParser, text
 from writer_jobs.job.exit_codes import HELP
 from writer_jobs.job.file_arguments import (
     FileJobArguments,
-    add_partition_by,
+    add_new_table,
     add_reader_options,
     add_source,
     shared_by_file_jobs,
@@ -152,7 +152,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> OverwriteArguments:
     )  # fmt: skip
     add("--dynamic", action="store_true", help="replace the partitions that the rows are in")
     add("--overwrite-schema", action="store_true", help="give the table the columns and types of the files")
-    add_partition_by(parser, "; with --overwrite-schema also other columns, which an existing table then gets")
+    add_new_table(parser, "; with --overwrite-schema also other columns, which an existing table then gets")
     add(
         "--hold", choices=("commit", "write"), default="write",
         help="how long to hold the lock: over the whole write (the default), or for the commit alone (docs/gate.md); "

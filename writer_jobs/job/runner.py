@@ -10,7 +10,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -143,7 +143,7 @@ class Job(Generic[_A]):
             probe.check_reachable(_REACH_SECONDS)
             probe.connect(min(_CONNECT_SECONDS, max(settings.timeout_seconds, _CONNECT_SECONDS_AT_LEAST)))
         arguments.check_local_sources(driver_files())
-        with _session(self.program, verbose=arguments.verbose) as spark:
+        with _session(self.program, arguments.session_settings, verbose=arguments.verbose) as spark:
             stop.install()
             context = spark.sparkContext
 
@@ -187,15 +187,20 @@ def failing_store_is_a_failed_write(table: str) -> Iterator[None]:
 
 
 @contextmanager
-def _session(program: str, *, verbose: bool) -> Iterator[SparkSession]:
+def _session(program: str, settings: Mapping[str, str], *, verbose: bool) -> Iterator[SparkSession]:
     ours = running_session() is None
     spark = build_session(program, log_level="WARN" if verbose else "FATAL")
+    for name, value in settings.items():
+        spark.conf.set(name, value)
     try:
         yield spark
     finally:
-        if ours:
-            with suppress(Exception):  # the JVM may be gone
+        with suppress(Exception):  # the JVM may be gone
+            if ours:
                 spark.stop()
+            else:
+                for name in settings:
+                    spark.conf.unset(name)
 
 
 def _report(arguments: JobArguments) -> Report | None:

@@ -7,20 +7,20 @@ over files that are damaged or gone. Here each of these is an error, unless a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from writer_jobs.changes.evolution import is_wider
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, has_condition, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import TableState
+from writer_jobs.delta.type_differences import merged_schema, mismatch, type_differences, type_to_read
 from writer_jobs.errors import SchemaMismatchError, SourceError, WriteFailedError
 from writer_jobs.job.source_files import SourceFiles
 from writer_jobs.job.source_lines import CsvSyntax, LinesError, check_csv, check_json, encoding_of, is_utf8
@@ -99,7 +99,7 @@ class SourceReader:
             WriteFailedError: a malformed record.
 
         """
-        schema = self._inferred(types=self._format == "csv" and target is None)
+        schema = self._inferred(target, types=self._format == "csv" and target is None)
         if target is None:
             if not schema.fields:
                 raise SourceError("the source files have no columns to create a table with")
@@ -108,23 +108,14 @@ class SourceReader:
             schema = self._by_position(schema, target)
         if self._format == "json" and not schema.fields:
             return _nullable(target.schema)
+        schema = self._types_to_read(schema, self._table_types(target))
         self._check_names(schema, target)
-        types = {self._fold(field.name): field.dataType for field in target.schema}
-        if self._format == "parquet":
-            types = {name: kind for name, kind in types.items() if name in map(self._fold, self._folder_columns)}
-        return StructType(
-            [
-                StructField(
-                    field.name, self._renamed(types.get(self._fold(field.name), field.dataType), field.dataType)
-                )
-                for field in schema
-            ]
-        )
+        return schema
 
     def schema_of_changes(self, target: TableState | None, *, evolves: bool = False) -> StructType:
         """Find out with which names and types files of changes are to be read, which have columns of their own.
 
-        Columns of the table have its types, others what Spark infers.
+        Columns of the table have its types. Others, and nested fields that the table lacks, have what Spark infers.
 
         Args:
             target: the table's state, None if there is none.
@@ -135,25 +126,45 @@ class SourceReader:
             WriteFailedError: a malformed record.
 
         """
-        schema = self._inferred(types=self._format == "csv")
+        schema = self._inferred(target, types=self._format == "csv")
         if not schema.fields:
             raise SourceError("the source files have no columns")
-        types = {} if target is None else {self._fold(field.name): field.dataType for field in target.schema}
+        types = {} if target is None else self._table_types(target)
+        return self._without_changes(self._types_to_read(schema, types, widens=evolves), table_columns=types)
+
+    def _table_types(self, target: TableState) -> dict[str, DataType]:
+        """Return by folded name the types of the table for columns that are read with them."""
+        types = {self._fold(field.name): field.dataType for field in target.schema}
         if self._format == "parquet":
-            types = {name: kind for name, kind in types.items() if name in map(self._fold, self._folder_columns)}
+            return {name: kind for name, kind in types.items() if name in map(self._fold, self._folder_columns)}
+        return types
 
-        def kind(field: StructField) -> DataType:
-            known = types.get(self._fold(field.name), field.dataType)
-            wider = evolves and is_wider(field.dataType, known)
-            return field.dataType if wider else self._renamed(known, field.dataType)
+    def _types_to_read(self, schema: StructType, types: Mapping[str, DataType], *, widens: bool = False) -> StructType:
+        def field_to_read(field: StructField) -> StructField:
+            table = types.get(self._fold(field.name), field.dataType)
+            return StructField(field.name, type_to_read(table, field.dataType, self._fold, widens=widens))
 
-        typed = StructType([StructField(field.name, kind(field)) for field in schema])
-        return self._without_changes(typed, table_columns=types)
+        return StructType([field_to_read(field) for field in schema])
 
-    def _inferred(self, *, types: bool) -> StructType:
+    def _inferred(self, target: TableState | None, *, types: bool) -> StructType:
         infer = types and "inferschema" not in self._effective
         with self._readable():
-            return self._load(self._reader().options(**({"inferSchema": "true"} if infer else {}))).schema
+            reader = self._reader().options(**({"inferSchema": "true"} if infer else {}))
+            schemas = self._schemas(reader, self._paths)
+        try:
+            return merged_schema(None if target is None else target.schema, schemas, self._fold)
+        except ValueError as error:
+            raise SourceError(f"the files have different types for a column: {error}") from error
+
+    def _schemas(self, reader: DataFrameReader, paths: Sequence[str]) -> list[StructType]:
+        """Return the schemas of files; of Parquet files with different types several."""
+        try:
+            return [reader.load(list(paths)).schema]
+        except JVM_ERRORS as error:
+            if len(paths) == 1 or not has_condition(error, "CANNOT_MERGE_SCHEMAS"):
+                raise
+        half = len(paths) // 2
+        return [*self._schemas(reader, paths[:half]), *self._schemas(reader, paths[half:])]
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -241,31 +252,15 @@ class SourceReader:
     def _fold(self, name: str) -> str:
         return name if self._exact else name.lower()
 
-    def _renamed(self, target: DataType, source: DataType) -> DataType:
-        """Return a type with the names of nested fields as files spell them: Spark's reader looks for no others."""
-        if isinstance(target, ArrayType) and isinstance(source, ArrayType):
-            return ArrayType(self._renamed(target.elementType, source.elementType))
-        if isinstance(target, StructType) and isinstance(source, StructType):
-            fields = {self._fold(field.name): field for field in source}
-            return StructType(
-                [
-                    StructField(spelled.name, self._renamed(field.dataType, spelled.dataType))
-                    if (spelled := fields.get(self._fold(field.name)))
-                    else StructField(field.name, field.dataType)
-                    for field in target
-                ]
-            )
-        return target
-
     def _by_position(self, schema: StructType, target: TableState) -> StructType:
         if len(schema.fields) != len(target.schema.fields):
             self._mismatch(f"the files have {len(schema.fields)} columns, the table {len(target.schema.fields)}")
         return _nullable(target.schema)
 
     def _check_names(self, schema: StructType, target: TableState) -> None:
-        unknown = _unknown_fields(schema, target.schema, self._fold)
-        if unknown:
-            self._mismatch(f"the table has no column {', '.join(unknown)}")
+        differences = type_differences(target.schema, schema, self._fold)
+        if unknown := mismatch(difference for difference in differences if difference.is_unknown):
+            self._mismatch(unknown)
         if self._format == "csv":
             named = {self._fold(name) for name in schema.names}
             supplied = {self._fold(name) for name in target.supplied_columns}
@@ -279,18 +274,3 @@ class SourceReader:
 
 def _nullable(schema: StructType) -> StructType:
     return StructType([StructField(field.name, field.dataType) for field in schema])
-
-
-def _unknown_fields(source: DataType, target: DataType, fold: Callable[[str], str], path: str = "") -> list[str]:
-    if isinstance(source, ArrayType) and isinstance(target, ArrayType):
-        return _unknown_fields(source.elementType, target.elementType, fold, path)
-    if not (isinstance(source, StructType) and isinstance(target, StructType)):
-        return []
-    known = {fold(field.name): field.dataType for field in target}
-    unknown: list[str] = []
-    for field in source:
-        if fold(field.name) not in known:
-            unknown.append(path + field.name)
-        else:
-            unknown += _unknown_fields(field.dataType, known[fold(field.name)], fold, f"{path}{field.name}.")
-    return unknown

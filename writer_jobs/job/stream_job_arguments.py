@@ -12,7 +12,7 @@ from writer_jobs.job.arguments import JobParser, names, text
 from writer_jobs.job.exit_codes import HELP
 from writer_jobs.job.file_arguments import (
     FileJobArguments,
-    add_partition_by,
+    add_new_table,
     add_reader_options,
     add_source,
     add_topic,
@@ -192,7 +192,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
         "--allowed-lateness", type=span, metavar="TIME",
         help="how much older it may be to come into the table; by default any",
     )  # fmt: skip
-    add_partition_by(parser)
+    add_new_table(parser)
     add("--schema-evolution", action="store_true", help="add columns that the table has not, and widen its types")
     parser.add_lock_timeout()
     add_stream(parser)

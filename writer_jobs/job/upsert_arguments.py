@@ -66,6 +66,8 @@ how files are read:
   As append.py does, by the rules of docs/inputs.md: a value that is not exactly a value of its column's type fails the
   job. Columns of the table are read with its types, others with types that Spark infers, which reads csv and json files
   once more. All files are one batch, in any order.
+  Nested fields are compared, added and widened as columns are. A JSON object replaces the whole value of its column: a
+  nested field that it lacks is null. Types in which a value could be rounded or cut are refused.
 
 locks:
   If all partition columns of the table are among the keys, the partitions that the changes touch are locked, so that

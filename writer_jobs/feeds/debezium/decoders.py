@@ -41,7 +41,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from writer_jobs.changes.evolution import is_wider
+from writer_jobs.delta.type_differences import is_wider
 from writer_jobs.feeds.wire import sign_extended, whole_number
 
 _MOST_DIGITS = 38
