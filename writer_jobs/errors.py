@@ -19,6 +19,7 @@
     ├── WriteFailedError (RuntimeError)            a write failed; the table is as it was
     │   ├── SchemaMismatchError (ValueError)       rows that do not fit the table
     │   ├── ChangesError (ValueError)              changes that cannot be ordered, or lack a column
+    │   │   └── NothingAppliedError                no message of a load or a stream could be applied
     │   ├── WriteConflictError                     another writer was faster, and it is not to be done again
     │   ├── HeldTooLongError (TimeoutError)        not done in the time for which the lock may be held
     │   ├── StreamError                            a stream failed, but not in one of its batches
@@ -103,6 +104,14 @@ class SchemaMismatchError(WriteFailedError, ValueError):
 
 class ChangesError(WriteFailedError, ValueError):
     """Changes cannot be applied: they lack a column, or it is not known which of two is newer."""
+
+
+class NothingAppliedError(ChangesError):
+    """No message could be applied: each is a dead letter, or of another source table."""
+
+    def __init__(self, *, table: str, reason: str) -> None:
+        super().__init__(table=table, reason=reason)
+        self.args = (f"nothing was applied to {table}: {reason}",)
 
 
 class StreamError(WriteFailedError):

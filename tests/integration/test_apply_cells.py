@@ -171,8 +171,23 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
     "double": [(struct.pack(">d", 0.1), 0.1), (struct.pack(">d", -5e-324), -5e-324), (b"0.1", None)],
     "timestamp-millis": [(struct.pack(">q", 1500), 1.5), (struct.pack(">q", 2**63 - 1), None)],
     "text:int": [(b"-12", -12), (b"twelve", None), (b"99999999999", None)],
-    "text:decimal(5,2)": [(b"123.45", Decimal("123.45")), (b"12345", None)],
-    "text:date": [(b"2026-11-23", date(2026, 11, 23)), (b"yesterday", None)],
+    "text:decimal(5,2)": [
+        (b"123.45", Decimal("123.45")),
+        (b"12345", None),
+        (b"19.999", None),
+        (b"0.005", None),
+        (b" 1", None),
+        (b"", None),
+    ],
+    "text:date": [
+        (b"2026-11-23", date(2026, 11, 23)),
+        (b"yesterday", None),
+        (b"2026-01-02T23:59:00Z", None),
+        (b"", None),
+    ],
+    "text:boolean": [(b"true", True), (b"yes", None), (b"1", None)],
+    "text:double": [(b"0.1", 0.1), (b"9007199254740993", None), (b"1e400", None)],
+    "text:timestamp": [(b"today", None), (b"12:00:00", None), (b"2026-01-02T00:00:00.1234567Z", None)],
     "decimal(9,2)": [
         (struct.pack(">i", 2) + b"\x30\x39", Decimal("123.45")),
         (struct.pack(">i", 1) + b"\xff\x38", Decimal("-20.00")),
@@ -188,7 +203,7 @@ def test_bytes_are_read_as_hbase_writes_them(spark: SparkSession) -> None:
         *(
             (
                 F.unix_millis(ValueType(kind).decoded(F.lit(given))) / 1000
-                if kind.startswith("timestamp")
+                if kind.endswith(("timestamp", "millis"))
                 else ValueType(kind).decoded(F.lit(given))
             ).alias(f"{kind}/{number}")
             for kind, values in BYTES.items()
@@ -276,6 +291,18 @@ def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
     letters = DeltaTable(f"{table}_dead_letters")
     assert [letters.transaction_version(name) for name in ("run/dead_letters", "run")] == [2, None]
     assert letters.to_pyarrow_table().num_rows == len(bad) + 1
+
+
+def test_a_row_key_that_a_partition_cannot_hold_is_a_dead_letter(feed: Feed, table: Path, spark: SparkSession) -> None:
+    key = [{"column": "country", "type": "string", "until": "|"}, {"column": "id", "type": "string"}]
+    mapping = HBaseMapping.parsed(json.dumps({"row_key": key}))
+    cells = [Cell(row, "d", "x", 1, "Put", "y") for row in ("|4", "__HIVE_DEFAULT_PARTITION__|4", "no|", "no|4")]
+    for _ in range(2):
+        result = feed.apply(cells, mapping, partition_by=["country"])
+        assert (result.dead_letters, result.folded) == (2, 2)
+    assert "country is a partition column" in (result.dead_reason or "")
+    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
+    assert sorted((row["country"], row["id"]) for row in rows) == [("no", ""), ("no", "4")]
 
 
 def test_events_of_hbases_kafka_proxy_are_cells(feed: Feed, table: Path, spark: SparkSession) -> None:

@@ -143,11 +143,38 @@ def test_a_topic_of_debezium_is_the_table_as_a_stream_too(
     assert sorted(each["origin"] for each in letters) == ["t/0/2", "t/0/5"]
 
 
+def test_an_input_of_which_nothing_is_applied_ends_with_8(
+    cdc: Callable[..., Any], mapping: Path, table: Path, tmp_path: Path
+) -> None:
+    flat = lines_of(tmp_path / "1" / "flat.json", [{"key": {"id": 1}, "value": {"id": 1, "__op": "u"}}])
+    stream = ("--source", flat.parent, "--trigger", "available-now", "--checkpoint", tmp_path / "checkpoint")
+    for arguments in (("--source", flat), stream):
+        outcome = cdc("debezium", *arguments, "--format", "json")
+        assert outcome.code == 8, outcome.error
+        assert "ExtractNewRecordState" in sentence(outcome)
+    orders = event("c", 1, None, {"id": 1, "n": 10})
+    orders["value"]["source"] |= {"db": "shop", "table": "orders"}
+    good = lines_of(tmp_path / "good.json", [orders])
+    outcome = cdc("debezium", "--source", good, "--source-table", "customers")
+    assert (outcome.code, outcome.lines[-1]["filtered"]) == (8, 1), outcome.error
+    assert not table.exists()
+    mixed = ("--source", good, "--source", flat, "--format", "json", "--max-dead-letters")
+    for limit, code in (("0", 5), ("49%", 5), ("50%", 0), ("1", 0)):
+        outcome = cdc("debezium", *mixed, limit)
+        assert (outcome.code, table.exists()) == (code, code == 0), outcome.error
+    bad = lines_of(tmp_path / "bad.json", ["no cell"])
+    cells = ("--mapping", mapping, "--source", bad, "--table", tmp_path / "cells")
+    assert [cdc("hbase", *cells, *limit).code for limit in ((), ("--max-dead-letters", "0"))] == [8, 5]
+    outcome = cdc("hbase", *cells, "--max-dead-letters", "few")
+    assert (outcome.code, "--max-dead-letters" in sentence(outcome)) == (2, True)
+
+
 HBASE = ("--mapping", "{mapping}", "--source", "{cells}")
 BELOW = ("--source", "{folder}", "--trigger", "available-now", "--checkpoint", "{table}/notes")
 BAD: list[tuple[str, tuple[str, ...], int, str]] = [
     ("hbase", ("--source", "{cells}"), 2, "--mapping"),
     ("hbase", (*HBASE, "--keys", "id"), 2, "--keys"),
+    ("hbase", (*HBASE, "--source-table", "a"), 2, "--source-table"),
     ("hbase", ("--mapping", "{mapping}"), 2, "--source"),
     ("hbase", ("--mapping", "/nowhere.json", "--source", "{cells}"), 2, "does not exist"),
     ("hbase", ("--mapping", "{cells}", "--source", "{cells}"), 2, "has no family, row"),

@@ -11,6 +11,15 @@ from typing import Any, TypeVar
 import pytest
 from pyspark.sql import SparkSession
 
+#: Texts that readers, partitions or casts have changed: twelve, each another one.
+AWKWARD_TEXTS = (
+    "", "1", " 12 ", "yes", "null", "1e400", "0." + "1" * 40, 'a "b", \'c\'\\\n\r\nd', "2026-10-25T02:30:00", "{}",
+    "__HIVE_DEFAULT_PARTITION__", "gr\u00fcn\u2028",
+)  # fmt: skip
+#: Moments around the clock changes of Europe/Berlin.
+CLOCK_CHANGES = (
+    "2026-10-25T00:30:00Z", "2026-10-25T01:30:00Z", "2026-10-25T02:30:00+02:00", "2026-03-29T01:00:00.5Z",
+)  # fmt: skip
 _ONCE = 0.7
 #: Of a test that takes the ``number`` of histories: as many as fit in CI, and many.
 HISTORIES = pytest.mark.parametrize("number", [500, pytest.param(20_000, marks=pytest.mark.soak)])

@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from tests.support.deliveries import AWKWARD_TEXTS
+
 
 class Cell(NamedTuple):
     """One mutation, as a file of cells has it."""
@@ -20,7 +22,7 @@ class Cell(NamedTuple):
 
 
 SCHEMA = "row string, family string, qualifier string, timestamp long, type string, value string"
-PUTS, FAMILIES, QUALIFIERS, MOMENTS = 0.6, ("d", "m"), ("a", "b"), 12
+PUTS, FAMILIES, QUALIFIERS, MOMENTS = 0.6, ("d", "m"), ("a", "b"), len(AWKWARD_TEXTS)
 TYPES = ("Delete", "DeleteColumn", "DeleteFamily", "DeleteFamilyVersion")
 
 
@@ -61,7 +63,7 @@ def histories(seed: int, number: int) -> list[Cell]:
             family, qualifier = chance.choice(FAMILIES), chance.choice(QUALIFIERS)
             at = chance.randrange(MOMENTS)
             # One value for one timestamp: which of two would count, the cells alone do not tell.
-            value = f"{family}{qualifier}@{at}" if kind == "Put" else None
+            value = AWKWARD_TEXTS[at] if kind == "Put" else None
             named = "" if "Family" in kind else qualifier
             cells.add(Cell(f"r{history:05}", family, named, at, kind, value))
     return sorted(cells, key=repr)

@@ -13,7 +13,7 @@ from writer_jobs.commit.held_write import CommitResult
 
 #: What a batch counts, by its name.
 COUNTED = (
-    "changes", "folded", "keys", "inserted", "updated", "deleted", "unchanged", "dead_letters", "skipped",
+    "changes", "folded", "keys", "inserted", "updated", "deleted", "unchanged", "dead_letters", "skipped", "filtered",
     "missing_files",
 )  # fmt: skip
 _METRICS = ("Inserted", "Updated", "Deleted")
@@ -38,7 +38,9 @@ class ChangesResult:
         newest_sequence: the largest; None of an empty batch.
         commit: of the table; None if nothing was to be done.
         dead_letters: messages that could not be decoded.
+        dead_reason: The most frequent reason of dead letters; None if there are none.
         skipped: messages that say nothing of a row.
+        filtered: Events of other source tables.
         missing_files: Source files that were deleted before a stream read them, and are skipped.
         newest_at: when the newest change was made, seconds since the epoch; None if changes do not tell.
 
@@ -57,7 +59,9 @@ class ChangesResult:
     newest_sequence: Any
     commit: CommitResult | None
     dead_letters: int = 0
+    dead_reason: str | None = None
     skipped: int = 0
+    filtered: int = 0
     missing_files: int = 0
     newest_at: float | None = None
 

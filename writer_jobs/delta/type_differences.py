@@ -37,6 +37,8 @@ Fold = Callable[[str], str]
 
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 _FRACTIONS = (FloatType, DoubleType)
+#: Digits before the point of a decimal to which Delta widens a type of whole numbers.
+DIGITS: dict[type[DataType], int] = {ByteType: 10, ShortType: 10, IntegerType: 10, LongType: 20}
 _EXACT_IN: dict[type[DataType], tuple[type[DataType], ...]] = {
     StringType: (StringType, BooleanType, *_WHOLE, *_FRACTIONS, DecimalType, DateType, TimestampNTZType),
     FloatType: (ByteType, ShortType),
@@ -141,13 +143,16 @@ def is_wider(wide: DataType, narrow: DataType) -> bool:
     """Return whether Delta can widen a column from one type to the other, which holds each value of the first.
 
     Source: Delta's protocol, "Type Widening": byte, short, int and long, in that order; float to double; decimals that
-    have as many digits before and behind the point.
+    have as many digits before and behind the point; byte, short and int to decimals with 10 digits before the point,
+    long to those with 20.
     """
     if isinstance(wide, _WHOLE) and isinstance(narrow, _WHOLE):
         return _WHOLE.index(type(wide)) > _WHOLE.index(type(narrow))
     if isinstance(wide, DecimalType) and isinstance(narrow, DecimalType):
         holds_whole_part = wide.precision - wide.scale >= narrow.precision - narrow.scale
         return bool(wide != narrow and holds_whole_part and wide.scale >= narrow.scale)
+    if isinstance(wide, DecimalType) and isinstance(narrow, _WHOLE):
+        return bool(wide.precision - wide.scale >= DIGITS[type(narrow)])
     return isinstance(wide, DoubleType) and isinstance(narrow, FloatType)
 
 

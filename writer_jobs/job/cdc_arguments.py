@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from writer_jobs.errors import ArgumentsError
+from writer_jobs.feeds.dead_letters import DeadLetterLimit
 from writer_jobs.job.arguments import JobParser, names, text
 from writer_jobs.job.changes_arguments import (
     ChangesJobArguments,
@@ -62,7 +64,8 @@ rules:
   debezium: the newest event of each key counts, by its place in the database's log; deletes are remembered in
   TABLE_tombstones. New columns and wider types come with the events.
   The first run binds the table to its keys, order and SCD type (table property sluice.feed); others are refused.
-  What cannot be decoded goes to TABLE_dead_letters with the reason, and is counted; the rest is applied.
+  What cannot be decoded goes to TABLE_dead_letters with the reason, and is counted; the rest is applied. If nothing of
+  the input is applied, the exit code is 8.
 
 locks:
   If all partition columns of the table are key columns, the partitions that a batch touches are locked, else the table.
@@ -74,8 +77,8 @@ runs:
 """
 _END = """
 standard output has one JSON object per line: {"event": "begun" | "holding" | "commit", ...}; "commit" has changes
-(cells, or events), folded, keys, inserted, updated, deleted, unchanged, dead_letters, newest_sequence and lag_s: how
-old the newest change is, in seconds.
+(cells, or events), folded, keys, inserted, updated, deleted, unchanged, dead_letters, filtered, newest_sequence and
+lag_s: how old the newest change is, in seconds.
 standard error has one sentence if the job fails; the stack trace with --verbose.
 The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
 
@@ -92,6 +95,8 @@ class CdcArguments(ChangesJobArguments):
     topic: str | None
     keys: tuple[str, ...] | None
     sequence_by: str | None
+    source_tables: tuple[str, ...]
+    max_dead_letters: DeadLetterLimit | None
 
     @property
     def query(self) -> dict[str, str]:
@@ -100,6 +105,8 @@ class CdcArguments(ChangesJobArguments):
             "decoder": self.decoder,
             "keys": ",".join(self.keys or ()),
             "sequence-by": self.sequence_by or "",
+            # Absent where none is named, as in checkpoints of earlier releases.
+            **({"source-tables": ",".join(sorted(self.source_tables))} if self.source_tables else {}),
             "scd-type": str(self.stored_as_scd_type),
         }
 
@@ -124,10 +131,10 @@ class CdcArguments(ChangesJobArguments):
         of_cells = self.decoder != "debezium"
         if of_cells != (self.mapping is not None):
             raise ArgumentsError("--mapping is needed for cells of HBase, and for nothing else")
-        if of_cells and (self.keys or self.sequence_by or self.stored_as_scd_type != 1):
+        if of_cells and (self.keys or self.sequence_by or self.source_tables or self.stored_as_scd_type != 1):
             raise ArgumentsError(
-                "--keys, --sequence-by and --scd-type are for --decoder debezium: cells have their order, and the "
-                "mapping has the keys"
+                "--keys, --sequence-by, --source-table and --scd-type are for --decoder debezium: cells have their "
+                "order, and the mapping has the keys"
             )
 
 
@@ -148,6 +155,16 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     add_topic(parser)
     add("--keys", type=names, metavar="COLS", help="columns that name a row; by default the fields of messages' keys")
     add("--sequence-by", type=text, metavar="SQL", help="order of events, over source, op, ts_ms, transaction, origin")
+    add(
+        "--source-table", action="append", type=text, default=[], metavar="NAME",
+        help="table whose events are applied, such as shop.public.orders or orders; others are left out and counted; "
+        "repeat it for the leaf partitions of a table. Without it events of several tables are refused",
+    )  # fmt: skip
+    add(
+        "--max-dead-letters", type=_limit, metavar="N|N%",
+        help="most messages of a batch that may be dead letters, as a number or in percent; with more the batch is "
+        "refused, and none of it is written",
+    )  # fmt: skip
     add_how_changes_are_stored(parser)
     add_rest(parser, "cells, or deletes, are")
     found = parser.parse(argv)
@@ -158,5 +175,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
         topic=found.topic,
         keys=found.keys,
         sequence_by=found.sequence_by,
+        source_tables=tuple(dict.fromkeys(found.source_table)),
+        max_dead_letters=found.max_dead_letters,
         **shared_by_changes_jobs(found),
     )
+
+
+def _limit(value: str) -> DeadLetterLimit:
+    try:
+        return DeadLetterLimit.parsed(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from lock_manager import Hold
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.errors import SourceError
+from writer_jobs.errors import NothingAppliedError, SourceError
 from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.decode import cells_of_avro, cells_of_events, cells_of_json
@@ -36,6 +36,8 @@ class Feed:
     def __init__(self, spark: SparkSession, arguments: CdcArguments, writer: LockedDeltaWriter) -> None:
         self._arguments = arguments
         self._writer = writer
+        self._applied = self._dead = self._filtered = 0
+        self._dead_reason: str | None = None
         self._mapping: HBaseMapping | None = None
         if arguments.mapping is not None:
             text = HadoopFiles.of(spark).read_text(arguments.mapping)
@@ -56,6 +58,34 @@ class Feed:
             SluiceError: see :func:`apply_cells` and :func:`apply_events`.
 
         """
+        result = self._apply(messages, txn, holding)
+        self._applied += result.changes
+        self._dead += result.dead_letters
+        self._filtered += result.filtered
+        self._dead_reason = result.dead_reason or self._dead_reason
+        return result
+
+    def refuse_nothing_applied(self) -> None:
+        """Make sure that something was applied, unless the batches had nothing to apply.
+
+        Raises:
+            NothingAppliedError: Each message was a dead letter, or of another source table.
+
+        """
+        if self._applied or not (self._dead or self._filtered):
+            return
+        reasons = []
+        if self._dead:
+            reasons.append(
+                f"{self._dead} messages are in {self._writer.table}_dead_letters, most frequent reason: "
+                f"{self._dead_reason}"
+            )
+        if self._filtered:
+            named = ", ".join(self._arguments.source_tables)
+            reasons.append(f"{self._filtered} events are of other tables than --source-table {named}")
+        raise NothingAppliedError(table=self._writer.table, reason="; ".join(reasons))
+
+    def _apply(self, messages: Messages, txn: tuple[str, int] | None, holding: Callable[[Hold], None]) -> ChangesResult:
         arguments = self._arguments
         if self._mapping is not None:
             return apply_cells(
@@ -63,6 +93,7 @@ class Feed:
                 _cells_of(arguments.decoder, messages)(messages.rows, self._mapping),
                 self._mapping,
                 partition_by=arguments.partition_by,
+                max_dead_letters=arguments.max_dead_letters,
                 retention=arguments.tombstone_retention,
                 txn=txn,
                 before_write=holding,
@@ -74,6 +105,8 @@ class Feed:
             messages.rows,
             keys=arguments.keys,
             sequence_by=arguments.sequence_by,
+            source_tables=arguments.source_tables,
+            max_dead_letters=arguments.max_dead_letters,
             stored_as_scd_type=arguments.stored_as_scd_type,
             partition_by=arguments.partition_by,
             tombstone_retention=arguments.tombstone_retention,

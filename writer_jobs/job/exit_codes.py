@@ -15,7 +15,13 @@ from lock_manager import (
     SluiceError,
 )
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.errors import CommitUnknownError, UnprovenCommitError, UnsafeStoreError, WriteFailedError
+from writer_jobs.errors import (
+    CommitUnknownError,
+    NothingAppliedError,
+    UnprovenCommitError,
+    UnsafeStoreError,
+    WriteFailedError,
+)
 from writer_jobs.job.stopping import Stopped
 
 #: Exit code of a job that is done.
@@ -28,6 +34,7 @@ _LOCK_LOST = 4
 _WRITE_FAILED = 5
 _UNKNOWN = 6
 _UNPROVEN = 7
+_NOTHING_APPLIED = 8
 _INTERRUPTED = 130
 
 #: For the end of ``--help``.
@@ -41,6 +48,7 @@ exit codes:
   5    write failed: rows that do not fit the table, malformed records, a failing store, one that ignores If-None-Match
   6    unknown: a commit was put and got no answer; with --run-id, start the job again
   7    committed, but whether the lock was still held is not known: the message has the version; do not repeat it
+  8    nothing of a non-empty input was applied: each message is a dead letter, or of another source table
   130  stopped by Ctrl-C; 143: by SIGTERM. A commit that had begun was completed or cancelled.
   Cluster managers do not relay these faithfully: --report writes them down. A failed commit may be in the table
   with 6, and is in it with 7, and with 4 where the message names versions; in all other cases it is not.
@@ -59,6 +67,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (LockLostError, _LOCK_LOST),
     (LockNotHeldError, _LOCK_LOST),
     (CommitUnknownError, _UNKNOWN),
+    (NothingAppliedError, _NOTHING_APPLIED),
     (WriteFailedError, _WRITE_FAILED),
     (UnsafeStoreError, _WRITE_FAILED),
     (SluiceError, BAD_ARGUMENTS),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -14,7 +14,7 @@ from writer_jobs.changes.apply import RETENTION, apply_changes
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.errors import ChangesError, FeedError
-from writer_jobs.feeds.dead_letters import write_dead_letters
+from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.debezium.decode import decode
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -25,6 +25,8 @@ def apply_events(
     *,
     keys: Sequence[str] | None = None,
     sequence_by: str | None = None,
+    source_tables: Collection[str] = (),
+    max_dead_letters: DeadLetterLimit | None = None,
     stored_as_scd_type: int = 1,
     partition_by: Sequence[str] = (),
     tombstone_retention: timedelta = RETENTION,
@@ -49,6 +51,9 @@ def apply_events(
         keys: columns that together name a row; by default the fields of the messages' keys.
         sequence_by: SQL over the envelope's ``source``, ``op``, ``ts_ms``, ``transaction`` and ``origin``; by default
             the place in the database's log.
+        source_tables: Tables whose events are applied, such as ``shop.public.orders`` or ``orders``; those of others
+            are left out and counted as ``filtered``. By default events of several tables are refused.
+        max_dead_letters: A batch with more is refused.
         stored_as_scd_type: as for :func:`writer_jobs.apply_changes`, like all that follows.
         partition_by: likewise.
         tombstone_retention: likewise.
@@ -58,15 +63,21 @@ def apply_events(
         before_write: likewise.
 
     Raises:
-        ChangesError: the events cannot be ordered, have no key, or truncate the table.
+        ChangesError: the events cannot be ordered, have no key, are of several tables, or truncate the table; or too
+            many cannot be decoded.
         SluiceError: see :meth:`LockedDeltaWriter.append`.
 
     """
     try:
-        decoded = decode(messages, table=writer.log.state(), keys=keys, sequence_by=sequence_by)
+        decoded = decode(
+            messages, table=writer.log.state(), keys=keys, sequence_by=sequence_by, source_tables=source_tables
+        )
     except FeedError as error:
         raise ChangesError(table=writer.table, reason=str(error)) from error
     with decoded:
+        if max_dead_letters is not None:
+            messages_count = decoded.count + decoded.dead_count
+            max_dead_letters.check(writer.table, decoded.dead_count, messages_count, decoded.dead_reason)
         result = ChangesResult.of_nothing(writer.table)
         if decoded.count:
             result = apply_changes(
@@ -86,4 +97,10 @@ def apply_events(
         if decoded.dead_count:
             options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata)
             write_dead_letters(writer, decoded.dead, txn, options.after(writer.manager, result.commit))
-        return replace(result, dead_letters=decoded.dead_count, skipped=decoded.skipped)
+        return replace(
+            result,
+            dead_letters=decoded.dead_count,
+            dead_reason=decoded.dead_reason,
+            skipped=decoded.skipped,
+            filtered=decoded.filtered,
+        )

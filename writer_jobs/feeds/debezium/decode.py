@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -29,20 +29,19 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructType
 
 from writer_jobs.changes.kept import Kept
+from writer_jobs.changes.spec import END, SEQUENCE, START
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.decoders import (
-    Decoder,
     common_type,
-    member,
     of_column,
     of_connect,
     of_inferred,
-    path,
     struct_ddl,
 )
-from writer_jobs.feeds.debezium.envelopes import ROW, SKIPPED, TRUNCATE, parsed
+from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TRUNCATE, parsed
+from writer_jobs.feeds.debezium.json_values import Decoder, member, path
 from writer_jobs.feeds.debezium.positions import is_known, position, source_of
 
 #: Columns beside the row's.
@@ -64,6 +63,9 @@ class RowChanges:
         count: how many changes there are; if none, there is nothing to apply.
         dead: messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.
         dead_count: how many.
+        dead_reason: The most frequent reason; None if there are none.
+        filtered: Number of events of other source tables.
+        source_tables: See :func:`source_tables`.
         skipped: how many messages say nothing of a row: tombstones, heartbeats, messages of the log (``m``).
         order: Text that names the order of the changes: ``sequence_by``, or :data:`POSITION`.
         newest_source_time: latest ``source.ts_ms`` of the changes, seconds since the epoch; None if there is none.
@@ -75,6 +77,9 @@ class RowChanges:
     count: int
     dead: DataFrame
     dead_count: int
+    dead_reason: str | None
+    filtered: int
+    source_tables: tuple[str, ...] | None
     skipped: int
     newest_source_time: float | None
     order: str
@@ -110,6 +115,7 @@ def decode(
     table: TableState | None,
     keys: Sequence[str] | None = None,
     sequence_by: str | None = None,
+    source_tables: Collection[str] = (),
     unavailable: str = UNAVAILABLE,
 ) -> RowChanges:
     """Decode a batch of Debezium's messages.
@@ -122,9 +128,13 @@ def decode(
 
     - ``c``, ``r`` and ``u`` write the row in ``after``. ``d`` deletes the row of the message's key, or else of
       ``before``: it may have nothing but the key. ``t`` is refused.
+    - A column of the table that an event's schema lacks is null in its row, so that the row does not depend on the
+      other events of the batch. Columns that Delta fills in by itself are left out.
     - Types come from the messages' schemas; without, from the table, and for columns that it does not have from the
-      values. Messages of one batch may have different schemas: the columns are those of all, and types widen. Types
-      that have none in common are refused: it is the source that changed, not one message that is wrong.
+      values. Without schemas the JSON type counts: a text is no number, except in a decimal column if it has a decimal
+      point, and a number is no boolean. Messages of one batch may have different schemas: the columns are those of
+      all, and types widen. Types that have none in common are refused: it is the source that changed, not one message
+      that is wrong.
     - A value that Debezium was not given (PostgreSQL's TOAST, Oracle's LOBs) puts its message among the dead: it must
       not be written over the one that is there, and of the row the rest alone cannot be written.
 
@@ -139,15 +149,18 @@ def decode(
             ``origin``; by default the place in the database's log, see
             :mod:`writer_jobs.feeds.debezium.positions`. Fields of ``source`` that no connector known here has are
             texts.
+        source_tables: Tables whose events count, such as ``shop.public.orders``, ``public.orders`` or ``orders``;
+            events of other tables are left out. Empty: all events must be of one table.
         unavailable: the connector's ``unavailable.value.placeholder``.
 
     Raises:
-        FeedError: a truncate; no keys, or several; an order that is not known; types that have none in common.
+        FeedError: events of several tables; a truncate; no keys, or several; an order that is not known; types that
+            have none in common.
 
     """
     try:
-        with closing(Kept(parsed(messages))) as envelopes:
-            batch = _Batch(envelopes.rows, table, keys, sequence_by)
+        with closing(Kept(parsed(messages, source_tables))) as envelopes:
+            batch = _Batch(envelopes.rows, table, keys, sequence_by, source_tables)
             kept = Kept(batch.rows(unavailable))
             with ExitStack() as on_failure:
                 on_failure.callback(kept.close)
@@ -171,14 +184,21 @@ class _Batch:
     """
 
     def __init__(
-        self, envelopes: DataFrame, table: TableState | None, keys: Sequence[str] | None, sequence_by: str | None
+        self,
+        envelopes: DataFrame,
+        table: TableState | None,
+        keys: Sequence[str] | None,
+        sequence_by: str | None,
+        named_tables: Collection[str],
     ) -> None:
         self._envelopes, self._sequence_by = envelopes, sequence_by
         self._table = {} if table is None else {each.name.lower(): each.dataType for each in table.schema}
         found = _groups(envelopes)
         self._skipped = sum(group["skipped"] for group in found)
+        self._filtered = sum(group["filtered"] for group in found)
         groups = [group for group in found if group["rows"] or group["truncate"]]
         self._connectors = sorted({name for group in groups for name in group["connectors"]})
+        self._source_tables = source_tables(named_tables, {name for group in groups for name in group["tables"]})
         self._refuse(groups)
         self._moves = keys is not None
         self.keys = _keys(groups) if keys is None else tuple(keys)
@@ -188,16 +208,22 @@ class _Batch:
         self._columns: dict[str, tuple[DataType, dict[Decoder, list[int]]]] = {}
         for group in groups:
             known = {name.lower(): kind for name, (kind, _) in self._columns.items()} | self._table
-            self._groups.append(_Group.of(group, known))
+            self._groups.append(_Group.of(group, known, self.keys))
             self._columns = self._of_all_groups()
         # As the messages spell them.
         spelled = {name.lower(): name for group in self._groups for name in (*group.keys, *group.columns)}
         self.keys = tuple(spelled.get(name.lower(), name) for name in self.keys)
         self._columns = self._of_all_groups()
+        # In the table, and in none of the messages.
+        ours = {SEQUENCE.lower(), START.lower(), END.lower(), *(name.lower() for name in self._columns)}
+        self._absent: dict[str, DataType] = {}
+        if table is not None:
+            ours |= {name.lower() for name in table.supplied_columns}
+            self._absent = {column.name: column.dataType for column in table.schema if column.name.lower() not in ours}
 
     def rows(self, unavailable: str) -> DataFrame:
         """Return the messages with the row of each, or the reason why it has none."""
-        read = self._envelopes.where(F.col("kind") != SKIPPED).select(
+        read = self._envelopes.where(~F.col("kind").isin(SKIPPED, FILTERED)).select(
             *("key", "value", "origin", "op", "reason", "payload", "key_payload"),
             self._group_number().alias("group"),
         )
@@ -228,17 +254,19 @@ class _Batch:
             F.count_if(good).alias("count"),
             F.count_if(~good).alias("dead"),
             F.count_if(good & F.col("moved").isNotNull()).alias("moved"),
+            F.mode("reason").alias("reason"),
             F.max(F.when(good, F.col("source_ms"))).alias("newest"),
         ).collect()[0]
         columns = [F.col("row").getField(name).alias(name) for name in self._columns]
-        changes = rows.where(good).select(*columns, ORDER, DELETES)
+        absent = [F.lit(None).cast(kind).alias(name) for name, kind in self._absent.items()]
+        changes = rows.where(good).select(*columns, *absent, ORDER, DELETES)
         if found["moved"]:
             old = [
                 (F.col("moved").getField(name) if name in self.keys else F.lit(None).cast(kind)).alias(name)
                 for name, (kind, _) in self._columns.items()
             ]
             moved = rows.where(good & F.col("moved").isNotNull())
-            changes = changes.union(moved.select(*old, ORDER, F.expr("true").alias(DELETES)))
+            changes = changes.union(moved.select(*old, *absent, ORDER, F.expr("true").alias(DELETES)))
         newest = found["newest"]
         return RowChanges(
             changes=changes,
@@ -246,6 +274,9 @@ class _Batch:
             count=found["count"] + found["moved"],
             dead=rows.where(~good).select("key", "value", "origin", "reason"),
             dead_count=found["dead"],
+            dead_reason=found["reason"],
+            filtered=self._filtered,
+            source_tables=self._source_tables,
             skipped=self._skipped,
             newest_source_time=None if newest is None else newest / 1000,
             order=self._sequence_by or POSITION,
@@ -403,15 +434,19 @@ class _Group:
     problem: bool
 
     @classmethod
-    def of(cls, group: Row, types: Mapping[str, DataType]) -> _Group:
-        """Make it of what is known of a group, and of the types of columns, by their names in lower case."""
+    def of(cls, group: Row, types: Mapping[str, DataType], key_names: Collection[str]) -> _Group:
+        """Return the group of a row of :func:`_groups`; ``types`` are those of columns by names in lower case."""
         schema, key_schema = group["schema"], group["key_schema"]
         columns = keys = None
         with suppress(KeyError, TypeError, ValueError, StopIteration):
-            columns = _inferred(group["shape"], types) if schema is None else _of_row(json.loads(schema))
-            keys = _inferred(group["key_shape"], types) if key_schema is None else _fields(json.loads(key_schema))
+            columns = _inferred(group["shape"], types, key_names) if schema is None else _of_row(json.loads(schema))
+            keys = (
+                _inferred(group["key_shape"], types, key_names)
+                if key_schema is None
+                else _fields(json.loads(key_schema))
+            )
         # Of a delete only the key counts, so what is before tells no other types.
-        keys_before = _inferred(group["old_shape"], types) if schema is None else {}
+        keys_before = _inferred(group["old_shape"], types, key_names) if schema is None else {}
         return cls(schema, key_schema, columns or {}, {**keys_before, **(keys or {})}, columns is None or keys is None)
 
 
@@ -423,6 +458,8 @@ def _groups(envelopes: DataFrame) -> list[Row]:
     names = F.map_keys(F.try_variant_get(key, "$", "map<string,variant>"))
     found = envelopes.groupBy("schema", "key_schema").agg(
         F.count_if(F.col("kind") == SKIPPED).alias("skipped"),
+        F.count_if(F.col("kind") == FILTERED).alias("filtered"),
+        F.collect_set(F.when(F.col("kind").isin(ROW, TRUNCATE), F.col("source_table"))).alias("tables"),
         F.count_if(is_row).alias("rows"),
         F.min(F.when(F.col("kind") == TRUNCATE, F.col("origin"))).alias("truncate"),
         F.collect_set(F.when(is_row, connector)).alias("connectors"),
@@ -432,6 +469,31 @@ def _groups(envelopes: DataFrame) -> list[Row]:
         F.schema_of_variant_agg(F.when(is_row & F.col("key_schema").isNull(), key)).alias("key_shape"),
     )
     return list(found.collect())
+
+
+def source_tables(named: Collection[str], tables: Collection[str]) -> tuple[str, ...] | None:
+    """Return the source tables of a feed: those that are named, or else the one that all events are of.
+
+    Args:
+        named: By the caller of :func:`decode`.
+        tables: Tables of the events, each as ``db.schema.table``; empty for an event that does not name its table.
+
+    Returns:
+        Their names; None if the events do not name their table.
+
+    Raises:
+        FeedError: There are several, and none is named.
+
+    """
+    if named:
+        return tuple(sorted(named))
+    if len(tables) > 1:
+        several = ", ".join(sorted(name or "(source.table is missing)" for name in tables))
+        raise FeedError(
+            f"the events are of several tables, {several}, whose rows would overwrite each other: pass --source-table "
+            "NAME (source_tables) for the table that is meant, or for each leaf partition of it"
+        )
+    return tuple(name for name in tables if name) or None
 
 
 def _keys(groups: list[Row]) -> tuple[str, ...]:
@@ -454,14 +516,15 @@ def _fields(schema: Mapping[str, Any]) -> dict[str, Decoder]:
     return {part["field"]: of_connect(part) for part in schema.get("fields", ())}
 
 
-def _inferred(shape: str, types: Mapping[str, DataType]) -> dict[str, Decoder]:
+def _inferred(shape: str, types: Mapping[str, DataType], keys: Collection[str]) -> dict[str, Decoder]:
     """Return the columns of rows without a schema: of the types that are known, or of those that their values have."""
-    kind = DataType.fromDDL(struct_ddl(shape))
-    found = {
-        each.name: of_column(types[each.name.lower()]) if each.name.lower() in types else of_inferred(each.dataType)
-        for each in (kind if isinstance(kind, StructType) else ())
-    }
-    return {name: decoder for name, decoder in found.items() if decoder is not None}
+    kind, fixed = DataType.fromDDL(struct_ddl(shape)), {name.lower() for name in keys}
+    decoders: dict[str, Decoder | None] = {}
+    for column in kind if isinstance(kind, StructType) else ():
+        name, values = column.name.lower(), column.dataType
+        is_known, is_fixed = name in types, name in fixed
+        decoders[column.name] = of_column(types[name], values, is_fixed=is_fixed) if is_known else of_inferred(values)
+    return {name: decoder for name, decoder in decoders.items() if decoder is not None}
 
 
 def _struct(columns: list[Column]) -> Column:
@@ -485,4 +548,4 @@ def _placeholders(text: str) -> list[str]:
         [str(uuid.UUID(bytes=hashlib.md5(octets, usedforsecurity=False).digest(), version=3))],
         {text: text},
     ]
-    return [text, binary, *(json.dumps(each, separators=(",", ":")) for each in several)]
+    return [text, *(json.dumps(each, separators=(",", ":")) for each in several)]

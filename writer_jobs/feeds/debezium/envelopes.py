@@ -6,28 +6,34 @@ https://debezium.io/documentation/reference/stable/connectors/postgresql.html#po
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import reduce
+from operator import or_
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.feeds.debezium.decoders import is_object, member, path
+from writer_jobs.feeds.debezium.json_values import has_long_number, is_object, member, path
 from writer_jobs.feeds.wire import listed, only_one
 
 #: Operations that change a row.
 ROW_OPS = ("c", "r", "u", "d")
 _TRUNCATE, _MESSAGE = "t", "m"
+_TABLE = ("db", "schema", "table")
 #: What a message is.
-ROW, SKIPPED, TRUNCATE, DEAD = "row", "skipped", "truncate", "dead"
+ROW, SKIPPED, TRUNCATE, DEAD, FILTERED = "row", "skipped", "truncate", "dead", "filtered"
 
 
-def parsed(messages: DataFrame) -> DataFrame:
+def parsed(messages: DataFrame, source_tables: Collection[str] = ()) -> DataFrame:
     """Parse messages, each once.
 
     Args:
         messages: ``key`` and ``value`` (binary), ``origin``.
+        source_tables: Tables whose events count, as :func:`decode` takes them; empty: all.
 
     Returns:
         These three; ``payload`` and ``key_payload`` (variant), without their schemas; ``schema`` and ``key_schema``
-        (JSON), null where there is none; ``op``; ``kind``, and for what is dead the ``reason``.
+        (JSON), null where there is none; ``op``; ``source_table``; ``kind``; ``reason`` of a dead letter.
 
     """
     text, key_text = F.col("value").cast("string"), F.col("key").cast("string")
@@ -64,6 +70,7 @@ def parsed(messages: DataFrame) -> DataFrame:
         F.when(_has(body, "payload"), member(body, "payload")).otherwise(body).alias("payload"),
         F.when(_has(key_body, "payload"), member(key_body, "payload")).otherwise(key_body).alias("key_payload"),
     ).withColumn("op", F.try_variant_get("payload", "$.op", "string"))
+    read = read.withColumn("source_table", _source_table(F.col("payload")))
     reason = _reason(F.col("value").cast("string"))
     return (
         read.withColumn("reason", F.when(~_is_skipped(), reason))
@@ -71,11 +78,25 @@ def parsed(messages: DataFrame) -> DataFrame:
             "kind",
             F.when(_is_skipped(), SKIPPED)
             .when(F.col("reason").isNotNull(), DEAD)
+            .when(~_is_of(F.col("source_table"), source_tables), FILTERED)
             .when(F.col("op") == _TRUNCATE, TRUNCATE)
             .otherwise(ROW),
         )
         .drop("whole", "body")
     )
+
+
+def _source_table(payload: Column) -> Column:
+    """Return the table that an event is of, as ``db.schema.table``; empty if the event does not name it."""
+    db, schema, table = (F.try_variant_get(payload, path("source", name), "string") for name in _TABLE)
+    return F.when(table.isNull(), "").otherwise(F.concat_ws(".", db, schema, table))
+
+
+def _is_of(table: Column, names: Collection[str]) -> Column:
+    """Return whether a table is one of those named, each with its database and schema or without."""
+    if not names:
+        return F.expr("true")
+    return reduce(or_, ((table == name) | table.endswith(f".{name}") for name in names))
 
 
 def _is_skipped() -> Column:
@@ -89,11 +110,24 @@ def _is_skipped() -> Column:
 def _reason(text: Column) -> Column:
     op, is_row = F.col("op"), F.coalesce(is_object(member(F.col("payload"), "after")), F.expr("false"))
     return (
-        F.when(~F.is_valid_utf8(text), "the value is not UTF-8")
+        F.when(
+            F.hex(F.substring("value", 1, 1)) == "00",
+            "the value begins with a zero byte, as Confluent's header of a schema id does (Avro, Protobuf, JSON "
+            "Schema): let the connector write plain JSON (org.apache.kafka.connect.json.JsonConverter)",
+        )
+        .when(~F.is_valid_utf8(text), "the value is not UTF-8")
         .when(F.col("whole").isNull(), "the value is not one JSON object, or names a field twice")
-        .when(op.isNull(), "the value is no change event: it has no op")
+        .when(
+            op.isNull(),
+            "the value is no change event: it has no op, as flattened events have none: if the connector has the "
+            "transform ExtractNewRecordState, remove it",
+        )
         .when(~op.isin(*ROW_OPS, _TRUNCATE), F.concat(F.lit("the operation is not known: "), op))
         .when(op.isin("c", "r", "u") & ~is_row, "the row is missing: after is no object")
+        .when(
+            has_long_number(text) | has_long_number(F.col("key").cast("string")),
+            "the message has a number of more digits than can be stored",
+        )
     )
 
 

@@ -19,7 +19,7 @@ from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.changes.table_feed import FeedBinding, TableFeed
 from writer_jobs.commit.locked_operation import WriteOptions
-from writer_jobs.feeds.dead_letters import write_dead_letters
+from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.hbase.cells import CellRows
 from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, REASON, decoded
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
@@ -32,6 +32,7 @@ def apply_cells(
     mapping: HBaseMapping,
     *,
     partition_by: Sequence[str] = (),
+    max_dead_letters: DeadLetterLimit | None = None,
     retention: timedelta = RETENTION,
     txn: tuple[str, int] | None = None,
     lock_timeout_seconds: float | None = None,
@@ -55,6 +56,7 @@ def apply_cells(
         cells: see :func:`writer_jobs.feeds.hbase.decode.decoded`.
         mapping: of the row key and of values. All feeds of a table have the same one.
         partition_by: partition columns of a new table, of the row key's.
+        max_dead_letters: A batch with more is refused.
         retention: how late a cell may come after a delete that hides it, or a delete after a newer version.
         txn: as for :func:`writer_jobs.apply_changes`; with it dead letters are written once, too.
         lock_timeout_seconds: likewise.
@@ -63,7 +65,7 @@ def apply_cells(
 
     Raises:
         ChangesError: two cells have one timestamp and different values, and it is not known which is newer; two columns
-            of HBase would be one of the table. Or the table is fed in another way.
+            of HBase would be one of the table. Or the table is fed in another way, or too many cells cannot be decoded.
         SourceError: the cells lack a column.
         SluiceError: see :meth:`LockedDeltaWriter.append`.
 
@@ -81,7 +83,13 @@ def apply_cells(
         binding.refuse_other(state)
     with ExitStack() as open_ones:
         # Read once: a topic may have more the next time.
-        found = open_ones.enter_context(closing(Kept.of(spec.table, decoded(cells, mapping), "cells"))).rows
+        partitions = partition_by if state is None else state.partition_columns
+        decoded_cells = decoded(cells, mapping, partitions)
+        found = open_ones.enter_context(closing(Kept.of(spec.table, decoded_cells, "cells"))).rows
+        counts = found.agg(F.count("*").alias("cells"), F.count(REASON).alias("dead"), F.mode(REASON).alias("reason"))
+        cell_count, dead_count, dead_reason = counts.collect()[0]
+        if max_dead_letters is not None:
+            max_dead_letters.check(writer.table, dead_count, cell_count, dead_reason)
         good = found.where(F.col(REASON).isNull()).drop(REASON, ORIGIN, MESSAGE)
         application = Application(writer, spec, CellRows(spec, mapping), binding, good, how, options)
         open_ones.enter_context(closing(application))
@@ -92,5 +100,11 @@ def apply_cells(
             F.col(REASON).alias("reason"),
         )
         result, newest = application.run(), application.batch.newest
-        letters = write_dead_letters(writer, dead, txn, options.after(writer.manager, result.commit))
-        return replace(result, dead_letters=letters, newest_at=None if newest is None else newest / 1000)
+        if dead_count:
+            write_dead_letters(writer, dead, txn, options.after(writer.manager, result.commit))
+        return replace(
+            result,
+            dead_letters=dead_count,
+            dead_reason=dead_reason,
+            newest_at=None if newest is None else newest / 1000,
+        )

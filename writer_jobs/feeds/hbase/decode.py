@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import IntegralType, LongType, StringType, StructField, StructType
@@ -37,6 +39,8 @@ _NEEDED = ("row", "family", "timestamp", "type")
 _BYTES = ("row", "family", "qualifier", "value")
 _CELL = ("row", "family", "qualifier", "timestamp", "type", "value", "sequence")
 _NOT_SAID = -(1 << 63)
+#: Values of a partition column that Delta stores as null. Source: Delta's protocol, "Partition Value Serialization".
+_NULL_PARTITIONS = ("", "__HIVE_DEFAULT_PARTITION__")
 _EVENT = "key binary, timestamp long, delete boolean, value binary, qualifier binary, family binary, table binary"
 _EVENT_COLUMNS = ("key", "timestamp", "delete", "value", "qualifier", "family", "table")
 _UDF, _DECODER = "sluice_hbase_event", "io.deltasluice.feeds.HBaseEvent"
@@ -128,7 +132,7 @@ def cells_of_events(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
     return events.select(*cell, *known)
 
 
-def decoded(cells: DataFrame, mapping: HBaseMapping) -> DataFrame:
+def decoded(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collection[str] = ()) -> DataFrame:
     """Return cells as they are applied, and what of them cannot be.
 
     Args:
@@ -136,6 +140,7 @@ def decoded(cells: DataFrame, mapping: HBaseMapping) -> DataFrame:
             ``type`` (a name or code of HBase's); maybe ``sequence`` (a whole number), the order in which cells of one
             timestamp were written; maybe ``REASON``, ``ORIGIN`` and ``MESSAGE``.
         mapping: of the row key, and of values.
+        partition_columns: Of the table. A row key whose part would be null there has no row.
 
     Returns:
         The key columns, ``FAMILY``, ``QUALIFIER``, ``TYPE``, ``VALUE``, ``WRITTEN``, ``SEQ``, ``DELETED``; ``REASON``,
@@ -157,6 +162,8 @@ def decoded(cells: DataFrame, mapping: HBaseMapping) -> DataFrame:
     keys = mapping.key_columns(F.col("row"))
     of_family = kind.isin(DELETE_FAMILY, DELETE_FAMILY_VERSION)
     is_put = kind == PUT
+    partitions = {name.lower() for name in partition_columns}
+    partition_keys = [part.column for part in mapping.row_key if part.column.lower() in partitions]
     column = mapping.column_of(text["family"], text["qualifier"])
     reasons = [
         F.col(REASON),
@@ -166,6 +173,13 @@ def decoded(cells: DataFrame, mapping: HBaseMapping) -> DataFrame:
         *(F.when(~F.is_valid_utf8(each), f"{name} is not UTF-8") for name, each in text.items()),
         F.when(is_put & F.col("value").isNull(), "no value"),
         *(F.when(each.isNull(), f"the row key does not fit the mapping: {name}") for name, each in keys.items()),
+        *(
+            F.when(
+                keys[name].cast("string").isin(*_NULL_PARTITIONS),
+                f"Delta stores this {name} as null: {name} is a partition column",
+            )
+            for name in partition_keys
+        ),
         F.when(
             is_put & mapping.undecodable(column, F.col("value")),
             F.concat(F.lit("the value does not fit the type of "), column),

@@ -27,6 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from writer_jobs.delta.exact_cast import exact_cast
 from writer_jobs.errors import MappingError
 from writer_jobs.feeds.wire import whole_number
 
@@ -105,7 +106,7 @@ def _type_of(name: str) -> tuple[DataType, Callable[[Column], Column]]:
     if name.startswith(_TEXT):
         kind = _OF_TEXT.get(name.removeprefix(_TEXT)) or _decimal(name.removeprefix(_TEXT))
         if kind is not None:
-            return kind, lambda value: _literal(_text(value), kind)
+            return kind, lambda value: exact_cast(_text(value), kind)
     if (decimal := _decimal(name)) is not None:
         return decimal, lambda value: _decimal_of(value, decimal)
     if name in _WHOLE:
@@ -143,12 +144,6 @@ def _decimal(name: str) -> DecimalType | None:
 def _text(value: Column) -> Column:
     text = value.cast("string")
     return F.when(F.is_valid_utf8(text), text)
-
-
-def _literal(text: Column, kind: DataType) -> Column:
-    # Spark takes "today" for a date, another one each day.
-    named_days = isinstance(kind, DateType | TimestampType)
-    return F.when(text.rlike(r"^\s*[+-]?\d"), text.try_cast(kind)) if named_days else text.try_cast(kind)
 
 
 def _whole(value: Column, size: int) -> Column:
