@@ -20,6 +20,7 @@ CONTROL_FLOW = {
     "HelpShown": "a job's --help was asked for and answered; it ends with 0",
     "Stopped": "a job was asked to stop; a BaseException, as KeyboardInterrupt is",
     "Interrupted": "a command was asked to stop; a KeyboardInterrupt that knows its exit code",
+    "LinesError": "caught where the lines were checked: the error of the job names the table",
     "_PlanOutdatedError": "caught where it was planned: plan again",
     "_LookAgainError": "caught where it was looked: look again, now with the lock",
 }

@@ -332,7 +332,7 @@ def test_lines_that_nobody_reads_do_not_stop_the_load(monkeypatch: pytest.Monkey
     stream = os.fdopen(writing, "w")
     monkeypatch.setattr(sys, "stdout", stream)
     output = JobOutput(2)
-    output.waiting(1, 0.0)
+    output.begun(1, 0.0)
     output.commit(1, None)
     replaced = sys.stdout
     monkeypatch.undo()
