@@ -22,7 +22,7 @@ from tests.support.deliveries import AWKWARD_TEXTS, CLOCK_CHANGES, HISTORIES, de
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.changes.apply import ChangesResult, apply_changes
 from writer_jobs.delta.table_log import TableState
-from writer_jobs.errors import FeedError
+from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.debezium.decode import DELETES, ORDER, RowChanges, decode
 from writer_jobs.feeds.debezium.positions import _POSITIONS, _digits, _field
 
@@ -767,6 +767,17 @@ def test_events_of_other_source_tables_are_left_out_and_counted(decoded: Decode)
     assert (changes.filtered, changes.dead_count, changes.source_tables) == (3, 0, ("orders_2", "public.orders_1"))
     assert decoded(messages[:1]).source_tables == ("shop.public.orders_1",)
     assert decoded([message({"id": 1}, event("c", 1, after={"id": 1}))]).source_tables is None
+
+
+def test_events_of_another_table_are_refused_in_a_later_batch(feed: Feed) -> None:
+    def of(table: str, op: str, lsn: int) -> Message:
+        after = None if op == "d" else {"id": 1}
+        return message({"id": 1}, event(op, lsn, after=after, db="shop", schema="public", table=table))
+
+    feed.apply([of("orders", "c", 1)])
+    with pytest.raises(ChangesError, match=r"source tables: shop.public.orders in the table, shop.public.customers"):
+        feed.apply([of("customers", "d", 2)])
+    assert set(feed.rows()) == {1}
 
 
 def test_a_dropped_column_and_a_wider_number_do_not_depend_on_batches(feed: Feed) -> None:

@@ -92,6 +92,7 @@ class RowChanges:
             "keys": self.keys,
             "sequence_by": ORDER,
             "sequence_name": self.order,
+            "source_tables": self.source_tables,
             "apply_as_deletes": DELETES,
             "except_column_list": (ORDER, DELETES),
         }

@@ -8,6 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import IntegralType, LongType, StringType, StructField, StructType
 
+from lock_manager.partitions import HIVE_NULL
 from writer_jobs.changes.spec import DELETED, SEQ
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
@@ -40,7 +41,7 @@ _BYTES = ("row", "family", "qualifier", "value")
 _CELL = ("row", "family", "qualifier", "timestamp", "type", "value", "sequence")
 _NOT_SAID = -(1 << 63)
 #: Values of a partition column that Delta stores as null. Source: Delta's protocol, "Partition Value Serialization".
-_NULL_PARTITIONS = ("", "__HIVE_DEFAULT_PARTITION__")
+_NULL_PARTITIONS = ("", HIVE_NULL)
 _EVENT = "key binary, timestamp long, delete boolean, value binary, qualifier binary, family binary, table binary"
 _EVENT_COLUMNS = ("key", "timestamp", "delete", "value", "qualifier", "family", "table")
 _UDF, _DECODER = "sluice_hbase_event", "io.deltasluice.feeds.HBaseEvent"
