@@ -22,7 +22,7 @@ try:
     from writer_jobs.job.cdc_feeds import Feed
     from writer_jobs.job.file_stream import FileBatches
     from writer_jobs.job.messages import Messages, messages_of_files, messages_of_topic
-    from writer_jobs.job.once import apply_once
+    from writer_jobs.job.once import LoadMark, apply_once
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.source_files import find_sources
     from writer_jobs.job.stream_arguments import StreamArguments
@@ -59,8 +59,9 @@ def _once(context: JobContext[CdcArguments], writer: LockedDeltaWriter) -> None:
     feed = Feed(context.spark, arguments, writer)
     basis = {**arguments.query, **basis}
 
-    def apply(txn: tuple[str, int] | None, holding: Callable[[Hold], None]) -> ChangesResult:
-        return feed.apply(messages, txn, holding)
+    def apply(mark: LoadMark | None, holding: Callable[[Hold], None]) -> ChangesResult:
+        txn, metadata = (None, None) if mark is None else (mark.txn, mark.metadata)
+        return feed.apply(messages, txn, holding, metadata)
 
     apply_once(context, PROGRAM, writer, basis, apply)
     feed.refuse_nothing_applied()

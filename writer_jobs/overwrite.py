@@ -23,7 +23,7 @@ try:
     from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
     from writer_jobs.errors import ArgumentsError, WriteConflictError
     from writer_jobs.job.load import refuse_other_partitioning
-    from writer_jobs.job.once import apply_once, is_applied
+    from writer_jobs.job.once import LoadMark, apply_once, is_applied
     from writer_jobs.job.overwrite_arguments import PROGRAM, OverwriteArguments, parse_arguments
     from writer_jobs.job.runner import Job, JobContext
     from writer_jobs.job.source_files import find_sources
@@ -71,7 +71,7 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     some = arguments.replace_where is not None or arguments.dynamic
     keeps_its_own = state is not None and arguments.overwrite_schema and not arguments.partition_by
 
-    def overwrite(txn: tuple[str, int] | None, holding: Callable[[Hold], None]) -> _Overwritten:
+    def overwrite(mark: LoadMark | None, holding: Callable[[Hold], None]) -> _Overwritten:
         def before_write(hold: Hold) -> None:
             holding(hold)
             # The write names the columns of before the lock: it would undo what another writer did since.
@@ -89,10 +89,11 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
                 dynamic=arguments.dynamic,
                 partition_by=partition_by,
                 options={"overwriteSchema": "true"} if arguments.overwrite_schema and state is not None else {},
-                txn=txn,
+                txn=None if mark is None else mark.txn,
                 lock="partitions" if some else "table",
                 hold=arguments.hold,
                 lock_timeout_seconds=arguments.lock_timeout,
+                metadata=None if mark is None else mark.metadata,
                 before_write=before_write,
             )
         )

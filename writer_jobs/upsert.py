@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 if __package__ in (None, ""):
     # Run as a script: import the packages from beside this folder, and nothing from within it.
@@ -20,7 +20,7 @@ try:
     from writer_jobs.changes.result import ChangesResult
     from writer_jobs.delta.hadoop_files import HadoopFiles
     from writer_jobs.job.file_stream import FileBatches
-    from writer_jobs.job.once import apply_once, is_applied
+    from writer_jobs.job.once import LoadMark, apply_once, is_applied
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.source_files import SourceFiles, find_sources
     from writer_jobs.job.sources import SourceReader
@@ -52,7 +52,12 @@ def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter
     if is_applied(context, PROGRAM, writer, basis):
         return
     changes = _read(context, writer, sources)
-    apply_once(context, PROGRAM, writer, basis, partial(_apply, arguments, writer, changes))
+
+    def apply(mark: LoadMark | None, holding: Callable[[Hold], None]) -> ChangesResult:
+        txn, metadata = (None, None) if mark is None else (mark.txn, mark.metadata)
+        return _apply(arguments, writer, changes, txn, holding, metadata)
+
+    apply_once(context, PROGRAM, writer, basis, apply)
 
 
 def _upsert_stream(context: JobContext[UpsertArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:
@@ -83,6 +88,7 @@ def _apply(
     changes: DataFrame,
     txn: tuple[str, int] | None,
     holding: Callable[[Hold], None],
+    metadata: Mapping[str, Any] | None = None,
 ) -> ChangesResult:
     return apply_changes(
         writer,
@@ -97,6 +103,7 @@ def _apply(
         partition_by=arguments.partition_by,
         tombstone_retention=arguments.tombstone_retention,
         txn=txn,
+        metadata=metadata,
         before_write=holding,
     )
 

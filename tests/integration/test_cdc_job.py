@@ -80,8 +80,9 @@ def test_cells_as_lines_and_as_parquet_and_as_a_stream_of_both_are_what_hbase_sh
     )  # fmt: skip
     assert told["commits"][0]["lag_s"] > 1e9
     assert shown_by(table) == hbase_shows(first)
+    version = done.lines[-1]["version"]
     done = cdc("hbase", "--mapping", mapping, "--source", source, "--run-id", "one")
-    assert (done.code, done.lines[-1]["already_committed"]) == (0, True)
+    assert (done.code, done.lines[-1]["already_committed"], done.lines[-1]["version"]) == (0, True, version)
     os.utime(source, (1_700_000_000,) * 2)
     refused = cdc("hbase", "--mapping", mapping, "--source", source, "--run-id", "one")
     assert (refused.code, "was of other sources" in sentence(refused)) == (2, True)

@@ -67,14 +67,14 @@ def test_files_of_changes_make_the_table_and_keep_it_up_to_date(
 
 def test_a_run_is_applied_once(upsert: Callable[..., Any], csv_file: Callable[..., Path]) -> None:
     source = csv_file("1.csv", HEADER, FIRST)
-    upsert(source, "--run-id", "monday")
+    version = upsert(source, "--run-id", "monday").lines[-1]["version"]
     # Of the same size and time: it is not even read.
     times, size = source.stat(), source.stat().st_size
     source.write_bytes(b"\xff" * size)
     os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
     outcome = upsert(source, "--run-id", "monday")
-    events = [(line["event"], line["already_committed"]) for line in outcome.lines]
-    assert (outcome.code, events) == (0, [("commit", True)])
+    events = [(line["event"], line["already_committed"], line["version"]) for line in outcome.lines]
+    assert (outcome.code, events) == (0, [("commit", True, version)])
     # Another text of the same length.
     os.utime(source, (1_700_000_000,) * 2)
     outcome = upsert(source, "--run-id", "monday")

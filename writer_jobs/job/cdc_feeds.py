@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -45,20 +46,27 @@ class Feed:
                 raise SourceError(f"mapping {arguments.mapping} does not exist")
             self._mapping = HBaseMapping.parsed(text)
 
-    def apply(self, messages: Messages, txn: tuple[str, int] | None, holding: Callable[[Hold], None]) -> ChangesResult:
+    def apply(
+        self,
+        messages: Messages,
+        txn: tuple[str, int] | None,
+        holding: Callable[[Hold], None],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> ChangesResult:
         """Apply a batch.
 
         Args:
             messages: the batch.
             txn: its transaction.
             holding: called under the lock.
+            metadata: Metadata of the commits.
 
         Raises:
             SourceError: the decoder cannot read such messages.
             SluiceError: see :func:`apply_cells` and :func:`apply_events`.
 
         """
-        result = self._apply(messages, txn, holding)
+        result = self._apply(messages, txn, holding, metadata)
         self._applied += result.changes
         self._dead += result.dead_letters
         self._filtered += result.filtered
@@ -85,7 +93,13 @@ class Feed:
             reasons.append(f"{self._filtered} events are of other tables than --source-table {named}")
         raise NothingAppliedError(table=self._writer.table, reason="; ".join(reasons))
 
-    def _apply(self, messages: Messages, txn: tuple[str, int] | None, holding: Callable[[Hold], None]) -> ChangesResult:
+    def _apply(
+        self,
+        messages: Messages,
+        txn: tuple[str, int] | None,
+        holding: Callable[[Hold], None],
+        metadata: Mapping[str, Any] | None,
+    ) -> ChangesResult:
         arguments = self._arguments
         if self._mapping is not None:
             return apply_cells(
@@ -96,6 +110,7 @@ class Feed:
                 max_dead_letters=arguments.max_dead_letters,
                 retention=arguments.tombstone_retention,
                 txn=txn,
+                metadata=metadata,
                 before_write=holding,
             )
         if messages.are_rows:
@@ -111,6 +126,7 @@ class Feed:
             partition_by=arguments.partition_by,
             tombstone_retention=arguments.tombstone_retention,
             txn=txn,
+            metadata=metadata,
             before_write=holding,
         )
 

@@ -32,6 +32,7 @@ class LoadMark:
 
     Attributes:
         txn: ``(txnAppId, txnVersion)``.
+        metadata: Metadata of the commit, by which :meth:`version` finds it.
 
     """
 
@@ -39,6 +40,7 @@ class LoadMark:
         self._log = log
         self._run_id = run_id
         text = json.dumps(basis, sort_keys=True)
+        self.metadata = {"run": {"id": f"{program}/{run_id}", "commit": 1, "commits": 1}}
         self.txn = (f"{program}/{run_id}", int(hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS], 16))
 
     def check(self) -> bool:
@@ -57,6 +59,10 @@ class LoadMark:
             )
         return last == version
 
+    def version(self) -> int | None:
+        """Return the version of the load's commit; None if the log no longer has it, or an earlier release made it."""
+        return self._log.run_versions(self.txn[0], newest=self._log.head().version).get(1)
+
 
 def is_applied(context: JobContext[_A], program: str, writer: LockedDeltaWriter, basis: Mapping[str, Any]) -> bool:
     """Return whether the table has this load already, and print its commit if so; called before the sources are read.
@@ -74,9 +80,9 @@ def is_applied(context: JobContext[_A], program: str, writer: LockedDeltaWriter,
 
     """
     run_id = context.arguments.run_id
-    if run_id is None or not LoadMark(writer.log, program, run_id, basis).check():
+    if run_id is None or not (mark := LoadMark(writer.log, program, run_id, basis)).check():
         return False
-    context.output.commit(1, None)
+    context.output.commit(1, None, version=mark.version())
     return True
 
 
@@ -85,7 +91,7 @@ def apply_once(
     program: str,
     writer: LockedDeltaWriter,
     basis: Mapping[str, Any],
-    apply: Callable[[tuple[str, int] | None, Callable[[Hold], None]], Applied],
+    apply: Callable[[LoadMark | None, Callable[[Hold], None]], Applied],
 ) -> None:
     """Apply one load, and say what became of it.
 
@@ -94,7 +100,7 @@ def apply_once(
         program: its name.
         writer: of the table.
         basis: what the load is of, for its name.
-        apply: applies it with a transaction; calls its last argument under the lock.
+        apply: Applies it with the transaction and the metadata of a mark; calls its last argument under the lock.
 
     Raises:
         RunError: its name is of another load.
@@ -113,5 +119,6 @@ def apply_once(
 
     with failing_store_is_a_failed_write(writer.table), context.stop.deferred(writer.cancel):
         output.begun(1, time.time())
-        result = apply(None if mark is None else mark.txn, holding)
-        output.commit(1, result.commit, **result.counts, already_committed=result.already_applied)
+        result = apply(mark, holding)
+        version = {"version": mark.version()} if mark is not None and result.already_applied else {}
+        output.commit(1, result.commit, **result.counts, **version, already_committed=result.already_applied)
