@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import AWKWARD_TEXTS, CLOCK_CHANGES, HISTORIES, delivered
-from writer_jobs import LockedDeltaWriter
+from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.changes.apply import ChangesResult, apply_changes
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import ChangesError, FeedError
@@ -786,6 +786,9 @@ def test_a_dropped_column_and_a_wider_number_do_not_depend_on_batches(feed: Feed
 
     # Without schemas: numbers are whole at first, and the column "size" is dropped at the source.
     feed.apply([of(1, 1, price=10, size=7), of(2, 2, price=10, size=7), of(3, 3, price=1, size=7)])
+    with locked(feed.spark, str(feed.table), manager=feed.writer.manager):
+        feed.spark.sql(f"ALTER TABLE delta.`{feed.table}` ADD COLUMNS (note string)")
+    feed.writer.update({"note": "'mine'"})
     feed.apply([of(1, 4, price=19.99)])
     feed.apply([of(2, 5, price=0.125), of(4, 6, price=2.5, size=8)])
     expected = {1: ("19.99", None), 2: ("0.125", None), 3: ("1", 7), 4: ("2.5", 8)}
@@ -794,6 +797,8 @@ def test_a_dropped_column_and_a_wider_number_do_not_depend_on_batches(feed: Feed
     assert {row["id"]: (row["price"], row["size"]) for row in read} == {
         key: (Decimal(price), size) for key, (price, size) in expected.items()
     }
+    # No event has had this column.
+    assert {row["id"] for row in read if row["note"] == "mine"} == {1, 2, 3}
 
 
 def test_keys_may_be_spelled_as_the_table_does(decoded: Decode) -> None:

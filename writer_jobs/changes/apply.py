@@ -41,6 +41,7 @@ def apply_changes(
     tombstone_retention: timedelta = RETENTION,
     sequence_name: str | None = None,
     source_tables: Collection[str] | None = None,
+    source_columns: Collection[str] | None = None,
     txn: tuple[str, int] | None = None,
     lock_timeout_seconds: float | None = None,
     metadata: Mapping[str, Any] | None = None,
@@ -92,6 +93,8 @@ def apply_changes(
         sequence_name: Text that names the order in ``sluice.feed``; by default the SQL of ``sequence_by``.
         source_tables: Tables of the other store whose changes the table gets, for ``sluice.feed``. A batch of changes
             of other source tables than the table's is refused. None: they are not known.
+        source_columns: Columns of the changes at their source, for ``sluice.feed``; see
+            :func:`~writer_jobs.changes.table_feed.source_columns`.
         txn: ``(txnAppId, txnVersion)``: if the table has this one already, or a later one, nothing is done.
         lock_timeout_seconds: total; by default the manager's.
         metadata: more to note in the commit; JSON values.
@@ -131,6 +134,7 @@ def apply_changes(
         sequence_by=sql_of(sequence_by) if sequence_name is None else sequence_name,
         sequence_column=kind.sequence,
         source_tables=None if source_tables is None else tuple(sorted(source_tables)),
+        source_columns=None if source_columns is None else tuple(sorted(source_columns)),
     )
     binding = FeedBinding(changes.sparkSession, writer.table, feed)
     if (state := writer.log.state()) is not None:

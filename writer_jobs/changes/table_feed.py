@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
@@ -24,7 +25,7 @@ from writer_jobs.errors import ChangesError
 
 #: Value of the property of a table with several feeds whose keys differ: each run is let pass.
 UNBOUND = "off"
-_LISTS = ("keys", "source_tables")
+_LISTS = ("keys", "source_tables", "source_columns")
 _NAMES = {
     "model": "model",
     "keys": "keys",
@@ -50,6 +51,7 @@ class TableFeed:
         sequence_column: Column of the table with a row's sequence.
         event_time: Column with the event time.
         source_tables: Tables whose changes the table gets, such as ``db.schema.table``.
+        source_columns: Columns that the changes have or once had. It grows with them, and is not compared.
 
     """
 
@@ -60,6 +62,7 @@ class TableFeed:
     sequence_column: str | None = None
     event_time: str | None = None
     source_tables: tuple[str, ...] | None = None
+    source_columns: tuple[str, ...] | None = None
 
     @classmethod
     def parsed(cls, text: str) -> Self:
@@ -136,9 +139,15 @@ class FeedBinding:
         self.refuse_other(state)
         stored, feed = self._stored(state.feed), self._feed
         if state.feed is not None:
-            if stored is None or stored.source_tables is not None or feed.source_tables is None:
+            if stored is None:
                 return []
-            feed = replace(stored, source_tables=feed.source_tables)
+            feed = replace(
+                stored,
+                source_tables=feed.source_tables if stored.source_tables is None else stored.source_tables,
+                source_columns=_all_columns(stored.source_columns, feed.source_columns),
+            )
+            if feed == stored:
+                return []
         return [f"SET TBLPROPERTIES ({property_list({FEED_PROPERTY: feed.text})})"]
 
     def _stored(self, text: str | None) -> TableFeed | None:
@@ -203,9 +212,23 @@ class FeedBinding:
         )
 
 
+def source_columns(state: TableState | None) -> frozenset[str]:
+    """Return the columns that earlier changes of a feed had, in lower case; empty if they are not recorded."""
+    with suppress(TypeError, ValueError):
+        if state is not None and state.feed is not None:
+            return frozenset(name.lower() for name in TableFeed.parsed(state.feed).source_columns or ())
+    return frozenset()
+
+
 def sql_of(sequence: str | Column) -> str:
     """Return an expression as text."""
     return sequence if isinstance(sequence, str) else str(sequence._jc.toString())  # noqa: SLF001 (a Column has no text)
+
+
+def _all_columns(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    columns = {name.lower() for name in stored or ()}
+    new = sorted(name for name in run or () if name.lower() not in columns)
+    return (*(stored or ()), *new) if new else stored
 
 
 def _has_history(schema: StructType) -> bool:

@@ -29,7 +29,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructType
 
 from writer_jobs.changes.kept import Kept
-from writer_jobs.changes.spec import END, SEQUENCE, START
+from writer_jobs.changes.table_feed import source_columns
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import FeedError
@@ -66,6 +66,7 @@ class RowChanges:
         dead_reason: The most frequent reason; None if there are none.
         filtered: Number of events of other source tables.
         source_tables: See :func:`source_tables`.
+        columns: Columns that the schemas of the messages have.
         skipped: how many messages say nothing of a row: tombstones, heartbeats, messages of the log (``m``).
         order: Text that names the order of the changes: ``sequence_by``, or :data:`POSITION`.
         newest_source_time: latest ``source.ts_ms`` of the changes, seconds since the epoch; None if there is none.
@@ -80,6 +81,7 @@ class RowChanges:
     dead_reason: str | None
     filtered: int
     source_tables: tuple[str, ...] | None
+    columns: tuple[str, ...]
     skipped: int
     newest_source_time: float | None
     order: str
@@ -93,6 +95,7 @@ class RowChanges:
             "sequence_by": ORDER,
             "sequence_name": self.order,
             "source_tables": self.source_tables,
+            "source_columns": self.columns,
             "apply_as_deletes": DELETES,
             "except_column_list": (ORDER, DELETES),
         }
@@ -129,8 +132,8 @@ def decode(
 
     - ``c``, ``r`` and ``u`` write the row in ``after``. ``d`` deletes the row of the message's key, or else of
       ``before``: it may have nothing but the key. ``t`` is refused.
-    - A column of the table that an event's schema lacks is null in its row, so that the row does not depend on the
-      other events of the batch. Columns that Delta fills in by itself are left out.
+    - A column that earlier events had, and that an event's schema lacks, is null in its row, so that the row does not
+      depend on the other events of the batch. Columns that no event has had are left out.
     - Types come from the messages' schemas; without, from the table, and for columns that it does not have from the
       values. Without schemas the JSON type counts: a text is no number, except in a decimal column if it has a decimal
       point, and a number is no boolean. Messages of one batch may have different schemas: the columns are those of
@@ -215,12 +218,10 @@ class _Batch:
         spelled = {name.lower(): name for group in self._groups for name in (*group.keys, *group.columns)}
         self.keys = tuple(spelled.get(name.lower(), name) for name in self.keys)
         self._columns = self._of_all_groups()
-        # In the table, and in none of the messages.
-        ours = {SEQUENCE.lower(), START.lower(), END.lower(), *(name.lower() for name in self._columns)}
-        self._absent: dict[str, DataType] = {}
-        if table is not None:
-            ours |= {name.lower() for name in table.supplied_columns}
-            self._absent = {column.name: column.dataType for column in table.schema if column.name.lower() not in ours}
+        # Dropped at the source: other columns of the table are the user's.
+        dropped = source_columns(table) - {name.lower() for name in self._columns}
+        columns = () if table is None else table.schema
+        self._absent = {column.name: column.dataType for column in columns if column.name.lower() in dropped}
 
     def rows(self, unavailable: str) -> DataFrame:
         """Return the messages with the row of each, or the reason why it has none."""
@@ -278,6 +279,7 @@ class _Batch:
             dead_reason=found["reason"],
             filtered=self._filtered,
             source_tables=self._source_tables,
+            columns=tuple(self._columns),
             skipped=self._skipped,
             newest_source_time=None if newest is None else newest / 1000,
             order=self._sequence_by or POSITION,
