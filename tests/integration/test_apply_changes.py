@@ -49,11 +49,11 @@ SCHEMA = "key string, at long, value string"
 
 
 def rows_of(table: Path) -> dict[str, tuple[int, str]]:
-    found = DeltaTable(table).to_pyarrow_table().to_pylist()
-    assert len({row["key"] for row in found}) == len(found), "a key has two rows"
-    for row in found:
+    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
+    assert len({row["key"] for row in rows}) == len(rows), "a key has two rows"
+    for row in rows:
         assert "detail" not in row or row["detail"] == detail_of(row["key"], row["at"], row["value"])
-    return {row["key"]: (row["at"], row["value"]) for row in found}
+    return {row["key"]: (row["at"], row["value"]) for row in rows}
 
 
 def model(changes: Iterable[Change]) -> dict[str, tuple[int, str]]:

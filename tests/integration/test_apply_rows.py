@@ -120,10 +120,10 @@ def stream(spark: SparkSession, manager: ZookeeperLockManager, table: Path) -> S
 
 
 def rows_of(table: Path) -> list[Row]:
-    found = DeltaTable(table).to_pyarrow_table(columns=["key", "at", "month", "version", "value", "detail"]).to_pylist()
-    for columns in found:
+    rows = DeltaTable(table).to_pyarrow_table(columns=["key", "at", "month", "version", "value", "detail"]).to_pylist()
+    for columns in rows:
         assert columns.pop("detail") == {"value": columns["value"], "times": [columns["at"], None]}
-    return sorted(tuple(each.values()) for each in found)
+    return sorted(tuple(each.values()) for each in rows)
 
 
 @HISTORIES

@@ -71,8 +71,8 @@ class NewestRows(OfChanges):
         if self.sequence.lower() not in {name.lower() for name in table.columns}:
             return False
         keys = list(map(quoted, self._spec.keys))
-        known = table.select(*keys, F.col(quoted(self.sequence)).alias(_KNOWN))
-        near = known.join(rows.select(*keys, SEQ), list(self._spec.keys))
+        sequences = table.select(*keys, F.col(quoted(self.sequence)).alias(_KNOWN))
+        near = sequences.join(rows.select(*keys, SEQ), list(self._spec.keys))
         try:
             return not near.where(F.col(SEQ) <= F.col(_KNOWN)).isEmpty()
         except (*JVM_ERRORS, PySparkException) as error:
