@@ -87,7 +87,7 @@ def bring(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]
     def apply(stream: str, batch: int, *rows: tuple[int, float, str]) -> None:
         made = spark.createDataFrame([(key, day(days), "a", value) for key, days, value in rows], SCHEMA)
         apply_rows(
-            writer, made.coalesce(1), keys=["key"], event_time="at", sequence_by="bigint(value)", txn=(stream, batch)
+            writer, made.coalesce(1), keys=["key"], event_time="at", sequence_by="concat(value)", txn=(stream, batch)
         )
 
     return apply
@@ -534,7 +534,7 @@ def test_a_stream_goes_on_beside_it(
                 checkpoint=str(tmp_path / "checkpoint"),
                 keys=["key"],
                 event_time="at",
-                sequence_by="bigint(value)",
+                sequence_by="concat(value)",
                 on_batch=look,
             )
         except Exception as error:
@@ -723,7 +723,7 @@ def test_watermarks_of_what_was_restored_away_and_of_rows_without_a_stream_prove
     bring("one", 1, (2, 20, "1"))
     writer = LockedDeltaWriter(spark, manager, str(table))
     made = spark.createDataFrame([(3, day(30), "a", "1")], SCHEMA)
-    apply_rows(writer, made, keys=["key"], event_time="at", sequence_by="bigint(value)")
+    apply_rows(writer, made, keys=["key"], event_time="at", sequence_by="concat(value)")
     how: dict[str, Any] = {"name": "x", "expires_at": soon(), "manager": manager}
     with pytest.raises(PinError, match=r"stream one has its watermark at 2013-01-21"):
         take_pin(spark, {str(table): "at"}, at=day(25), **how)
