@@ -171,7 +171,7 @@ def test_a_start_that_fails_says_why_in_one_sentence(tmp_path: Path, monkeypatch
     (tmp_path / "moto.py").write_text("raise ModuleNotFoundError(\"No module named 'moto'\")\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     server = LocalS3(log=tmp_path / "s3.log")
-    with pytest.raises(LocalS3Error, match=r"No module named 'moto'.*pip install 'delta-sluice\[cli\]'"):
+    with pytest.raises(LocalS3Error, match=r"No module named 'moto'.*pip install '\.\[cli\]'"):
         server.start()
     assert server.pid is None
     assert "Traceback" in (tmp_path / "s3.log").read_text()

@@ -19,6 +19,7 @@ from writer_jobs.delta.exact_cast import exact_cast
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import one_sentence
 from writer_jobs.errors import SourceError, WriteFailedError
+from writer_jobs.job import source_values
 from writer_jobs.job.source_files import find_sources
 from writer_jobs.job.sources import SourceReader
 
@@ -152,6 +153,14 @@ def test_values_of_files_are_read_as_they_are_or_refused(read: Callable[..., Any
         if not is_right:
             wrong.append((form, content, options, expected, result))
     assert not wrong, "\n".join(map(repr, wrong))
+
+
+def test_negative_control_spark_s_own_casts_change_values(
+    read: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_values, "INEXACT_TYPES", ())
+    assert read("json", '{"x":19.999}', "x decimal(10,2)") == [(Decimal("20.00"),)]
+    assert read("json", '{"x":"2026-01-02T23:59:00Z"}', "x date") == [(date(2026, 1, 2),)]
 
 
 def test_types_are_inferred_only_where_they_keep_values(read: Callable[..., Any]) -> None:
