@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -42,6 +43,7 @@ _STOP_SECONDS = 10.0
 _LOOK_SECONDS = 0.001
 # Below what Linux (32768) and others (49152) give to connections.
 _PORTS = range(10_240, 32_768)
+_LISTEN_BACKLOGS = (2**16, 2**31)
 
 
 def find_java() -> str:
@@ -103,6 +105,16 @@ def server_configuration(data: str | os.PathLike[str], tick_ms: int, max_session
     )
 
 
+def escape_properties(text: str) -> str:
+    """Return text for a Java properties file, which is Latin-1, with an escape for each character beyond ASCII."""
+    return re.sub(r"[^\x00-\x7f]", lambda match: _escape(match[0]), text)
+
+
+def _escape(character: str) -> str:
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+
+
 def ask_server(address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None = None) -> bytes:
     """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the answer, empty if there is none."""
     with suppress(OSError):
@@ -161,6 +173,7 @@ class EmbeddedServer:
         client_port: on 127.0.0.1.
         folder: its configuration, data and log (``server.log``).
         pid: of the Java process while it runs, else None.
+        end_reported: Whether :meth:`EmbeddedZooKeeper.wait_for_end` has returned this server since it was started.
 
     """
 
@@ -171,10 +184,14 @@ class EmbeddedServer:
         self.client_port = client_port
         self.folder = folder
         self.pid: int | None = None
+        self.end_reported = False
         self._supervisor: subprocess.Popen[bytes] | None = None
+        # The answer to `conf` contains it, so it identifies this server. The kernel lowers it to its own limit.
+        self._listen_backlog = random.randrange(*_LISTEN_BACKLOGS)
+        configuration += f"clientPortListenBacklog={self._listen_backlog}\n"
         (folder / "data").mkdir(parents=True, exist_ok=True)
         (folder / "data" / "myid").write_text(f"{server_id}\n", encoding="ascii")
-        (folder / "zoo.cfg").write_text(configuration, encoding="utf-8")
+        (folder / "zoo.cfg").write_text(escape_properties(configuration), encoding="ascii")
         self._java_options = security.java_options(folder) if security else []
         self._tls = security.probe() if security else None
         self._main = (
@@ -211,6 +228,7 @@ class EmbeddedServer:
             str(self.folder / "zoo.cfg"),
         ]
         self._supervisor = start_supervised(command, self.folder / "server.log")
+        self.end_reported = False
         self.pid = int(self.output.readline() or 0) or None
 
     def wait_until_serving(self, deadline: float) -> None:
@@ -233,9 +251,8 @@ class EmbeddedServer:
             time.sleep(0.02)
 
     def _owns_port(self) -> bool:
-        """Whether the server that answers at the port has this server's data folder, and is no other one."""
-        data = self.folder.absolute() / "data" / "version-2"
-        return f"dataDir={data}".encode() in self.command(b"conf").splitlines()
+        """Whether this server answers at the port, not another program."""
+        return f"clientPortListenBacklog={self._listen_backlog}".encode() in self.command(b"conf").splitlines()
 
     def has_ended(self) -> bool:
         """Whether the process does not run: never started, stopped, or ended by itself."""
@@ -345,12 +362,24 @@ class EmbeddedZooKeeper:
         return self
 
     def wait_for_end(self) -> EmbeddedServer:
-        """Wait until a server's process ends by itself, and return that server."""
-        running = {server.output: server for server in self.servers if not server.has_ended()}
-        # The pipe from the supervisor closes with it.
-        (ended, *_), _, _ = select.select(list(running), [], [])
-        running[ended].stop()
-        return running[ended]
+        """Wait until a server's process has ended, and return that server, once for each start.
+
+        Raises:
+            LocalServerError: All servers have ended, and all were returned.
+
+        """
+        servers = [server for server in self.servers if not server.end_reported]
+        if not servers:
+            raise LocalServerError("all servers have ended")
+        ended = next((server for server in servers if server.pid is None), None)
+        if ended is None:
+            # The pipe from the supervisor closes with it, and a closed pipe is readable at once.
+            pipes = {server.output: server for server in servers}
+            (pipe, *_), _, _ = select.select(list(pipes), [], [])
+            ended = pipes[pipe]
+        ended.stop()
+        ended.end_reported = True
+        return ended
 
     def stop(self) -> None:
         """End all servers; the data goes with them unless a folder was given."""

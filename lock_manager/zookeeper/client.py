@@ -19,7 +19,7 @@ from kazoo.security import ACL, Id, Permissions
 
 from lock_manager.errors import SettingsError
 from lock_manager.security import Security
-from lock_manager.zookeeper.connection import connect_with_tls, reason
+from lock_manager.zookeeper.connection import connect_with_tls, is_unknown_name, lookup_error, no_address, reason
 
 _CLOSED_EARLY = "the server closed the connection before it answered, as it does if it demands TLS"
 _CLOSED_IN_SASL = "the server closed the connection in the SASL exchange, as old ones do with wrong credentials"
@@ -117,7 +117,7 @@ class Client(KazooClient):  # type: ignore[misc]
 
     Attributes:
         problem: what the last attempt to connect met, None if it succeeded.
-        is_unresolvable: whether the last attempt found an address for none of the host names.
+        is_unresolvable: Whether the resolver answered in the last attempt that no host name has an address.
         refusal: why this client has given up, as ``EnsembleRefusedError.refusal``, or None.
 
     """
@@ -196,9 +196,12 @@ class Client(KazooClient):  # type: ignore[misc]
         """Note whether a host name has an address: kazoo leaves the others out, and tries for ever if none is left."""
         addresses = resolve()
         if not addresses:
-            names = ", ".join(dict.fromkeys(host.strip() for host, _ in self.hosts))
-            self.problem = f"no address is known for the host name {names}"
-        self.is_unresolvable = not addresses
+            errors = [lookup_error(host, port) for host, port in self.hosts]
+            self.is_unresolvable = all(map(is_unknown_name, errors))
+            failures = "; ".join(dict.fromkeys(reason(error) for error in errors if error is not None))
+            self.problem = no_address(self.hosts) if self.is_unresolvable else f"the name service fails: {failures}"
+        else:
+            self.is_unresolvable = False
         return addresses
 
     @property

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import socket
 import ssl
+import threading
 import time
+from collections.abc import Iterable, Sequence
 
 from kazoo.hosts import collect_hosts
 
@@ -12,6 +15,9 @@ WORD_SECONDS = 2.0
 """For all of a four-letter word: connecting, TLS and the answer. Finding the address of a name comes before it."""
 
 _LEAST_SECONDS = 0.1
+
+_UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
+"""The resolver's answers that a name has no address. Its other errors may pass, such as EAI_AGAIN."""
 
 
 def connect_with_tls(
@@ -64,28 +70,81 @@ def ask_word(
 
 
 def refusal_of_all(hosts: str, seconds: float) -> str | None:
-    """Return why no server accepts a TCP connection; None as soon as one does.
+    """Return why no server can be reached; None if one accepts a TCP connection, or if that is not certain.
 
-    All servers are tried in turn until the time is over: one that restarts may refuse at first.
+    Certain are only refused connections and unknown host names. All servers are tried at the same moment, and again
+    until the time is over: a server that restarts may refuse at first. Unknown names alone are returned at once.
 
     Args:
         hosts: Connection string.
-        seconds: For all attempts; finding the addresses of names is not included.
+        seconds: For each attempt, and for all attempts that are refused.
 
     """
-    members = members_of(hosts)
+    servers = members_of(hosts)
     give_up_at = time.monotonic() + seconds
     while True:
-        for address in members:
-            try:
-                socket.create_connection(address, seconds / len(members)).close()
-            except OSError as error:
-                problem = f"{address[0]}:{address[1]}: {reason(error)}"
-            else:
-                return None
+        errors = _connection_errors(servers, seconds)
+        if not all(isinstance(error, ConnectionRefusedError) or is_unknown_name(error) for error in errors):
+            return None
+        if all(map(is_unknown_name, errors)):
+            return no_address(servers)
         if time.monotonic() >= give_up_at:
-            return problem
+            return "; ".join(
+                f"{host}:{port}: {reason(error)}"
+                for (host, port), error in zip(servers, errors, strict=True)
+                if error is not None
+            )
         time.sleep(_LEAST_SECONDS)
+
+
+def _connection_errors(servers: Sequence[tuple[str, int]], seconds: float) -> list[OSError | None]:
+    """Connect to all servers at the same moment; return each error, None for a success or no result in time.
+
+    Returns as soon as one server accepts.
+    """
+    results: queue.SimpleQueue[tuple[int, OSError | None]] = queue.SimpleQueue()
+
+    def connect(index: int) -> None:
+        try:
+            socket.create_connection(servers[index], seconds).close()
+        except OSError as error:
+            results.put((index, error))
+        else:
+            results.put((index, None))
+
+    for index in range(len(servers)):
+        # Not a pool, which would wait for its threads: the resolver has no time-out.
+        threading.Thread(target=connect, args=(index,), name="sluice-reach", daemon=True).start()
+    errors: list[OSError | None] = [None] * len(servers)
+    give_up_at = time.monotonic() + seconds + _LEAST_SECONDS
+    for _ in servers:
+        try:
+            index, error = results.get(timeout=max(0.0, give_up_at - time.monotonic()))
+        except queue.Empty:
+            break
+        if error is None:
+            break
+        errors[index] = error
+    return errors
+
+
+def lookup_error(host: str, port: int) -> OSError | None:
+    """Return why a host name has no address; None if it has one."""
+    try:
+        socket.getaddrinfo(host.strip(), port, 0, 0, socket.IPPROTO_TCP)
+    except OSError as error:
+        return error
+    return None
+
+
+def is_unknown_name(error: OSError | None) -> bool:
+    """Whether the error is the resolver's answer that a host name has no address."""
+    return isinstance(error, socket.gaierror) and error.errno in _UNKNOWN_NAME
+
+
+def no_address(servers: Iterable[tuple[str, int]]) -> str:
+    """Return the sentence for servers whose host names are all unknown."""
+    return f"no address is known for the host name {', '.join(dict.fromkeys(host.strip() for host, _ in servers))}"
 
 
 def reason(error: BaseException) -> str:

@@ -211,7 +211,7 @@ class Session:
         """Return when connected, at the deadline, or when cancelled; start kazoo if it does not run.
 
         Raises:
-            EnsembleUnavailableError: before the first connection, none of the host names has an address.
+            EnsembleUnavailableError: before the first connection, no host name has an address.
             EnsembleRefusedError: no trust or no credentials; the next call tries again.
             ClosedError: see :meth:`check_usable`.
 
@@ -231,9 +231,9 @@ class Session:
             self._refuse_unresolvable(deadline)
 
     def _refuse_unresolvable(self, deadline: Deadline) -> None:
-        """Give up before the first connection if none of the host names has an address: a misspelt name, most likely.
+        """Give up before the first connection if the resolver answers that no host name has an address.
 
-        Later on, a name service that is down for a while is waited for.
+        A misspelt name is the likely cause. A resolver that fails is waited for, and so are all names later on.
         """
         client = self._client
         if self.ensemble_id is None and client is not None and client.is_unresolvable:

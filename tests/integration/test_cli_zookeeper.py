@@ -82,7 +82,7 @@ class AnotherZooKeeper(socketserver.BaseRequestHandler):
 
 
 def test_it_serves_a_lock_manager_until_it_is_interrupted(tmp_path: Path, heed_ctrl_c: None) -> None:
-    command = [sys.executable, "-m", "sluice", "zookeeper", "--data", "./zk"]
+    command = [sys.executable, "-m", "sluice", "zookeeper", "--data", "./dätä"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path
@@ -98,4 +98,4 @@ def test_it_serves_a_lock_manager_until_it_is_interrupted(tmp_path: Path, heed_c
     host, port = hosts.split(":")
     with socket.socket() as connection:
         assert connection.connect_ex((host, int(port))) != 0
-    assert any(tmp_path.rglob("version-2")), "the data was kept"
+    assert any((tmp_path / "dätä").rglob("version-2")), "the data was kept"

@@ -1,0 +1,91 @@
+"""What counts as proof that no ZooKeeper server can be reached: refusals and unknown host names."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from itertools import chain, repeat
+from typing import Any
+
+import pytest
+
+from lock_manager import EnsembleUnavailableError, ZookeeperLockManager
+from lock_manager.testing.embedded import free_ports
+
+UNKNOWN = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+TRANSIENT = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+NAMES = "zk1.nowhere:2181,zk2.nowhere:2181"
+NO_ADDRESS = "no address is known for the host name zk1.nowhere, zk2.nowhere"
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> Callable[[Iterator[OSError]], list[str]]:
+    """Return a function that has each look-up of a name in ``.nowhere`` fail with the next error."""
+    original = socket.getaddrinfo
+
+    def replace(errors: Iterator[OSError]) -> list[str]:
+        names: list[str] = []
+
+        def fail(host: str, *args: Any, **options: Any) -> Any:
+            if not host.endswith(".nowhere"):
+                return original(host, *args, **options)
+            names.append(host)
+            raise next(errors)
+
+        monkeypatch.setattr(socket, "getaddrinfo", fail)
+        return names
+
+    return replace
+
+
+def test_unknown_names_fail_at_once_and_a_failing_resolver_is_waited_for(
+    resolver: Callable[[Iterator[OSError]], list[str]],
+) -> None:
+    failures = 12
+    names = resolver(chain(repeat(TRANSIENT, failures), repeat(UNKNOWN)))
+    with ZookeeperLockManager(NAMES) as manager, pytest.raises(EnsembleUnavailableError, match=NO_ADDRESS):
+        manager.connect(60)
+    assert len(names) > failures
+
+
+def test_the_check_before_spark_names_all_unknown_hosts(resolver: Callable[[Iterator[OSError]], list[str]]) -> None:
+    names = resolver(repeat(UNKNOWN))
+    with ZookeeperLockManager(NAMES) as manager, pytest.raises(EnsembleUnavailableError, match=NO_ADDRESS):
+        manager.check_reachable(600)
+    assert sorted(names) == ["zk1.nowhere", "zk2.nowhere"], "each name is looked up once"
+
+
+@pytest.mark.parametrize(
+    ("error", "is_proof"),
+    [
+        (UNKNOWN, True),
+        (ConnectionRefusedError(111, "Connection refused"), True),
+        (TRANSIENT, False),
+        (TimeoutError("timed out"), False),
+        (OSError(113, "No route to host"), False),
+    ],
+)
+def test_only_refusals_and_unknown_names_are_proof(
+    error: OSError, is_proof: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds: list[float] = []
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        seconds.append(timeout)
+        raise error if address[0] == "zk2" else ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    with ZookeeperLockManager("zk1:2181,zk2:2182") as manager:
+        if is_proof:
+            with pytest.raises(EnsembleUnavailableError, match=r"zk1:2181: .*refused; zk2:2182: "):
+                manager.check_reachable(0.1)
+        else:
+            manager.check_reachable(0.1)
+    assert set(seconds) == {0.1}, "each server has the whole time"
+
+
+def test_one_server_that_accepts_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hosts = f"127.0.0.1:{free_ports(1)[0]},127.0.0.1:{server.getsockname()[1]}"
+        with ZookeeperLockManager(hosts) as manager:
+            manager.check_reachable(60)
