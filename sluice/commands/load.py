@@ -51,8 +51,11 @@ def demo(
 
     Starts a ZooKeeper and an S3 of its own, and one spark-submit per writer;
     nothing else is needed. Leaves report.json, timeline.png and the writers'
-    logs in the output folder. Fails if a row is missing or there twice, if two
-    writers ever held the lock at once, or if an acknowledged commit is lost.
+    logs in the output folder, with --compare also comparison.png; each replaces
+    the one of an earlier demo. Without --compare an earlier comparison.png stays,
+    and the last line of output names it. Fails if a row is missing or there
+    twice, if two writers ever held the lock at once, or if an acknowledged
+    commit is lost.
 
     [bold]sluice demo[/]
     [bold]sluice demo --compare[/]                            what happens without the lock?

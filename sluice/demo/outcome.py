@@ -38,6 +38,7 @@ class Outcome:
         missing_versions: gaps between them, and before them.
         conflicts: commits without the lock that lost at least one race for a version.
         in_conflict: their ids, as far as the log has them.
+        unacknowledged_conflicts: Those that no writer reported as committed.
         retries: times that a writer without the lock had to do a commit's work again.
         overlapping_holds: pairs of holds that share time, by the writers' clocks.
         failed_writers: numbers of the writers that did not end with exit code 0.
@@ -67,6 +68,7 @@ class Outcome:
     missing_versions: int
     conflicts: int
     in_conflict: tuple[str, ...]
+    unacknowledged_conflicts: int
     retries: int
     overlapping_holds: int
     failed_writers: tuple[int, ...]
@@ -160,6 +162,7 @@ def judge(
         missing_versions=max((commit.version for commit in log), default=-1) + 1 - len(log),
         conflicts=len(in_conflict),
         in_conflict=tuple(name for commit in in_conflict if (name := commit_id(commit)) is not None),
+        unacknowledged_conflicts=sum(commit_id(commit) not in ids_told for commit in in_conflict),
         retries=retries,
         overlapping_holds=len(overlapping),
         failed_writers=failed,

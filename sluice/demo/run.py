@@ -36,13 +36,14 @@ from sluice.demo.report import (
     print_problems,
     write_report,
 )
-from sluice.demo.services import Store, clear_output, keep_tables, open_services, remove_results
+from sluice.demo.services import Store, clear_output, keep_tables, open_services
 from sluice.demo.timeline import Lanes, draw_timeline
 from sluice.local.chosen_s3 import ChosenS3, is_endpoint
 from sluice.local.jars import jar_paths
 
 _LOCK_TIMEOUT_SECONDS = 600
 _POLL_SECONDS = 0.2
+_COMPARISON = "comparison.png"
 
 
 # What Delta takes for these schemes if it is told nothing.
@@ -143,7 +144,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
     if not options.keep:
         shutil.rmtree(folder / "source")
         shutil.rmtree(folder / "tables", ignore_errors=True)
-    console.print(f"Left in {folder}: {', '.join(sorted(path.name for path in folder.glob('[!.]*')))}", soft_wrap=True)
+    _print_files(folder, console, compare=options.compare)
     return locked.outcome.ok
 
 
@@ -240,10 +241,18 @@ def _follow(writers: Sequence[Writer], events: Events, refresh: Callable[[], Non
             writers[number - 1].apply(event, time.time())
 
 
+def _print_files(folder: Path, console: Console, *, compare: bool) -> None:
+    """Print the names of the files of this demo, and which one is left of an earlier demo."""
+    names = {path.name for path in folder.glob("[!.]*")}
+    earlier = set() if compare else names & {_COMPARISON}
+    console.print(f"Left in {folder}: {', '.join(sorted(names - earlier))}", soft_wrap=True)
+    if earlier:
+        console.print(f"{_COMPARISON} is of an earlier demo", soft_wrap=True)
+
+
 def _leave(demo: _Demo, load: Load) -> None:
     """Print and write what came of the load under the lock."""
     outcome, options = load.outcome, demo.options
-    remove_results(demo.folder)
     print_outcome(outcome, demo.console)
     where = "on S3" if options.storage == "s3" else "on disk"
     told = "one at a time" if outcome.ok else f"{len(outcome.problems)} problems"
@@ -265,15 +274,20 @@ def _leave_comparison(demo: _Demo, locked: Load, rival: Load) -> None:
         )
         for how, load in (("With the lock", locked), ("Without, on Delta's stock log store", rival))
     ]
-    draw_timeline(demo.folder / "comparison.png", lanes)
+    draw_timeline(demo.folder / _COMPARISON, lanes)
     facts = {**_facts(demo, locked), "without_lock": rival.outcome.to_json()}
     write_report(demo.folder / "report.json", facts, locked.outcome, locked.writers)
 
 
 def _in_short(outcome: Outcome) -> str:
-    conflicts = "" if outcome.locked else f", {count_of(outcome.conflicts, 'conflict')}"
     commits = count_of(outcome.commits_acknowledged, "commit")
-    return f"{commits} acknowledged, {outcome.lost_commits} of them lost{conflicts}"
+    parts = [f"{commits} acknowledged", f"{outcome.lost_commits} of them lost"]
+    if not outcome.locked:
+        parts.append(count_of(outcome.conflicts, "conflict"))
+        # Their writers did not report when they were made, so the picture has no mark for them.
+        if outcome.unacknowledged_conflicts:
+            parts.append(f"{outcome.unacknowledged_conflicts} of them not acknowledged")
+    return ", ".join(parts)
 
 
 def _facts(demo: _Demo, load: Load) -> dict[str, Any]:

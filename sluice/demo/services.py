@@ -18,7 +18,6 @@ from sluice.local.chosen_s3 import ChosenS3
 from sluice.local.s3 import LocalS3, past_proxies
 
 _MARKER = ".sluice-demo"
-_RESULTS = ("report.json", "timeline.png", "comparison.png")
 _WORK = ("logs", "source", "tables")
 _BUCKET = "lake"
 
@@ -26,7 +25,7 @@ _BUCKET = "lake"
 def clear_output(folder: Path) -> Path:
     """Make an output folder without the logs and tables of an earlier demo, and return its absolute path.
 
-    The earlier report and pictures stay until :func:`remove_results`: a demo that fails leaves them.
+    The earlier report and pictures stay until they are overwritten: a demo that fails leaves them.
 
     Raises:
         OutputFolderError: it holds other things, or cannot be made.
@@ -44,12 +43,6 @@ def clear_output(folder: Path) -> Path:
     except OSError as error:
         raise OutputFolderError(f"{folder} cannot be used: {error.strerror}") from error
     return folder
-
-
-def remove_results(folder: Path) -> None:
-    """Remove the report and the pictures of an earlier demo, before those of this one are written."""
-    for name in _RESULTS:
-        _remove(folder / name)
 
 
 def _remove(path: Path) -> None:

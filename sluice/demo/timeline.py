@@ -64,6 +64,11 @@ class Lanes:
 
 def draw_timeline(path: Path, loads: Sequence[Lanes]) -> None:
     """Write a PNG with one panel per load, all on one scale of time."""
+    timeline_figure(loads).savefig(path, facecolor="white")
+
+
+def timeline_figure(loads: Sequence[Lanes]) -> Figure:
+    """Return the figure that :func:`draw_timeline` writes."""
     lanes = [len(load.names) for load in loads]
     figure = Figure(figsize=(_WIDTH_INCHES, _LANE_INCHES * sum(lanes) + 1.4 * len(loads)), dpi=_DPI)
     FigureCanvasAgg(figure)
@@ -74,7 +79,7 @@ def draw_timeline(path: Path, loads: Sequence[Lanes]) -> None:
         _draw_load(axes, load, seconds * _LEAST_BAR)
     panels[-1].set_xlabel("seconds since the start of the first process", color=_FAINT, fontsize=9)
     panels[-1].set_xlim(0, seconds)
-    figure.savefig(path, facecolor="white")
+    return figure
 
 
 def _draw_load(axes: Axes, load: Lanes, least: float) -> None:
@@ -102,8 +107,8 @@ def _draw_load(axes: Axes, load: Lanes, least: float) -> None:
         _bars(axes, waits, lane, _WAIT_HEIGHT, colour, alpha=0.30)
         _bars(axes, works, lane, _HOLD_HEIGHT, colour)
         _bars(axes, lost, lane, _HOLD_HEIGHT, _ALARM)
-        _marks(axes, "x", lane, [each.released_at - load.start for each in writer.commits
-                                 if each.commit_id in load.in_conflict])  # fmt: skip
+        conflicts = [commit for commit in writer.commits if commit.commit_id in load.in_conflict]
+        _marks(axes, "x", lane, [commit.released_at - load.start for commit in conflicts])
         _marks(axes, "|", lane, [moment - load.start for moment in writer.retried_at])
         if load.locked:
             _bars(axes, works + lost, len(load.writers), _HOLD_HEIGHT, colour)

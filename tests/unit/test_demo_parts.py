@@ -17,14 +17,15 @@ from matplotlib.image import imread
 from rich.console import Console
 
 from lock_manager import SettingsError
+from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import KEY, NUMBERS, Contents, deal_flights, find_flights, read_contents
 from sluice.demo.outcome import Outcome, judge
 from sluice.demo.progress import Board, shown
 from sluice.demo.records import Acknowledged, Writer
 from sluice.demo.report import print_comparison, print_last_words, print_outcome, write_report
-from sluice.demo.run import DemoOptions, _Demo, _leave, _leave_comparison
-from sluice.demo.services import Store, clear_output, open_store, remove_results
-from sluice.demo.timeline import Lanes, draw_timeline
+from sluice.demo.run import DemoOptions, Load, _Demo, _leave, _leave_comparison, _print_files
+from sluice.demo.services import Store, clear_output, open_store
+from sluice.demo.timeline import Lanes, draw_timeline, timeline_figure
 from sluice.errors import FlightsError, OutputFolderError
 from sluice.local.s3 import LocalS3
 
@@ -77,12 +78,11 @@ def test_the_output_folder_is_cleared_only_if_a_demo_made_it(tmp_path: Path) -> 
         (folder / name).write_text("{}")
     assert clear_output(folder) == folder
     assert len(list(folder.iterdir())) == 4, "a second demo that fails leaves the earlier results"
-    remove_results(folder)
-    assert [path.name for path in folder.iterdir()] == [".sluice-demo"]
     (folder / "logs").mkdir()
     (folder / "notes.txt").write_text("added by a person")
     clear_output(folder)
-    assert sorted(path.name for path in folder.iterdir()) == [".sluice-demo", "notes.txt"]
+    assert not (folder / "logs").exists()
+    assert (folder / "notes.txt").exists()
     precious = tmp_path / "thesis.tex"
     precious.write_text("years of work")
     with pytest.raises(OutputFolderError, match="choose another --output"):
@@ -176,7 +176,7 @@ def test_the_picture_has_a_lane_for_each_writer_and_one_for_the_lock(tmp_path: P
     assert png_size(tmp_path / "one.png")[1] < png_size(tmp_path / "both.png")[1]
 
 
-def test_every_hold_and_every_conflict_is_drawn(tmp_path: Path) -> None:
+def test_every_hold_is_drawn(tmp_path: Path) -> None:
     writers = [Writer(1, 1000.0), Writer(2, 1000.0)]
     for number in range(6):
         moment = 1100.0 + 100 * number
@@ -187,19 +187,53 @@ def test_every_hold_and_every_conflict_is_drawn(tmp_path: Path) -> None:
     writers[1].end(0, 2000.0)
     draw_timeline(tmp_path / "holds.png", [Lanes("holds", writers, locked=True)])
     assert columns_with(tmp_path / "holds.png", "#E69F00") >= 6, "one for each hold of 10 ms in 1000 s"
-    ink = {}
-    for names in ((), ("c0", "c5")):
-        draw_timeline(tmp_path / "x.png", [Lanes("conflicts", writers, locked=False, in_conflict=names)])
-        ink[len(names)] = columns_with(tmp_path / "x.png", "#22303C", below=0.6)
-    assert ink[2] > ink[0]
 
 
-def columns_with(path: Path, colour: str, below: float = 0.0) -> int:
-    """Count the columns of pixels that have a colour, in the part of the picture below a height."""
+def columns_with(path: Path, colour: str) -> int:
+    """Count the columns of pixels that have a colour."""
     picture = imread(path)[..., :3]
-    wanted = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    near = (abs(picture[int(below * len(picture)) :] - wanted) < 0.06).all(axis=2)
-    return int(near.any(axis=0).sum())
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return int((abs(picture - channels) < 0.06).all(axis=2).any(axis=0).sum())
+
+
+def test_the_title_counts_the_conflicts_that_are_drawn_and_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Commit ``unknown`` is in the log, but no writer reported it."""
+    log = [
+        LogCommit(version=number, user_metadata=json.dumps({"rival": {"commit_id": name}}), read_version=read)
+        for number, (name, read) in enumerate([("c0", None), ("c1", 0), ("c2", 0), ("unknown", 0), ("c3", 1)])
+    ]
+    loads = {}
+    for locked in (True, False):
+        writers = load(locked=locked)
+        outcome = judge(writers, log, Contents(), Contents(), locked=locked, commits_planned=6, wall_seconds=30.0)
+        loads[locked] = Load("flights", writers, outcome)
+    drawn: list[Lanes] = []
+    monkeypatch.setattr("sluice.demo.run.draw_timeline", lambda _, lanes: drawn.extend(lanes))
+    demo = _Demo(DemoOptions(), Console(file=io.StringIO()), tmp_path, [], Contents(), Store(str(tmp_path), ""))
+    _leave_comparison(demo, loads[True], loads[False])
+    with_lock, without_lock = timeline_figure(drawn).axes
+    assert "conflict" not in with_lock.get_title(loc="left")
+    assert without_lock.get_title(loc="left").endswith("3 conflicts, 1 of them not acknowledged")
+    marks = [line for line in without_lock.lines if line.get_marker() == "x"]
+    assert sum(len(line.get_xydata()) for line in marks) == 2
+
+
+def test_a_demo_keeps_an_earlier_comparison_and_says_so(tmp_path: Path) -> None:
+    writers, outcome = finished(locked=True)
+    out = io.StringIO()
+    console = Console(file=out, width=400)
+    demo = _Demo(DemoOptions(), console, tmp_path, [], Contents(), Store(str(tmp_path), ""))
+    (tmp_path / "comparison.png").touch()
+    _leave(demo, Load("flights", writers, outcome))
+    lines = []
+    for compare in (False, True):
+        _print_files(tmp_path, console, compare=compare)
+        lines.append(out.getvalue().splitlines()[-1])
+    files = f"Left in {tmp_path}: "
+    assert f"{files}report.json, timeline.png" in out.getvalue().splitlines()
+    assert lines == ["comparison.png is of an earlier demo", f"{files}comparison.png, report.json, timeline.png"]
 
 
 def test_a_load_in_which_nothing_succeeded_can_be_drawn(tmp_path: Path) -> None:
