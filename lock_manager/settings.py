@@ -88,7 +88,7 @@ class LockSettings:
             overrides: settings by name.
 
         Raises:
-            SettingsError: a value is malformed, or ``SLUICE_ZK_HOSTS`` is not set and ``zk_hosts`` not given.
+            SettingsError: A value is malformed, or ``SLUICE_ZK_HOSTS`` is not set or blank and ``zk_hosts`` not given.
 
         """
         environ = os.environ if environ is None else environ
@@ -97,6 +97,8 @@ class LockSettings:
             for name in _plain_fields()
             if ENVIRONMENT_PREFIX + name.upper() in environ
         }
+        if not names_ensemble(environ):
+            found.pop("zk_hosts", None)
         values = {**_typed(found, where=f"{ENVIRONMENT_PREFIX}* in the environment"), **overrides}
         if "zk_hosts" not in values:
             raise SettingsError(f"no ensemble given: set {ENVIRONMENT_PREFIX}ZK_HOSTS=host:port,… or {hosts_hint}")
@@ -158,6 +160,11 @@ def check_seconds(name: str, value: float, low: float = 0, high: float = _LONGES
     """Raise SettingsError unless ``value`` is a number of seconds in the range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise SettingsError(f"{name}={value!r}: must be a number of seconds from {low:g} to {high:g}")
+
+
+def names_ensemble(environ: Mapping[str, str]) -> bool:
+    """Whether ``SLUICE_ZK_HOSTS`` is set and not blank."""
+    return bool(environ.get(f"{ENVIRONMENT_PREFIX}ZK_HOSTS", "").strip())
 
 
 def _check_hosts(zk_hosts: str) -> None:

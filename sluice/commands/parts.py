@@ -15,7 +15,7 @@ from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
 from lock_manager import LockSettings, SluiceError
-from lock_manager.settings import ENVIRONMENT_PREFIX
+from lock_manager.settings import names_ensemble
 from sluice.errors import LogAccessError
 from sluice.interrupts import Interrupted
 
@@ -151,7 +151,7 @@ def conf_of(options: list[str] | None) -> dict[str, str]:
 
 def is_ensemble_given(zookeeper: str | None) -> bool:
     """Whether the option or the environment names an ensemble."""
-    return zookeeper is not None or f"{ENVIRONMENT_PREFIX}ZK_HOSTS" in os.environ
+    return zookeeper is not None or names_ensemble(os.environ)
 
 
 def lock_settings(

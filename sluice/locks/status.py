@@ -48,17 +48,17 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``sluice status --json`` prints."""
-        tables = [
-            {
-                "table": table.uri,
-                "key": table.key,
-                "internal": table.is_internal,
-                "holders": [self._told(entry) for entry in table.holders],
-                "waiters": [self._told(entry) for entry in table.waiters],
-            }
-            for table in self.tables
-        ]
-        return {"at": self.at, "ensemble": self.ensemble, "tables": tables}
+        lists: dict[str, list[dict[str, Any]]] = {"tables": [], "internal": []}
+        for table in self.tables:
+            lists["internal" if table.is_internal else "tables"].append(
+                {
+                    "table": table.uri,
+                    "key": table.key,
+                    "holders": [self._told(entry) for entry in table.holders],
+                    "waiters": [self._told(entry) for entry in table.waiters],
+                }
+            )
+        return {"at": self.at, "ensemble": self.ensemble, **lists}
 
     def _told(self, entry: QueueEntry) -> dict[str, Any]:
         said = {name: entry.data.get(name) for name in ("host", "pid", "app_id", "job")}
@@ -79,7 +79,7 @@ class Status:
 def look(inspector: Inspector, resource: TableResource | None) -> Status:
     """Look at one table, or at every one below the lock root.
 
-    Names below a table's log that nobody holds or waits for are left out: they are not tables.
+    Names below a table's log are left out if no request is at them: they are not tables.
 
     Raises:
         EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: see :class:`Inspector`.

@@ -194,7 +194,7 @@ def test_without_an_ensemble_the_option_and_the_variable_are_named(
 def test_doctor_without_an_ensemble_checks_the_machine(
     run: CliRunner, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.delenv("SLUICE_ZK_HOSTS", raising=False)
+    monkeypatch.setenv("SLUICE_ZK_HOSTS", " ")
     answer = run.invoke(app, ["doctor", "--json", "--table", str(tmp_path)])
     assert answer.exit_code == 1
     verdicts = {finding["what"]: finding["verdict"] for finding in json.loads(answer.stdout)}

@@ -206,7 +206,8 @@ def test_names_below_a_log_count_as_no_tables(queues: Queues) -> None:
     held = replace(turn, entries=tuple(queues.entries()))
     assert look(AnotherInspector([table, turn]), None).tables == [table]
     status = look(AnotherInspector([table, held]), None)
-    assert [each["internal"] for each in status.to_json()["tables"]] == [False, True]
+    written = status.to_json()
+    assert [[row["table"] for row in written[name]] for name in ("tables", "internal")] == [[table.uri], [turn.uri]]
 
 
 def test_what_another_program_wrote_does_not_steer_the_terminal(queues: Queues) -> None:

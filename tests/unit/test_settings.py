@@ -53,6 +53,9 @@ def test_keywords_win_over_the_environment():
     assert (settings.zk_hosts, settings.timeout_seconds, settings.job) == ("a:1", 9.0, "nightly")
     with pytest.raises(SettingsError, match="SLUICE_ZK_HOSTS"):
         LockSettings.from_env({})
+    with pytest.raises(SettingsError, match="no ensemble given: set SLUICE_ZK_HOSTS"):
+        LockSettings.from_env({"SLUICE_ZK_HOSTS": " "})
+    assert LockSettings.from_env({"SLUICE_ZK_HOSTS": ""}, zk_hosts="a").zk_hosts == "a"
     with pytest.raises(SettingsError, match="'soon'"):
         LockSettings.from_env({"SLUICE_ZK_HOSTS": "a", "SLUICE_TIMEOUT_SECONDS": "soon"})
 
