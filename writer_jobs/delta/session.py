@@ -85,6 +85,8 @@ def build_session(
 ) -> SparkSession:
     """Return the active session, or start one that can write Delta tables.
 
+    From then on this process ignores one warning: that PySpark does not yet fully support pandas 3.
+
     Args:
         app_name: name of the application, unless the submitter gave one.
         jars: jars for a driver that plain ``python`` starts (``spark.jars``). Ignored under ``spark-submit``, which
@@ -98,6 +100,9 @@ def build_session(
 
     """
     _refuse_connect_environment()
+    # spark-submit writes Python's standard error to standard output, where programs print their results. PySpark warns
+    # at the start of a session and at each toPandas(), user-defined function and DataFrame from pandas.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
     running = running_session()
     if running is None:
         conf = driver_conf(jars=jars, launch_conf=launch_conf)
@@ -106,11 +111,8 @@ def build_session(
         conf.setIfMissing("spark.app.name", app_name)
         conf.setIfMissing("spark.master", "local[*]")
         conf.setIfMissing("spark.log.level", log_level)
-        with warnings.catch_warnings():
-            # Standard error of Python is standard output under spark-submit, where programs print their results.
-            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-            SparkContext.getOrCreate(conf)
-            running = SparkSession.builder.getOrCreate()
+        SparkContext.getOrCreate(conf)
+        running = SparkSession.builder.getOrCreate()
     return running
 
 

@@ -1,0 +1,24 @@
+"""PySpark's warning about pandas 3 would be among a program's results under ``spark-submit``."""
+
+from __future__ import annotations
+
+import warnings
+
+import pandas as pd
+import pytest
+from pyspark.sql.pandas.utils import require_minimum_pandas_version
+
+from writer_jobs.delta import session
+
+
+@pytest.mark.skipif(pd.__version__ < "3", reason="PySpark warns of pandas 3 and later")
+def test_a_session_ignores_the_warning_about_pandas_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "running_session", object)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(FutureWarning, match="fully support pandas"):
+            require_minimum_pandas_version()
+        session.build_session("program")
+        require_minimum_pandas_version()
+        with pytest.raises(FutureWarning, match="another"):
+            warnings.warn("another", FutureWarning, stacklevel=1)
