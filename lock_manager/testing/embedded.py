@@ -11,6 +11,7 @@ import importlib.util
 import os
 import random
 import re
+import secrets
 import select
 import shutil
 import signal
@@ -43,7 +44,7 @@ _STOP_SECONDS = 10.0
 _LOOK_SECONDS = 0.001
 # Below what Linux (32768) and others (49152) give to connections.
 _PORTS = range(10_240, 32_768)
-_LISTEN_BACKLOGS = (2**16, 2**31)
+_LEAST_LISTEN_BACKLOG = 2**16
 
 
 def find_java() -> str:
@@ -187,7 +188,7 @@ class EmbeddedServer:
         self.end_reported = False
         self._supervisor: subprocess.Popen[bytes] | None = None
         # The answer to `conf` contains it, so it identifies this server. The kernel lowers it to its own limit.
-        self._listen_backlog = random.randrange(*_LISTEN_BACKLOGS)
+        self._listen_backlog = _LEAST_LISTEN_BACKLOG + secrets.randbelow(2**30)
         configuration += f"clientPortListenBacklog={self._listen_backlog}\n"
         (folder / "data").mkdir(parents=True, exist_ok=True)
         (folder / "data" / "myid").write_text(f"{server_id}\n", encoding="ascii")

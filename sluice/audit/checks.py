@@ -258,9 +258,9 @@ def check_commit_ids(commits: Iterable[LogCommit]) -> list[str]:
 
 
 def commits_in_conflict(commits: Iterable[LogCommit]) -> list[LogCommit]:
-    """Return the commits that lost at least one race: others committed between what they had read and their version.
+    """Return the commits that lost at least one race: another commit lies between the version read and their own.
 
-    Not those with the lock's stamp: at the gate others may come first, and nothing is put before it is this one's turn.
+    Commits with the lock's stamp have no races: the gate lets one commit at a time put its version.
     """
     return [
         commit

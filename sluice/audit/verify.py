@@ -116,7 +116,7 @@ def verify_table(
 
     Args:
         table: ``s3://…``, ``s3a://…``, ``file:…`` or a path.
-        key: columns of which no combination may be there twice.
+        key: Columns that identify a row; a repeated combination is a fault.
         storage_options: as ``deltalake`` takes them; what is missing comes from the environment (``AWS_*``).
         clock_skew_seconds: recorded holds of different hosts may seem to overlap by this much.
 

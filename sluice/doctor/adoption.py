@@ -80,7 +80,7 @@ def _adoption(log: LogFolder) -> Adoption | None:
     from deltalake.exceptions import DeltaError  # noqa: PLC0415 (0.2 s that a look at the ensemble alone need not pay)
 
     try:
-        found = open_table(log)
+        table = open_table(log)
     except (DeltaError, OSError) as error:
         raise AdoptionError(f"deltalake cannot open the table: {str(error).splitlines()[0]}") from error
-    return Adoption.of(found.metadata().configuration)
+    return Adoption.of(table.metadata().configuration)

@@ -61,9 +61,9 @@ def holders_of(locks: TableLocks, partition: str | None, token: int | None) -> l
     if holders or not locks.holders:
         return holders
     others = "; ".join(map(describe, locks.holders))
-    asked = [f"partition {partition}"] if partition is not None else []
-    asked += [f"token {token}"] if token is not None else []
-    raise BreakError(f"{locks.name}: nobody holds it with {' and '.join(asked)}; what is held: {others}")
+    conditions = [f"partition {partition}"] if partition is not None else []
+    conditions += [f"token {token}"] if token is not None else []
+    raise BreakError(f"{locks.name}: nobody holds it with {' and '.join(conditions)}; what is held: {others}")
 
 
 def _holds_within(entry: QueueEntry, partition: str) -> bool:

@@ -344,11 +344,11 @@ def care(
     from writer_jobs.maintenance.worker import Worker
 
     def run(
-        *actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 60, suffix: str = "", **how: Any
+        *actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 60, suffix: str = "", **options: Any
     ) -> CareReport:
         worker = Worker(spark, manager, inspector, f"{table}{suffix}", lock_timeout_seconds=lock_timeout_seconds)
         made = Care(worker, parallel=parallel)
-        return made.run(actions or None, **how)
+        return made.run(actions or None, **options)
 
     return run
 

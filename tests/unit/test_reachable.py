@@ -66,7 +66,7 @@ def test_the_check_before_spark_names_all_unknown_hosts(resolver: Callable[[Iter
     ],
 )
 def test_only_refusals_and_unknown_names_are_proof(
-    error: OSError, is_proof: bool, monkeypatch: pytest.MonkeyPatch
+    error: OSError, monkeypatch: pytest.MonkeyPatch, *, is_proof: bool
 ) -> None:
     seconds: list[float] = []
 

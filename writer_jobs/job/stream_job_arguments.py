@@ -183,10 +183,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
     )  # fmt: skip
     add("--keys", required=True, type=names, metavar="COLS", help="columns that, with the event time, name a row")
     add("--event-time", required=True, type=text, metavar="COL", help="when a row happened: a timestamp or a date")
-    add("--sequence-by", type=text, metavar="SQL", help="of versions of a row the one with the most here counts")
+    add("--sequence-by", type=text, metavar="SQL", help="the version of a row with the largest value of this is stored")
     add(
         "--watermark-delay", default=timedelta(0), type=span, metavar="TIME",
-        help='how much older than the newest event time before it a row is not late yet, such as "10 minutes" (0)',
+        help='how far a row may trail the newest event time before it counts as late, such as "10 minutes" (0)',
     )  # fmt: skip
     add(
         "--allowed-lateness", type=span, metavar="TIME",
