@@ -48,7 +48,7 @@ def verify(
         str,
         typer.Option(
             metavar="COLUMNS",
-            help="Comma-separated columns that identify a row; a repeated row is a fault. `a,b` in backticks is one name.",
+            help="Comma-separated columns that identify a row: repeats are faults. `a,b` in backticks is one name.",
         ),
     ] = "",
     storage_option: StorageOption = None,
