@@ -282,6 +282,14 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
         '{"flight": "UA3", "at": "2013-01-01T08:00:00Z", "fares": [1.00000000000000000000001e0]}',
         '{"flight": "UA3", "at": 1700000000000}',
         '{"flight": "UA3", "at": "2013-01-01T08:00:00Z", "share": 1e400}',
+        '{"flight": "UA4", "at": "2013-01-01T08:00:00Z", "note": 12, "raw": "AQID", "tiny": -128, "home": {"zip":"1"}}',
+        '{"flight": "UA5", "at": "2013-01-01T08:00:00Z", "note": 1.10}',
+        '{"flight": "UA5", "at": "2013-01-01T08:00:00Z", "note": {"b": 1, "a": 2}}',
+        '{"flight": "UA5", "at": "2013-01-01T08:00:00Z", "tiny": 200}',
+        '{"flight": "UA5", "at": "2013-01-01T08:00:00Z", "home": {"zip": "1", "city": "X"}}',
+        '{"flight": "UA5", "at": "2013-01-01T08:00:00Z", "Note": "x"}',
+        '{"flight": "UA6", "at": "2013-01-01T08:00:00Z", "not": "a column of the schema"}',
+        '{"flight": "UA5", "at": "2013-01-01T08:00:00Z"},0] anything',
     ]
     messages = [
         (None, None if value is None else bytearray(value.encode()), "departures", 0, number)
@@ -290,7 +298,8 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     rows = spark.createDataFrame(messages, "key binary, value binary, topic string, partition int, offset long")
     rows.coalesce(1).write.parquet(str(tmp_path / "landing"))
     how = ("--keys", "flight", "--event-time", "at", "--trigger", "available-now", "--format", "parquet")
-    schema = ("--value-schema", "flight string, at timestamp, seats int, fares array<decimal(30,21)>, share double")
+    columns = "flight string, at timestamp, seats int, fares array<decimal(30,21)>, share double"
+    schema = ("--value-schema", f"{columns}, note string, raw binary, tiny tinyint, home struct<zip: string>")
     dead = Path(f"{table}_dead_letters")
     # A batch that is in the table gets its dead letters when it is tried again; one that has them does not.
     for killed_at in ("write_dead_letters", "EventClock.after"):
@@ -301,13 +310,16 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     done = stream(*schema, how=how)
     assert (done.code, done.error) == (0, "")
     (line,) = done.commits
-    assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 2, 11)
+    assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 4, 17)
     assert rows_of(table, "flight", "seats", "fares") == [
         ("UA1", 100, None), ("UA2", None, [Decimal("0.123456789012345678901")]),
+        ("UA4", None, None), ("UA6", None, None),
     ]  # fmt: skip
+    assert ("12", b"\1\2\3", -128, ("1",)) in rows_of(table, "note", "raw", "tiny", "home")
+    rewritten = "column note: its JSON would be written anew as text; send a JSON string"
     no_value, decimal = "is not exactly a value of type", "decimal(30,21)"
     reasons = {
-        **dict.fromkeys((1, 3, 4), "no JSON of the schema"),
+        **dict.fromkeys((1, 3, 4, 20), "no JSON of the schema"),
         2: f"column at: the value 'soon' {no_value} timestamp",
         5: "null in flight",
         6: "null in at",
@@ -316,10 +328,21 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
         10: f"column fares[]: the value '1.0' {no_value} {decimal}",
         11: f"column at: the value '1700000000000' {no_value} timestamp",
         12: f"column share: the value 'Infinity' {no_value} double",
+        **dict.fromkeys((14, 15), rewritten),
+        16: f"column tiny: the value '200' {no_value} tinyint",
+        17: "field home.city is not in --value-schema",
+        18: "field Note is not in --value-schema",
     }
     assert dict(rows_of(dead, "origin", "reason")) == {f"departures/0/{at}": reason for at, reason in reasons.items()}
-    wrong = stream("--value-schema", "flight", how=how)
-    assert (wrong.code, "--value-schema" in sentence(wrong)) == (2, True), wrong.error
+    for columns in ("flight", "flight varchar(3), at timestamp"):
+        wrong = stream("--value-schema", columns, how=how)
+        assert (wrong.code, "--value-schema" in sentence(wrong)) == (2, True), wrong.error
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        lenient = stream(*schema, how=how)
+    finally:
+        spark.conf.unset("spark.sql.ansi.enabled")
+    assert (lenient.code, "spark.sql.ansi.enabled=true" in sentence(lenient)) == (2, True), lenient.error
 
 
 def test_a_program_of_ones_own_runs_a_stream(

@@ -20,6 +20,7 @@ from writer_jobs.changes.table_feed import FeedBinding
 from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.partition_values import partition_types, refuse_clock_changes, with_storable_values
+from writer_jobs.delta.session import refuse_lenient_casts
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.delta.type_differences import holds, mismatch, missing_fields, type_differences
@@ -40,6 +41,9 @@ class TableShape:
         evolves: whether the table gets new columns, and wider types.
         partition_by: partition columns, if it is new.
 
+    Raises:
+        UnsupportedSessionError: the session's casts may change values.
+
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class TableShape:
         evolves: bool,
         partition_by: Sequence[str],
     ) -> None:
+        refuse_lenient_casts(spark)
         self._spark = spark
         self._writer = writer
         self._spec = spec

@@ -26,16 +26,19 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-_WHOLE = r"^[+-]?\d+$"
-_NUMBER = r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?$"
+# Java's "$" also matches before a newline at the end; "\\z" does not.
+_WHOLE = r"^[+-]?\d+\z"
+_NUMBER = r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?\z"
 _NOT_FINITE = ("nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")
 _DAY = r"[+-]?\d{4,6}-\d{1,2}-\d{1,2}"
 _TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d{1,6}0*)?)?"
 _ZONE = r" ?(Z|UTC|GMT|[+-]\d{1,2}(:?\d{2})?(:?\d{2})?|[A-Z][A-Za-z_]+(/[A-Za-z_+-]+)+)"
-_DATE = rf"^{_DAY}([T ]0{{1,2}}:00(:00(\.0+)?)?)?$"
-_LOCAL = rf"^{_DAY}([T ]{_TIME})?$"
-_ZONED = rf"^{_DAY}[T ]{_TIME}{_ZONE}$"
+_DATE = rf"^{_DAY}([T ]0{{1,2}}:00(:00(\.0+)?)?)?\z"
+_LOCAL = rf"^{_DAY}([T ]{_TIME})?\z"
+_ZONED = rf"^{_DAY}[T ]{_TIME}{_ZONE}\z"
 _MOST_DIGITS = 38
+_LONG_LIMIT = float(1 << 63)
+_DAY_MICROS = 24 * 60 * 60 * 1_000_000
 _EXACT_DIGITS: dict[type[DataType], int] = {FloatType: 6, DoubleType: 15}
 """Decimal digits that a type keeps in every number (``FLT_DIG`` and ``DBL_DIG`` of C)."""
 
@@ -43,9 +46,11 @@ _EXACT_DIGITS: dict[type[DataType], int] = {FloatType: 6, DoubleType: 15}
 def exact_cast(text: Column, target: DataType) -> Column:
     """Return the value of a text; null if the text is not exactly a value of the type.
 
-    Blanks around a value are not removed. A timestamp without a time zone is in the session's time zone; it has no
-    value in the hour that a clock change leaves out. A floating-point number is the nearest to the text, but a whole
-    number that the type cannot hold exactly has no value.
+    Blanks and newlines around a value are not removed. A timestamp without a time zone is in the session's time zone;
+    it has no value in the hour that a clock change leaves out, and none in the hour that a clock change repeats. A
+    floating-point number is the nearest to the text. A whole number that the type cannot hold exactly has no value,
+    unless the type writes its own value with the digits of the text (``1e23``). Neither has a number that is not zero
+    and whose nearest value is zero.
 
     Args:
         text: a column of strings.
@@ -75,7 +80,7 @@ def _boolean(text: Column, target: DataType) -> Column:
 
 
 def _whole(text: Column, target: DataType) -> Column:
-    whole = F.regexp_replace(text, r"\.0*$", "")
+    whole = F.regexp_replace(text, r"\.0*\z", "")
     return F.when(whole.rlike(_WHOLE), whole.try_cast(target))
 
 
@@ -89,23 +94,37 @@ def _decimal(text: Column, target: DataType) -> Column:
 
 def _plain(digits: int, decimal_places: int) -> str:
     fraction = rf"(\.\d{{1,{decimal_places}}})?" if decimal_places else ""
-    return rf"^-?\d{{1,{digits}}}{fraction}$"
+    return rf"^-?\d{{1,{digits}}}{fraction}\z"
 
 
 def _decimal_places(number: Column) -> Column:
     """Return how many digits a number has behind its point, without zeros at its end."""
-    fraction = F.length(F.regexp_extract(number, r"^[^.eE]*\.(\d*?)0*([eE]|$)", 1))
-    exponent = F.coalesce(F.regexp_extract(number, r"[eE]([+-]?\d+)$", 1).try_cast("int"), F.lit(0))
+    fraction = F.length(F.regexp_extract(number, r"^[^.eE]*\.(\d*?)0*([eE]|\z)", 1))
+    exponent = F.coalesce(F.regexp_extract(number, r"[eE]([+-]?\d+)\z", 1).try_cast("int"), F.lit(0))
     return fraction - exponent
 
 
 def _floating(text: Column, target: DataType) -> Column:
-    value, exact = text.try_cast(target), DecimalType(_MOST_DIGITS, 0)
+    value = text.try_cast(target)
+    # Spark casts a floating-point number to a decimal by its shortest text, and 2 to the power of 63 to one less.
+    whole = F.when(F.abs(value) < _LONG_LIMIT, value.try_cast("bigint"))
     finite = ~value.isin(*(F.lit(name).cast(target) for name in ("Infinity", "-Infinity")))
-    kept = (F.length(text) <= _EXACT_DIGITS[type(target)]) | (value.try_cast(exact) == text.try_cast(exact))
-    number = text.rlike(_NUMBER) & finite & (~text.rlike(_WHOLE) | kept)
+    digits = _significant_digits(text)
+    is_zero = (value == F.lit(0).cast(target)) & (digits != "")
+    kept = (
+        (F.length(digits) <= _EXACT_DIGITS[type(target)])
+        | (digits == _significant_digits(value.cast("string")))
+        | F.coalesce(text.try_cast(DecimalType(_MOST_DIGITS, 0)) == whole, F.expr("false"))
+    )
+    number = text.rlike(_NUMBER) & finite & ~is_zero & ((_decimal_places(text) > 0) | kept)
     half = _EXACT_DIGITS[type(target)] // 2
     return F.when(text.rlike(_plain(half, half)), value).when(number | F.lower(text).isin(*_NOT_FINITE), value)
+
+
+def _significant_digits(number: Column) -> Column:
+    """Return the digits of a number without zeros at either end: "15" of 0.0150e7; empty for zero."""
+    significand = F.regexp_replace(number, r"[eE].*\z", "")
+    return F.regexp_replace(F.regexp_replace(significand, "[+.-]", ""), r"^0+|0+\z", "")
 
 
 def _date(text: Column, target: DataType) -> Column:
@@ -118,8 +137,29 @@ def _local(text: Column, target: DataType) -> Column:
 
 def _timestamp(text: Column, target: DataType) -> Column:
     value = text.try_cast(target)
-    is_kept = value.cast(TimestampNTZType()) == text.try_cast(TimestampNTZType())
-    return F.when(text.rlike(_ZONED) | (text.rlike(_LOCAL) & is_kept), value)
+    is_one = is_one_moment(value, text.try_cast(TimestampNTZType()))
+    return F.when(text.rlike(_ZONED) | (text.rlike(_LOCAL) & is_one), value)
+
+
+def is_one_moment(value: Column, local: Column) -> Column:
+    """Return whether a local time is exactly one moment in the session's time zone.
+
+    Args:
+        value: the moment that Spark takes for it: the first, if a clock change repeats the local time.
+        local: the local time, ``timestamp_ntz``.
+
+    """
+    micros, next_day = F.unix_micros(value), F.timestamp_micros(F.try_add(F.unix_micros(value), F.lit(_DAY_MICROS)))
+    # How far clocks are put back within a day; that much later is the only other moment that can have this local time.
+    back = _offset(value) - _offset(next_day)
+    later = F.timestamp_micros(F.try_add(micros, back)).cast(TimestampNTZType())
+    is_repeated = F.coalesce((back > 0) & (later == local), F.expr("false"))
+    return (value.cast(TimestampNTZType()) == local) & ~is_repeated
+
+
+def _offset(moment: Column) -> Column:
+    """Return the microseconds by which the session's time zone is ahead of UTC."""
+    return F.unix_micros(F.from_utc_timestamp(moment, F.current_timezone())) - F.unix_micros(moment)
 
 
 _CASTS: tuple[tuple[tuple[type[DataType], ...], Callable[[Column, DataType], Column]], ...] = (

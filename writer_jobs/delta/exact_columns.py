@@ -1,7 +1,8 @@
 """Cast columns that were read as text exactly, nested fields, too.
 
-Spark's readers of CSV and JSON round decimals, cut a time from a date, take numbers for seconds since 1970 and large
-numbers for the nearest that a type has. So these types are read as text, and cast by :func:`exact_cast`.
+Spark's readers of CSV and JSON round decimals, cut a time from a date, take numbers for seconds since 1970, large
+numbers for the nearest that a type has, and 200 for a byte of -56. So these types are read as text, and cast by
+:func:`exact_cast`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import (
     ArrayType,
+    ByteType,
     DataType,
     DateType,
     DecimalType,
@@ -27,6 +29,7 @@ from pyspark.sql.types import (
 
 #: Types that Spark's readers of CSV and JSON may change in silence.
 INEXACT_TYPES: tuple[type[DataType], ...] = (
+    ByteType,
     DecimalType,
     FloatType,
     DoubleType,
@@ -69,7 +72,7 @@ def from_text(value: Column, target: DataType, texts: tuple[type[DataType], ...]
         path: name of the column, for ``cast``.
 
     """
-    if not _has_any(target, texts):
+    if not has_any(target, texts):
         return value
     if isinstance(target, StructType):
         fields = [
@@ -97,7 +100,7 @@ def first_misfit(value: Column, target: DataType, texts: tuple[type[DataType], .
         path: name of the column, for ``misfit``.
 
     """
-    if not _has_any(target, texts):
+    if not has_any(target, texts):
         return F.lit(None).cast("string")
     if isinstance(target, StructType):
         fields = (
@@ -122,11 +125,12 @@ def misfit_sentence(text: Column, target: DataType, path: str) -> Column:
     )
 
 
-def _has_any(target: DataType, types: tuple[type[DataType], ...]) -> bool:
+def has_any(target: DataType, types: tuple[type[DataType], ...]) -> bool:
+    """Return whether a type is one of some types, or has one in it."""
     if isinstance(target, StructType):
-        return any(_has_any(field.dataType, types) for field in target)
+        return any(has_any(field.dataType, types) for field in target)
     if isinstance(target, ArrayType):
-        return _has_any(target.elementType, types)
+        return has_any(target.elementType, types)
     if isinstance(target, MapType):
-        return _has_any(target.valueType, types)
+        return has_any(target.valueType, types)
     return isinstance(target, types)

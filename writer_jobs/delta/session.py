@@ -27,6 +27,7 @@ _NO_CONNECT = (
 )
 _S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _EXTENSIONS = "spark.sql.extensions"
+_ANSI = "spark.sql.ansi.enabled"
 _PROGRESS = "spark.ui.showConsoleProgress"
 
 #: How commits are written: see ``log_store/``.
@@ -180,6 +181,20 @@ def classic_session(spark: Any) -> SparkSession:
             "or build_session(jars=…)"
         )
     return session
+
+
+def refuse_lenient_casts(spark: SparkSession) -> None:
+    """Make sure that a cast to a type that cannot hold a value fails.
+
+    Raises:
+        UnsupportedSessionError: ``spark.sql.ansi.enabled`` is false.
+
+    """
+    if str(spark.conf.get(_ANSI, "true")).lower() != "true":
+        raise UnsupportedSessionError(
+            f"{_ANSI} is false, so that Spark stores another number where a column cannot hold one: set "
+            f"--conf {_ANSI}=true"
+        )
 
 
 def _refuse_connect_environment() -> None:

@@ -20,16 +20,29 @@ def whole_number(octets: Column) -> Column:
 
 
 def listed(text: Column) -> Column:
-    """Parse JSON as the elements of a list with a zero at its end.
+    """Parse JSON as the elements of a list with :func:`end_mark` at its end.
 
-    Spark's parser passes over what follows a value. The zero shows that it came to the end of the text.
+    Spark's parser passes over what follows a value. The mark shows that it came to the end of the text.
 
     Null if the text is not UTF-8, is no JSON, or names a field twice.
     """
-    return F.try_parse_json(F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit(",0]")))
+    return F.try_parse_json(
+        F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit(","), end_mark(text), F.lit("]"))
+    )
 
 
-def only_one(elements: Column) -> Column:
-    """Return the element of a list that :func:`listed` has parsed; null if it has none, or several."""
-    first, end, more = (F.try_variant_get(elements, f"$[{at}]", "variant") for at in (0, 1, 2))
-    return F.when(end.isNotNull() & more.isNull(), first)
+def end_mark(text: Column) -> Column:
+    """Return a number to put behind a text, which the text cannot contain unless by intent: its hash."""
+    return F.xxhash64(text)
+
+
+def only_one(elements: Column, text: Column) -> Column:
+    """Return the value of a text; null if it has none, or several, or anything behind its value.
+
+    Args:
+        elements: what :func:`listed` returns for the text.
+        text: the text.
+
+    """
+    first = F.try_variant_get(elements, "$[0]", "variant")
+    return F.when(F.try_variant_get(elements, "$[1]", "bigint") == end_mark(text), first)

@@ -9,24 +9,30 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    CharType,
     DataType,
     DecimalType,
     DoubleType,
     FloatType,
+    MapType,
     StringType,
     StructField,
     StructType,
     TimestampType,
+    VarcharType,
 )
 
 from writer_jobs.arrivals.lateness import EVENT_RANGE, event_micros, is_event_time
 from writer_jobs.arrivals.stream import RowBatch
 from writer_jobs.changes.kept import Kept
 from writer_jobs.delta.exact_cast import exact_cast
-from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, first_misfit, from_text, misfit_sentence
+from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, first_misfit, from_text, has_any, misfit_sentence
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
+from writer_jobs.feeds.debezium.json_values import path as variant_path
 from writer_jobs.feeds.wire import listed, only_one
 from writer_jobs.job.stream_job_arguments import StreamJobArguments
 from writer_jobs.writer import LockedDeltaWriter
@@ -35,6 +41,10 @@ ROW = "__sluice_row"
 """Column with the row that a message has."""
 
 _CORRUPT, _REASON = "__sluice_corrupt", "__sluice_reason"
+_DOCUMENT = "__sluice_document"
+_TEXTS = (*INEXACT_TYPES, BinaryType)
+# Variants that are written as they arrived: a number with a fraction or an exponent is not, nor is an object.
+_SAME_TEXT = r"^(STRING|BOOLEAN|BIGINT|DECIMAL\(\d+,0\))\z"
 # Numbers in JSON that a variant stores as double: with an exponent, or with more than 38 digits.
 _ROUNDED_NUMBER = r"[:\[,\s-]\d([\d.]{15,}[eE][+-]?\d+|[\d.]{38,})\s*[,}\]]"
 
@@ -48,7 +58,7 @@ class JsonValues:
         schema: the columns.
 
     Raises:
-        SourceError: there is no such schema.
+        SourceError: there is no such schema, or it has a type with a length.
 
     """
 
@@ -59,6 +69,8 @@ class JsonValues:
             parsed = StructType.fromDDL(schema)
         except (*JVM_ERRORS, PySparkException) as error:
             raise SourceError(f"--value-schema {schema!r}: {one_sentence(error)}") from error
+        if has_any(parsed, (CharType, VarcharType)):
+            raise SourceError(f"--value-schema {schema!r}: write string for char(n) and varchar(n)")
         self._schema = parsed
 
     @contextmanager
@@ -71,18 +83,23 @@ class JsonValues:
 
         """
         text = F.col("value").cast("string")
-        as_texts = as_text(self._schema, INEXACT_TYPES)
-        document = only_one(listed(text))
+        as_texts = as_text(self._schema, _TEXTS)
+        document = only_one(listed(text), text)
         # It finds values of other kinds, and makes a double of a number that is read as text: a variant has its digits.
         checked = F.from_json(
             text, StructType([*as_texts, StructField(_CORRUPT, StringType())]), {"columnNameOfCorruptRecord": _CORRUPT}
         )
         is_bad = document.isNull() | checked.isNull() | checked.getField(_CORRUPT).isNotNull()
-        reason = F.when(is_bad, "no JSON of the schema").otherwise(_misfit(text, F.col(ROW), self._schema))
+        reasons = (
+            F.when(is_bad, "no JSON of the schema"),
+            _misfit(text, F.col(ROW), self._schema),
+            _loss(F.col(_DOCUMENT), self._schema, ""),
+        )
         try:
-            read = messages.select("key", "value", "origin", document.try_cast(as_texts).alias(ROW))
-            row = from_text(F.col(ROW), self._schema, INEXACT_TYPES, lambda item, kind, _: exact_cast(item, kind), "")
-            read = read.withColumn(_REASON, reason).withColumn(ROW, row)
+            read = messages.select("key", "value", "origin", document.alias(_DOCUMENT))
+            read = read.withColumn(ROW, F.col(_DOCUMENT).try_cast(as_texts)).withColumn(_REASON, F.coalesce(*reasons))
+            row = from_text(F.col(ROW), self._schema, _TEXTS, lambda item, kind, _: _value(item, kind), "")
+            read = read.withColumn(ROW, row).drop(_DOCUMENT)
         except PySparkException as error:
             raise SourceError(f"--value-schema: {one_sentence(error)}") from error
         with closing(Kept.of(self._writer.table, read, "messages")) as kept:
@@ -101,12 +118,63 @@ def _misfit(text: Column, row: Column, schema: StructType) -> Column:
 
     def misfit(value: Column, target: DataType, path: str) -> Column:
         is_too_large = value.endswith("Infinity") & ~text.contains('Infinity"')
-        is_changed = exact_cast(value, target).isNull()
+        is_changed = _value(value, target).isNull()
         if isinstance(target, DecimalType | FloatType | DoubleType):
             is_changed = is_changed | is_too_large | text.rlike(_ROUNDED_NUMBER)
         return F.when(value.isNotNull() & is_changed, misfit_sentence(value, target, path))
 
-    return first_misfit(row, schema, INEXACT_TYPES, misfit, "")
+    return first_misfit(row, schema, _TEXTS, misfit, "")
+
+
+def _value(text: Column, target: DataType) -> Column:
+    """Return the value of a text of JSON; null if it is not exactly one."""
+    return F.try_to_binary(text, F.lit("base64")) if isinstance(target, BinaryType) else exact_cast(text, target)
+
+
+def _loss(value: Column, target: DataType, path: str) -> Column:
+    """Return what of a parsed value its type would lose; null if it would lose nothing.
+
+    Fields of the message itself that the schema lacks are not lost: the user chose the columns.
+
+    Args:
+        value: a variant.
+        target: the type.
+        path: name of the column; empty for the whole message.
+
+    """
+    if isinstance(target, StructType):
+        fields = (
+            _loss(F.try_variant_get(value, variant_path(field.name), "variant"), field.dataType, f"{path}.{field.name}")
+            for field in target
+        )
+        return F.coalesce(_unknown_field(value, target, path), *fields)
+    if isinstance(target, ArrayType | MapType):
+        kind = target.valueType if isinstance(target, MapType) else target.elementType
+        items = F.try_variant_get(
+            value, "$", "map<string,variant>" if isinstance(target, MapType) else "array<variant>"
+        )
+        items = F.map_values(items) if isinstance(target, MapType) else items
+        losses = F.transform(items, lambda item: _loss(item, kind, f"{path}[]"))
+        return F.try_element_at(F.array_compact(losses), F.lit(1))
+    is_value, name = value.isNotNull() & ~F.is_variant_null(value), path.lstrip(".")
+    if isinstance(target, StringType):
+        is_lost = ~F.schema_of_variant(value).rlike(_SAME_TEXT)
+        return F.when(is_value & is_lost, f"column {name}: its JSON would be written anew as text; send a JSON string")
+    is_lost = F.try_variant_get(value, "$", as_text(target, _TEXTS).simpleString()).isNull()
+    return F.when(is_value & is_lost, misfit_sentence(F.to_json(value), target, name))
+
+
+def _unknown_field(value: Column, target: StructType, path: str) -> Column:
+    """Return a sentence on a field that a type does not have, or has in another case; null if there is none."""
+    names, folded = (
+        F.map_keys(F.try_variant_get(value, "$", "map<string,variant>")),
+        [name.lower() for name in target.names],
+    )
+    others = F.filter(names, lambda name: ~name.isin(*target.names))
+    if not path:
+        others = F.filter(others, lambda name: F.lower(name).isin(*folded))
+    place = F.lit(f"{path}.".lstrip("."))
+    return F.concat(F.lit("field "), place, F.try_element_at(others, F.lit(1)), F.lit(" is not in --value-schema"))
 
 
 def placed(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowBatch:

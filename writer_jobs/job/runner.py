@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from lock_manager import LockManager, SluiceError, ZookeeperLockManager
 from lock_manager.coordinator import WAITING_LOGGER
 from lock_manager.metrics import MetricsExporter
-from writer_jobs.delta.session import build_session, running_session
+from writer_jobs.delta.session import build_session, refuse_lenient_casts, running_session
 from writer_jobs.errors import StorageError, WriteFailedError
 from writer_jobs.job.arguments import HelpShown, JobArguments
 from writer_jobs.job.exit_codes import BAD_ARGUMENTS, DONE, exit_code_of, sentence_of
@@ -145,6 +145,7 @@ class Job(Generic[_A]):
         arguments.check_local_sources(driver_files())
         with _session(self.program, arguments.session_settings, verbose=arguments.verbose) as spark:
             stop.install()
+            refuse_lenient_casts(spark)
             context = spark.sparkContext
 
             def note(**facts: Any) -> None:

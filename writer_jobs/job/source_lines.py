@@ -13,7 +13,11 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
+from writer_jobs.feeds.wire import end_mark
+
 _LONGEST_SAMPLE = 80
+# Stands for two quotes; no character of texts (Unicode, noncharacters).
+_DOUBLED = "\uffff"
 _SEPARATORS = {"\\t": "\t", "\\\\": "\\"}
 # With these a file has another syntax than that of RFC 4180, which is the user's to know.
 _OTHER_SYNTAX = ("escape", "quote", "comment", "linesep", "chartoescapequoteescaping", "unescapedquotehandling")
@@ -100,7 +104,12 @@ def check_csv(lines: DataFrame, lines_of_newlines: DataFrame, syntax: CsvSyntax)
     value, file = F.col("value"), F.col("_metadata.file_path")
     damaged = F.lit(syntax.is_utf8) & ~F.is_valid_utf8(value)
     is_open = F.lit(syntax.is_standard) & _has_odd_quotes(value)
-    bare = F.lit(syntax.is_standard) & value.contains('"') & ~is_open & _without_quoted(value, syntax).contains('"')
+    bare = (
+        F.lit(syntax.is_standard)
+        & value.contains('"')
+        & ~is_open
+        & _without_quoted(value, syntax).rlike(f'["{_DOUBLED}]')
+    )
     result = lines.agg(
         F.first(F.when(damaged, file), ignorenulls=True).alias("damaged"),
         F.max(is_open).alias("is_open"),
@@ -130,7 +139,7 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
         LinesError: quotes are malformed or not closed, or records end in several ways.
 
     """
-    text = F.regexp_replace("value", r"\r$", "")
+    text = F.regexp_replace("value", r"\r\z", "")
     after_newline = Window.partitionBy("file").orderBy("block", "number")
     outside, inside = (_without_quoted(start, syntax) for start in (text, F.concat(F.lit('"'), text)))
     numbered = lines.select(
@@ -139,7 +148,10 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
         F.monotonically_increasing_id().alias("number"),
         _has_odd_quotes(F.col("value")).cast("int").alias("odd"),
         F.col("value").endswith("\r").alias("is_crlf"),
-        *(rest.rlike('["\r]').alias(name) for name, rest in (("bad_outside", outside), ("bad_inside", inside))),
+        *(
+            rest.rlike(f'["{_DOUBLED}\r]').alias(name)
+            for name, rest in (("bad_outside", outside), ("bad_inside", inside))
+        ),
     )
     quotes = F.sum("odd").over(after_newline)
     ends = numbered.select(
@@ -149,13 +161,13 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
         "is_crlf",
         F.lead("number").over(after_newline).isNull().alias("is_last"),
     )
-    ends_record = ~F.col("is_open") & ~F.col("is_last")
     result = ends.agg(
         F.first(F.when(F.col("bad") | (F.col("is_open") & F.col("is_last")), F.col("file")), ignorenulls=True).alias(
             "bad"
         ),
-        F.max(ends_record & F.col("is_crlf")).alias("crlf"),
-        F.max(ends_record & ~F.col("is_crlf")).alias("lf"),
+        F.max(~F.col("is_open") & F.col("is_crlf")).alias("crlf"),
+        # The last line may have no newline at all.
+        F.max(~F.col("is_open") & ~F.col("is_last") & ~F.col("is_crlf")).alias("lf"),
     ).first()
     if result is None or result.bad is not None:
         raise LinesError(
@@ -182,10 +194,10 @@ def check_json(documents: DataFrame, options: Mapping[str, str]) -> None:
     """
     value, file = F.col("value"), F.col("_metadata.file_path")
     allowed = {name: option for name, option in options.items() if name.startswith("allow")}
-    # Spark's parser ends with the first value: the zero shows that it came to the end.
-    parsed = F.from_json(F.concat(F.lit("["), value, F.lit(",0]")), "variant", allowed)
-    end, more = (F.try_variant_get(parsed, f"$[{at}]", "variant") for at in (1, 2))
-    is_one = F.is_valid_utf8(value) & end.isNotNull() & more.isNull()
+    # Spark's parser ends with the first value: the mark shows that it came to the end.
+    parsed = F.from_json(F.concat(F.lit("["), value, F.lit("\n,"), end_mark(value), F.lit("]")), "variant", allowed)
+    is_end = F.coalesce(F.try_variant_get(parsed, "$[1]", "bigint") == end_mark(value), F.expr("false"))
+    is_one = F.is_valid_utf8(value) & is_end
     bad = value.rlike(r"\S") & ~is_one
     result = documents.agg(F.first(F.when(bad, _sample(value, file)), ignorenulls=True).alias("bad")).first()
     if result is not None and result.bad is not None:
@@ -200,14 +212,16 @@ def _has_odd_quotes(line: Column) -> Column:
 
 
 def _without_quoted(line: Column, syntax: CsvSyntax) -> Column:
-    """Return a line without its quoted fields. The last field may be open.
+    """Return a line without its quoted fields, with a mark for two quotes. The last field may be open.
 
     Step by step: a regular expression with a loop over escaped quotes would overflow Java's stack on long fields.
     """
     blanks = r"\s*" if syntax.blanks else ""
     separator = rf"\Q{syntax.separator}\E"
-    pattern = rf'(^|{separator}){blanks}"[^"]*("{blanks}(?=$|{separator})|$)'
-    return F.regexp_replace(F.replace(line, F.lit('""'), F.lit("")), pattern, "$1")
+    end = rf"{blanks}(?=\z|{separator})"
+    pattern = rf'(^|{separator}){blanks}({_DOUBLED}*"[^"]*("{end}|\z)|{_DOUBLED}+{end})'
+    marked = F.replace(F.replace(line, F.lit(_DOUBLED), F.lit("")), F.lit('""'), F.lit(_DOUBLED))
+    return F.regexp_replace(marked, pattern, "$1")
 
 
 def _sample(value: Column, file: Column) -> Column:

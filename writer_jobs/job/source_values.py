@@ -22,17 +22,19 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from writer_jobs.delta.exact_cast import exact_cast
+from writer_jobs.delta.exact_cast import exact_cast, is_one_moment
 from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, from_text, misfit_sentence
 from writer_jobs.delta.sql_names import quoted
+from writer_jobs.errors import SourceError
 from writer_jobs.job.source_lines import encoding_of, is_utf8
 
-# Types that Spark parses itself, if the user gives the format.
-_FORMAT_OPTIONS: Mapping[str, type[DataType]] = {
-    "dateformat": DateType,
-    "timestampformat": TimestampType,
-    "timestampntzformat": TimestampNTZType,
+# Options with the user's own format of a type.
+_FORMAT_OPTIONS: Mapping[type[DataType], str] = {
+    DateType: "dateformat",
+    TimestampType: "timestampformat",
+    TimestampNTZType: "timestampntzformat",
 }
+_TOO_MANY_DIGITS = r"\.\d{6}0*[1-9]"
 # Options of CSV that name values without digits, and their names in SQL.
 _NOT_FINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
 _REPLACEMENT = "\ufffd"
@@ -47,6 +49,9 @@ class SourceValues:
         options: of the user, for Spark's reader.
         folder_columns: columns whose values are in names of folders.
 
+    Raises:
+        SourceError: the option timeZone is not the session's time zone.
+
     """
 
     def __init__(
@@ -56,6 +61,12 @@ class SourceValues:
         self._is_text = file_format in ("csv", "json")
         self._options = {name.lower(): value for name, value in options.items()}
         self._folder_columns = folder_columns
+        zone = str(spark.conf.get("spark.sql.session.timeZone"))
+        if self._options.get("timezone", zone) != zone:
+            raise SourceError(
+                f"--option timeZone={self._options['timezone']}: timestamps are read in the session's time zone, "
+                f"{zone}; set it with --conf spark.sql.session.timeZone=…"
+            )
 
     def read_as(self, schema: StructType) -> StructType:
         """Return a schema with string in place of types that Spark may change."""
@@ -66,6 +77,12 @@ class SourceValues:
     def may_change(self, field: StructField) -> bool:
         """Return whether a column may lose something where Spark has inferred its type from texts."""
         return isinstance(field.dataType, (IntegerType, LongType, *self._texts(field.name)))
+
+    def changes(self, text: Column, target: DataType) -> Column:
+        """Return whether a text would be another one, written as a value of a type: 007, +5, digits that are cut."""
+        has_format = _FORMAT_OPTIONS.get(type(target)) in self._options
+        is_rewritten = F.expr("false") if has_format else text.rlike(r"^(\+|-?0\d)")
+        return text.isNotNull() & (self._value(text, target).isNull() | is_rewritten)
 
     def cast(self, rows: DataFrame, schema: StructType) -> DataFrame:
         """Return rows with the types of a schema; a value that would change fails the job that reads it.
@@ -100,10 +117,8 @@ class SourceValues:
         """Return the types that Spark is to read as text in a column."""
         if not self._is_text and column not in self._folder_columns:
             return ()
-        parsed = [kind for option, kind in _FORMAT_OPTIONS.items() if option in self._options]
-        exact = tuple(kind for kind in INEXACT_TYPES if kind not in parsed)
         # Spark decodes bytes without a meaning as the replacement character. Lines in UTF-8 are checked before.
-        return exact if is_utf8(encoding_of(self._options)) else (*exact, StringType)
+        return INEXACT_TYPES if is_utf8(encoding_of(self._options)) else (*INEXACT_TYPES, StringType)
 
     def _value(self, text: Column, target: DataType) -> Column:
         if isinstance(target, StringType):
@@ -115,9 +130,23 @@ class SourceValues:
         if isinstance(target, FloatType | DoubleType):
             for option, name in _NOT_FINITE.items():
                 text = F.when(text == self._options[option], name).otherwise(text) if option in self._options else text
-        return exact_cast(text, target)
+        option = _FORMAT_OPTIONS.get(type(target), "")
+        return self._formatted(text, target, option) if option in self._options else exact_cast(text, target)
 
-
-def changes(text: Column, target: DataType) -> Column:
-    """Return whether a text would be another one, written as a value of a type: 007, +5, digits that are cut."""
-    return text.isNotNull() & (exact_cast(text, target).isNull() | text.rlike(r"^(\+|-?0\d)"))
+    def _formatted(self, text: Column, target: DataType, option: str) -> Column:
+        """Return the value of a text in the user's format; null if it is not exactly one."""
+        options = {option: self._options[option], "timestampntzformat": self._options[option]}
+        if "locale" in self._options:
+            options["locale"] = self._options["locale"]
+        schema = StructType([StructField("value", target), StructField("local", TimestampNTZType())])
+        # Only Spark's reader parses all of these types by a format.
+        parsed = F.from_json(F.to_json(F.struct(text.alias("value"), text.alias("local"))), schema, options)
+        # Null if the format has a time zone.
+        value, local = parsed.getField("value"), parsed.getField("local")
+        if isinstance(target, DateType):
+            is_exact = value.cast(TimestampNTZType()) == local
+        elif isinstance(target, TimestampType):
+            is_exact = is_one_moment(value, local)
+        else:
+            is_exact = F.expr("true")
+        return F.when(F.coalesce(is_exact, F.expr("true")) & ~text.rlike(_TOO_MANY_DIGITS), value)

@@ -24,7 +24,7 @@ from writer_jobs.delta.type_differences import merged_schema, mismatch, type_dif
 from writer_jobs.errors import SchemaMismatchError, SourceError, WriteFailedError
 from writer_jobs.job.source_files import SourceFiles
 from writer_jobs.job.source_lines import CsvSyntax, LinesError, check_csv, check_json, encoding_of, is_utf8
-from writer_jobs.job.source_values import SourceValues, changes
+from writer_jobs.job.source_values import SourceValues
 
 #: Formats of source files, as Spark names them.
 FORMATS = ("csv", "json", "parquet")
@@ -217,7 +217,10 @@ class SourceReader:
         names = {field.name for field in inferred}
         kinds = {field.name: StringType() if field.name in names else field.dataType for field in schema}
         texts = self._load(self._reader().schema(StructType([StructField(*column) for column in kinds.items()])))
-        change = (F.max(changes(texts[quoted(field.name)], field.dataType)).alias(field.name) for field in inferred)
+        change = (
+            F.max(self._values.changes(texts[quoted(field.name)], field.dataType)).alias(field.name)
+            for field in inferred
+        )
         try:
             row = texts.agg(*change).first()
         except (*JVM_ERRORS, PySparkException) as error:

@@ -42,7 +42,7 @@ def parsed(messages: DataFrame, source_tables: Collection[str] = ()) -> DataFram
         listed(text).alias("all"),
         listed(key_text).alias("keys"),
     )
-    whole = only_one(F.col("all"))
+    whole = only_one(F.col("all"), text)
     read = read.select(
         *("key", "value", "origin"),
         F.when(is_object(whole), whole).alias("whole"),

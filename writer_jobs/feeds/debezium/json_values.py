@@ -41,7 +41,7 @@ _WORD = 8
 _SHIFT = 1 << 32
 _WHOLE = DecimalType(_MOST_DIGITS, 0)
 _EPOCH = "1970-01-01"
-_ZONED = r"[T ]\d.*(Z|[+-]\d{2}(:?\d{2}){0,2})$"
+_ZONED = r"[T ]\d.*(Z|[+-]\d{2}(:?\d{2}){0,2})\z"
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _STRINGS = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _MAYBE_TOO_LONG = rf"\d[\d.]{{{_MOST_DIGITS},}}|\d[\d.]{{{_DOUBLE_DIGITS},}}[eE]|\d[eE][+-]?\d{{3,}}"
@@ -109,7 +109,7 @@ def has_long_number(text: Column) -> Column:
 
 def _is_changed(number: Column) -> Column:
     stored, exponent = number.try_cast("double"), number.rlike("[eE]")
-    digits = _significant_digits(F.regexp_replace(number, "[eE].*$", ""))
+    digits = _significant_digits(F.regexp_replace(number, r"[eE].*\z", ""))
     overflow = stored.isin(float("inf"), float("-inf")) | ((stored == 0) & (digits > 0))
     most = F.when(exponent, _DOUBLE_DIGITS).otherwise(_MOST_DIGITS)
     return (number != "") & ((digits > most) | (exponent & overflow))
@@ -174,7 +174,7 @@ def _plain(decoder: Decoder, value: Column) -> Column:
         return exact_cast(F.coalesce(_number(value), _decimal_string(value)), kind)
     if isinstance(kind, FloatType | DoubleType):
         number, name = _number(value), _string(value)
-        fits = F.when(_significant_digits(F.regexp_replace(number, "E.*$", "")) <= _DOUBLE_DIGITS, number)
+        fits = F.when(_significant_digits(F.regexp_replace(number, r"E.*\z", "")) <= _DOUBLE_DIGITS, number)
         return exact_cast(F.coalesce(fits, F.when(name.isin(*_NOT_FINITE), name)), kind)
     return exact_cast(_number(value), kind) if has_exact_cast(kind) else F.lit(None).cast(kind)
 
@@ -197,7 +197,7 @@ def _days(_: Decoder, value: Column) -> Column:
 
 
 def _date(decoder: Decoder, value: Column) -> Column:
-    text = F.regexp_replace(_string(value), "Z$", "")
+    text = F.regexp_replace(_string(value), r"Z\z", "")
     return F.coalesce(_days(decoder, value), exact_cast(text, DateType()))
 
 

@@ -72,7 +72,7 @@ def _postgresql() -> Column:
 
 
 def _binlog() -> Column:
-    file = F.regexp_extract(_field("file"), r"\.(\d+)$", 1)
+    file = F.regexp_extract(_field("file"), r"\.(\d+)\z", 1)
     return _joined(_digits(file, _INT), _digits(_field("pos"), _LONG), _phase(), _digits(_field("row", "0"), _INT))
 
 
@@ -110,7 +110,7 @@ def _field(name: str, default: str | None = None) -> Column:
 
 def _digits(number: Column, digits: int) -> Column:
     """Write a number with leading zeros; null if it is none."""
-    return F.when(number.rlike(r"^\d+$"), F.lpad(number, digits, "0"))
+    return F.when(number.rlike(r"^\d+\z"), F.lpad(number, digits, "0"))
 
 
 def _phase() -> Column:

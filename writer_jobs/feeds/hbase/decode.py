@@ -71,7 +71,7 @@ def cells_of_json(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
     found = messages.select("value", "origin", F.from_json(text, _JSON, options).alias("cell"))
     read = {name: _bytes(F.col(f"cell.{name}"), mapping.encoding) for name in _BYTES}
-    no_json = only_one(listed(text)).isNull() | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
+    no_json = only_one(listed(text), text).isNull() | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
     bad = [
         F.when(no_json, "no JSON of one cell"),
         *(
