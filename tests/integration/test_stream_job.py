@@ -315,7 +315,7 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
         ("UA1", 100, None), ("UA2", None, [Decimal("0.123456789012345678901")]),
         ("UA4", None, None), ("UA6", None, None),
     ]  # fmt: skip
-    assert ("12", b"\1\2\3", -128, ("1",)) in rows_of(table, "note", "raw", "tiny", "home")
+    assert ("12", b"\1\2\3", -128, {"zip": "1"}) in rows_of(table, "note", "raw", "tiny", "home")
     rewritten = "column note: its JSON would be written anew as text; send a JSON string"
     no_value, decimal = "is not exactly a value of type", "decimal(30,21)"
     reasons = {

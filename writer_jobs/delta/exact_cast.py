@@ -107,16 +107,16 @@ def _decimal_places(number: Column) -> Column:
 def _floating(text: Column, target: DataType) -> Column:
     value = text.try_cast(target)
     # Spark casts a floating-point number to a decimal by its shortest text, and 2 to the power of 63 to one less.
-    whole = F.when(F.abs(value) < _LONG_LIMIT, value.try_cast("bigint"))
+    integer = F.when(F.abs(value) < _LONG_LIMIT, value.try_cast("bigint"))
     finite = ~value.isin(*(F.lit(name).cast(target) for name in ("Infinity", "-Infinity")))
     digits = _significant_digits(text)
     is_zero = (value == F.lit(0).cast(target)) & (digits != "")
-    kept = (
+    is_kept = (
         (F.length(digits) <= _EXACT_DIGITS[type(target)])
         | (digits == _significant_digits(value.cast("string")))
-        | F.coalesce(text.try_cast(DecimalType(_MOST_DIGITS, 0)) == whole, F.expr("false"))
+        | F.coalesce(text.try_cast(DecimalType(_MOST_DIGITS, 0)) == integer, F.expr("false"))
     )
-    number = text.rlike(_NUMBER) & finite & ~is_zero & ((_decimal_places(text) > 0) | kept)
+    number = text.rlike(_NUMBER) & finite & ~is_zero & ((_decimal_places(text) > 0) | is_kept)
     half = _EXACT_DIGITS[type(target)] // 2
     return F.when(text.rlike(_plain(half, half)), value).when(number | F.lower(text).isin(*_NOT_FINITE), value)
 
@@ -158,7 +158,7 @@ def is_one_moment(value: Column, local: Column) -> Column:
 
 
 def _offset(moment: Column) -> Column:
-    """Return the microseconds by which the session's time zone is ahead of UTC."""
+    """Return the offset of the session's time zone from UTC, in microseconds."""
     return F.unix_micros(F.from_utc_timestamp(moment, F.current_timezone())) - F.unix_micros(moment)
 
 

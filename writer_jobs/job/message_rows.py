@@ -132,7 +132,7 @@ def _value(text: Column, target: DataType) -> Column:
 
 
 def _loss(value: Column, target: DataType, path: str) -> Column:
-    """Return what of a parsed value its type would lose; null if it would lose nothing.
+    """Return a sentence on a part of a parsed value that its type would lose; null if there is none.
 
     Fields of the message itself that the schema lacks are not lost: the user chose the columns.
 
@@ -170,11 +170,11 @@ def _unknown_field(value: Column, target: StructType, path: str) -> Column:
         F.map_keys(F.try_variant_get(value, "$", "map<string,variant>")),
         [name.lower() for name in target.names],
     )
-    others = F.filter(names, lambda name: ~name.isin(*target.names))
+    unknown = F.filter(names, lambda name: ~name.isin(*target.names))
     if not path:
-        others = F.filter(others, lambda name: F.lower(name).isin(*folded))
+        unknown = F.filter(unknown, lambda name: F.lower(name).isin(*folded))
     place = F.lit(f"{path}.".lstrip("."))
-    return F.concat(F.lit("field "), place, F.try_element_at(others, F.lit(1)), F.lit(" is not in --value-schema"))
+    return F.concat(F.lit("field "), place, F.try_element_at(unknown, F.lit(1)), F.lit(" is not in --value-schema"))
 
 
 def placed(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowBatch:
@@ -207,7 +207,7 @@ def placed(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobA
 
 
 def _of_event_time(value: Column, kind: DataType) -> Iterator[Column]:
-    """Yield why rows with such an event time have no place; null of all others."""
+    """Yield why rows with such an event time have no place; null of all unknown."""
     read_as = _moment_or(kind)
     moment = exact_cast(value, read_as) if isinstance(kind, StringType) else value
     yield F.when(moment.isNull(), "the event time is no moment")
