@@ -64,7 +64,7 @@ def _once(context: JobContext[CdcArguments], writer: LockedDeltaWriter) -> None:
         return feed.apply(messages, txn, holding, metadata)
 
     apply_once(context, PROGRAM, writer, basis, apply)
-    feed.refuse_nothing_applied()
+    feed.totals.refuse_nothing_applied()
 
 
 def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:
@@ -92,7 +92,7 @@ def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: S
         frame, apply = batches.frame(arguments.max_files_per_batch), apply_files
     with failing_store_is_a_failed_write(writer.table):
         run_stream(context, writer, frame, how, apply)
-    feed.refuse_nothing_applied()
+    feed.totals.refuse_nothing_applied()
 
 
 #: The job that ``spark-submit`` runs.

@@ -18,6 +18,7 @@ try:
     from writer_jobs.arrivals.result import RowsResult
     from writer_jobs.arrivals.stream import RowStream
     from writer_jobs.delta.hadoop_files import HadoopFiles
+    from writer_jobs.job.applied import AppliedTotals
     from writer_jobs.job.row_sources import rows_of
     from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
     from writer_jobs.job.stream_job_arguments import PROGRAM, StreamJobArguments, parse_arguments
@@ -36,15 +37,18 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
     writer = LockedDeltaWriter(spark, context.manager, arguments.table)
     context.report(table=writer.table)
     checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
-    source = rows_of(spark, writer, arguments)
+    source, totals = rows_of(spark, writer, arguments), AppliedTotals(writer)
     into = RowStream(writer, files, checkpoint, arguments.how)
     claim_checkpoint(files, checkpoint, {**into.query, **source.name})
 
     def apply(found: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
-        return into.apply(partial(source.batch, found, txn[1]), txn, holding)
+        result = into.apply(partial(source.batch, found, txn[1]), txn, holding)
+        totals.add(result.arrived + result.already_applied, result.dead_letters, result.dead_reason)
+        return result
 
     with failing_store_is_a_failed_write(writer.table):
         run_stream(context, writer, source.frame, arguments.stream, apply)
+    totals.refuse_nothing_applied()
 
 
 #: The job that ``spark-submit`` runs.

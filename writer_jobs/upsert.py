@@ -49,7 +49,7 @@ def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter
     arguments = context.arguments
     sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
     basis = {**arguments.query, "sources": sources.basis}
-    if is_applied(context, PROGRAM, writer, basis):
+    if is_applied(context, PROGRAM, writer, basis, ChangesResult.of_nothing(writer.table).counts):
         return
     changes = _read(context, writer, sources)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
 
 from lock_manager import LockLostError, LockTimeoutError
-from writer_jobs.errors import CommitUnknownError, TableError, UnprovenCommitError, WriteFailedError
-from writer_jobs.job.exit_codes import HELP, exit_code_of
+from writer_jobs.errors import CommitUnknownError, NothingAppliedError, TableError, UnprovenCommitError, WriteFailedError
+from writer_jobs.job.exit_codes import EXIT_CODES, HELP, exit_code_of
+from writer_jobs.job.stopping import Stopped
 
 PAGE = Path(__file__).parents[2] / "docs" / "jobs.md"
 
@@ -24,15 +26,22 @@ PAGE = Path(__file__).parents[2] / "docs" / "jobs.md"
         (WriteFailedError(table="s3://b/t", reason="no"), 5),
         (CommitUnknownError(table="s3://b/t", reason="no", commit_id="c"), 6),
         (UnprovenCommitError(resource="s3://b/t", hold_id="h", reason="gone", version=7, commit_id="c"), 7),
+        (LockLostError(resource="s3://b/t", hold_id="h", reason="gone", commits={"s3://b/t": (7,)}), 7),
+        (NothingAppliedError(table="s3://b/t", reason="no"), 8),
         (KeyboardInterrupt(), 130),
+        (Stopped(signal.SIGINT), 130),
+        (Stopped(signal.SIGTERM), 143),
     ],
 )
 def test_each_outcome_has_its_own_code(error: BaseException, code: int) -> None:
     assert exit_code_of(error) == code
 
 
-def test_help_and_documentation_list_the_same_codes() -> None:
-    in_help = re.findall(r"^  (\d+) ", HELP, re.MULTILINE)
-    documented = re.findall(r"^\| (\d+)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert in_help == documented
-    assert len(set(in_help)) == len(in_help)
+def test_help_and_documentation_have_the_same_table() -> None:
+    rows = [(str(row.code), row.meaning, row.repeat) for row in EXIT_CODES]
+    in_help = re.findall(r"^  (\d+) +(\S+) +(.*)$", HELP, re.MULTILINE)
+    assert [(code, meaning, repeat) for code, repeat, meaning in in_help] == rows
+    documented = re.findall(r"^\| (\d+) \| ([^|]*) \| ([^|]*) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert documented == rows
+    assert len({code for code, *_ in rows}) == len(rows)
+    assert [row.code for row in EXIT_CODES if row.repeat == "yes"] == [3, 4, 6, 7, 130, 143]

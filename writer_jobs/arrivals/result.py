@@ -33,6 +33,7 @@ class RowsResult:
         commit: of the table; None if there was nothing to do.
         dead_letters: messages that could not be read, and rows without a key or an event time, of a source that nobody
             can mend.
+        dead_reason: The most frequent reason of dead letters; None if there are none.
         missing_files: Source files that were deleted before the stream read them, and are skipped.
 
     """
@@ -50,6 +51,7 @@ class RowsResult:
     watermark: datetime | None
     commit: CommitResult | None
     dead_letters: int = 0
+    dead_reason: str | None = None
     missing_files: int = 0
 
     @classmethod

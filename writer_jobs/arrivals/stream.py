@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
 from writer_jobs.arrivals.apply import apply_rows
@@ -103,7 +104,9 @@ class RowStream:
                     lock_timeout_seconds=self._how.get("lock_timeout_seconds"), metadata=self._how.get("metadata")
                 )
                 left = options.after(self._writer.manager, done.commit)
-                done = replace(done, dead_letters=write_dead_letters(self._writer, batch.dead, txn, left))
+                dead_letters = write_dead_letters(self._writer, batch.dead, txn, left)
+                (reason,) = batch.dead.agg(F.mode("reason")).collect()[0] if dead_letters else (None,)
+                done = replace(done, dead_letters=dead_letters, dead_reason=reason)
         self._clock.after(txn, done.newest)
         return replace(done, missing_files=batch.missing_files)
 

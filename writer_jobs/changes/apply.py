@@ -86,7 +86,7 @@ def apply_changes(
         except_column_list: columns that it does not get.
         stored_as_scd_type: 1: the newest row of each key. 2: every row that a key had, valid from ``__START_AT`` up to,
             and without, ``__END_AT``, which is null in the current one; both are sequences.
-        schema_evolution: add columns that the table has not, and widen its types to those of the changes, but not of
+        schema_evolution: add columns that the table lacks, and widen its types to those of the changes, but not of
             keys and sequences. Else such changes are refused.
         partition_by: partition columns of a new table.
         tombstone_retention: how long a delete is remembered; if several feeds of a table differ, the longest time.

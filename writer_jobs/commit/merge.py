@@ -143,7 +143,7 @@ class LockedMerge:
         return self._with("whenNotMatchedBySourceDelete", condition)
 
     def withSchemaEvolution(self) -> Self:
-        """Add columns of the source that the table has not; needs the lock on the table, if it has not."""
+        """Add columns of the source that the table lacks; needs the lock on the table if there are any."""
         return self._with("withSchemaEvolution")
 
     def of_kept_source(self) -> Self:

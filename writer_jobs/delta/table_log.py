@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
 from pyspark.errors import ParseException
@@ -40,6 +41,8 @@ PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _RETENTION = "delta.setTransactionRetentionDuration"
 _ISOLATION = "delta.isolationLevel"
+# Most version files that are read, one request each, for the versions of a run.
+_RUN_VERSIONS = 1_000
 #: Table property that stores how the table is fed; see :mod:`writer_jobs.changes.table_feed`.
 FEED_PROPERTY = "sluice.feed"
 # To Java an IOException, like some of Delta's own; to us a damaged log.
@@ -491,7 +494,7 @@ class DeltaTableLog:
     def run_versions(self, run_id: str, *, newest: int) -> dict[int, int]:
         """Return the version of each commit of a run, as far as the log has them.
 
-        The version files are read backwards until the run's first commit, or what log clean-up has left.
+        At most 1,000 version files are read, backwards, until the run's first commit or the end of the log.
 
         Args:
             run_id: Id of the run.
@@ -502,7 +505,7 @@ class DeltaTableLog:
 
         """
         versions: dict[int, int] = {}
-        for version, run in self._runs_before(newest + 1):
+        for version, run in islice(self._runs_before(newest + 1), _RUN_VERSIONS):
             if run.get("id") == run_id:
                 versions[int(run["commit"])] = version
                 if run["commit"] == 1:

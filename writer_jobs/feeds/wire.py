@@ -5,6 +5,16 @@ from __future__ import annotations
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
+MOST_DIGITS = 38
+"""Digits of the largest ``decimal``."""
+EXACT_DIGITS = 15
+"""Significant digits that a ``double`` keeps of any decimal number (IEEE 754)."""
+DOUBLE_DIGITS = 17
+"""Significant digits after which a ``double`` has no others (IEEE 754)."""
+_STRINGS = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_NUMBERS = rf"{_STRINGS}|(-?\d[\d.]*(?:[eE][+-]?\d+)?)"
+_MAYBE_TOO_LONG = rf"\d[\d.]{{{MOST_DIGITS},}}|\d[\d.]{{{EXACT_DIGITS},}}[eE]|\d[eE][+-]?\d{{3,}}"
+
 
 def sign_extended(hexed: Column, size: int) -> Column:
     """Return the hexadecimal digits of a two's complement, big-endian, as those of one of ``size`` bytes.
@@ -46,3 +56,31 @@ def only_one(elements: Column, text: Column) -> Column:
     """
     first = F.try_variant_get(elements, "$[0]", "variant")
     return F.when(F.try_variant_get(elements, "$[1]", "bigint") == end_mark(text), first)
+
+
+def has_long_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:
+    """Return whether JSON has a number, outside its texts, that ``VARIANT`` stores as another one.
+
+    ``VARIANT`` stores numbers of more than 38 digits, and those with an exponent, as ``double``.
+
+    Args:
+        text: The JSON.
+        digits: Most significant digits of a number with an exponent.
+
+    """
+    numbers = F.regexp_extract_all(text, F.lit(_NUMBERS), F.lit(1))
+    is_long = F.exists(numbers, lambda number: _is_changed(number, digits))
+    return F.coalesce(text.rlike(_MAYBE_TOO_LONG) & is_long, F.expr("false"))
+
+
+def _is_changed(number: Column, most_digits: int) -> Column:
+    stored, exponent = number.try_cast("double"), number.rlike("[eE]")
+    digits = significant_digits(F.regexp_replace(number, r"[eE].*\z", ""))
+    overflow = stored.isin(float("inf"), float("-inf")) | ((stored == 0) & (digits > 0))
+    most = F.when(exponent, most_digits).otherwise(MOST_DIGITS)
+    return (number != "") & ((digits > most) | (exponent & overflow))
+
+
+def significant_digits(number: Column) -> Column:
+    """Return the number of digits of a number's text, without zeros at its beginning."""
+    return F.length(F.regexp_replace(F.regexp_replace(number, r"[-.]", ""), "^0+", ""))

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from writer_jobs.errors import ArgumentsError
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.errors import ArgumentsError, SourceError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit
 from writer_jobs.job.arguments import JobParser, names, text
 from writer_jobs.job.changes_arguments import (
@@ -17,7 +18,7 @@ from writer_jobs.job.changes_arguments import (
     shared_by_changes_jobs,
 )
 from writer_jobs.job.exit_codes import HELP
-from writer_jobs.job.file_arguments import add_source, add_topic, refuse_half_a_topic
+from writer_jobs.job.file_arguments import add_source, add_topic, is_local, refuse_half_a_topic
 from writer_jobs.job.stream_arguments import HELP as STREAMS
 
 #: Name of the job in its help and its messages.
@@ -72,7 +73,8 @@ locks:
 
 runs:
   A job that was killed can be started again: what is applied twice is there once. With --run-id ID a run that is in the
-  table is skipped. If its files have another size or modification time by then, it is refused (2).
+  table is skipped, but its input is read again, to write dead letters that a killed run left out. If its files have
+  another size or modification time by then, it is refused (2).
 
 """
 _END = """
@@ -136,6 +138,18 @@ class CdcArguments(ChangesJobArguments):
                 "--keys, --sequence-by, --source-table and --scd-type are for --decoder debezium: cells have their "
                 "order, and the mapping has the keys"
             )
+
+    def check_local_sources(self, files: HadoopFiles) -> None:
+        """Check that sources and the mapping exist if they are on the driver's disk.
+
+        Raises:
+            SourceError: One does not exist.
+            StorageError: A file system refuses, or does not exist.
+
+        """
+        super().check_local_sources(files)
+        if self.mapping is not None and is_local(files, self.mapping) and files.status(self.mapping) is None:
+            raise SourceError(f"mapping {self.mapping} does not exist")
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:

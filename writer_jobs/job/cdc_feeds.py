@@ -10,11 +10,12 @@ from pyspark.sql import DataFrame, SparkSession
 from lock_manager import Hold
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.errors import NothingAppliedError, SourceError
+from writer_jobs.errors import SourceError
 from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.decode import cells_of_avro, cells_of_events, cells_of_json
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
+from writer_jobs.job.applied import AppliedTotals
 from writer_jobs.job.cdc_arguments import CdcArguments
 from writer_jobs.job.messages import Messages
 from writer_jobs.writer import LockedDeltaWriter
@@ -37,8 +38,8 @@ class Feed:
     def __init__(self, spark: SparkSession, arguments: CdcArguments, writer: LockedDeltaWriter) -> None:
         self._arguments = arguments
         self._writer = writer
-        self._applied = self._dead = self._filtered = 0
-        self._dead_reason: str | None = None
+        #: Totals of the batches.
+        self.totals = AppliedTotals(writer, arguments.source_tables)
         self._mapping: HBaseMapping | None = None
         if arguments.mapping is not None:
             text = HadoopFiles.of(spark).read_text(arguments.mapping)
@@ -67,31 +68,8 @@ class Feed:
 
         """
         result = self._apply(messages, txn, holding, metadata)
-        self._applied += result.changes
-        self._dead += result.dead_letters
-        self._filtered += result.filtered
-        self._dead_reason = result.dead_reason or self._dead_reason
+        self.totals.add(result.changes, result.dead_letters, result.dead_reason, result.filtered)
         return result
-
-    def refuse_nothing_applied(self) -> None:
-        """Make sure that something was applied, unless the batches had nothing to apply.
-
-        Raises:
-            NothingAppliedError: Each message was a dead letter, or of another source table.
-
-        """
-        if self._applied or not (self._dead or self._filtered):
-            return
-        reasons = []
-        if self._dead:
-            reasons.append(
-                f"{self._dead} messages are in {self._writer.table}_dead_letters, most frequent reason: "
-                f"{self._dead_reason}"
-            )
-        if self._filtered:
-            named = ", ".join(self._arguments.source_tables)
-            reasons.append(f"{self._filtered} events are of other tables than --source-table {named}")
-        raise NothingAppliedError(table=self._writer.table, reason="; ".join(reasons))
 
     def _apply(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lock_manager import (
     AdoptionMismatchError,
     ClosedError,
@@ -26,7 +28,7 @@ from writer_jobs.job.stopping import Stopped
 
 #: Exit code of a job that is done.
 DONE = 0
-#: Exit code of a job with bad arguments; :data:`HELP` describes every code.
+#: Exit code of a job with bad arguments; :data:`EXIT_CODES` describes every code.
 BAD_ARGUMENTS = 2
 _UNEXPECTED = 1
 _NO_LOCK = 3
@@ -36,22 +38,58 @@ _UNKNOWN = 6
 _UNPROVEN = 7
 _NOTHING_APPLIED = 8
 _INTERRUPTED = 130
+_TERMINATED = 143
+
+
+@dataclass(frozen=True)
+class ExitCode:
+    """A row of the table of exit codes, in ``--help`` and in ``docs/jobs.md``.
+
+    Attributes:
+        code: The exit code.
+        repeat: Whether a scheduler may run the same command line again.
+        meaning: What the code means.
+
+    """
+
+    code: int
+    repeat: str
+    meaning: str
+
+
+#: Every exit code of a job.
+EXIT_CODES = (
+    ExitCode(DONE, "-", "done"),
+    ExitCode(_UNEXPECTED, "no", "an error that this program did not expect"),
+    ExitCode(
+        BAD_ARGUMENTS,
+        "no",
+        "bad arguments: no such source, malformed host list, no Delta table, changed sources of a run",
+    ),
+    ExitCode(_NO_LOCK, "yes", "lock not acquired in time, or ZooKeeper does not answer; not committed"),
+    ExitCode(_LOCK_LOST, "yes", "lock lost, or not held at the commit; not committed"),
+    ExitCode(
+        _WRITE_FAILED,
+        "no",
+        "write failed: rows that do not fit the table, malformed records, a failing or unsafe store",
+    ),
+    ExitCode(_UNKNOWN, "yes", "unknown: a commit was put and got no answer"),
+    ExitCode(_UNPROVEN, "yes", "committed, but the lock was lost or not confirmed: the message names the versions"),
+    ExitCode(_NOTHING_APPLIED, "no", "nothing of a non-empty input was applied (cdc.py, and messages in stream.py)"),
+    ExitCode(_INTERRUPTED, "yes", "stopped by Ctrl-C: a commit that had begun was completed or cancelled"),
+    ExitCode(_TERMINATED, "yes", "stopped by SIGTERM: a commit that had begun was completed or cancelled"),
+)
+_ROWS = "".join(f"  {row.code:<4} {row.repeat:<7} {row.meaning}\n" for row in EXIT_CODES)
 
 #: For the end of ``--help``.
-HELP = """\
+HELP = f"""\
 exit codes:
-  0    done
-  1    an error that this program did not expect
-  2    bad arguments: no such source, malformed host list, no Delta table, a run id that fits other sources
-  3    lock not acquired in time, or ZooKeeper does not answer
-  4    lock lost, or not held at the commit
-  5    write failed: rows that do not fit the table, malformed records, a failing store, one that ignores If-None-Match
-  6    unknown: a commit was put and got no answer; with --run-id, start the job again
-  7    committed, but whether the lock was still held is not known: the message has the version; do not repeat it
-  8    nothing of a non-empty input was applied: each message is a dead letter, or of another source table
-  130  stopped by Ctrl-C; 143: by SIGTERM. A commit that had begun was completed or cancelled.
-  Cluster managers do not relay these faithfully: --report writes them down. A failed commit may be in the table
-  with 6, and is in it with 7, and with 4 where the message names versions; in all other cases it is not.
+  code repeat  meaning
+{_ROWS}
+  repeat: whether a scheduler may run the same command again, with its --run-id, or a stream with its --checkpoint.
+  Without them it may do so after 3 and 4 only, and only if no "commit" line was printed.
+  Cluster managers do not relay the codes faithfully: --report writes them down. A failed commit may be in the table
+  with 6, and is in it with 7; in all other cases it is not.
 """
 
 # The first that fits.
@@ -79,6 +117,8 @@ def exit_code_of(error: BaseException) -> int:
     """Return the exit code of a job that ended with this error."""
     if isinstance(error, Stopped):
         return error.exit_code
+    if isinstance(error, LockLostError) and error.commits:
+        return _UNPROVEN
     return next((code for kind, code in _CODES if isinstance(error, kind)), _UNEXPECTED)
 
 

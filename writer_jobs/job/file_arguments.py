@@ -76,15 +76,21 @@ class FileJobArguments(JobArguments):
             StorageError: a file system refuses, or does not exist.
 
         """
-        for source in self.sources:
-            # Without a scheme it is of the default file system, which may be another one.
-            uri = source if NAME_WITH_SCHEME.match(source) else files.qualify(source)
-            if not uri.startswith("file:"):
-                continue
-            if self.commits is not None:
-                find_sources(files, [source])
-            elif not is_glob(source) and files.status(source) is None:
+        local = [source for source in self.sources if is_local(files, source)]
+        if self.commits is not None and local and len(local) == len(self.sources):
+            # Together: one of several folders may be empty.
+            find_sources(files, local)
+            return
+        for source in local:
+            if not is_glob(source) and files.status(source) is None:
                 raise SourceError(f"source {source} does not exist")
+
+
+def is_local(files: HadoopFiles, path: str) -> bool:
+    """Return whether a path or URI is on the driver's disk."""
+    # Without a scheme it is of the default file system, which may be another one.
+    uri = path if NAME_WITH_SCHEME.match(path) else files.qualify(path)
+    return uri.startswith("file:")
 
 
 def add_source(parser: JobParser, *, formats: Sequence[str] = FORMATS, required: bool = True) -> None:

@@ -33,7 +33,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.debezium.json_values import path as variant_path
-from writer_jobs.feeds.wire import listed, only_one
+from writer_jobs.feeds.wire import DOUBLE_DIGITS, EXACT_DIGITS, has_long_number, listed, only_one
 from writer_jobs.job.stream_job_arguments import StreamJobArguments
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -45,8 +45,6 @@ _DOCUMENT = "__sluice_document"
 _TEXTS = (*INEXACT_TYPES, BinaryType)
 # Variants that are written as they arrived: a number with a fraction or an exponent is not, nor is an object.
 _SAME_TEXT = r"^(STRING|BOOLEAN|BIGINT|DECIMAL\(\d+,0\))\z"
-# Numbers in JSON that a variant stores as double: with an exponent, or with more than 38 digits.
-_ROUNDED_NUMBER = r"[:\[,\s-]\d([\d.]{15,}[eE][+-]?\d+|[\d.]{38,})\s*[,}\]]"
 
 
 class JsonValues:
@@ -120,7 +118,8 @@ def _misfit(text: Column, row: Column, schema: StructType) -> Column:
         is_too_large = value.endswith("Infinity") & ~text.contains('Infinity"')
         is_changed = _value(value, target).isNull()
         if isinstance(target, DecimalType | FloatType | DoubleType):
-            is_changed = is_changed | is_too_large | text.rlike(_ROUNDED_NUMBER)
+            digits = EXACT_DIGITS if isinstance(target, DecimalType) else DOUBLE_DIGITS
+            is_changed = is_changed | is_too_large | has_long_number(text, digits)
         return F.when(value.isNotNull() & is_changed, misfit_sentence(value, target, path))
 
     return first_misfit(row, schema, _TEXTS, misfit, "")

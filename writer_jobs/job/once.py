@@ -1,11 +1,11 @@
-"""One load, which may have a name: then it is applied once, and the name is of that load alone."""
+"""Apply a load once. A load with a run id is applied once only; the id must not be reused for another load."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from lock_manager import Hold
@@ -64,7 +64,13 @@ class LoadMark:
         return self._log.run_versions(self.txn[0], newest=self._log.head().version).get(1)
 
 
-def is_applied(context: JobContext[_A], program: str, writer: LockedDeltaWriter, basis: Mapping[str, Any]) -> bool:
+def is_applied(
+    context: JobContext[_A],
+    program: str,
+    writer: LockedDeltaWriter,
+    basis: Mapping[str, Any],
+    counters: Iterable[str] = (),
+) -> bool:
     """Return whether the table has this load already, and print its commit if so; called before the sources are read.
 
     Not for a load that writes something after its commit to the table.
@@ -74,6 +80,7 @@ def is_applied(context: JobContext[_A], program: str, writer: LockedDeltaWriter,
         program: Name of the job.
         writer: of the table.
         basis: Sources and options of the load; JSON values.
+        counters: Names of the counts in the job's line of a commit, which are null in this line.
 
     Raises:
         RunError: The table has another load of this name.
@@ -82,7 +89,7 @@ def is_applied(context: JobContext[_A], program: str, writer: LockedDeltaWriter,
     run_id = context.arguments.run_id
     if run_id is None or not (mark := LoadMark(writer.log, program, run_id, basis)).check():
         return False
-    context.output.commit(1, None, version=mark.version())
+    context.output.commit(1, None, **dict.fromkeys(counters), version=mark.version())
     return True
 
 

@@ -71,6 +71,7 @@ class JobOutput:
         self._commits: deque[dict[str, Any]] = deque(maxlen=_LAST if commits is None else None)
         self._totals: Counter[str] = Counter()
         self._number = commits
+        self._last_committed = 0
 
     @property
     def made(self) -> dict[str, Any]:
@@ -113,8 +114,10 @@ class JobOutput:
             **more,
         }
         self._commits.append(line)
+        if line["version"] is not None or line["already_committed"]:
+            self._last_committed = commit
         self._totals["commits"] += 1
-        self._totals.update({name: line[name] for name in _COUNTED if name in line})
+        self._totals.update({name: line[name] for name in _COUNTED if line.get(name) is not None})
         self._line(**line)
 
     def said(self, event: str, **fields: Any) -> None:
@@ -122,10 +125,10 @@ class JobOutput:
         self._line(event=event, **fields)
 
     def made_before(self) -> str:
-        """Say which commits were made, for the sentence about the one that was not; empty if none were."""
-        if not self._commits:
+        """Return which commits are in the table, for the end of an error's sentence; empty if none are."""
+        if not self._last_committed:
             return ""
-        last, of = self._commits[-1]["commit"], "" if self._number is None else f" of {self._number}"
+        last, of = self._last_committed, "" if self._number is None else f" of {self._number}"
         several = f"commits 1 to {last}{of} are" if last > 1 else "commit 1 is"
         return f" ({several} in the table)"
 

@@ -82,7 +82,8 @@ locks:
 _END = """\
   With --source-table Delta's own source is read: a table whose rows are changed or removed needs --option
   skipChangeCommits=true. Messages that are no JSON of --value-schema go to TABLE_dead_letters, and are counted; so do
-  messages, and rows of a table, with a null in a key, or without an event time of the years 1 to 9999.
+  messages, and rows of a table, with a null in a key, or without an event time of the years 1 to 9999. If that leaves
+  nothing of the input until the stream ends, the exit code is 8.
   --option is of Delta's source, or of Kafka's: maxBytesPerTrigger, maxOffsetsPerTrigger and the like bound a batch.
   Of files, the source is one folder, or a glob in quotes. A file is read once, so it has to come whole (rename it into
   place) and must not change; remove it only when it is applied, or start the stream with --skip-missing.
@@ -193,7 +194,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> StreamJobArguments:
         help="how much older it may be to come into the table; by default any",
     )  # fmt: skip
     add_new_table(parser)
-    add("--schema-evolution", action="store_true", help="add columns that the table has not, and widen its types")
+    add("--schema-evolution", action="store_true", help="add columns that the table lacks, and widen its types")
     parser.add_lock_timeout()
     add_stream(parser)
     add("--max-files-per-batch", type=positive, metavar="N", help="most files of a micro-batch")

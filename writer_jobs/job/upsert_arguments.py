@@ -152,7 +152,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> UpsertArguments:
     add_how_changes_are_stored(parser)
     add(
         "--schema-evolution", action="store_true",
-        help="add columns that the table has not, and widen its types where the changes need it; not of keys",
+        help="add columns that the table lacks, and widen its types where the changes need it; not of keys",
     )  # fmt: skip
     add_rest(parser, "a delete is")
     found = parser.parse(argv)

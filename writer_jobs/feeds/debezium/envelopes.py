@@ -13,8 +13,8 @@ from operator import or_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.feeds.debezium.json_values import has_long_number, is_object, member, path
-from writer_jobs.feeds.wire import listed, only_one
+from writer_jobs.feeds.debezium.json_values import is_object, member, path
+from writer_jobs.feeds.wire import has_long_number, listed, only_one
 
 #: Operations that change a row.
 ROW_OPS = ("c", "r", "u", "d")

@@ -29,22 +29,17 @@ from pyspark.sql.types import (
 )
 
 from writer_jobs.delta.exact_cast import exact_cast, has_exact_cast
-from writer_jobs.feeds.wire import sign_extended, whole_number
+from writer_jobs.feeds.wire import DOUBLE_DIGITS, MOST_DIGITS, sign_extended, significant_digits, whole_number
 
-_MOST_DIGITS = 38
 _LONG_DIGITS = 18
-_DOUBLE_DIGITS = 17
-"""Significant digits after which a ``double`` has no others (IEEE 754)."""
 _MOST_BYTES = 16
 _WORD = 8
 """Hexadecimal digits of 32 bits."""
 _SHIFT = 1 << 32
-_WHOLE = DecimalType(_MOST_DIGITS, 0)
+_WHOLE = DecimalType(MOST_DIGITS, 0)
 _EPOCH = "1970-01-01"
 _ZONED = r"[T ]\d.*(Z|[+-]\d{2}(:?\d{2}){0,2})\z"
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
-_STRINGS = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-_MAYBE_TOO_LONG = rf"\d[\d.]{{{_MOST_DIGITS},}}|\d[\d.]{{{_DOUBLE_DIGITS},}}[eE]|\d[eE][+-]?\d{{3,}}"
 
 
 @dataclass(frozen=True)
@@ -96,27 +91,6 @@ class Decoder:
         if isinstance(kind, DecimalType) and self.wire in ("unscaled", "variable"):
             return replace(self, type=kind)
         return self
-
-
-def has_long_number(text: Column) -> Column:
-    """Return whether JSON has a number that ``VARIANT`` stores as another one.
-
-    ``VARIANT`` stores numbers of more than 38 digits, and those with an exponent, as ``double``.
-    """
-    numbers = F.regexp_extract_all(text, F.lit(rf"{_STRINGS}|(-?\d[\d.]*(?:[eE][+-]?\d+)?)"), F.lit(1))
-    return F.coalesce(text.rlike(_MAYBE_TOO_LONG) & F.exists(numbers, _is_changed), F.expr("false"))
-
-
-def _is_changed(number: Column) -> Column:
-    stored, exponent = number.try_cast("double"), number.rlike("[eE]")
-    digits = _significant_digits(F.regexp_replace(number, r"[eE].*\z", ""))
-    overflow = stored.isin(float("inf"), float("-inf")) | ((stored == 0) & (digits > 0))
-    most = F.when(exponent, _DOUBLE_DIGITS).otherwise(_MOST_DIGITS)
-    return (number != "") & ((digits > most) | (exponent & overflow))
-
-
-def _significant_digits(number: Column) -> Column:
-    return F.length(F.regexp_replace(F.regexp_replace(number, r"[-.]", ""), "^0+", ""))
 
 
 # -- JSON types --------------------------------------------------------------------------------------------------------
@@ -174,7 +148,7 @@ def _plain(decoder: Decoder, value: Column) -> Column:
         return exact_cast(F.coalesce(_number(value), _decimal_string(value)), kind)
     if isinstance(kind, FloatType | DoubleType):
         number, name = _number(value), _string(value)
-        fits = F.when(_significant_digits(F.regexp_replace(number, r"E.*\z", "")) <= _DOUBLE_DIGITS, number)
+        fits = F.when(significant_digits(F.regexp_replace(number, r"E.*\z", "")) <= DOUBLE_DIGITS, number)
         return exact_cast(F.coalesce(fits, F.when(name.isin(*_NOT_FINITE), name)), kind)
     return exact_cast(_number(value), kind) if has_exact_cast(kind) else F.lit(None).cast(kind)
 

@@ -1,0 +1,70 @@
+"""Refusal of an input of which nothing was applied: exit code 8 of ``cdc.py`` and of messages in ``stream.py``."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from writer_jobs.changes.table_feed import TableFeed
+from writer_jobs.errors import NothingAppliedError
+from writer_jobs.writer import LockedDeltaWriter
+
+
+class AppliedTotals:
+    """Count what the batches of a run applied and set aside.
+
+    Args:
+        writer: Writer of the table.
+        source_tables: Names of the source tables whose events are applied; empty: all.
+
+    """
+
+    def __init__(self, writer: LockedDeltaWriter, source_tables: tuple[str, ...] = ()) -> None:
+        self._writer = writer
+        self._source_tables = source_tables
+        self._applied = self._dead = self._filtered = 0
+        self._dead_reason: str | None = None
+
+    def add(self, applied: int, dead_letters: int, dead_reason: str | None = None, filtered: int = 0) -> None:
+        """Add a batch.
+
+        Args:
+            applied: Number of rows or changes that were applied, or were in the table before.
+            dead_letters: Number of messages that were set aside.
+            dead_reason: The most frequent reason.
+            filtered: Number of events of other source tables.
+
+        """
+        self._applied += applied
+        self._dead += dead_letters
+        self._dead_reason = dead_reason or self._dead_reason
+        self._filtered += filtered
+
+    def refuse_nothing_applied(self) -> None:
+        """Make sure that something was applied, unless the batches had nothing to apply.
+
+        A run that has only events of other source tables is right if the table is bound to the named source tables:
+        these had no events. Otherwise the name may be misspelled.
+
+        Raises:
+            NothingAppliedError: Each message was a dead letter, or of a source table that is not the table's.
+
+        """
+        if self._applied or not (self._dead or (self._filtered and not self._is_bound())):
+            return
+        reasons = []
+        if self._dead:
+            because = "" if self._dead_reason is None else f", most frequent reason: {self._dead_reason}"
+            reasons.append(f"{self._dead} messages are in {self._writer.table}_dead_letters{because}")
+        if self._filtered:
+            named = ", ".join(self._source_tables)
+            reasons.append(f"{self._filtered} events are of other tables than --source-table {named}")
+        raise NothingAppliedError(table=self._writer.table, reason="; ".join(reasons))
+
+    def _is_bound(self) -> bool:
+        """Return whether the table property ``sluice.feed`` has the named source tables."""
+        state = self._writer.log.state()
+        with suppress(TypeError, ValueError):
+            if state is not None and state.feed is not None:
+                bound = TableFeed.parsed(state.feed).source_tables
+                return bound is not None and set(bound) == set(self._source_tables)
+        return False
