@@ -1,4 +1,4 @@
-"""The README's Python and its spark-submit line run as they stand, except for the addresses in them."""
+"""The README's Python and its shell lines run as they stand, except for addresses and the port in them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from lock_manager.testing.embedded import free_ports
 from sluice.audit.commit_list import log_to_json, read_commit_list
 
 pytestmark = pytest.mark.spark
@@ -46,15 +47,15 @@ def test_the_readme_s_python_runs(spark, zookeeper, tmp_path, capsys):
     assert {commit["job"] for commit in commits} == {spark.sparkContext.appName}
 
 
-def test_the_readme_s_spark_submit_line_runs(jars, zookeeper, tmp_path, rows_of):
+def test_the_readme_s_shell_lines_run(jars, tmp_path, rows_of):
     _, block = blocks("sh")
-    server = "sluice zookeeper --port 2181 &"
-    places = {server: "#", "127.0.0.1:2181": zookeeper.hosts, "/tmp/flights": "flights"}  # noqa: S108 (README's)
+    (port,) = free_ports(1)
     (tmp_path / "writer_jobs").symlink_to(ROOT / "writer_jobs")
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+    stop = "trap 'kill $(jobs -p) || true' EXIT\n"
     shell = subprocess.run(
-        ["bash", "-euc", with_places(block, places)],
+        ["bash", "-euc", stop + with_places(block, {"2181": str(port)})],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -65,6 +66,7 @@ def test_the_readme_s_spark_submit_line_runs(jars, zookeeper, tmp_path, rows_of)
     assert shell.returncode == 0, shell.stderr
     lines = shell.stdout.splitlines()
     assert lines[:3] == [f"landing/flights-2013-{month}.csv" for month in ("01", "10", "11")]
-    events = [(line["event"], line["commit"]) for line in map(json.loads, lines[3:])]
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    events = [(row["event"], row["commit"]) for row in rows]
     assert events == [(event, commit) for commit in (1, 2) for event in ("begun", "holding", "commit")]
-    assert len(rows_of(tmp_path / "flights")) == 90
+    assert len(rows_of(tmp_path / "lake" / "flights")) == 90

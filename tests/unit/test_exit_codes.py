@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from lock_manager import LockLostError, LockTimeoutError
-from writer_jobs.errors import CommitUnknownError, NothingAppliedError, TableError, UnprovenCommitError, WriteFailedError
+from writer_jobs.errors import (
+    CommitUnknownError,
+    NothingAppliedError,
+    TableError,
+    UnprovenCommitError,
+    WriteFailedError,
+)
 from writer_jobs.job.exit_codes import EXIT_CODES, HELP, exit_code_of
 from writer_jobs.job.stopping import Stopped
 
