@@ -14,7 +14,10 @@ from pyspark.sql import SparkSession
 
 from tests.support.deliveries import Killed, delivered, end_of_the_process
 from tests.support.hbase_model import SCHEMA, hbase_shows, histories
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.errors import SourceError
 from writer_jobs.feeds.debezium import apply as debezium_apply
+from writer_jobs.job.cdc_arguments import parse_arguments
 
 pytestmark = pytest.mark.spark
 
@@ -153,21 +156,55 @@ def test_an_input_of_which_nothing_is_applied_ends_with_8(
         outcome = cdc("debezium", *arguments, "--format", "json")
         assert outcome.code == 8, outcome.error
         assert "ExtractNewRecordState" in sentence(outcome)
+        start, _, end = sentence(outcome).partition("1 messages are in ")
+        assert start == f"cdc.py: nothing was applied to file:{table}: "
+        assert end.startswith(f"file:{table}_dead_letters, most frequent reason: "), end
+        assert not end.endswith("in the table)"), end
     orders = event("c", 1, None, {"id": 1, "n": 10})
     orders["value"]["source"] |= {"db": "shop", "table": "orders"}
     good = lines_of(tmp_path / "good.json", [orders])
     outcome = cdc("debezium", "--source", good, "--source-table", "customers")
     assert (outcome.code, outcome.lines[-1]["filtered"]) == (8, 1), outcome.error
+    assert sentence(outcome) == (
+        f"cdc.py: nothing was applied to file:{table}: 1 events are of other tables than --source-table customers"
+    )
     assert not table.exists()
     mixed = ("--source", good, "--source", flat, "--format", "json", "--max-dead-letters")
     for limit, code in (("0", 5), ("49%", 5), ("50%", 0), ("1", 0)):
         outcome = cdc("debezium", *mixed, limit)
         assert (outcome.code, table.exists()) == (code, code == 0), outcome.error
+    bound = ("--table", tmp_path / "bound", "--source", good, "--source-table")
+    other = lines_of(tmp_path / "other.json", [json.loads(json.dumps(orders).replace("orders", "customers"))])
+    codes = [(8, "customers"), (0, "orders")]
+    assert [(cdc("debezium", *bound, name).code, name) for _, name in codes] == codes
+    # The bound table had no events; another name may be a misspelled one.
+    bound = ("--table", tmp_path / "bound", "--source", other, "--source-table")
+    codes = [(0, "orders"), (8, "order")]
+    assert [(cdc("debezium", *bound, name).code, name) for _, name in codes] == codes
     bad = lines_of(tmp_path / "bad.json", ["no cell"])
     cells = ("--mapping", mapping, "--source", bad, "--table", tmp_path / "cells")
     assert [cdc("hbase", *cells, *limit).code for limit in ((), ("--max-dead-letters", "0"))] == [8, 5]
     outcome = cdc("hbase", *cells, "--max-dead-letters", "few")
     assert (outcome.code, "--max-dead-letters" in sentence(outcome)) == (2, True)
+
+
+def test_local_files_are_looked_for_before_spark_starts(mapping: Path, tmp_path: Path, spark: SparkSession) -> None:
+    full, empty, files = lines_of(tmp_path / "full" / "1.json", [{}]).parent, tmp_path / "empty", HadoopFiles.of(spark)
+    empty.mkdir()
+
+    def check(mapping: Path, *sources: Path) -> None:
+        place = ("--zookeeper", "127.0.0.1:1", "--table", "t", "--decoder", "hbase", "--mapping", str(mapping))
+        parse_arguments([*place, "--source", *map(str, sources)]).check_local_sources(files)
+
+    # One of several folders may be empty.
+    check(mapping, full, empty)
+    for bad_mapping, sources, words in (
+        (tmp_path / "nowhere.json", [full], "mapping .* does not exist"),
+        (mapping, [empty], "has no files"),
+        (mapping, [full, tmp_path / "nowhere"], "does not exist"),
+    ):
+        with pytest.raises(SourceError, match=words):
+            check(bad_mapping, *sources)
 
 
 HBASE = ("--mapping", "{mapping}", "--source", "{cells}")

@@ -261,6 +261,7 @@ def test_the_rows_of_another_table_come_as_they_are_appended_to_it(
 
 def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     stream: Callable[..., Any],
+    run_job: Callable[..., Any],
     spark: SparkSession,
     table: Path,
     rows_of: Callable[..., Any],
@@ -290,6 +291,9 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
         '{"flight": "UA5", "at": "2013-01-01T08:00:00Z", "Note": "x"}',
         '{"flight": "UA6", "at": "2013-01-01T08:00:00Z", "not": "a column of the schema"}',
         '{"flight": "UA5", "at": "2013-01-01T08:00:00Z"},0] anything',
+        '{"flight": "x 12345678901234567e5 ,y", "at": "2013-01-01T08:00:00Z", "share": 0.5}',
+        '{"flight": "UA7", "at": "2013-01-01T08:00:00Z", "share": 1.23456789012345e5}',
+        '{"flight": "UA8", "at": "2013-01-01T08:00:00Z", "share": 123456789.0123456789e0}',
     ]
     messages = [
         (None, None if value is None else bytearray(value.encode()), "departures", 0, number)
@@ -310,10 +314,11 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     done = stream(*schema, how=how)
     assert (done.code, done.error) == (0, "")
     (line,) = done.commits
-    assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 4, 17)
-    assert rows_of(table, "flight", "seats", "fares") == [
-        ("UA1", 100, None), ("UA2", None, [Decimal("0.123456789012345678901")]),
-        ("UA4", None, None), ("UA6", None, None),
+    assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 6, 18)
+    assert rows_of(table, "flight", "seats", "fares", "share") == [
+        ("UA1", 100, None, None), ("UA2", None, [Decimal("0.123456789012345678901")], None),
+        ("UA4", None, None, None), ("UA6", None, None, None),
+        ("UA7", None, None, 123456.789012345), ("x 12345678901234567e5 ,y", None, None, 0.5),
     ]  # fmt: skip
     assert ("12", b"\1\2\3", -128, {"zip": "1"}) in rows_of(table, "note", "raw", "tiny", "home")
     rewritten = "column note: its JSON would be written anew as text; send a JSON string"
@@ -332,8 +337,14 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
         16: f"column tiny: the value '200' {no_value} tinyint",
         17: "field home.city is not in --value-schema",
         18: "field Note is not in --value-schema",
+        23: f"column share: the value '1.234567890123457E8' {no_value} double",
     }
     assert dict(rows_of(dead, "origin", "reason")) == {f"departures/0/{at}": reason for at, reason in reasons.items()}
+    other = ("--source", tmp_path / "bad", "--checkpoint", tmp_path / "another", "--table", tmp_path / "empty")
+    rows.where("offset IN (3, 4)").coalesce(1).write.parquet(str(tmp_path / "bad"))
+    # The second one has no messages.
+    assert [run_job("stream", *other, *schema, *how).code for _ in range(2)] == [8, 0]
+    assert len(rows_of(tmp_path / "empty_dead_letters", "reason")) == 2
     for columns in ("flight", "flight varchar(3), at timestamp"):
         wrong = stream("--value-schema", columns, how=how)
         assert (wrong.code, "--value-schema" in sentence(wrong)) == (2, True), wrong.error

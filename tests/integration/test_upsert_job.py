@@ -65,16 +65,25 @@ def test_files_of_changes_make_the_table_and_keep_it_up_to_date(
     assert rows_of(table, "country", "id", "name", "updated_at") == after
 
 
-def test_a_run_is_applied_once(upsert: Callable[..., Any], csv_file: Callable[..., Path]) -> None:
+def test_a_run_is_applied_once(
+    upsert: Callable[..., Any], csv_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = csv_file("1.csv", HEADER, FIRST)
-    version = upsert(source, "--run-id", "monday").lines[-1]["version"]
+    first = upsert(source, "--run-id", "monday").lines[-1]
     # Of the same size and time: it is not even read.
     times, size = source.stat(), source.stat().st_size
     source.write_bytes(b"\xff" * size)
     os.utime(source, ns=(times.st_atime_ns, times.st_mtime_ns))
     outcome = upsert(source, "--run-id", "monday")
     events = [(line["event"], line["already_committed"], line["version"]) for line in outcome.lines]
-    assert (outcome.code, events) == (0, [("commit", True, version)])
+    assert (outcome.code, events) == (0, [("commit", True, first["version"])])
+    assert outcome.lines[0].keys() == first.keys()
+    assert outcome.lines[0]["inserted"] is None
+    # Older commits than the newest version files that are read have no version in the line.
+    monkeypatch.setattr("writer_jobs.delta.table_log._RUN_VERSIONS", 1)
+    assert upsert(csv_file("2.csv", HEADER, SECOND)).code == 0
+    (outcome,) = upsert(source, "--run-id", "monday").lines
+    assert (outcome["already_committed"], outcome["version"]) == (True, None)
     # Another text of the same length.
     os.utime(source, (1_700_000_000,) * 2)
     outcome = upsert(source, "--run-id", "monday")

@@ -551,7 +551,7 @@ def test_spark_connect_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatc
         build_session("any")
 
 
-def test_a_write_under_the_lock_loads_the_table_once(
+def test_a_write_loads_the_table_once_before_and_under_the_lock(
     spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each snapshot lists the log, while everybody else waits."""

@@ -74,7 +74,11 @@ EXIT_CODES = (
         "write failed: rows that do not fit the table, malformed records, a failing or unsafe store",
     ),
     ExitCode(_UNKNOWN, "yes", "unknown: a commit was put and got no answer"),
-    ExitCode(_UNPROVEN, "yes", "committed, but the lock was lost or not confirmed: the message names the versions"),
+    ExitCode(
+        _UNPROVEN,
+        "yes",
+        "committed, at least in part, but the lock was lost or not confirmed: the message names the versions",
+    ),
     ExitCode(_NOTHING_APPLIED, "no", "nothing of a non-empty input was applied (cdc.py, and messages in stream.py)"),
     ExitCode(_INTERRUPTED, "yes", "stopped by Ctrl-C: a commit that had begun was completed or cancelled"),
     ExitCode(_TERMINATED, "yes", "stopped by SIGTERM: a commit that had begun was completed or cancelled"),
