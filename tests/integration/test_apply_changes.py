@@ -72,11 +72,11 @@ class Feed:
         self.spark, self.table = spark, table
         self.writer = LockedDeltaWriter(spark, manager, str(table))
 
-    def apply(self, changes: Iterable[Change], *, nested: bool = False, **how: Any) -> ChangesResult:
+    def apply(self, changes: Iterable[Change], *, nested: bool = False, **options: Any) -> ChangesResult:
         rows = self.spark.createDataFrame(list(changes), SCHEMA)
         rows = rows.withColumn("detail", F.expr(DETAIL)) if nested else rows
         return apply_changes(
-            self.writer, rows, **{"keys": ["key"], "sequence_by": "at", "apply_as_deletes": "value IS NULL", **how}
+            self.writer, rows, **{"keys": ["key"], "sequence_by": "at", "apply_as_deletes": "value IS NULL", **options}
         )
 
 

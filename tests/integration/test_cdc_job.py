@@ -174,11 +174,11 @@ def test_an_input_of_which_nothing_is_applied_ends_with_8(
         outcome = cdc("debezium", *mixed, limit)
         assert (outcome.code, table.exists()) == (code, code == 0), outcome.error
     bound = ("--table", tmp_path / "bound", "--source", good, "--source-table")
-    other = lines_of(tmp_path / "other.json", [json.loads(json.dumps(orders).replace("orders", "customers"))])
+    customers = lines_of(tmp_path / "other.json", [json.loads(json.dumps(orders).replace("orders", "customers"))])
     codes = [(8, "customers"), (0, "orders")]
     assert [(cdc("debezium", *bound, name).code, name) for _, name in codes] == codes
     # The bound table had no events; another name may be a misspelled one.
-    bound = ("--table", tmp_path / "bound", "--source", other, "--source-table")
+    bound = ("--table", tmp_path / "bound", "--source", customers, "--source-table")
     codes = [(0, "orders"), (8, "order")]
     assert [(cdc("debezium", *bound, name).code, name) for _, name in codes] == codes
     bad = lines_of(tmp_path / "bad.json", ["no cell"])

@@ -340,10 +340,10 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
         23: f"column share: the value '1.234567890123457E8' {no_value} double",
     }
     assert dict(rows_of(dead, "origin", "reason")) == {f"departures/0/{at}": reason for at, reason in reasons.items()}
-    other = ("--source", tmp_path / "bad", "--checkpoint", tmp_path / "another", "--table", tmp_path / "empty")
+    place = ("--source", tmp_path / "bad", "--checkpoint", tmp_path / "another", "--table", tmp_path / "empty")
     rows.where("offset IN (3, 4)").coalesce(1).write.parquet(str(tmp_path / "bad"))
     # The second one has no messages.
-    assert [run_job("stream", *other, *schema, *how).code for _ in range(2)] == [8, 0]
+    assert [run_job("stream", *place, *schema, *how).code for _ in range(2)] == [8, 0]
     assert len(rows_of(tmp_path / "empty_dead_letters", "reason")) == 2
     for columns in ("flight", "flight varchar(3), at timestamp"):
         wrong = stream("--value-schema", columns, how=how)

@@ -130,7 +130,7 @@ def apply_rows(
         fitted = with_micros(shape.fitted(spec.prepared(rows), state), event_time)
         kept = open_ones.enter_context(closing(Kept.of(writer.table, fitted, "rows"))).rows
         is_too_late = lateness.is_too_late(newest_before)
-        arrived, without_key, late, behind, *ends = kept.agg(
+        arrived, without_key, late, too_old, *ends = kept.agg(
             F.count("*"),
             F.count_if(keyless(spec)),
             F.count_if(lateness.is_late(newest_before) & ~is_too_late),
@@ -148,7 +148,7 @@ def apply_rows(
             before_write=before_write,
         )
         done = ChangesResult.of_nothing(writer.table)
-        if not already_applied and behind < arrived:
+        if not already_applied and too_old < arrived:
             in_time = kind.prepared(kept.where(~is_too_late).drop(EVENT_MICROS))
             batch = ChangeBatch(in_time, spec, kind.folded_by, kind.preferred_by, ranged_by=event_time)
             open_ones.enter_context(closing(batch))
@@ -156,7 +156,7 @@ def apply_rows(
             already_applied = commit is not None and commit.already_committed
             done = ChangesResult.of_batch(writer.table, kind, batch, commit, already_applied=already_applied)
         too_late = 0
-        if behind and newest_before is not None:
+        if too_old and newest_before is not None:
             aside = kept.where(is_too_late).drop(EVENT_MICROS)
             beside = replace(options.after(writer.manager, done.commit), metadata=metadata)
             too_late = set_aside(writer, spec, kind, aside, event_time, newest_before, txn, beside)
@@ -165,7 +165,7 @@ def apply_rows(
         version=done.version,
         already_applied=already_applied,
         arrived=arrived,
-        repeated=behind - too_late + (0 if already_applied else done.changes - done.inserted - done.updated),
+        repeated=too_old - too_late + (0 if already_applied else done.changes - done.inserted - done.updated),
         late=late,
         too_late=too_late,
         inserted=done.inserted,

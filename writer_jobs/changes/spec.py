@@ -172,9 +172,9 @@ class ChangeSpec:
         return prepared.withColumn(DELETED, F.coalesce(F.col(DELETED), F.expr("false")))
 
 
-def _plain_column(given: str | Column) -> str | None:
+def _plain_column(sequence: str | Column) -> str | None:
     """Return the name if a sequence is a column of the changes, None if it is an expression or a column of a feed."""
-    text = given if isinstance(given, str) else str(given).removeprefix("Column<'").removesuffix("'>")
+    text = sequence if isinstance(sequence, str) else str(sequence).removeprefix("Column<'").removesuffix("'>")
     return text if _NAME.fullmatch(text) and not text.startswith(_OWN_PREFIX) else None
 
 

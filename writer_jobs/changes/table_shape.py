@@ -98,9 +98,9 @@ class TableShape:
         partitions = partition_types(state, self._partition_by, prepared.schema)
         refuse_clock_changes(self._spark, self._writer.table, partitions)
         keys = {name: kind for name, kind in partitions.items() if name in self._spec.keys}
-        others = {name: kind for name, kind in partitions.items() if name not in keys}
+        non_keys = {name: kind for name, kind in partitions.items() if name not in keys}
         # Of a delete the table stores the key alone.
-        return with_storable_values(with_storable_values(prepared, keys), others, ~F.col(DELETED))
+        return with_storable_values(with_storable_values(prepared, keys), non_keys, ~F.col(DELETED))
 
     def state(self, before: TableState | None, row: StructType, sequence: DataType, deadline: Deadline) -> TableState:
         """Return the table's state, after making it, or columns of it, if need be, under its lock.

@@ -54,7 +54,7 @@ def exact_cast(text: Column, target: DataType) -> Column:
 
     Args:
         text: a column of strings.
-        target: a type of which :func:`has_exact_cast` is true.
+        target: A type that :func:`has_exact_cast` accepts.
 
     Raises:
         TypeError: for any other type.

@@ -1,4 +1,4 @@
-"""Refusal of an input of which nothing was applied: exit code 8 of ``cdc.py`` and of messages in ``stream.py``."""
+"""Exit code 8 of ``cdc.py`` and ``stream.py``: an input that is not empty, but nothing was applied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from writer_jobs.writer import LockedDeltaWriter
 
 
 class AppliedTotals:
-    """Count what the batches of a run applied and set aside.
+    """Count applied changes and dead letters of a run.
 
     Args:
         writer: Writer of the table.

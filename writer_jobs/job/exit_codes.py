@@ -48,7 +48,7 @@ class ExitCode:
     Attributes:
         code: The exit code.
         repeat: Whether a scheduler may run the same command line again.
-        meaning: What the code means.
+        meaning: Meaning of the code, on one line.
 
     """
 

@@ -32,7 +32,7 @@ class LoadMark:
 
     Attributes:
         txn: ``(txnAppId, txnVersion)``.
-        metadata: Metadata of the commit, by which :meth:`version` finds it.
+        metadata: Metadata of the commit; :meth:`version` searches for it.
 
     """
 
