@@ -148,6 +148,43 @@ def test_parquet_files_with_narrower_types_are_read_with_the_table_s(
     assert (outcome.code, "id: bigint and string" in sentence(outcome)) == (2, True), outcome.error
 
 
+def test_a_repetition_may_have_other_field_orders_and_narrower_types(
+    run_job: Callable[..., Any], copy_of: Callable[..., Path], rows_of: Callable[..., Any], tmp_path: Path
+) -> None:
+    statement = """
+        CREATE TABLE {t} (id BIGINT, n BIGINT, s STRUCT<street: STRING, zip: STRING, amount: DECIMAL(10, 2)>,
+        l ARRAY<STRUCT<x: DOUBLE, y: BIGINT>>, m MAP<STRING, STRUCT<a: BIGINT, b: STRING>>,
+        f DOUBLE, t STRING, __START_AT BIGINT, __END_AT BIGINT)
+        USING delta
+    """
+    struct = pa.struct([("zip", pa.string()), ("amount", pa.int32()), ("STREET", pa.string())])
+    lines = pa.list_(pa.struct([("y", pa.int32()), ("x", pa.float32())]))
+    texts = pa.map_(pa.string(), pa.struct([("b", pa.string()), ("a", pa.int32())]))
+
+    def file(name: str, sequence: int, street: str) -> Path:
+        columns = {
+            "s": pa.array([{"zip": "1", "amount": 1, "STREET": street}], struct),
+            "l": pa.array([[{"y": 1, "x": 0.1}, None]], lines),
+            "m": pa.array([[("k", {"b": "c", "a": 1})]], texts),
+            "f": pa.array([0.1], pa.float32()),
+            "t": pa.array([7], pa.int32()),
+        }
+        pq.write_table(pa.table({"id": [1], "n": [sequence], **columns}), tmp_path / name)
+        return tmp_path / name
+
+    first, contradiction = file("first.parquet", 1, "A"), file("second.parquet", 1, "B")
+    history = ("--scd-type", "2", "--except-columns", "n")
+    newest = statement.replace(", __START_AT BIGINT, __END_AT BIGINT", "")
+    for number, (create, more) in enumerate(((newest, ()), (statement, history))):
+        table = copy_of(create, to=f"table{number}")
+        for inserted in (1, 0):
+            outcome = run_job("upsert", "--table", table, *UPSERT, *more, "--source", first)
+            assert (outcome.code, [line["inserted"] for line in outcome.commits]) == (0, [inserted]), outcome.error
+        outcome = run_job("upsert", "--table", table, *UPSERT, *more, "--source", contradiction)
+        assert (outcome.code, "says something else: id=1" in sentence(outcome)) == (5, True), outcome.error
+        assert rows_of(table, "s", "t") == [({"street": "A", "zip": "1", "amount": Decimal("1.00")}, "7")]
+
+
 def test_column_mapping_is_named_and_creates_the_table(
     run_job: Callable[..., Any], csv_file: Callable[..., Path], spark: SparkSession, table: Path, tmp_path: Path
 ) -> None:

@@ -8,10 +8,11 @@ from operator import and_
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import AtomicType, MapType, StructField, StructType, VariantType
+from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, StructField, StructType, VariantType
 
 from writer_jobs.changes.spec import DELETED
 from writer_jobs.delta.sql_names import quoted
+from writer_jobs.delta.type_differences import holds
 
 # By default they would lose what is less than a millisecond.
 _WHOLE_MOMENTS = {
@@ -49,6 +50,42 @@ def without_known(rows: DataFrame, table: DataFrame, keys: Sequence[str], is_kno
     """
     near = table.join(rows.select(*map(quoted, keys)), list(keys), "left_semi")
     return rows.alias(S).join(near.alias(T), matched(keys, is_known), "left_anti")
+
+
+def as_stored(rows: DataFrame, table: StructType) -> DataFrame:
+    """Cast rows to the types of a table, fields by name, at every depth.
+
+    Two values are compared as JSON, so the order of fields and the scale of numbers count.
+
+    Args:
+        rows: Some columns may not be in the table.
+        table: Schema of the table.
+
+    Returns:
+        The columns of the rows. A column stays as it is if a cast could change a value.
+
+    """
+    stored = {field.name.lower(): _plain(field.dataType) for field in table}
+    fields = []
+    for field in rows.schema:
+        row_type = _plain(field.dataType)
+        kind = stored.get(field.name.lower(), row_type)
+        fields.append(StructField(field.name, kind if holds(kind, row_type) else row_type))
+    if all(field.dataType == _plain(rows.schema[field.name].dataType) for field in fields):
+        return rows
+    # Spark casts as an INSERT does: a number that is too large fails.
+    return rows.to(StructType(fields))
+
+
+def _plain(kind: DataType) -> DataType:
+    """Return a type whose parts are nullable and have no metadata."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(field.name, _plain(field.dataType)) for field in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_plain(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_plain(kind.keyType), _plain(kind.valueType))
+    return kind
 
 
 def comparable(field: StructField, alias: str | None = None) -> Column:

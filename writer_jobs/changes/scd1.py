@@ -10,7 +10,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.kind import OfChanges
-from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of, without_known
+from writer_jobs.changes.parts import S, T, all_of, as_stored, comparable, matched, named, of, without_known
 from writer_jobs.changes.spec import DELETED, SEQ, SEQUENCE, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
@@ -36,6 +36,8 @@ class NewestRows(OfChanges):
         self.sequence = spec.sequence_column(columns)
         #: Of each group of changes by these the newest counts.
         self.folded_by = spec.keys
+        # Whether the source of the merge is the result of a comparison with the table.
+        self._compares = False
 
     def fields(self, sequence: DataType) -> list[StructField]:
         """Return the columns that the table needs beside those of the changes."""
@@ -57,7 +59,8 @@ class NewestRows(OfChanges):
         """
         counted = rows if tombstones is None else self._without_stale(rows, tombstones)
         table = read_table()
-        return self.news(counted, table) if self.rewrites_for_nothing(rows, table) else counted
+        self._compares = self.rewrites_for_nothing(rows, table)
+        return self.news(counted, table) if self._compares else counted
 
     def rewrites_for_nothing(self, rows: DataFrame, table: DataFrame) -> bool:
         """Tell whether a merge rewrites a file for a row that changes nothing, because it is not newer.
@@ -87,6 +90,7 @@ class NewestRows(OfChanges):
         there = {name.lower() for name in table.columns}
         if self.sequence.lower() not in there:
             return rows
+        rows = as_stored(rows, table.schema)
 
         def is_same(field: StructField) -> Column:
             if field.name.lower() not in there:
@@ -110,7 +114,7 @@ class NewestRows(OfChanges):
         values = {quoted(name): of(S, name) for name in self._columns}
         if self.sequence == SEQUENCE:
             values[SEQUENCE] = new
-        return (
+        merge = (
             writer.merge(source.alias(S), matched(self._spec.keys, within), alias=T)
             .whenMatchedUpdate(
                 (new == known) & (deleted | ~same),
@@ -119,8 +123,9 @@ class NewestRows(OfChanges):
             .whenMatchedDelete(deleted & newer)
             .whenMatchedUpdate(~deleted & newer, values)
             .whenNotMatchedInsert(~deleted, values)
-            .of_kept_source()
         )
+        # Delta copies a source that compares, or it would compare in each of its passes.
+        return merge if self._compares else merge.of_kept_source()
 
     def _without_stale(self, rows: DataFrame, tombstones: DataFrame) -> DataFrame:
         """Leave out what is older than the tombstone of its key, and fail on what is as old."""

@@ -16,7 +16,7 @@ from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.changes.batch import ChangeBatch
 from writer_jobs.changes.kind import OfChanges
-from writer_jobs.changes.parts import S, T, content_hash, matched, named, of
+from writer_jobs.changes.parts import S, T, as_stored, content_hash, matched, named, of
 from writer_jobs.changes.spec import DELETED, END, SEQ, START, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
@@ -62,6 +62,7 @@ class RowHistory(OfChanges):
         keys = list(self._spec.keys)
         touched = rows.select(*map(quoted, keys)).distinct()
         known = read_table().join(touched, keys, "left_semi")
+        rows = as_stored(rows, known.schema)
         ours = {name.lower() for name in (*self._columns, START, END)}
         missing = [name for name in known.columns if name.lower() not in ours]
         changes = rows.withColumn(_KNOWN, F.expr("false")).unionByName(
