@@ -323,6 +323,7 @@ def test_a_checkpoint_of_another_query_is_refused(
         (("--format", "csv", "--run-id", "monday"), "not both"),
         (("--format", "csv", "--source", others), "one folder"),
         (("--format", "csv", "--checkpoint", table / "notes"), "in the folder of the table"),
+        (("--format", "csv", "--checkpoint", f"{table}_late/notes"), "in the folder of the table"),
     ]:
         done = stream(*ONE_BY_ONE, *arguments)
         assert (done.code, says in sentence(done)) == (2, True), done.error

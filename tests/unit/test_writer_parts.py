@@ -53,6 +53,7 @@ from writer_jobs.job.output import JobOutput
 from writer_jobs.job.runs import Run, RunRecords, check_same_basis
 from writer_jobs.job.source_files import SourceFiles
 from writer_jobs.job.stopping import Stopped, StopSignals
+from writer_jobs.streaming.checkpoint import _table_around
 
 ERRORS: list[SluiceError] = [
     UnsupportedSessionError("no"),
@@ -341,3 +342,21 @@ def test_lines_that_nobody_reads_do_not_stop_the_load(monkeypatch: pytest.Monkey
     assert [line["commit"] for line in output.made["commits"]] == [1]
     with pytest.raises(BrokenPipeError):
         stream.close()
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "table"),
+    [
+        ("/lake/t/notes", "file:/lake/t"),
+        ("/lake/t", "file:/lake/t"),
+        ("/lake/t_late/notes", "file:/lake/t_late"),
+        ("/lake/t_cells/a/_notes", "file:/lake/t_cells"),
+        ("/lake/t/_delta_log/notes", "file:/lake/t"),
+        ("/lake/t/_day=1/notes", "file:/lake/t"),
+        ("/lake/t/_checkpoints/notes", None),
+        ("/lake/t_dead_letters/.notes", None),
+        ("/lake/t_other/notes", None),
+    ],
+)
+def test_vacuum_cleans_up_some_folders_of_a_table(checkpoint: str, table: str | None) -> None:
+    assert _table_around(checkpoint, "file:/lake/t") == table

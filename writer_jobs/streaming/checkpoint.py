@@ -13,6 +13,10 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import CheckpointError
 
 _FOLDER = "_sluice"
+# Suffixes of the tables beside a table that feeds write.
+_SIDE_TABLES = ("_late", "_dead_letters", "_tombstones", "_cells")
+# Folders whose names are hidden, and which Delta or these programs clean up.
+_CLEANED_UP = ("_delta_log", "_delta_index", "_change_data", _FOLDER)
 # Of the newest batches; one is needed.
 _NOTES = 3
 
@@ -27,14 +31,14 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
             on, by name.
 
     Raises:
-        CheckpointError: it is of another query, or below the table.
+        CheckpointError: it is of another query, or in a folder that VACUUM cleans up.
         StorageError: it cannot be read or written.
 
     """
-    if f"{canonical_table_uri(checkpoint)}/".startswith(f"{query['table']}/"):
+    if (table := _table_around(checkpoint, query["table"])) is not None:
         raise CheckpointError(
-            f"{checkpoint} is in the folder of the table {query['table']}, where VACUUM deletes files that are not the "
-            "table's: give a folder outside it"
+            f"{checkpoint} is in the folder of the table {table}, where VACUUM deletes files that are not the table's: "
+            "give a folder outside it"
         )
     note = f"{checkpoint.rstrip('/')}/{_FOLDER}/query.json"
     if files.status(f"{checkpoint.rstrip('/')}/metadata") is None:
@@ -54,6 +58,20 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
         raise CheckpointError(
             f"{checkpoint} is the checkpoint of another query, with {', '.join(changed)}: give a folder of its own"
         )
+
+
+def _table_around(checkpoint: str, table: str) -> str | None:
+    """Return the table, or the side table, whose VACUUM may delete files of a checkpoint; None if there is none.
+
+    VACUUM passes over folders whose names begin with ``_`` or ``.``, but not over partitions (``_day=…``).
+    """
+    location = canonical_table_uri(checkpoint)
+    for folder in (table, *(f"{table}{suffix}" for suffix in _SIDE_TABLES)):
+        if f"{location}/".startswith(f"{folder}/"):
+            name = location.removeprefix(folder).strip("/").partition("/")[0]
+            is_kept = name.startswith(("_", ".")) and "=" not in name and not name.startswith(_CLEANED_UP)
+            return None if is_kept else folder
+    return None
 
 
 class EventClock:
