@@ -34,6 +34,8 @@ MAINTENANCE = "maintenance"
 """Key of the note of a commit of maintenance: which action, and of what."""
 CHANGES = "changes"
 """Key of the note of a commit that applied a batch of changes; its value is the batch's id."""
+RUN = "run"
+"""Key of the note of a commit of a run; its value has the run's id and the number of the commit."""
 WATERMARK = "watermark"
 """Key of the note of a commit with rows of a stream: before which event time it has all rows that were in time.
 
@@ -205,6 +207,11 @@ def batch_of(info: Mapping[str, Any]) -> str | None:
 def maintenance_of(info: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return what a commit of maintenance notes of itself, by its stamp or its note; None if it is none."""
     return _object(_record_of(info, MAINTENANCE)) or None
+
+
+def run_of(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the note of a run in a commit, from its stamp or its note; empty if there is none."""
+    return _object(_record_of(info, RUN))
 
 
 def watermark_of(info: Mapping[str, Any]) -> tuple[datetime, str | None] | None:

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from writer_jobs.job.source_files import SourceFiles
+
 pytestmark = pytest.mark.spark
 
 HEADER = "country,id,name,updated_at,op"
@@ -89,6 +91,15 @@ def test_a_run_is_applied_once(
     outcome = upsert(source, "--run-id", "monday")
     assert (outcome.code, "choose another run id" in sentence(outcome)) == (2, True)
     assert not outcome.commits
+    source = csv_file("2.csv", HEADER, SECOND)
+    with monkeypatch.context() as patch:
+        # An earlier release hashed no modification times.
+        patch.setattr(
+            SourceFiles, "basis", property(lambda sources: [[file.path, file.length] for file in sources.files])
+        )
+        assert upsert(source, "--run-id", "sunday").code == 0
+    outcome = upsert(source, "--run-id", "sunday")
+    assert (outcome.code, [line["already_committed"] for line in outcome.commits]) == (0, [True]), outcome.error
 
 
 @pytest.mark.parametrize(

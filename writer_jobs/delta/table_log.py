@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from lock_manager import Adoption, PartitionColumn, PartitionSchema
 from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
-from lock_manager.commit_stamp import batch_of, is_commit_of, note_of
+from lock_manager.commit_stamp import batch_of, is_commit_of, run_of
 from lock_manager.intents import NO_VERSION
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, has_condition, is_java, one_sentence
@@ -516,8 +516,7 @@ class DeltaTableLog:
         """Yield the versions before one, the newest first, each with its note of a run; empty if it has none."""
         while version > 0 and (line := self._first_line(version - 1)) is not None:
             version -= 1
-            run = note_of(commit_info_of(line)).get("run")
-            yield version, run if isinstance(run, dict) else {}
+            yield version, run_of(commit_info_of(line))
 
     def commit_nothing(self) -> int:
         """Make an empty commit, and return its version.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from lock_manager import Hold
+from lock_manager.commit_stamp import RUN
 from lock_manager.intents import NO_VERSION
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import RunError
@@ -39,9 +40,11 @@ class LoadMark:
     def __init__(self, log: DeltaTableLog, program: str, run_id: str, basis: Mapping[str, Any]) -> None:
         self._log = log
         self._run_id = run_id
-        text = json.dumps(basis, sort_keys=True)
-        self.metadata = {"run": {"id": f"{program}/{run_id}", "commit": 1, "commits": 1}}
-        self.txn = (f"{program}/{run_id}", int(hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS], 16))
+        self.metadata = {RUN: {"id": f"{program}/{run_id}", "commit": 1, "commits": 1}}
+        self.txn = (f"{program}/{run_id}", _transaction_version(basis))
+        untimed = [source[:2] for source in basis.get("sources", ())]
+        # Of a load that an earlier release made, which hashed no modification times.
+        self._earlier_version = _transaction_version({**basis, "sources": untimed}) if untimed else NO_VERSION
 
     def check(self) -> bool:
         """Return whether the table has this load already.
@@ -52,6 +55,9 @@ class LoadMark:
         """
         application, version = self.txn
         last = self._log.head(application).last_transaction
+        if last != NO_VERSION and last == self._earlier_version:
+            version = last
+            self.txn = (application, version)
         if last not in (NO_VERSION, version):
             raise RunError(
                 f"run {self._run_id!r} is in the table, and was of other sources, or had other arguments: choose "
@@ -62,6 +68,12 @@ class LoadMark:
     def version(self) -> int | None:
         """Return the version of the load's commit; None if the log no longer has it, or an earlier release made it."""
         return self._log.run_versions(self.txn[0], newest=self._log.head().version).get(1)
+
+
+def _transaction_version(basis: Mapping[str, Any]) -> int:
+    """Return the hash of the sources and options of a load."""
+    text = json.dumps(basis, sort_keys=True)
+    return int(hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS], 16)
 
 
 def is_applied(
