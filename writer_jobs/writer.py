@@ -18,7 +18,7 @@ from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, Partitions, partitions_of_rows
 from writer_jobs.commit.locked_operation import LockedOperation, WriteOptions, WriterParts
 from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
-from writer_jobs.commit.operation import Work, delta_table, transaction_settings, write_rows
+from writer_jobs.commit.operation import Work, delta_table, overwrites_schema, transaction_settings, write_rows
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.partition_values import (
     partition_types,
@@ -202,12 +202,15 @@ class LockedDeltaWriter:
         if replace_where is None and not dynamic and lock != "table":
             raise ValueError("all of the table is overwritten with lock='table' only")
 
+        # Such a table gets the partition columns and types of the write.
+        is_laid_out_anew = overwrites_schema(options)
+
         def work(part: LockTarget, state: TableState | None) -> Work:
             if replace_where is not None:
                 refuse_predicate_of_nulls(self._spark, self.table, replace_where, state)
             return write_rows(
                 self._spark,
-                self._storable(df, state, partition_by),
+                self._storable(df, None if is_laid_out_anew else state, partition_by),
                 mode="overwrite",
                 partition_by=partition_by,
                 options=options,
@@ -233,6 +236,7 @@ class LockedDeltaWriter:
                 before_write=before_write,
             ),
             of_table=replace_where is not None,
+            keeps_layout=not is_laid_out_anew,
         )
 
     def delete(
@@ -639,10 +643,11 @@ class LockedDeltaWriter:
         options: WriteOptions,
         *,
         of_table: bool = False,
+        keeps_layout: bool = True,
     ) -> CommitResult:
         def checked_work(part: LockTarget) -> Work:
             state = self.log.state()
-            if state is not None:
+            if state is not None and keeps_layout:
                 # Operations that read no rows of a caller copy rows of the table.
                 refuse_clock_changes(self._spark, self.table, partition_types(state, (), state.schema))
             return work_on(part, state)

@@ -13,7 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import FIRST, SECOND, ZONE, zone_of
 from writer_jobs import LockedDeltaWriter, apply_changes, apply_rows
-from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
+from writer_jobs.changes.table_shape import TableShape
+from writer_jobs.delta.table_log import TableState
+from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteConflictError, WriteFailedError
 
 pytestmark = pytest.mark.spark
 
@@ -72,10 +74,50 @@ def test_an_existing_table_refuses_texts_too_and_keeps_nulls_and_deletes(
     assert (result.deleted, result.changes) == (1, 1)
     # A text that is no partition value may be empty.
     assert rows_of(table, "country", "id", "name") == [(None, 1, "")]
-    with pytest.raises(SchemaMismatchError, match="use `country` IS NULL"):
-        writer.overwrite(changes(spark, (None, 1, "x", 1, False)), replace_where="id = 1 AND (country = '' OR false)")
+    none = changes(spark, (None, 1, "x", 1, False))
+    for predicate in ("id = 1 AND (country = '' OR false)", "'' <=> country", "country IN ('no', '')"):
+        with pytest.raises(SchemaMismatchError, match="use `country` IS NULL"):
+            writer.overwrite(none, replace_where=predicate)
+    for predicate in ("coalesce(country, '') = ''", "country IS NULL OR country <> '' AND country NOT IN ('')"):
+        writer.overwrite(none, replace_where=predicate)
     writer.overwrite(changes(spark, (None, 1, "x", 1, False)), replace_where="country IS NULL")
     assert rows_of(table, "country", "id", "name") == [(None, 1, "x")]
+
+
+def test_bytes_that_delta_would_change_are_refused(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    rows = [spark.createDataFrame([(bytearray(part), 1)], "part binary, id long") for part in (b"a", b"", b"a\xff")]
+    for refused, words in ((rows[1], "part has the value ''"), (rows[2], "part has the bytes 61FF")):
+        with pytest.raises(WriteFailedError, match=words):
+            writer.append(refused, partition_by=["part"])
+    writer.append(rows[0], partition_by=["part"])
+    with pytest.raises(ChangesError, match="part has the bytes 61FF"):
+        apply_changes(writer, rows[2], keys=["part"], sequence_by="id")
+    assert rows_of(table, "part", "id") == [(b"a", 1)]
+
+
+def test_a_table_that_appears_after_the_check_ends_the_batch(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = {"keys": ["id"], "sequence_by": "at", "apply_as_deletes": "gone"}
+    check = TableShape.fitted
+
+    def check_and_create(shape: TableShape, prepared: DataFrame, state: TableState | None) -> DataFrame:
+        checked = check(shape, prepared, state)
+        if state is None:
+            rival.append(changes(spark, ("no", 9, "", 1, False)), partition_by=["country"])
+        return checked
+
+    rival = LockedDeltaWriter(spark, manager, str(table))
+    monkeypatch.setattr(TableShape, "fitted", check_and_create)
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    with pytest.raises(WriteConflictError, match="after the changes were checked: run the job again"):
+        apply_changes(writer, changes(spark, ("", 1, "", 2, False)), **options)
+    # The next run is checked for the partitions of the table.
+    with pytest.raises(ChangesError, match="partition column country has the value ''"):
+        apply_changes(writer, changes(spark, ("", 1, "", 2, False)), **options)
 
 
 def moments(spark: SparkSession, *rows: tuple[str, int]) -> DataFrame:
@@ -117,6 +159,8 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
     with zone_of(spark, "+05:30"):
         assert apply_changes(writer, rows, **options).unchanged == 2
         writer.update({"pos": "pos + 1"})
+    with zone_of(spark), pytest.raises(SchemaMismatchError):
+        writer.overwrite(rows, partition_by=["at"], options={"overwriteSchema": "true"})
     # It is read in any session.
     for zone in ("UTC", ZONE):
         with zone_of(spark, zone):
@@ -126,6 +170,11 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
     with zone_of(spark):
         writer.update({"pos": "pos + 1"})
     assert instants(spark, table) == [(0, 1), (0, 2)]
+    monkeypatch.undo()
+    # A write that replaces the partition columns reads no row of the old ones.
+    with zone_of(spark):
+        writer.overwrite(rows, partition_by=["id"], options={"overwriteSchema": "true"})
+    assert instants(spark, table) == [(0, 1), (3600, 2)]
 
 
 def test_a_partition_column_may_have_a_dot(

@@ -24,7 +24,7 @@ from writer_jobs.delta.session import refuse_lenient_casts
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.delta.type_differences import holds, mismatch, missing_fields, type_differences
-from writer_jobs.errors import SchemaMismatchError, TableError
+from writer_jobs.errors import SchemaMismatchError, TableError, WriteConflictError
 from writer_jobs.locking import locked_all
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -65,6 +65,7 @@ class TableShape:
         self._binding = binding
         self._evolves = evolves
         self._partition_by = partition_by
+        self._layout_at_check: dict[str, str] = {}
 
     def fitted(self, prepared: DataFrame, state: TableState | None) -> DataFrame:
         """Cast keys and sequence to the table's types: keys that it takes for one are one.
@@ -95,6 +96,7 @@ class TableShape:
                     f"{given.simpleString()} two could become one there, which a key or a sequence must not",
                 )
             prepared = prepared.withColumn(name, F.col(quoted(name)).cast(kind))
+        self._layout_at_check = self._layout(state, prepared.schema)
         partitions = partition_types(state, self._partition_by, prepared.schema)
         refuse_clock_changes(self._spark, self._writer.table, partitions)
         keys = {name: kind for name, kind in partitions.items() if name in self._spec.keys}
@@ -141,10 +143,19 @@ class TableShape:
 
         Raises:
             ChangesError: The table property was changed since :meth:`state`.
+            WriteConflictError: The table has other partition columns, or keys of other types, than when :meth:`fitted`
+                checked the changes.
 
         """
         state = _there(self._writer, self._writer.log.state())
         self._binding.refuse_other(state)
+        layout = self._layout(state, state.schema)
+        if layout != self._layout_at_check:
+            raise WriteConflictError(
+                table=self._writer.table,
+                reason="another writer created the table, or changed its partition columns, after the changes were "
+                "checked: run the job again",
+            )
         return state
 
     def partitions(self, rows: DataFrame, state: TableState) -> Partitions | None:
@@ -153,6 +164,13 @@ class TableShape:
             return None
         found = partitions_of_rows(rows, state)
         return found if found and len(found) <= MOST_PARTITIONS else None
+
+    def _layout(self, state: TableState | None, rows: StructType) -> dict[str, str]:
+        """Return the types of the keys, and the partition columns: those of the table, or of rows for a new table."""
+        partitions = self._partition_by if state is None else state.partition_columns
+        types = {field.name.lower(): field.dataType for field in (*rows, *(() if state is None else state.schema))}
+        keys = {f"key {name.lower()}": types[name.lower()].simpleString() for name in self._spec.keys}
+        return {**keys, "partition columns": ", ".join(partitions).lower()}
 
     def _needed(self, schema: StructType, row: StructType, ours: Sequence[StructField]) -> list[str]:
         """Return what is to be altered of the table, before it can take the changes."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _SESSION_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _OVERWRITE_MODE = "partitionOverwriteMode"
 _REPLACE_WHERE = "replaceWhere"
+_OVERWRITE_SCHEMA = "overwriteSchema"
 _CONDITIONS = frozenset({_REPLACE_WHERE.lower(), "replaceon"})
 _OWN_OPTIONS = {
     "txnappid": "txn",
@@ -83,6 +84,14 @@ def delta_table(spark: SparkSession, location: str) -> DeltaTable:
 def transaction_settings(app_id: str, version: int) -> dict[str, str]:
     """Return the settings with which Delta notes a transaction in a commit, and skips one that it has already."""
     return {"spark.databricks.delta.write.txnAppId": app_id, "spark.databricks.delta.write.txnVersion": str(version)}
+
+
+def overwrites_schema(options: Mapping[str, str] | None) -> bool:
+    """Return whether options of Delta's writer replace the schema and the partition columns of the table."""
+    return any(
+        name.lower() == _OVERWRITE_SCHEMA.lower() and str(value).lower() == "true"
+        for name, value in (options or {}).items()
+    )
 
 
 def write_rows(

@@ -1,8 +1,9 @@
 """Refuse partition values that Delta would store as other values.
 
 Delta stores ``''`` in a string partition column as null (protocol, "Partition Value Serialization"), and Spark writes
-null as ``__HIVE_DEFAULT_PARTITION__``, so that this text is null, too. A timestamp passes through a text in the
-session's time zone (``DelayedCommitProtocol.parsePartitions``, v4.4.0). So in a zone that puts clocks back two moments
+null as ``__HIVE_DEFAULT_PARTITION__``, so that this text is null, too. Values of a binary partition column pass through
+a text as well, and bytes that are not UTF-8 become U+FFFD (``DelayedCommitProtocol.parsePartitions``, v4.4.0). A
+timestamp passes through a text in the session's time zone. So in a zone that puts clocks back two moments
 become one, also in rows that an operation only copies into another file.
 """
 
@@ -25,6 +26,7 @@ from writer_jobs.errors import SchemaMismatchError
 _ZONE = "spark.sql.session.timeZone"
 _TEXTS = (StringType, CharType, VarcharType, BinaryType)
 _STORED_AS_NULL = ("", HIVE_NULL)
+_EQUALITIES = ("EqualTo", "EqualNullSafe", "In")
 _MOST_BYTES = 255
 _FOLDER_FAILED = re.compile(r"Mkdirs failed to create (.+?)(?: \(exists=|$)|^(/.+): File name too long", re.MULTILINE)
 
@@ -52,19 +54,35 @@ def unstorable_reason(rows: StructType, partitions: Mapping[str, DataType]) -> C
 
     """
     reasons = [
-        F.when(
-            value.isin(*_STORED_AS_NULL),
-            F.concat(
-                F.lit(f"the partition column {name} has the value '"),
-                value,
-                F.lit("', which Delta stores as null: write null or another text, or partition by another column"),
+        reason
+        for name, kind in partitions.items()
+        if _is_text(kind, rows[name].dataType)
+        for text in (F.col(quoted(name)).cast("string"),)
+        for reason in (
+            F.when(
+                text.isin(*_STORED_AS_NULL),
+                F.concat(
+                    F.lit(f"the partition column {name} has the value '"),
+                    text,
+                    F.lit("', which Delta stores as null: write null or another text, or partition by another column"),
+                ),
+            ),
+            F.when(
+                ~F.is_valid_utf8(text),
+                F.concat(
+                    F.lit(f"the partition column {name} has the bytes "),
+                    F.hex(F.col(quoted(name))),
+                    F.lit(", which are not UTF-8, and Delta stores a text: partition by another column"),
+                ),
             ),
         )
-        for name, kind in partitions.items()
-        if isinstance(kind, StringType) and isinstance(rows[name].dataType, _TEXTS)
-        for value in (F.col(quoted(name)).cast("string"),)
     ]
     return F.coalesce(*reasons) if reasons else F.lit(None).cast("string")
+
+
+def _is_text(stored: DataType, row_type: DataType) -> bool:
+    """Return whether a partition value passes through a text that may mean another value."""
+    return isinstance(stored, _TEXTS) and isinstance(row_type, _TEXTS)
 
 
 def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], where: Column | None = None) -> DataFrame:
@@ -79,7 +97,7 @@ def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], wh
     names = [name.lower() for name in rows.columns]
     checked = rows
     for name, kind in partitions.items():
-        if not (isinstance(kind, StringType) and isinstance(rows.schema[name].dataType, _TEXTS)):
+        if not _is_text(kind, rows.schema[name].dataType):
             continue
         if names.count(name.lower()) > 1:
             # Delta refuses rows with two columns of one name.
@@ -101,7 +119,8 @@ def refuse_clock_changes(spark: SparkSession, table: str, partitions: Mapping[st
         partitions: Stored types of partition columns by name.
 
     Raises:
-        SchemaMismatchError: A partition column is a TIMESTAMP, and the session's time zone changes its clocks.
+        SchemaMismatchError: A partition column is a TIMESTAMP, and the session's time zone changes its clocks, or has
+            ever changed them: a value may be of that time.
 
     """
     moments = [name for name, kind in partitions.items() if isinstance(kind, TimestampType)]
@@ -113,12 +132,16 @@ def refuse_clock_changes(spark: SparkSession, table: str, partitions: Mapping[st
         raise SchemaMismatchError(
             table=table,
             reason=f"{moments[0]} is a partition column with timestamps, and the clocks of the session's time zone "
-            f"{zone} change, so that Delta would store two moments as one: set {_ZONE}=UTC (spark-submit --conf)",
+            f"{zone} change or have changed, so that Delta would store two moments as one: set {_ZONE}=UTC "
+            "(spark-submit --conf)",
         )
 
 
 def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, state: TableState | None) -> None:
-    """Make sure that a predicate does not look for a text that a string partition column cannot have.
+    """Make sure that a predicate does not require a text that a string partition column cannot have.
+
+    Only ``=``, ``<=>`` and ``IN`` are refused, alone or in parts of AND and OR. Other conditions match rows: ``<> ''``,
+    or a function of the column.
 
     Args:
         spark: Session that parses the predicate.
@@ -141,8 +164,13 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
         # Delta reports it.
         return
     while expressions:
-        children = list(jvm.scala.jdk.javaapi.CollectionConverters.asJava(expressions.pop().children()))
-        expressions += children
+        expression = expressions.pop()
+        children = list(jvm.scala.jdk.javaapi.CollectionConverters.asJava(expression.children()))
+        operator = expression.getClass().getSimpleName()
+        if operator in ("And", "Or"):
+            expressions += children
+        if operator not in _EQUALITIES:
+            continue
         kinds = [(child.getClass().getSimpleName(), child) for child in children]
         names = {str(child.name()).strip("`").lower() for kind, child in kinds if kind == "UnresolvedAttribute"}
         texts = {str(child.value()) for kind, child in kinds if kind == "Literal"}
