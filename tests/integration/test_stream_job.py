@@ -294,6 +294,7 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
         '{"flight": "x 12345678901234567e5 ,y", "at": "2013-01-01T08:00:00Z", "share": 0.5}',
         '{"flight": "UA7", "at": "2013-01-01T08:00:00Z", "share": 1.23456789012345e5}',
         '{"flight": "UA8", "at": "2013-01-01T08:00:00Z", "share": 123456789.0123456789e0}',
+        '{"flight": "", "at": "2013-01-01T08:00:00Z"}',
     ]
     messages = [
         (None, None if value is None else bytearray(value.encode()), "departures", 0, number)
@@ -302,6 +303,7 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     rows = spark.createDataFrame(messages, "key binary, value binary, topic string, partition int, offset long")
     rows.coalesce(1).write.parquet(str(tmp_path / "landing"))
     how = ("--keys", "flight", "--event-time", "at", "--trigger", "available-now", "--format", "parquet")
+    how = (*how, "--partition-by", "flight")
     columns = "flight string, at timestamp, seats int, fares array<decimal(30,21)>, share double"
     schema = ("--value-schema", f"{columns}, note string, raw binary, tiny tinyint, home struct<zip: string>")
     dead = Path(f"{table}_dead_letters")
@@ -314,7 +316,7 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     done = stream(*schema, how=how)
     assert (done.code, done.error) == (0, "")
     (line,) = done.commits
-    assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 6, 18)
+    assert (line["already_committed"], line["arrived"], line["dead_letters"]) == (True, 6, 19)
     assert rows_of(table, "flight", "seats", "fares", "share") == [
         ("UA1", 100, None, None), ("UA2", None, [Decimal("0.123456789012345678901")], None),
         ("UA4", None, None, None), ("UA6", None, None, None),
@@ -338,6 +340,8 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
         17: "field home.city is not in --value-schema",
         18: "field Note is not in --value-schema",
         23: f"column share: the value '1.234567890123457E8' {no_value} double",
+        24: "the partition column flight has the value '', which Delta stores as null: write null or another text, or "
+        "partition by another column",
     }
     assert dict(rows_of(dead, "origin", "reason")) == {f"departures/0/{at}": reason for at, reason in reasons.items()}
     place = ("--source", tmp_path / "bad", "--checkpoint", tmp_path / "another", "--table", tmp_path / "empty")

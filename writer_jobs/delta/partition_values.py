@@ -45,37 +45,19 @@ def partition_types(state: TableState | None, partition_by: Sequence[str], rows:
     return {field.name: stored.get(field.name.lower(), field.dataType) for field in rows if field.name.lower() in names}
 
 
-def unstorable_reason(rows: StructType, partitions: Mapping[str, DataType]) -> Column:
+def unstorable_reason(rows: StructType, partitions: Mapping[str, DataType], prefix: str = "") -> Column:
     """Return a text column: why Delta cannot store a row's partition values as they are; null if it can.
 
     Args:
         rows: Schema of the rows.
         partitions: Stored types of partition columns by the rows' names, see :func:`partition_types`.
+        prefix: Path to the struct that has the columns, such as ``row.``; empty: they are columns of the rows.
 
     """
     reasons = [
-        reason
+        unstorable_text(name, F.col(prefix + quoted(name)))
         for name, kind in partitions.items()
         if _is_text(kind, rows[name].dataType)
-        for text in (F.col(quoted(name)).cast("string"),)
-        for reason in (
-            F.when(
-                text.isin(*_STORED_AS_NULL),
-                F.concat(
-                    F.lit(f"the partition column {name} has the value '"),
-                    text,
-                    F.lit("', which Delta stores as null: write null or another text, or partition by another column"),
-                ),
-            ),
-            F.when(
-                ~F.is_valid_utf8(text),
-                F.concat(
-                    F.lit(f"the partition column {name} has the bytes "),
-                    F.hex(F.col(quoted(name))),
-                    F.lit(", which are not UTF-8, and Delta stores a text: partition by another column"),
-                ),
-            ),
-        )
     ]
     return F.coalesce(*reasons) if reasons else F.lit(None).cast("string")
 
@@ -83,6 +65,32 @@ def unstorable_reason(rows: StructType, partitions: Mapping[str, DataType]) -> C
 def _is_text(stored: DataType, row_type: DataType) -> bool:
     """Return whether a partition value passes through a text that may mean another value."""
     return isinstance(stored, _TEXTS) and isinstance(row_type, _TEXTS)
+
+
+def unstorable_text(name: str, value: Column) -> Column:
+    """Return a text column: why Delta cannot store a partition value as it is; null if it can.
+
+    Args:
+        name: Name of the partition column.
+        value: Text, or bytes.
+
+    """
+    text = value.cast("string")
+    return F.when(
+        text.isin(*_STORED_AS_NULL),
+        F.concat(
+            F.lit(f"the partition column {name} has the value '"),
+            text,
+            F.lit("', which Delta stores as null: write null or another text, or partition by another column"),
+        ),
+    ).when(
+        ~F.is_valid_utf8(text),
+        F.concat(
+            F.lit(f"the partition column {name} has the bytes "),
+            F.hex(value),
+            F.lit(", which are not UTF-8, and Delta stores a text: partition by another column"),
+        ),
+    )
 
 
 def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], where: Column | None = None) -> DataFrame:

@@ -30,6 +30,7 @@ from writer_jobs.changes.kept import Kept
 from writer_jobs.delta.exact_cast import exact_cast
 from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, first_misfit, from_text, has_any, misfit_sentence
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.partition_values import partition_types, unstorable_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.debezium.json_values import path as variant_path
@@ -194,7 +195,11 @@ def placed(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobA
     names = dict.fromkeys(name.lower() for name in (*arguments.keys, arguments.event_time, *partitioned_by))
     values = {fields[name].name: F.col(f"{ROW}.{quoted(fields[name].name)}") for name in names if name in fields}
     nulls = F.concat_ws(", ", *(F.when(value.isNull(), name) for name, value in values.items()))
-    reasons = [F.when(nulls != "", F.concat(F.lit("null in "), nulls))]
+    schema = StructType(list(fields.values()))
+    reasons = [
+        F.when(nulls != "", F.concat(F.lit("null in "), nulls)),
+        unstorable_reason(schema, partition_types(state, arguments.partition_by, schema), f"{ROW}."),
+    ]
     if (at := fields.get(arguments.event_time.lower())) is not None:
         reasons += _of_event_time(values[at.name], at.dataType)
     if _REASON in messages.columns:
