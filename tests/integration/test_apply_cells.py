@@ -26,7 +26,7 @@ from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase import apply as hbase_apply
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.cells import CellRows
-from writer_jobs.feeds.hbase.decode import cells_of_avro, cells_of_json
+from writer_jobs.feeds.hbase.decode import QUALIFIER, REASON, cells_of_avro, cells_of_json, decoded
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.hbase.values import ValueType
 from writer_jobs.maintenance.fleet import tables_of
@@ -187,7 +187,16 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
     ],
     "text:boolean": [(b"true", True), (b"yes", None), (b"1", None)],
     "text:double": [(b"0.1", 0.1), (b"9007199254740993", None), (b"1e400", None)],
-    "text:timestamp": [(b"today", None), (b"12:00:00", None), (b"2026-01-02T00:00:00.1234567Z", None)],
+    "text:timestamp": [
+        (b"today", None),
+        (b"12:00:00", None),
+        (b"2026-01-02T00:00:00.1234567Z", None),
+        # Without a zone a time is UTC, in any session: here one that leaves out this hour.
+        (b"2026-03-29 02:30:00", 1774751400.0),
+        (b"2026-03-29 02:30", 1774751400.0),
+        (b"2026-03-29", 1774742400.0),
+        (b"2026-03-29T02:30:00+01:00", 1774747800.0),
+    ],
     "decimal(9,2)": [
         (struct.pack(">i", 2) + b"\x30\x39", Decimal("123.45")),
         (struct.pack(">i", 1) + b"\xff\x38", Decimal("-20.00")),
@@ -198,7 +207,10 @@ BYTES: dict[str, list[tuple[bytes, Any]]] = {
 }
 
 
-def test_bytes_are_read_as_hbase_writes_them(spark: SparkSession) -> None:
+def test_bytes_are_read_as_hbase_writes_them(spark: SparkSession, request: pytest.FixtureRequest) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    request.addfinalizer(lambda: spark.conf.set("spark.sql.session.timeZone", zone))
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     row = spark.range(1).select(
         *(
             (
@@ -300,7 +312,11 @@ def test_a_row_key_that_a_partition_cannot_hold_is_a_dead_letter(feed: Feed, tab
     for _ in range(2):
         result = feed.apply(cells, mapping, partition_by=["country"])
         assert (result.dead_letters, result.folded) == (2, 2)
-    assert "country is a partition column" in (result.dead_reason or "")
+    assert "the partition column country has the value '" in (result.dead_reason or "")
+    values = [Cell("no|4", "d", qualifier, 1, "Put", "") for qualifier in ("x", "y")]
+    cells_of_values = decoded(spark.createDataFrame(values, SCHEMA), mapping, ["country", "D_X"])
+    first, second = (row[REASON] for row in cells_of_values.orderBy(QUALIFIER).collect())
+    assert (first.startswith("the partition column D_X has the value ''"), second) == (True, None)
     rows = DeltaTable(table).to_pyarrow_table().to_pylist()
     assert sorted((row["country"], row["id"]) for row in rows) == [("no", ""), ("no", "4")]
 
@@ -327,7 +343,7 @@ def test_events_of_hbases_kafka_proxy_are_cells(feed: Feed, table: Path, spark: 
     )
     done = apply_cells(feed.writer, cells_of_avro(topic, mapping), mapping)
     assert shown_by(table) == {"r1": {"d:y": "two"}, "r2": {"d:x": "one"}, "r3": {"m:x": "one"}}
-    assert (done.changes, done.dead_letters) == (7, 2)
+    assert (done.changes, done.dead_letters, done.filtered) == (7, 2, 1)
 
 
 def avro_events(spark: SparkSession, events: list[tuple[Any, ...]]) -> list[bytes]:

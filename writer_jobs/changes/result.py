@@ -40,7 +40,7 @@ class ChangesResult:
         dead_letters: messages that could not be decoded.
         dead_reason: The most frequent reason of dead letters; None if there are none.
         skipped: messages that say nothing of a row.
-        filtered: Events of other source tables.
+        filtered: Number of events of other source tables, or of other tables of HBase.
         missing_files: Source files that were deleted before a stream read them, and are skipped.
         newest_at: when the newest change was made, seconds since the epoch; None if changes do not tell.
 

@@ -21,7 +21,7 @@ from writer_jobs.changes.table_feed import FeedBinding, TableFeed
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.hbase.cells import CellRows
-from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, REASON, decoded
+from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, OTHER, REASON, decoded
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -86,11 +86,16 @@ def apply_cells(
         partitions = partition_by if state is None else state.partition_columns
         decoded_cells = decoded(cells, mapping, partitions)
         found = open_ones.enter_context(closing(Kept.of(spec.table, decoded_cells, "cells"))).rows
-        counts = found.agg(F.count("*").alias("cells"), F.count(REASON).alias("dead"), F.mode(REASON).alias("reason"))
-        cell_count, dead_count, dead_reason = counts.collect()[0]
+        counts = found.agg(
+            F.count_if(~F.col(OTHER)).alias("cells"),
+            F.count_if(OTHER).alias("filtered"),
+            F.count(REASON).alias("dead"),
+            F.mode(REASON).alias("reason"),
+        )
+        cell_count, filtered, dead_count, dead_reason = counts.collect()[0]
         if max_dead_letters is not None:
             max_dead_letters.check(writer.table, dead_count, cell_count, dead_reason)
-        good = found.where(F.col(REASON).isNull()).drop(REASON, ORIGIN, MESSAGE)
+        good = found.where(F.col(REASON).isNull() & ~F.col(OTHER)).drop(REASON, ORIGIN, MESSAGE, OTHER)
         application = Application(writer, spec, CellRows(spec, mapping), binding, good, how, options)
         open_ones.enter_context(closing(application))
         dead = found.where(F.col(REASON).isNotNull()).select(
@@ -106,5 +111,6 @@ def apply_cells(
             result,
             dead_letters=dead_count,
             dead_reason=dead_reason,
+            filtered=filtered,
             newest_at=None if newest is None else newest / 1000,
         )

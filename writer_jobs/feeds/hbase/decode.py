@@ -8,8 +8,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import IntegralType, LongType, StringType, StructField, StructType
 
-from lock_manager.partitions import HIVE_NULL
 from writer_jobs.changes.spec import DELETED, SEQ
+from writer_jobs.delta.partition_values import stored_as_null
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.wire import listed, only_one
@@ -35,13 +35,13 @@ FAMILY, QUALIFIER, TYPE, VALUE, WRITTEN = (
 
 #: Why a cell cannot be decoded, null if it can; where it came from; the bytes that it was read from.
 REASON, ORIGIN, MESSAGE = "__sluice_reason", "__sluice_origin", "__sluice_message"
+#: Whether an event is of another table of HBase; of such an event nothing else is there.
+OTHER = "__sluice_other"
 
 _NEEDED = ("row", "family", "timestamp", "type")
 _BYTES = ("row", "family", "qualifier", "value")
 _CELL = ("row", "family", "qualifier", "timestamp", "type", "value", "sequence")
 _NOT_SAID = -(1 << 63)
-#: Values of a partition column that Delta stores as null. Source: Delta's protocol, "Partition Value Serialization".
-_NULL_PARTITIONS = ("", HIVE_NULL)
 _EVENT = "key binary, timestamp long, delete boolean, value binary, qualifier binary, family binary, table binary"
 _EVENT_COLUMNS = ("key", "timestamp", "delete", "value", "qualifier", "family", "table")
 _UDF, _DECODER = "sluice_hbase_event", "io.deltasluice.feeds.HBaseEvent"
@@ -113,7 +113,7 @@ def cells_of_events(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
 
     Args:
         events: with the columns of the event, and what else :func:`decoded` takes.
-        mapping: of the table whose events are meant; others are left out.
+        mapping: of the table whose events are meant; others are marked in ``OTHER``.
 
     Raises:
         SourceError: they lack a column.
@@ -122,15 +122,17 @@ def cells_of_events(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
     lost = [name for name in _EVENT_COLUMNS if name not in events.columns]
     if lost:
         raise SourceError(f"the source has no column {', '.join(lost)}, which an event of HBase's Kafka proxy has")
+    is_other = F.expr("false")
     if mapping.table is not None:
-        ours = F.col("table").cast("string") == mapping.table
-        events = events.where(F.coalesce(ours, F.expr("true")))
+        is_other = F.coalesce(F.col("table").cast("string") != mapping.table, is_other)
     of_family = F.octet_length("qualifier") == 0
     deletes = F.when(of_family, DELETE_FAMILY).otherwise(mapping.proxy_deletes)
     kind = F.when(F.col("delete"), deletes).when(~F.col("delete"), PUT)
     known = [name for name in (REASON, ORIGIN, MESSAGE) if name in events.columns]
-    cell = (F.col("key").alias("row"), "family", "qualifier", "timestamp", kind.alias("type"), "value")
-    return events.select(*cell, *known)
+    cell = {"row": F.col("key"), "type": kind}
+    cell |= {name: F.col(name) for name in ("family", "qualifier", "timestamp", "value", *known)}
+    columns = [F.when(~is_other, value).alias(name) for name, value in cell.items()]
+    return events.select(*columns, is_other.alias(OTHER))
 
 
 def decoded(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collection[str] = ()) -> DataFrame:
@@ -139,13 +141,13 @@ def decoded(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collecti
     Args:
         cells: ``row``, ``family``, ``qualifier`` and ``value`` (binary or string), ``timestamp`` (a whole number, ms),
             ``type`` (a name or code of HBase's); maybe ``sequence`` (a whole number), the order in which cells of one
-            timestamp were written; maybe ``REASON``, ``ORIGIN`` and ``MESSAGE``.
+            timestamp were written; maybe ``REASON``, ``ORIGIN``, ``MESSAGE`` and ``OTHER``.
         mapping: of the row key, and of values.
-        partition_columns: Of the table. A row key whose part would be null there has no row.
+        partition_columns: Of the table. A value that Delta would store as null there is not applied.
 
     Returns:
         The key columns, ``FAMILY``, ``QUALIFIER``, ``TYPE``, ``VALUE``, ``WRITTEN``, ``SEQ``, ``DELETED``; ``REASON``,
-        null unless the cell cannot be decoded, ``ORIGIN`` and ``MESSAGE``.
+        null unless the cell cannot be decoded, ``ORIGIN``, ``MESSAGE`` and ``OTHER``.
 
     Raises:
         SourceError: the cells lack a column.
@@ -164,7 +166,7 @@ def decoded(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collecti
     of_family = kind.isin(DELETE_FAMILY, DELETE_FAMILY_VERSION)
     is_put = kind == PUT
     partitions = {name.lower() for name in partition_columns}
-    partition_keys = [part.column for part in mapping.row_key if part.column.lower() in partitions]
+    key_names = {name.lower() for name in keys}
     column = mapping.column_of(text["family"], text["qualifier"])
     reasons = [
         F.col(REASON),
@@ -174,16 +176,18 @@ def decoded(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collecti
         *(F.when(~F.is_valid_utf8(each), f"{name} is not UTF-8") for name, each in text.items()),
         F.when(is_put & F.col("value").isNull(), "no value"),
         *(F.when(each.isNull(), f"the row key does not fit the mapping: {name}") for name, each in keys.items()),
-        *(
-            F.when(
-                keys[name].cast("string").isin(*_NULL_PARTITIONS),
-                f"Delta stores this {name} as null: {name} is a partition column",
-            )
-            for name in partition_keys
-        ),
+        *(stored_as_null(name, value) for name, value in keys.items() if name.lower() in partitions),
         F.when(
             is_put & mapping.undecodable(column, F.col("value")),
             F.concat(F.lit("the value does not fit the type of "), column),
+        ),
+        *(
+            F.when(
+                is_put & (F.lower(column) == name.lower()),
+                stored_as_null(name, mapping.type_of(name).decoded(F.col("value"))),
+            )
+            for name in partition_columns
+            if name.lower() not in key_names
         ),
     ]
     return cells.select(
@@ -195,9 +199,10 @@ def decoded(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collecti
         F.coalesce(F.col("sequence"), F.lit(_NOT_SAID)).alias(WRITTEN),
         F.col("timestamp").alias(SEQ),
         (~is_put).alias(DELETED),
-        F.coalesce(*reasons).alias(REASON),
+        F.when(~F.col(OTHER), F.coalesce(*reasons)).alias(REASON),
         F.col(ORIGIN),
         F.col(MESSAGE),
+        F.col(OTHER),
     )
 
 
@@ -208,6 +213,7 @@ def _whole(cells: DataFrame) -> DataFrame:
     there = set(cells.columns)
     found = {name: (F.col(name) if name in there else F.lit(None)).cast(kind) for name, kind in kinds.items()}
     found["qualifier"] = F.coalesce(found["qualifier"], F.to_binary(F.lit("")))
+    found[OTHER] = F.col(OTHER) if OTHER in there else F.expr("false")
     said = F.to_json(
         F.struct(*(F.hex(name).alias(name) if name in _BYTES else name for name in _CELL if name in there))
     )

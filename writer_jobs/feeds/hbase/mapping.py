@@ -76,7 +76,7 @@ class HBaseMapping:
         columns: targets by ``family:qualifier``; None: the table does not get that one.
         new_type: of columns that are not named; they are called ``family_qualifier``.
         encoding: of bytes in JSON.
-        table: HBase's; events of other tables are passed over. None: there are no others.
+        table: HBase's; events of other tables are left out and counted. None: there are no others.
         proxy_deletes: what a delete of a column in the proxy's events is.
 
     Raises:

@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     LongType,
     ShortType,
     StringType,
+    TimestampNTZType,
     TimestampType,
 )
 
@@ -105,6 +106,8 @@ class ValueType:
 def _type_of(name: str) -> tuple[DataType, Callable[[Column], Column]]:
     if name.startswith(_TEXT):
         kind = _OF_TEXT.get(name.removeprefix(_TEXT)) or _decimal(name.removeprefix(_TEXT))
+        if isinstance(kind, TimestampType):
+            return kind, lambda value: _moment(_text(value))
         if kind is not None:
             return kind, lambda value: exact_cast(_text(value), kind)
     if (decimal := _decimal(name)) is not None:
@@ -144,6 +147,12 @@ def _decimal(name: str) -> DecimalType | None:
 def _text(value: Column) -> Column:
     text = value.cast("string")
     return F.when(F.is_valid_utf8(text), text)
+
+
+def _moment(text: Column) -> Column:
+    """Return the moment of a text; without a time zone it is in UTC, so that no session has another one."""
+    local = exact_cast(text, TimestampNTZType()).cast("string")
+    return exact_cast(F.coalesce(F.concat(local, F.lit("Z")), text), TimestampType())
 
 
 def _whole(value: Column, size: int) -> Column:
