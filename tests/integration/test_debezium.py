@@ -23,6 +23,7 @@ from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.changes.apply import ChangesResult, apply_changes
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import ChangesError, FeedError
+from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.debezium.decode import DELETES, ORDER, RowChanges, decode
 from writer_jobs.feeds.debezium.positions import _POSITIONS, _digits, _field
 
@@ -69,8 +70,8 @@ def frame(spark: SparkSession, messages: Iterable[Message]) -> DataFrame:
     return spark.createDataFrame(list(messages), "key binary, value binary, origin string")
 
 
-def state(schema: str) -> TableState:
-    return TableState(3, StructType.fromDDL(schema), (), frozenset(), forgets_transactions=False)
+def state(schema: str, *partition_columns: str) -> TableState:
+    return TableState(3, StructType.fromDDL(schema), partition_columns, frozenset(), forgets_transactions=False)
 
 
 Decode = Callable[..., RowChanges]
@@ -437,6 +438,7 @@ def test_without_schemas_types_are_the_table_s_and_else_those_of_the_values(deco
         "mixed": 1,
         "nothing": None,
         "inner": {"a b": [1, 2]},
+        "Flight No.": "LH 1",
         "big": 2**70,
     }
     table = state("id int, day date, iso date, at timestamp, price decimal(5,2), blob binary, gone string")
@@ -457,8 +459,8 @@ def test_without_schemas_types_are_the_table_s_and_else_those_of_the_values(deco
         "flag": True,
         "mixed": "1",
         "inner": {"a b": [1, 2]},
+        "Flight No.": "LH 1",
         "big": Decimal(2**70),
-        "gone": None,
         ORDER: None,
         DELETES: None,
     }
@@ -516,20 +518,40 @@ def test_without_a_schema_the_json_type_counts(decoded: Decode) -> None:
     assert wrong == {}
 
 
+MICROS = {"type": "int64", "name": f"{DEBEZIUM}MicroTimestamp"}
+
+
 def test_types_of_several_schemas_widen(decoded: Decode) -> None:
     def of(key: int, **kinds: Json) -> Message:
         row = {"id": key, **dict.fromkeys(kinds, key)}
         return message({"id": key}, with_schema(event("c", key, after=row), envelope_schema(struct(id=INT, **kinds))))
 
-    micros = {"type": "int64", "name": f"{DEBEZIUM}MicroTimestamp"}
     millis = {"type": "int64", "name": f"{DEBEZIUM}Timestamp"}
-    found = decoded([of(1, n={"type": "int16"}, at=millis), of(2, n={"type": "int32"}, at=micros), of(3)])
+    found = decoded([of(1, n={"type": "int16"}, at=millis), of(2, n={"type": "int32"}, at=MICROS), of(3)])
     kinds = {each.name: each.dataType.simpleString() for each in found.changes.schema}
     assert (kinds["n"], kinds["at"]) == ("int", "timestamp")
     assert {row["id"]: (row["n"], row["at"]) for row in rows(found)} == {
         1: (1, utc(1970, 1, 1, 0, 0, 0, 1000)),
         2: (2, utc(1970, 1, 1, 0, 0, 0, 2)),
         3: (None, None),
+    }
+
+
+def test_a_nested_field_that_a_schema_lacks_is_null(decoded: Decode) -> None:
+    def of(key: int, value: Json, kind: Json) -> Message:
+        schema = envelope_schema(struct(id=INT, o=kind, list={"type": "array", "items": kind}))
+        return message(
+            {"id": key}, with_schema(event("c", key, after={"id": key, "o": value, "list": [value]}), schema)
+        )
+
+    table = state("id bigint, o struct<x:bigint,y:string>, list array<struct<y:string,x:bigint>>")
+    messages = [of(1, {"x": 1}, struct(x=INT)), of(2, {"x": 2, "z": "new"}, struct(x=INT, z=TEXT))]
+    found = decoded([*messages, message({"id": 3}, event("c", 3, after={"id": 3, "o": {"X": 3}}))], table=table)
+    assert reasons(found) == {}
+    values = [{"x": 1, "y": None, "z": None}, {"x": 2, "y": None, "z": "new"}]
+    assert {row["id"]: (row["o"], row["list"]) for row in rows(found)} == {
+        **{number: (value, [value]) for number, value in enumerate(values, 1)},
+        3: ({"x": 3, "y": None, "z": None}, None),
     }
 
 
@@ -576,6 +598,7 @@ def test_what_cannot_be_decoded_is_set_aside_with_its_reason(decoded: Decode) ->
             blob={"type": "bytes"},
             price=decimal(2, 4),
             dates={"type": "array", "items": {"type": "int32", "name": f"{DEBEZIUM}Date"}},
+            region=TEXT,
         )
     )
 
@@ -617,10 +640,13 @@ def test_what_cannot_be_decoded_is_set_aside_with_its_reason(decoded: Decode) ->
         ({"id": 1}, event("u", 1, after={"id": 1, "v": {PLACEHOLDER: PLACEHOLDER}}), unavailable),
         ({"id": 1}, event("u", 1, after={"id": 1, "v": [PLACEHOLDER]}), unavailable),
         ({"id": 1}, {**event("u", 1, after={"id": 1}), "source": {"connector": "postgresql"}}, "place in the order"),
+        ({"id": 1}, row(region=""), "partition column region has the value ''"),
+        ({"id": 1}, row(region="__HIVE_DEFAULT_PARTITION__"), "partition column region has the value '__HIVE"),
+        ({"id": 1}, row(extra=1, other=2), "its schema does not name the fields extra, other"),
     ]
     good = [({"id": 2}, row(2, id=2)), ({"id": 3}, event("d", 3, before={"id": 3, "n": PLACEHOLDER}))]
     messages = [message(key, value, str(at)) for at, (key, value, _) in enumerate(cases)]
-    found = decoded([*messages, *(message(*each) for each in good)])
+    found = decoded([*messages, *(message(*each) for each in good)], partition_by=["Region"])
     told = reasons(found)
     assert [
         (at, says, told.get(str(at)))
@@ -640,12 +666,21 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
         {},
         "several tables, shop.customers, shop.orders.*--source-table",
     ),
+    (
+        [
+            message({"id": 1}, event("c", 1, after={"id": 1}, db="shop", schema=name, table="orders"))
+            for name in ("public", "archive")
+        ],
+        {"source_tables": ["orders"]},
+        "orders means several source tables, shop.archive.orders, shop.public.orders",
+    ),
     ([message(None, event("t", 1), "t/0/77")], {}, "truncated .t/0/77."),
     ([message({"id": 1}, event("c", 1, after={"id": 1}, connector="vitess"))], {}, "connector vitess is not known"),
     ([message({"id": 1}, {"op": "d"})], {}, "source.connector is missing"),
     ([message(None, event("c", 1, after={"id": 1}))], {}, "no keys"),
     ([message({key: 1}, event("d", 1)) for key in ("id", "no")], {}, r"several sorts, \(id\) and \(no\)"),
     ([message({"id": 1}, event("d", 1))], {"sequence_by": "source.lsn +"}, "sequence_by cannot be used"),
+    ([message({"id": 1}, event("d", 1))], {"sequence_by": "source.scn"}, "the sequence source.scn is text"),
     ([message({"id": 1}, event("c", 1, after={"id": 1, "ID": 1}))], {}, "differ by case alone: ID, id"),
     (
         [
@@ -653,7 +688,20 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
             for kind in (INT, TEXT)
         ],
         {},
-        "column v has changed at the source, and none holds both bigint and string",
+        "column v has changed at the source, and none holds both bigint and string.*make the table's column a string",
+    ),
+    (
+        [
+            message({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=INT, v=MICROS)))),
+            message({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=INT, v=INT)))),
+        ],
+        {},
+        "column v has changed at the source, and none holds both bigint and timestamp: apply.*or feed a new table$",
+    ),
+    (
+        [message({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=INT, v=MICROS))))],
+        {"table": "id bigint, v string"},
+        "column v is a string, which does not hold timestamp in every time zone: feed a new table$",
     ),
 ]
 
@@ -662,8 +710,9 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
 def test_what_concerns_the_whole_feed_is_refused_in_a_sentence(
     decoded: Decode, messages: list[Message], how: Json, says: str
 ) -> None:
+    table = state(how["table"]) if "table" in how else None
     with pytest.raises(FeedError, match=says):
-        decoded(messages, **how)
+        decoded(messages, **{**how, "table": table})
 
 
 def of_connector(connector: str, **told: Any) -> Json:
@@ -746,13 +795,17 @@ def test_a_given_order_and_given_keys_win(decoded: Decode) -> None:
         # The row of the old code has to go.
         message({"id": 1}, event("u", 2, before={"id": 1, "code": "a"}, after={"id": 1, "code": "b"}, vgtid="18")),
         message({"id": 1}, event("u", 2, before={"id": 1, "code": "b"}, after={"id": 1, "code": "b"}, vgtid="19")),
+        # The table cannot have the row of the old code.
+        message({"id": 2}, event("u", 2, before={"id": 2, "code": ""}, after={"id": 2, "code": "c"}, vgtid="20")),
         message({"id": 1}, event("d", 3, before={"id": 1, "code": "b"}, vgtid="x"), "unordered"),
     ]
     how = "struct(try_cast(source.vgtid AS bigint) AS a, transaction.id IS NULL AS b)"
-    found = decoded(messages, keys=["code"], sequence_by=how)
+    found = decoded(messages, keys=["code"], sequence_by=how, partition_by=["code"])
     told = sorted((row[ORDER]["a"], row["code"], row["id"], row[DELETES]) for row in rows(found))
-    assert told == [(17, "a", 1, False), (18, "a", None, True), (18, "b", 1, False), (19, "b", 1, False)]
-    assert found.count == 4
+    assert told == [
+        *((17, "a", 1, False), (18, "a", None, True), (18, "b", 1, False), (19, "b", 1, False), (20, "c", 2, False)),
+    ]
+    assert (found.count, found.event_count) == (5, 4)
     assert set(reasons(found)) == {"unordered"}
 
 
@@ -762,9 +815,13 @@ def test_events_of_other_source_tables_are_left_out_and_counted(decoded: Decode)
         return message({"id": 1}, event(op, 1, after=after, db="shop", schema=schema, table=table), table)
 
     messages = [of("orders_1"), of("orders_2", "d"), of("customers", "d"), of("orders_1", schema="old"), of("x", "t")]
-    changes = decoded(messages, source_tables=["public.orders_1", "orders_2"])
+    long = event("c", 1, after={"id": 1, "of": 10**40}, db="shop", schema="public", table="customers")
+    messages += [of("customers", "?"), message({"id": 1}, long)]
+    bad = message({"id": 1}, b"{", "bad")
+    changes = decoded([*messages, bad], source_tables=["public.orders_1", "orders_2", "orders_3"])
     assert [(row["of"], row[DELETES]) for row in rows(changes)] == [("orders_1", False), (None, True)]
-    assert (changes.filtered, changes.dead_count, changes.source_tables) == (3, 0, ("orders_2", "public.orders_1"))
+    assert (changes.filtered, list(reasons(changes))) == (5, ["bad"])
+    assert changes.source_tables == ("orders_3", "shop.public.orders_1", "shop.public.orders_2")
     assert decoded(messages[:1]).source_tables == ("shop.public.orders_1",)
     assert decoded([message({"id": 1}, event("c", 1, after={"id": 1}))]).source_tables is None
 
@@ -785,18 +842,24 @@ def test_a_dropped_column_and_a_wider_number_do_not_depend_on_batches(feed: Feed
         return message({"id": key}, event("u", lsn, after={"id": key, **row}))
 
     # Without schemas: numbers are whole at first, and the column "size" is dropped at the source.
-    feed.apply([of(1, 1, price=10, size=7), of(2, 2, price=10, size=7), of(3, 3, price=1, size=7)])
+    first = {"price": 10, "size": 7, "o": {"x": 1}}
+    feed.apply([of(1, 1, **first), of(2, 2, **first), of(3, 3, **{**first, "price": 1})])
     with locked(feed.spark, str(feed.table), manager=feed.writer.manager):
         feed.spark.sql(f"ALTER TABLE delta.`{feed.table}` ADD COLUMNS (note string)")
     feed.writer.update({"note": "'mine'"})
     feed.apply([of(1, 4, price=19.99)])
-    feed.apply([of(2, 5, price=0.125), of(4, 6, price=2.5, size=8)])
+    # A new nested field, by the function that users call.
+    last = [of(2, 5, price=0.125, o={"x": 1, "y": "new"}), of(4, 6, price=2.5, size=8)]
+    apply_events(feed.writer, frame(feed.spark, last))
     expected = {1: ("19.99", None), 2: ("0.125", None), 3: ("1", 7), 4: ("2.5", 8)}
     # Not every reader knows tables whose types were widened.
     read = feed.spark.read.format("delta").load(str(feed.table)).collect()
     assert {row["id"]: (row["price"], row["size"]) for row in read} == {
         key: (Decimal(price), size) for key, (price, size) in expected.items()
     }
+    assert {row["id"]: row["o"] and row["o"].asDict() for row in read} == {
+        1: None, 2: {"x": 1, "y": "new"}, 3: {"x": 1, "y": None}, 4: None,
+    }  # fmt: skip
     # No event has had this column.
     assert {row["id"] for row in read if row["note"] == "mine"} == {1, 2, 3}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.support.hbase_model import Cell
 from writer_jobs import LockedDeltaWriter
 from writer_jobs.arrivals.apply import apply_rows
 from writer_jobs.changes.apply import apply_changes
+from writer_jobs.changes.table_feed import FeedBinding, TableFeed
 from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
@@ -47,11 +49,17 @@ OTHER_FEEDS: list[tuple[dict[str, Any], str]] = [
     ({"except_column_list": ["at"]}, "sequence column: at in the table, __SEQUENCE in this run"),
     ({"stored_as_scd_type": 2}, "SCD type: 1 in the table, 2 in this run"),
     ({"source_tables": ["shop.public.returns"]}, "source tables: shop.public.orders in the table, shop.public.returns"),
+    ({"source_tables": ["shop.archive.orders"]}, "source tables: shop.public.orders in the table, shop.archive.orders"),
+    ({"source_tables": ["shop.public.orders", "returns"]}, "source tables: shop.public.orders in the table"),
 ]
 
 
 def test_a_batch_of_another_feed_is_refused(
-    writer: LockedDeltaWriter, rows: Callable[..., Any], table: Path, versions: Callable[[Path], list[str]]
+    spark: SparkSession,
+    writer: LockedDeltaWriter,
+    rows: Callable[..., Any],
+    table: Path,
+    versions: Callable[[Path], list[str]],
 ) -> None:
     apply_changes(writer, rows((1, "a", "new", 5)), **HOW, source_tables=["shop.public.orders"])
     assert feed_of(table) == {
@@ -68,6 +76,14 @@ def test_a_batch_of_another_feed_is_refused(
     assert versions(table) == unchanged
     # The same feed in another spelling, and one that does not know its source tables.
     apply_changes(writer, rows((1, "a", "newer", 6)), keys=["ID"], sequence_by="`AT`")
+    state = writer.log.state()
+    assert state is not None
+    feed = TableFeed.parsed(state.feed or "")
+    short, full = (replace(feed, source_tables=(name,)) for name in ("orders", "shop.public.orders"))
+    assert FeedBinding(spark, writer.table, short).clauses(state) == []
+    # A table that was bound to the name without schema gets the full name.
+    (clause,) = FeedBinding(spark, writer.table, full).clauses(replace(state, feed=short.text))
+    assert '"source_tables": ["shop.public.orders"]' in clause
 
 
 ADDED = "CREATE TABLE {t} (id LONG, place STRING, value STRING, at LONG, pos LONG, day TIMESTAMP%s) USING delta"

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import BooleanType, MapType, StringType, VariantType
+from pyspark.sql.types import BooleanType, DataType, MapType, StringType, VariantType
 
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, has_condition, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import ChangesError, WriteFailedError
 
-_NAME = re.compile(r"[\w.]+|`[^`]+`")
+_NAME = re.compile(r"(\w+|`[^`]+`)(\.(\w+|`[^`]+`))*")
 _OWN_PREFIX = "__sluice_"
 SEQUENCE = "__SEQUENCE"
 """Column of the table with a row's sequence, where no column of the rows is the sequence."""
@@ -164,12 +164,25 @@ class ChangeSpec:
             raise self.misfit(f"apply_as_deletes is no condition, but {kinds[DELETED].simpleString()}")
         if isinstance(kinds[SEQ], MapType | VariantType):
             raise self.misfit(f"sequence_by has no order: it is {kinds[SEQ].simpleString()}")
-        if isinstance(kinds[SEQ], StringType) and (name := _plain_column(self.sequence_by)) is not None:
-            raise self.misfit(
-                f"the sequence {name} is text, which has another order than the numbers or times in it: use "
-                f"timestamp({name}) or bigint({name}) as sequence, or upper({name}) if the order of text is right"
-            )
+        if (reason := order_of_text(self.sequence_by, kinds[SEQ])) is not None:
+            raise self.misfit(reason)
         return prepared.withColumn(DELETED, F.coalesce(F.col(DELETED), F.expr("false")))
+
+
+def order_of_text(sequence_by: str | Column, kind: DataType) -> str | None:
+    """Return why a column of text cannot be the sequence; None for another type, and for an expression.
+
+    Args:
+        sequence_by: The sequence.
+        kind: Its type.
+
+    """
+    if not isinstance(kind, StringType) or (name := _plain_column(sequence_by)) is None:
+        return None
+    return (
+        f"the sequence {name} is text, which has another order than the numbers or times in it: use "
+        f"timestamp({name}) or bigint({name}) as sequence, or upper({name}) if the order of text is right"
+    )
 
 
 def _plain_column(sequence: str | Column) -> str | None:

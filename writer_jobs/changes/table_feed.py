@@ -8,7 +8,7 @@ feed that does not match is refused before it changes anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
@@ -50,7 +50,8 @@ class TableFeed:
         sequence_by: SQL expression of the sequence, or a text that names the order.
         sequence_column: Column of the table with a row's sequence.
         event_time: Column with the event time.
-        source_tables: Tables whose changes the table gets, such as ``db.schema.table``.
+        source_tables: Tables whose changes the table gets, such as ``db.schema.table``. A name without database and
+            schema is replaced by the full name when events have it.
         source_columns: Columns that the changes have or once had. It grows with them, and is not compared.
 
     """
@@ -143,7 +144,7 @@ class FeedBinding:
                 return []
             feed = replace(
                 stored,
-                source_tables=feed.source_tables if stored.source_tables is None else stored.source_tables,
+                source_tables=_full_names(stored.source_tables, feed.source_tables),
                 source_columns=_all_columns(stored.source_columns, feed.source_columns),
             )
             if feed == stored:
@@ -172,7 +173,7 @@ class FeedBinding:
         if name == "keys":
             return {key.lower() for key in table} == {key.lower() for key in run}
         if name == "source_tables":
-            return set(table) == set(run)
+            return are_same_tables(table, run)
         if name == "sequence_by" and None not in (table, run):
             return self._normalized(table) == self._normalized(run)
         return bool(table == run or (name != "model" and str(table).lower() == str(run).lower()))
@@ -212,6 +213,20 @@ class FeedBinding:
         )
 
 
+def has_name(table: str, name: str) -> bool:
+    """Return whether a source table has a name, which has the database and the schema or not."""
+    return table == name or table.endswith(f".{name}")
+
+
+def are_same_tables(names: Collection[str], others: Collection[str]) -> bool:
+    """Return whether two lists name the same source tables."""
+
+    def are_in(some: Collection[str], tables: Collection[str]) -> bool:
+        return all(any(has_name(name, table) or has_name(table, name) for table in tables) for name in some)
+
+    return are_in(names, others) and are_in(others, names)
+
+
 def source_columns(state: TableState | None) -> frozenset[str]:
     """Return the columns that earlier changes of a feed had, in lower case; empty if they are not recorded."""
     with suppress(TypeError, ValueError):
@@ -223,6 +238,13 @@ def source_columns(state: TableState | None) -> frozenset[str]:
 def sql_of(sequence: str | Column) -> str:
     """Return an expression as text."""
     return sequence if isinstance(sequence, str) else str(sequence._jc.toString())  # noqa: SLF001 (a Column has no text)
+
+
+def _full_names(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the names of the same source tables as long as they are known."""
+    names = {*(stored or ()), *(run or ())}
+    full = {name for name in names if not any(name != other and has_name(other, name) for other in names)}
+    return tuple(sorted(full)) or None
 
 
 def _all_columns(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:

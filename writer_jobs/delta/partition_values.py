@@ -87,7 +87,7 @@ def unstorable_text(name: str, value: Column) -> Column:
         ~F.is_valid_utf8(text),
         F.concat(
             F.lit(f"the partition column {name} has the bytes "),
-            F.hex(value),
+            F.hex(text),
             F.lit(", which are not UTF-8, and Delta stores a text: partition by another column"),
         ),
     )

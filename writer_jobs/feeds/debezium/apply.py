@@ -52,7 +52,8 @@ def apply_events(
         sequence_by: SQL over the envelope's ``source``, ``op``, ``ts_ms``, ``transaction`` and ``origin``; by default
             the place in the database's log.
         source_tables: Tables whose events are applied, such as ``shop.public.orders`` or ``orders``; those of others
-            are left out and counted as ``filtered``. By default events of several tables are refused.
+            are left out and counted as ``filtered``. A name that means several tables is refused. By default events of
+            several tables are refused.
         max_dead_letters: A batch with more is refused.
         stored_as_scd_type: as for :func:`writer_jobs.apply_changes`, like all that follows.
         partition_by: likewise.
@@ -70,13 +71,18 @@ def apply_events(
     """
     try:
         decoded = decode(
-            messages, table=writer.log.state(), keys=keys, sequence_by=sequence_by, source_tables=source_tables
+            messages,
+            table=writer.log.state(),
+            keys=keys,
+            sequence_by=sequence_by,
+            source_tables=source_tables,
+            partition_by=partition_by,
         )
     except FeedError as error:
         raise ChangesError(table=writer.table, reason=str(error)) from error
     with decoded:
         if max_dead_letters is not None:
-            messages_count = decoded.count + decoded.dead_count
+            messages_count = decoded.event_count + decoded.dead_count
             max_dead_letters.check(writer.table, decoded.dead_count, messages_count, decoded.dead_reason)
         result = ChangesResult.of_nothing(writer.table)
         if decoded.count:

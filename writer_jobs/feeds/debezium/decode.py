@@ -26,15 +26,18 @@ from typing import Any, Self
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from writer_jobs.changes.kept import Kept
-from writer_jobs.changes.table_feed import source_columns
+from writer_jobs.changes.spec import order_of_text
+from writer_jobs.changes.table_feed import has_name, source_columns
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.partition_values import partition_types, unstorable_reason
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.decoders import (
     common_type,
+    is_held_by_text,
     of_column,
     of_connect,
     of_inferred,
@@ -61,6 +64,7 @@ class RowChanges:
         changes: the row's columns, :data:`ORDER` and :data:`DELETES`.
         keys: columns that together name a row; none if there are no changes.
         count: how many changes there are; if none, there is nothing to apply.
+        event_count: Number of events of which they are: an update that changes a key is two changes.
         dead: messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.
         dead_count: how many.
         dead_reason: The most frequent reason; None if there are none.
@@ -76,6 +80,7 @@ class RowChanges:
     changes: DataFrame
     keys: tuple[str, ...]
     count: int
+    event_count: int
     dead: DataFrame
     dead_count: int
     dead_reason: str | None
@@ -120,6 +125,7 @@ def decode(
     keys: Sequence[str] | None = None,
     sequence_by: str | None = None,
     source_tables: Collection[str] = (),
+    partition_by: Sequence[str] = (),
     unavailable: str = UNAVAILABLE,
 ) -> RowChanges:
     """Decode a batch of Debezium's messages.
@@ -154,7 +160,8 @@ def decode(
             :mod:`writer_jobs.feeds.debezium.positions`. Fields of ``source`` that no connector known here has are
             texts.
         source_tables: Tables whose events count, such as ``shop.public.orders``, ``public.orders`` or ``orders``;
-            events of other tables are left out. Empty: all events must be of one table.
+            events of other tables are left out. Empty: all events must be of one table. A name must not mean several.
+        partition_by: Partition columns of a new table. An event whose value Delta would store as null there is dead.
         unavailable: the connector's ``unavailable.value.placeholder``.
 
     Raises:
@@ -164,7 +171,7 @@ def decode(
     """
     try:
         with closing(Kept(parsed(messages, source_tables))) as envelopes:
-            batch = _Batch(envelopes.rows, table, keys, sequence_by, source_tables)
+            batch = _Batch(envelopes.rows, table, keys, sequence_by, source_tables, partition_by)
             kept = Kept(batch.rows(unavailable))
             with ExitStack() as on_failure:
                 on_failure.callback(kept.close)
@@ -194,6 +201,7 @@ class _Batch:
         keys: Sequence[str] | None,
         sequence_by: str | None,
         named_tables: Collection[str],
+        partition_by: Sequence[str],
     ) -> None:
         self._envelopes, self._sequence_by = envelopes, sequence_by
         self._table = {} if table is None else {each.name.lower(): each.dataType for each in table.schema}
@@ -218,6 +226,8 @@ class _Batch:
         spelled = {name.lower(): name for group in self._groups for name in (*group.keys, *group.columns)}
         self.keys = tuple(spelled.get(name.lower(), name) for name in self.keys)
         self._columns = self._of_all_groups()
+        self._schema = StructType([StructField(name, kind) for name, (kind, _) in self._columns.items()])
+        self._partitions = partition_types(table, partition_by, self._schema)
         # Dropped at the source: other columns of the table are the user's.
         dropped = source_columns(table) - {name.lower() for name in self._columns}
         columns = () if table is None else table.schema
@@ -229,6 +239,7 @@ class _Batch:
             *("key", "value", "origin", "op", "reason", "payload", "key_payload"),
             self._group_number().alias("group"),
         )
+        read = read.withColumn("reason", F.coalesce(F.col("reason"), self._unnamed_fields()))
         values = [self._raw(name).alias(name) for name in self._columns]
         read = self._ordered(read).select(
             *("key", "value", "origin", "op", "reason", "group", ORDER),
@@ -274,6 +285,7 @@ class _Batch:
             changes=changes,
             keys=self.keys,
             count=found["count"] + found["moved"],
+            event_count=found["count"],
             dead=rows.where(~good).select("key", "value", "origin", "reason"),
             dead_count=found["dead"],
             dead_reason=found["reason"],
@@ -310,20 +322,38 @@ class _Batch:
             for name, decoder in columns.items():
                 fitted = decoder.for_column(self._table.get(name.lower()))
                 found.setdefault(name, {}).setdefault(fitted, []).append(number)
+        found = {name: self._with_all_fields(name, decoders) for name, decoders in found.items()}
         lower = [name.lower() for name in found]
         if twice := sorted({name for name in found if lower.count(name.lower()) > 1}):
             raise FeedError(f"the rows have columns whose names differ by case alone: {', '.join(twice)}")
         return {name: (self._type(name, list(decoders)), decoders) for name, decoders in found.items()}
 
+    def _with_all_fields(self, name: str, decoders: dict[Decoder, list[int]]) -> dict[Decoder, list[int]]:
+        """Return the decoders of a column, each with the nested fields of all and of the table's column."""
+        kind = self._table.get(name.lower())
+        for decoder in decoders:
+            kind = decoder.with_fields(kind).type
+        filled: dict[Decoder, list[int]] = {}
+        for decoder, groups in decoders.items():
+            filled.setdefault(decoder.with_fields(kind), []).extend(groups)
+        return filled
+
     def _type(self, name: str, decoders: list[Decoder]) -> DataType:
         kinds = [decoder.type for decoder in decoders]
-        if (common := common_type(kinds, self._table.get(name.lower()))) is None:
-            several = " and ".join(sorted({kind.simpleString() for kind in kinds}))
+        column = self._table.get(name.lower())
+        if (common := common_type(kinds, column)) is not None:
+            return common
+        several = " and ".join(sorted({kind.simpleString() for kind in kinds}))
+        if isinstance(column, StringType):
             raise FeedError(
-                f"the type of the column {name} has changed at the source, and none holds both {several}: apply what "
-                "came before the change alone, or make the table's column a string"
+                f"the table's column {name} is a string, which does not hold {several} in every time zone: feed a new "
+                "table"
             )
-        return common
+        advice = "make the table's column a string" if is_held_by_text(kinds) else "feed a new table"
+        raise FeedError(
+            f"the type of the column {name} has changed at the source, and none holds both {several}: apply what came "
+            f"before the change alone, or {advice}"
+        )
 
     # -- columns ---------------------------------------------------------------------------------------------------
 
@@ -333,6 +363,20 @@ class _Batch:
             same = F.col("schema").eqNullSafe(group.schema) & F.col("key_schema").eqNullSafe(group.key_schema)
             number = F.when(same, at).otherwise(number)
         return number
+
+    def _unnamed_fields(self) -> Column:
+        """Return the reason of a message whose row has fields that its schema does not name; null: it has none."""
+        fields = F.map_keys(F.try_variant_get("payload", path("after"), "map<string,variant>"))
+        reason = F.lit(None).cast("string")
+        for number, group in enumerate(self._groups):
+            if group.schema is None or group.problem:
+                continue
+            unnamed = F.array_except(fields, F.array(*map(F.lit, group.columns)).cast("array<string>"))
+            is_reason = (F.col("group") == number) & (F.size(unnamed) > 0)
+            reason = F.when(
+                is_reason, F.concat(F.lit("its schema does not name the fields "), F.array_join(unnamed, ", "))
+            ).otherwise(reason)
+        return reason
 
     def _raw(self, name: str) -> Column:
         """Return what a message says of a column."""
@@ -378,7 +422,9 @@ class _Batch:
         if not (self._moves and self.keys and all(name in self._columns for name in self.keys)):
             return F.lit(None).cast("struct<_: int>")
         other = [F.col("old").getField(name) != F.col("row").getField(name) for name in self.keys]
-        return F.when(reduce(or_, other), F.col("old"))
+        # A key that Delta would store as another one is not in the table.
+        keys = {name: kind for name, kind in self._partitions.items() if name in self.keys}
+        return F.when(reduce(or_, other) & unstorable_reason(self._schema, keys, "old.").isNull(), F.col("old"))
 
     def _ordered(self, read: DataFrame) -> DataFrame:
         """Add the order."""
@@ -391,9 +437,13 @@ class _Batch:
             "transaction": F.try_variant_get(payload, path("transaction"), _TRANSACTION),
         }
         try:
-            return read.withColumns(envelope).withColumn(ORDER, F.expr(self._sequence_by))
+            ordered = read.withColumns(envelope).withColumn(ORDER, F.expr(self._sequence_by))
+            kind = ordered.schema[ORDER].dataType
         except (*JVM_ERRORS, PySparkException) as error:
             raise FeedError(f"sequence_by cannot be used: {one_sentence(error)}") from error
+        if (reason := order_of_text(self._sequence_by, kind)) is not None:
+            raise FeedError(reason)
+        return ordered
 
     def _reason(self, raw: Mapping[str, Column], placeholders: Iterable[str], order: DataType) -> Column:
         """Return why a message of a row cannot be applied, the first of several reasons."""
@@ -411,6 +461,8 @@ class _Batch:
             )
             unlike = raw[name].isNotNull() & row.getField(name).isNull()
             found = found.when(unlike, f"the value of the column {name} does not fit {kind.simpleString()}")
+        unstorable = unstorable_reason(self._schema, self._partitions, "row.")
+        found = found.when(unstorable.isNotNull(), unstorable)
         unordered = F.col(ORDER).isNull()
         if isinstance(order, StructType):
             unordered = reduce(or_, (F.col(ORDER).getField(name).isNull() for name in order.names), unordered)
@@ -482,14 +534,15 @@ def source_tables(named: Collection[str], tables: Collection[str]) -> tuple[str,
         tables: Tables of the events, each as ``db.schema.table``; empty for an event that does not name its table.
 
     Returns:
-        Their names; None if the events do not name their table.
+        Their full names, or a name as it is given if no event is of such a table; None if the events do not name their
+        table.
 
     Raises:
-        FeedError: There are several, and none is named.
+        FeedError: There are several, and none is named, or one name means several.
 
     """
     if named:
-        return tuple(sorted(named))
+        return tuple(sorted({_full_name(name, tables) for name in named}))
     if len(tables) > 1:
         several = ", ".join(sorted(name or "(source.table is missing)" for name in tables))
         raise FeedError(
@@ -497,6 +550,16 @@ def source_tables(named: Collection[str], tables: Collection[str]) -> tuple[str,
             "NAME (source_tables) for the table that is meant, or for each leaf partition of it"
         )
     return tuple(name for name in tables if name) or None
+
+
+def _full_name(name: str, tables: Collection[str]) -> str:
+    full = sorted(table for table in tables if has_name(table, name))
+    if len(full) > 1:
+        raise FeedError(
+            f"the name {name} means several source tables, {', '.join(full)}, whose rows would overwrite each other: "
+            "pass --source-table (source_tables) with the full name"
+        )
+    return full[0] if full else name
 
 
 def _keys(groups: list[Row]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ connectors, https://debezium.io/documentation/reference/stable/connectors/postgr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -37,7 +37,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from writer_jobs.delta.type_differences import DIGITS, is_wider
+from writer_jobs.delta.type_differences import DIGITS, holds, is_wider
 from writer_jobs.feeds.debezium.json_values import Decoder
 
 _MOST_DIGITS = 38
@@ -140,10 +140,14 @@ def of_inferred(kind: DataType) -> Decoder | None:
 
 def common_type(kinds: list[DataType], column: DataType | None) -> DataType | None:
     """Return the type that holds values of all types, for a table's column (None: new); None if there is none."""
-    plain = not any(isinstance(kind, StructType | ArrayType | MapType | BinaryType) for kind in kinds)
-    if isinstance(column, StringType) and plain:
-        return column
+    if isinstance(column, StringType):
+        return column if is_held_by_text(kinds) else None
     return reduce(_wider, kinds[1:], kinds[0])
+
+
+def is_held_by_text(kinds: Iterable[DataType]) -> bool:
+    """Return whether a string column holds the values of all types, in every time zone."""
+    return all(holds(StringType(), kind) for kind in kinds)
 
 
 def _wider(one: DataType | None, other: DataType) -> DataType | None:

@@ -72,13 +72,16 @@ def parsed(messages: DataFrame, source_tables: Collection[str] = ()) -> DataFram
     ).withColumn("op", F.try_variant_get("payload", "$.op", "string"))
     read = read.withColumn("source_table", _source_table(F.col("payload")))
     reason = _reason(F.col("value").cast("string"))
+    is_other = ~_is_of(F.col("source_table"), source_tables)
     return (
         read.withColumn("reason", F.when(~_is_skipped(), reason))
         .withColumn(
             "kind",
             F.when(_is_skipped(), SKIPPED)
+            # Whatever is wrong with an event of another table.
+            .when(is_other & (F.col("source_table") != ""), FILTERED)
             .when(F.col("reason").isNotNull(), DEAD)
-            .when(~_is_of(F.col("source_table"), source_tables), FILTERED)
+            .when(is_other, FILTERED)
             .when(F.col("op") == _TRUNCATE, TRUNCATE)
             .otherwise(ROW),
         )

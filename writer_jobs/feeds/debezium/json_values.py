@@ -14,6 +14,7 @@ from functools import reduce
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import (
+    ArrayType,
     BooleanType,
     DataType,
     DateType,
@@ -22,7 +23,9 @@ from pyspark.sql.types import (
     FloatType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
+    StructField,
     StructType,
     TimestampNTZType,
     TimestampType,
@@ -90,6 +93,29 @@ class Decoder:
             return Decoder(kind)
         if isinstance(kind, DecimalType) and self.wire in ("unscaled", "variable"):
             return replace(self, type=kind)
+        return self
+
+    def with_fields(self, kind: DataType | None) -> Decoder:
+        """Return this with the nested fields that a type has beside its own; they are null.
+
+        Args:
+            kind: Type of the table's column, or of the same column by another schema; None: there is none.
+
+        """
+        if isinstance(kind, StructType) and isinstance(self.type, StructType):
+            own = {field.name.lower(): (field.name, *part) for field, part in zip(self.type, self.parts, strict=True)}
+            fields = {field.name.lower(): (field.name, field.name, Decoder(field.dataType, "absent")) for field in kind}
+            nested = {field.name.lower(): field.dataType for field in kind}
+            fields |= {key: (*names, part.with_fields(nested.get(key))) for key, (*names, part) in own.items()}
+            columns = [StructField(column, part.type) for column, _, part in fields.values()]
+            parts = tuple((name, part) for _, name, part in fields.values())
+            return replace(self, type=StructType(columns), parts=parts)
+        if isinstance(kind, ArrayType) and isinstance(self.type, ArrayType):
+            element = self.parts[0][1].with_fields(kind.elementType)
+            return replace(self, type=ArrayType(element.type), parts=(("element", element),))
+        if isinstance(kind, MapType) and isinstance(self.type, MapType):
+            value = self.parts[0][1].with_fields(kind.valueType)
+            return replace(self, type=MapType(StringType(), value.type), parts=(("value", value),))
         return self
 
 
@@ -311,6 +337,7 @@ _DECODED: Mapping[str, Callable[[Decoder, Column], Column]] = {
     "unscaled": _unscaled,
     "variable": _variable,
     "variant": lambda _, value: value,
+    "absent": lambda decoder, _: F.lit(None).cast(decoder.type),
     "struct": _of_struct,
     "array": _of_array,
     "map": _of_map,
