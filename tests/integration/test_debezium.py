@@ -527,10 +527,10 @@ def test_types_of_several_schemas_widen(decoded: Decode) -> None:
         return message({"id": key}, with_schema(event("c", key, after=row), envelope_schema(struct(id=INT, **kinds))))
 
     millis = {"type": "int64", "name": f"{DEBEZIUM}Timestamp"}
-    found = decoded([of(1, n={"type": "int16"}, at=millis), of(2, n={"type": "int32"}, at=MICROS), of(3)])
-    kinds = {each.name: each.dataType.simpleString() for each in found.changes.schema}
+    changes = decoded([of(1, n={"type": "int16"}, at=millis), of(2, n={"type": "int32"}, at=MICROS), of(3)])
+    kinds = {each.name: each.dataType.simpleString() for each in changes.changes.schema}
     assert (kinds["n"], kinds["at"]) == ("int", "timestamp")
-    assert {row["id"]: (row["n"], row["at"]) for row in rows(found)} == {
+    assert {row["id"]: (row["n"], row["at"]) for row in rows(changes)} == {
         1: (1, utc(1970, 1, 1, 0, 0, 0, 1000)),
         2: (2, utc(1970, 1, 1, 0, 0, 0, 2)),
         3: (None, None),
@@ -546,10 +546,10 @@ def test_a_nested_field_that_a_schema_lacks_is_null(decoded: Decode) -> None:
 
     table = state("id bigint, o struct<x:bigint,y:string>, list array<struct<y:string,x:bigint>>")
     messages = [of(1, {"x": 1}, struct(x=INT)), of(2, {"x": 2, "z": "new"}, struct(x=INT, z=TEXT))]
-    found = decoded([*messages, message({"id": 3}, event("c", 3, after={"id": 3, "o": {"X": 3}}))], table=table)
-    assert reasons(found) == {}
+    changes = decoded([*messages, message({"id": 3}, event("c", 3, after={"id": 3, "o": {"X": 3}}))], table=table)
+    assert reasons(changes) == {}
     values = [{"x": 1, "y": None, "z": None}, {"x": 2, "y": None, "z": "new"}]
-    assert {row["id"]: (row["o"], row["list"]) for row in rows(found)} == {
+    assert {row["id"]: (row["o"], row["list"]) for row in rows(changes)} == {
         **{number: (value, [value]) for number, value in enumerate(values, 1)},
         3: ({"x": 3, "y": None, "z": None}, None),
     }
@@ -646,15 +646,15 @@ def test_what_cannot_be_decoded_is_set_aside_with_its_reason(decoded: Decode) ->
     ]
     good = [({"id": 2}, row(2, id=2)), ({"id": 3}, event("d", 3, before={"id": 3, "n": PLACEHOLDER}))]
     messages = [message(key, value, str(at)) for at, (key, value, _) in enumerate(cases)]
-    found = decoded([*messages, *(message(*each) for each in good)], partition_by=["Region"])
-    told = reasons(found)
+    changes = decoded([*messages, *(message(key, value) for key, value in good)], partition_by=["Region"])
+    told = reasons(changes)
     assert [
         (at, says, told.get(str(at)))
         for at, (*_, says) in enumerate(cases)
         if not all(part in told.get(str(at), "") for part in says.split("…"))
     ] == []
-    assert {row["id"] for row in rows(found)} == {2, 3}
-    kept = {each["origin"]: (each["key"], each["value"]) for each in found.dead.collect()}
+    assert {row["id"] for row in rows(changes)} == {2, 3}
+    kept = {each["origin"]: (each["key"], each["value"]) for each in changes.dead.collect()}
     assert {origin: (key and bytes(key), value and bytes(value)) for origin, (key, value) in kept.items()} == {
         origin: (key, value) for key, value, origin in messages
     }
@@ -800,13 +800,13 @@ def test_a_given_order_and_given_keys_win(decoded: Decode) -> None:
         message({"id": 1}, event("d", 3, before={"id": 1, "code": "b"}, vgtid="x"), "unordered"),
     ]
     how = "struct(try_cast(source.vgtid AS bigint) AS a, transaction.id IS NULL AS b)"
-    found = decoded(messages, keys=["code"], sequence_by=how, partition_by=["code"])
-    told = sorted((row[ORDER]["a"], row["code"], row["id"], row[DELETES]) for row in rows(found))
+    changes = decoded(messages, keys=["code"], sequence_by=how, partition_by=["code"])
+    told = sorted((row[ORDER]["a"], row["code"], row["id"], row[DELETES]) for row in rows(changes))
     assert told == [
         *((17, "a", 1, False), (18, "a", None, True), (18, "b", 1, False), (19, "b", 1, False), (20, "c", 2, False)),
     ]
-    assert (found.count, found.event_count) == (5, 4)
-    assert set(reasons(found)) == {"unordered"}
+    assert (changes.count, changes.event_count) == (5, 4)
+    assert set(reasons(changes)) == {"unordered"}
 
 
 def test_events_of_other_source_tables_are_left_out_and_counted(decoded: Decode) -> None:

@@ -218,13 +218,13 @@ def has_name(table: str, name: str) -> bool:
     return table == name or table.endswith(f".{name}")
 
 
-def are_same_tables(names: Collection[str], others: Collection[str]) -> bool:
+def are_same_tables(stored: Collection[str], run: Collection[str]) -> bool:
     """Return whether two lists name the same source tables."""
 
-    def are_in(some: Collection[str], tables: Collection[str]) -> bool:
-        return all(any(has_name(name, table) or has_name(table, name) for table in tables) for name in some)
+    def are_in(names: Collection[str], tables: Collection[str]) -> bool:
+        return all(any(has_name(name, table) or has_name(table, name) for table in tables) for name in names)
 
-    return are_in(names, others) and are_in(others, names)
+    return are_in(stored, run) and are_in(run, stored)
 
 
 def source_columns(state: TableState | None) -> frozenset[str]:
@@ -243,7 +243,7 @@ def sql_of(sequence: str | Column) -> str:
 def _full_names(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:
     """Return the names of the same source tables as long as they are known."""
     names = {*(stored or ()), *(run or ())}
-    full = {name for name in names if not any(name != other and has_name(other, name) for other in names)}
+    full = {name for name in names if not any(name != table and has_name(table, name) for table in names)}
     return tuple(sorted(full)) or None
 
 

@@ -173,7 +173,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> CdcArguments:
     add(
         "--source-table", action="append", type=text, default=[], metavar="NAME",
         help="table whose events are applied, such as shop.public.orders or orders; others are left out and counted; "
-        "repeat it for the leaf partitions of a table. Without it events of several tables are refused",
+        "repeat it for the leaf partitions of a table. A name of several tables is refused. Without it events of "
+        "several tables are refused",
     )  # fmt: skip
     add(
         "--max-dead-letters", type=_limit, metavar="N|N%",

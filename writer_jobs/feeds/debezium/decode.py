@@ -64,7 +64,7 @@ class RowChanges:
         changes: the row's columns, :data:`ORDER` and :data:`DELETES`.
         keys: columns that together name a row; none if there are no changes.
         count: how many changes there are; if none, there is nothing to apply.
-        event_count: Number of events of which they are: an update that changes a key is two changes.
+        event_count: Number of events that have a row; an update that changes a key is one event and two changes.
         dead: messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.
         dead_count: how many.
         dead_reason: The most frequent reason; None if there are none.
@@ -249,7 +249,11 @@ class _Batch:
         )
         raw = {name: F.col("raw").getField(name) for name in self._columns}
         read = read.withColumn("row", _struct([self._decoded(name, raw[name]).alias(name) for name in raw]))
-        reason = F.coalesce(F.col("reason"), self._reason(raw, _placeholders(unavailable), read.schema[ORDER].dataType))
+        reason = F.coalesce(
+            F.col("reason"),
+            self._reason(raw, _placeholders(unavailable), read.schema[ORDER].dataType),
+            unstorable_reason(self._schema, self._partitions, "row."),
+        )
         read = read.withColumn("reason", reason).drop("raw", "group")
         dead = F.col("reason").isNotNull()
         return read.select(
@@ -318,15 +322,15 @@ class _Batch:
         """Return the columns of all schemas, each with its type and how the groups write it."""
         found: dict[str, dict[Decoder, list[int]]] = {}
         for number, group in enumerate(self._groups):
-            columns = {**{name: group.keys[name] for name in self.keys if name in group.keys}, **group.columns}
-            for name, decoder in columns.items():
+            row = {**{name: group.keys[name] for name in self.keys if name in group.keys}, **group.columns}
+            for name, decoder in row.items():
                 fitted = decoder.for_column(self._table.get(name.lower()))
                 found.setdefault(name, {}).setdefault(fitted, []).append(number)
-        found = {name: self._with_all_fields(name, decoders) for name, decoders in found.items()}
         lower = [name.lower() for name in found]
         if twice := sorted({name for name in found if lower.count(name.lower()) > 1}):
             raise FeedError(f"the rows have columns whose names differ by case alone: {', '.join(twice)}")
-        return {name: (self._type(name, list(decoders)), decoders) for name, decoders in found.items()}
+        columns = {name: self._with_all_fields(name, decoders) for name, decoders in found.items()}
+        return {name: (self._type(name, list(decoders)), decoders) for name, decoders in columns.items()}
 
     def _with_all_fields(self, name: str, decoders: dict[Decoder, list[int]]) -> dict[Decoder, list[int]]:
         """Return the decoders of a column, each with the nested fields of all and of the table's column."""
@@ -461,8 +465,6 @@ class _Batch:
             )
             unlike = raw[name].isNotNull() & row.getField(name).isNull()
             found = found.when(unlike, f"the value of the column {name} does not fit {kind.simpleString()}")
-        unstorable = unstorable_reason(self._schema, self._partitions, "row.")
-        found = found.when(unstorable.isNotNull(), unstorable)
         unordered = F.col(ORDER).isNull()
         if isinstance(order, StructType):
             unordered = reduce(or_, (F.col(ORDER).getField(name).isNull() for name in order.names), unordered)

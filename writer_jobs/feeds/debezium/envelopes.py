@@ -78,7 +78,7 @@ def parsed(messages: DataFrame, source_tables: Collection[str] = ()) -> DataFram
         .withColumn(
             "kind",
             F.when(_is_skipped(), SKIPPED)
-            # Whatever is wrong with an event of another table.
+            # An event of another table is filtered even if it cannot be decoded.
             .when(is_other & (F.col("source_table") != ""), FILTERED)
             .when(F.col("reason").isNotNull(), DEAD)
             .when(is_other, FILTERED)

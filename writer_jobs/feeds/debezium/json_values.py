@@ -103,11 +103,12 @@ class Decoder:
 
         """
         if isinstance(kind, StructType) and isinstance(self.type, StructType):
-            own = {field.name.lower(): (field.name, *part) for field, part in zip(self.type, self.parts, strict=True)}
-            fields = {field.name.lower(): (field.name, field.name, Decoder(field.dataType, "absent")) for field in kind}
-            nested = {field.name.lower(): field.dataType for field in kind}
-            fields |= {key: (*names, part.with_fields(nested.get(key))) for key, (*names, part) in own.items()}
-            columns = [StructField(column, part.type) for column, _, part in fields.values()]
+            nested = {field.name.lower(): field for field in kind}
+            fields = {key: (field, field.name, Decoder(field.dataType, "absent")) for key, field in nested.items()}
+            for field, (name, part) in zip(self.type, self.parts, strict=True):
+                key = field.name.lower()
+                fields[key] = (field, name, part.with_fields(nested[key].dataType if key in nested else None))
+            columns = [StructField(field.name, part.type) for field, _, part in fields.values()]
             parts = tuple((name, part) for _, name, part in fields.values())
             return replace(self, type=StructType(columns), parts=parts)
         if isinstance(kind, ArrayType) and isinstance(self.type, ArrayType):
