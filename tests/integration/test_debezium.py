@@ -528,7 +528,7 @@ def test_types_of_several_schemas_widen(decoded: Decode) -> None:
 
     millis = {"type": "int64", "name": f"{DEBEZIUM}Timestamp"}
     changes = decoded([of(1, n={"type": "int16"}, at=millis), of(2, n={"type": "int32"}, at=MICROS), of(3)])
-    kinds = {each.name: each.dataType.simpleString() for each in changes.changes.schema}
+    kinds = {column.name: column.dataType.simpleString() for column in changes.changes.schema}
     assert (kinds["n"], kinds["at"]) == ("int", "timestamp")
     assert {row["id"]: (row["n"], row["at"]) for row in rows(changes)} == {
         1: (1, utc(1970, 1, 1, 0, 0, 0, 1000)),
@@ -647,15 +647,15 @@ def test_what_cannot_be_decoded_is_set_aside_with_its_reason(decoded: Decode) ->
     good = [({"id": 2}, row(2, id=2)), ({"id": 3}, event("d", 3, before={"id": 3, "n": PLACEHOLDER}))]
     messages = [message(key, value, str(at)) for at, (key, value, _) in enumerate(cases)]
     changes = decoded([*messages, *(message(key, value) for key, value in good)], partition_by=["Region"])
-    told = reasons(changes)
+    reason_of = reasons(changes)
     assert [
-        (at, says, told.get(str(at)))
+        (at, says, reason_of.get(str(at)))
         for at, (*_, says) in enumerate(cases)
-        if not all(part in told.get(str(at), "") for part in says.split("…"))
+        if not all(part in reason_of.get(str(at), "") for part in says.split("…"))
     ] == []
     assert {row["id"] for row in rows(changes)} == {2, 3}
-    kept = {each["origin"]: (each["key"], each["value"]) for each in changes.dead.collect()}
-    assert {origin: (key and bytes(key), value and bytes(value)) for origin, (key, value) in kept.items()} == {
+    letters = {row["origin"]: (row["key"], row["value"]) for row in changes.dead.collect()}
+    assert {origin: (key and bytes(key), value and bytes(value)) for origin, (key, value) in letters.items()} == {
         origin: (key, value) for key, value, origin in messages
     }
 
@@ -801,8 +801,8 @@ def test_a_given_order_and_given_keys_win(decoded: Decode) -> None:
     ]
     how = "struct(try_cast(source.vgtid AS bigint) AS a, transaction.id IS NULL AS b)"
     changes = decoded(messages, keys=["code"], sequence_by=how, partition_by=["code"])
-    told = sorted((row[ORDER]["a"], row["code"], row["id"], row[DELETES]) for row in rows(changes))
-    assert told == [
+    order = sorted((row[ORDER]["a"], row["code"], row["id"], row[DELETES]) for row in rows(changes))
+    assert order == [
         *((17, "a", 1, False), (18, "a", None, True), (18, "b", 1, False), (19, "b", 1, False), (20, "c", 2, False)),
     ]
     assert (changes.count, changes.event_count) == (5, 4)
