@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,16 +18,37 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager
-from writer_jobs import LockedDeltaWriter, apply_rows, locked
+from sluice.sample import write_sample
+from writer_jobs import LockedDeltaWriter, locked
 
 pytestmark = pytest.mark.spark
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"
 HOSTS = "zk1:2181,zk2:2181,zk3:2181"
+LOCAL_HOSTS = "127.0.0.1:2181"
 
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (PAGES / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def in_a_clone(page: str, folder: Path) -> tuple[list[Callable[[], None]], list[str]]:
+    """Return what writes each file of a page below a folder, and the page's ``spark-submit`` lines for that folder."""
+    first, *later = blocks(page, "sh")
+    assert "sluice zookeeper --port 2181 &" in first, "a page begins with what runs in a clone"
+    files = [block for block in later if "cat > " in block]
+    jobs = [
+        match[0]
+        for block in [first, *later]
+        for match in re.finditer(r"^spark-submit (.*\\\n)*.*", block, re.MULTILINE)
+    ]
+    write = [functools.partial(subprocess.run, ["bash", "-ec", block], cwd=folder, check=True) for block in files]
+    return write, [re.sub(r"(?<![\w/])(landing|lake)/", rf"{folder}/\1/", job) for job in jobs]
+
+
+def expanded(word: str) -> list[str]:
+    """Expand the asterisk of a file's name, as a shell does."""
+    return sorted(map(str, Path(word).parent.glob(Path(word).name))) if "*" in word else [word]
 
 
 def job_of(command: str, places: dict[str, str]) -> tuple[str, list[str]]:
@@ -34,9 +57,9 @@ def job_of(command: str, places: dict[str, str]) -> tuple[str, list[str]]:
         command = command.replace(written, here)
     words = shlex.split(command.replace("$(sluice submit-args)", "").replace("\\\n", " "))
     assert words[0] == "spark-submit"
-    arguments = words[2:]
+    arguments = [path for word in words[2:] for path in expanded(word)]
     at = arguments.index("--zookeeper")
-    assert arguments[at + 1] == HOSTS
+    assert arguments[at + 1] in (LOCAL_HOSTS, HOSTS)
     return Path(words[1]).stem, [*arguments[:at], *arguments[at + 2 :]]
 
 
@@ -44,25 +67,17 @@ def test_upsert(
     run_job: Callable[..., Any],
     spark: SparkSession,
     manager: ZookeeperLockManager,
-    table: Path,
     tmp_path: Path,
     rows_of: Callable[..., Any],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first, _, second, feed, _ = blocks("upsert.md", "json")
-    command, with_history, as_stream = blocks("upsert.md", "sh")
-    history, followed, landing = tmp_path / "history", tmp_path / "followed", tmp_path / "landing"
-    landing.mkdir()
-    for number, text in enumerate((first, second), start=1):
-        (landing / f"{number}.json").write_text(text, encoding="utf-8")
-        places = {
-            "s3a://landing/customers/1.json": str(landing / f"{number}.json"),
-            "s3a://landing/customers/": str(landing),
-            "s3a://lake/customers_history": str(history),
-            "s3a://lake/_streams/customers_now": str(tmp_path / "checkpoint"),
-            "s3a://lake/customers_now": str(followed),
-            "s3a://lake/customers": str(table),
-        }
+    _, feed, _ = blocks("upsert.md", "json")
+    files, (command, with_history, as_stream) = in_a_clone("upsert.md", tmp_path)
+    lake, landing = tmp_path / "lake", tmp_path / "landing" / "customers"
+    table, history, followed = lake / "customers", lake / "customers_history", lake / "customers_now"
+    for number, write in enumerate(files, start=1):
+        write()
+        places = {"/1.json": f"/{number}.json"}
         job, arguments = job_of(command, places)
         done = run_job(job, *arguments)
         assert (done.code, done.error) == (0, "")
@@ -101,21 +116,16 @@ def test_cdc(
     run_job: Callable[..., Any],
     spark: SparkSession,
     manager: ZookeeperLockManager,
-    table: Path,
     tmp_path: Path,
     rows_of: Callable[..., Any],
 ) -> None:
-    first, mapping, counted, second, events = blocks("cdc.md", "json")
-    cells, followed = blocks("cdc.md", "sh")
-    (tmp_path / "mapping.json").write_text(mapping, encoding="utf-8")
-    for number, text in enumerate((first, second), start=1):
-        (tmp_path / f"{number}.json").write_text(text, encoding="utf-8")
-        places = {
-            "s3a://landing/cells/1.json": str(tmp_path / f"{number}.json"),
-            "s3a://lake/conf/customers.json": str(tmp_path / "mapping.json"),
-            "s3a://lake/customers": str(table),
-        }
-        job, arguments = job_of(cells, places)
+    (counted,) = blocks("cdc.md", "json")
+    files, (cells, followed) = in_a_clone("cdc.md", tmp_path)
+    for write in files:
+        write()
+    table, orders, landing = tmp_path / "lake" / "customers", tmp_path / "lake" / "orders", tmp_path / "landing"
+    for number in (1, 2):
+        job, arguments = job_of(cells, {"cells/1.json": f"cells/{number}.json"})
         done = run_job(job, *arguments)
         assert (done.code, done.error) == (0, "")
         if number == 1:
@@ -125,23 +135,15 @@ def test_cdc(
     assert rows_of(table, "country", "id", "name", "age", "m_visits") == [("no", 17, "Ada", 36, "3")]
     (letter,) = spark.read.format("delta").load(f"{table}_dead_letters").collect()
     assert "age" in letter["reason"]
-    orders, landing = tmp_path / "orders", tmp_path / "landing"
-    landing.mkdir()
-    (landing / "1.json").write_text(events, encoding="utf-8")
-    places = {
-        "s3a://landing/orders/": str(landing),
-        "s3a://lake/_streams/orders": str(tmp_path / "checkpoint"),
-        "s3a://lake/orders": str(orders),
-    }
-    job, arguments = job_of(followed, places)
+    job, arguments = job_of(followed, {})
     done = run_job(job, *arguments)
     assert (done.code, done.error, done.lines[-1]["skipped"]) == (0, "", 1)
     assert rows_of(orders, "id", "item", "n") == [(1, "tea", 2)]
     (code,) = blocks("cdc.md", "python")
     names: dict[str, Any] = {
         "writer": LockedDeltaWriter(spark, manager, str(table)),
-        "cells": spark.read.json(str(tmp_path / "2.json")),
-        "text": mapping,
+        "cells": spark.read.json(str(landing / "cells" / "2.json")),
+        "text": (tmp_path / "lake" / "conf" / "customers.json").read_text(encoding="utf-8"),
     }
     exec(compile(code, "cdc.md", "exec"), names)  # noqa: S102 (our own page)
     assert names["result"].counts["unchanged"] == 2
@@ -151,24 +153,17 @@ def test_stream(
     run_job: Callable[..., Any],
     spark: SparkSession,
     manager: ZookeeperLockManager,
-    table: Path,
     tmp_path: Path,
     rows_of: Callable[..., Any],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    first, second, counted = blocks("stream.md", "json")
-    (command,) = blocks("stream.md", "sh")
-    landing = tmp_path / "landing"
-    landing.mkdir()
-    for number, text in enumerate((first, second), start=1):
-        (landing / f"{number}.json").write_text(text, encoding="utf-8")
+    (counted,) = blocks("stream.md", "json")
+    files, (command,) = in_a_clone("stream.md", tmp_path)
+    table, landing = tmp_path / "lake" / "departures", tmp_path / "landing" / "departures"
+    for number, write in enumerate(files, start=1):
+        write()
         os.utime(landing / f"{number}.json", (1_700_000_000 + number,) * 2)
-    places = {
-        "s3a://landing/departures/": str(landing),
-        "s3a://lake/departures": str(table),
-        "s3a://lake/_streams/departures": str(tmp_path / "checkpoint"),
-    }
-    job, arguments = job_of(command, places)
+    job, arguments = job_of(command, {})
     done = run_job(job, *arguments)
     assert (done.code, done.error) == (0, "")
     said = json.loads(counted.replace(", …", ""))
@@ -196,55 +191,49 @@ def test_pins(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     made, again = blocks("pins.md", "json")
-    take, read, _ = blocks("pins.md", "sh")
     in_python, vacuumed = blocks("pins.md", "python")
-    places = {f"s3a://lake/{name}": str(tmp_path / name) for name in ("departures", "arrivals", "january/")}
+    (write, write_late), (departures, arrivals, take, read) = in_a_clone("pins.md", tmp_path)
+    lake = tmp_path / "lake"
 
-    def bring(name: str, column: str, batch: int, days: range) -> None:
-        at = f"timestamp '2013-01-01T00:00:00Z' + make_dt_interval(id) as {column}"
-        rows = spark.range(days.start, days.stop).selectExpr("id", at)
-        writer = LockedDeltaWriter(spark, manager, places[f"s3a://lake/{name}"])
-        apply_rows(writer, rows.coalesce(1), keys=["id"], event_time=column, txn=(name, batch))
-
-    for name, column in (("departures", "departed_at"), ("arrivals", "arrived_at")):
-        bring(name, column, 0, range(1, 40))
-    for command, page in ((take, made), (read, again)):
-        job, arguments = job_of(command, places)
+    def ran(command: str) -> Any:
+        job, arguments = job_of(command, {})
         done = run_job(job, *arguments)
         assert (done.code, done.error) == (0, "")
-        said = json.loads(page.replace(", …", "")) | {"table": f"file:{places['s3a://lake/departures']}"}
-        pinned = next(line for line in done.lines if line["event"] == "pinned")
-        assert {name: pinned[name] for name in said} == said
-        bring("departures", "departed_at", 1, range(-3, -2))
-    for name in ("departures", "arrivals"):
-        assert sorted(rows_of(tmp_path / "january" / name, "id")) == [(day,) for day in range(1, 32)]
+        return done
+
+    write()
+    for command in (departures, arrivals):
+        ran(command)
+    for command, page in ((take, made), (read, again)):
+        expected = json.loads(page.replace(", …", "")) | {"table": f"file:{lake}/departures"}
+        line = next(line for line in ran(command).lines if line["event"] == "pinned")
+        assert {name: line[name] for name in expected} == expected
+        if command is take:
+            write_late()
+            ran(departures)
+    for name, flights in (("departures", ["DL461", "UA1545"]), ("arrivals", ["UA1545"])):
+        assert sorted(rows_of(lake / "january" / name, "flight")) == [(flight,) for flight in flights]
 
     names = {"spark": spark, "manager": manager}
     for code in (in_python, vacuumed):
-        for written, here in places.items():
-            code = code.replace(written, here)  # noqa: PLW2901
-        exec(compile(code, "pins.md", "exec"), names)  # noqa: S102 (our own page)
+        exec(compile(code.replace('"lake/', f'"{lake}/'), "pins.md", "exec"), names)  # noqa: S102 (our own page)
     said_there = capsys.readouterr().out
-    assert "31 1\n" in said_there
+    assert "2 1\n" in said_there
     assert "|new" in said_there.replace(" ", "")
     assert "pins=('2013-01',), dry_run=False" in said_there
 
 
-def test_overwrite(run_job: Callable[..., Any], table: Path, tmp_path: Path, rows_of: Callable[..., Any]) -> None:
-    first, corrected, counted = blocks("overwrite.md", "json")
-    places = {
-        "s3a://lake/departures": str(table),
-        "s3a://landing/first.json": str(tmp_path / "first.json"),
-        "s3a://landing/2013-01-02.json": str(tmp_path / "corrected.json"),
-    }
-    (tmp_path / "first.json").write_text(first, encoding="utf-8")
-    (tmp_path / "corrected.json").write_text(corrected, encoding="utf-8")
-    load, replace, dynamic, everything = blocks("overwrite.md", "sh")
+def test_overwrite(run_job: Callable[..., Any], tmp_path: Path, rows_of: Callable[..., Any]) -> None:
+    (counted,) = blocks("overwrite.md", "json")
+    files, (load, replace, dynamic, everything) = in_a_clone("overwrite.md", tmp_path)
+    for write in files:
+        write()
+    table = tmp_path / "lake" / "departures"
     new = [("B6725", -1), ("DL461", -4)]
     other_day = [("AA1141", 33), ("UA1545", 2)]
     said = json.loads(counted.replace(", …", ""))
     for command, after in ((load, None), (replace, new), (replace, new), (dynamic, new)):
-        job, arguments = job_of(command, places)
+        job, arguments = job_of(command, {})
         done = run_job(job, *arguments)
         assert (done.code, done.error) == (0, "")
         if after is not None:
@@ -252,7 +241,7 @@ def test_overwrite(run_job: Callable[..., Any], table: Path, tmp_path: Path, row
         if "--run-id" in arguments:
             assert {name: done.lines[-1][name] for name in said} == said
             said = {"event": "commit", "already_committed": True}
-    job, arguments = job_of(everything, places)
+    job, arguments = job_of(everything, {})
     assert run_job(job, *arguments).code == 0
     assert rows_of(table, "flight", "delay") == new
 
@@ -261,17 +250,17 @@ def test_maintain(
     run_job: Callable[..., Any], spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
     (line,), (dag, *_) = blocks("maintain.md", "crontab"), blocks("maintain.md", "python")
-    health, look, mend = blocks("maintain.md", "sh")
+    _, (load, look, mend) = in_a_clone("maintain.md", tmp_path)
+    _, health, *_ = blocks("maintain.md", "sh")
     measured, made = blocks("maintain.md", "json")
     (policy,) = blocks("maintain.md", "sql")
-    table, listed = tmp_path / "flights", tmp_path / "tables.txt"
+    table, listed, pages = tmp_path / "lake" / "flights", tmp_path / "tables.txt", tmp_path / "lake" / "health"
     places = {
-        "s3a://lake/health/": f"{tmp_path}/",
+        "s3a://lake/health/": f"{pages}/",
         "s3a://lake/conf/tables.txt": str(listed),
         "s3a://lake/flights": str(table),
     }
-    writer = LockedDeltaWriter(spark, manager, str(table))
-    writer.append(spark.range(0, 6, 1, 6).selectExpr("id", "'x' AS dest", "'y' AS carrier"))
+    write_sample(tmp_path / "landing")
     listed.write_text(f"{table}\n", encoding="utf-8")
 
     def ran(command: str) -> Any:
@@ -280,19 +269,20 @@ def test_maintain(
         assert (done.code, done.error) == (0, "")
         return done
 
-    assert shlex.split(health)[:2] == ["sluice", "health"]
+    assert shlex.split(health)[:3] == ["sluice", "health", "lake/flights"]
+    ran(load)
     for command, page, event in ((look, measured, "measured"), (mend, made, "done")):
         said = json.loads(page.replace(", …", ""))
         (found,) = [each for each in ran(command).lines if each["event"] == event]
         assert {name: found[name] for name in said} == said
-    assert json.loads((tmp_path / "flights.json").read_text())["tables"][0]["findings"][0]["code"] == "small-files"
-    assert (tmp_path / "flights.html").read_text().startswith("<!DOCTYPE html>")
+    assert json.loads((pages / "flights.json").read_text())["tables"][0]["findings"][0]["code"] == "small-files"
+    assert (pages / "flights.html").read_text().startswith("<!DOCTYPE html>")
     with locked(spark, str(table), manager=manager):
         spark.sql(policy.replace("s3a://lake/flights", str(table)))
     schedule, command = line.split("cd ", 1)
     assert len(schedule.split()) == 5
     begin = ". .venv/bin/activate && "
     done = ran(command.removeprefix(f"/srv/sluice && {begin}"))
-    assert [each["table"] for each in done.lines if each["event"] == "table"] == [writer.table]
+    assert [each["table"] for each in done.lines if each["event"] == "table"] == [f"file:{table}"]
     (bash,) = [each.value for each in ast.walk(ast.parse(dag)) if getattr(each, "arg", "") == "bash_command"]
     ran(ast.literal_eval(bash).removeprefix(begin))
