@@ -344,6 +344,9 @@ def test_events_of_hbases_kafka_proxy_are_cells(feed: Feed, table: Path, spark: 
     done = apply_cells(feed.writer, cells_of_avro(topic, mapping), mapping)
     assert shown_by(table) == {"r1": {"d:y": "two"}, "r2": {"d:x": "one"}, "r3": {"m:x": "one"}}
     assert (done.changes, done.dead_letters, done.filtered) == (7, 2, 1)
+    mapping = HBaseMapping.parsed('{"row_key": [{"column": "id", "type": "string"}], "table": "other"}')
+    with pytest.raises(ChangesError, match="source tables: shop in the table, other in this run"):
+        apply_cells(feed.writer, cells_of_avro(topic, mapping), mapping)
 
 
 def avro_events(spark: SparkSession, events: list[tuple[Any, ...]]) -> list[bytes]:

@@ -166,7 +166,7 @@ def test_an_input_of_which_nothing_is_applied_ends_with_8(
     outcome = cdc("debezium", "--source", good, "--source-table", "customers")
     assert (outcome.code, outcome.lines[-1]["filtered"]) == (8, 1), outcome.error
     assert sentence(outcome) == (
-        f"cdc.py: nothing was applied to file:{table}: 1 events are of other tables than --source-table customers"
+        f"cdc.py: nothing was applied to file:{table}: 1 events are of other source tables than customers"
     )
     assert not table.exists()
     mixed = ("--source", good, "--source", flat, "--format", "json", "--max-dead-letters")

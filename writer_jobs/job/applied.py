@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from writer_jobs.changes.table_feed import TableFeed
+from writer_jobs.changes.table_feed import TableFeed, are_same_tables
 from writer_jobs.errors import NothingAppliedError
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -57,7 +57,7 @@ class AppliedTotals:
             reasons.append(f"{self._dead} messages are in {self._writer.table}_dead_letters{because}")
         if self._filtered:
             named = ", ".join(self._source_tables)
-            reasons.append(f"{self._filtered} events are of other tables than --source-table {named}")
+            reasons.append(f"{self._filtered} events are of other source tables than {named}")
         raise NothingAppliedError(table=self._writer.table, reason="; ".join(reasons))
 
     def _is_bound(self) -> bool:
@@ -66,5 +66,5 @@ class AppliedTotals:
         with suppress(TypeError, ValueError):
             if state is not None and state.feed is not None:
                 bound = TableFeed.parsed(state.feed).source_tables
-                return bound is not None and set(bound) == set(self._source_tables)
+                return bound is not None and are_same_tables(bound, self._source_tables)
         return False

@@ -67,7 +67,7 @@ rules:
   The first run binds the table to its keys, order and SCD type (table property sluice.feed); others are refused.
   What cannot be decoded goes to TABLE_dead_letters with the reason, and is counted; the rest is applied. If nothing of
   the input is applied, the exit code is 8. It is 0 if all events were of other source tables and the table is bound to
-  --source-table (table property sluice.feed).
+  --source-table, or to the table in the mapping (table property sluice.feed).
 
 locks:
   If all partition columns of the table are key columns, the partitions that a batch touches are locked, else the table.

@@ -38,14 +38,14 @@ class Feed:
     def __init__(self, spark: SparkSession, arguments: CdcArguments, writer: LockedDeltaWriter) -> None:
         self._arguments = arguments
         self._writer = writer
-        #: Totals of the batches.
-        self.totals = AppliedTotals(writer, arguments.source_tables)
         self._mapping: HBaseMapping | None = None
         if arguments.mapping is not None:
             text = HadoopFiles.of(spark).read_text(arguments.mapping)
             if text is None:
                 raise SourceError(f"mapping {arguments.mapping} does not exist")
             self._mapping = HBaseMapping.parsed(text)
+        #: Totals of the batches.
+        self.totals = AppliedTotals(writer, arguments.source_tables if self._mapping is None else self._mapping.tables)
 
     def apply(
         self,

@@ -78,7 +78,8 @@ def apply_cells(
         retention_days=retention / timedelta(days=1),
         txn=txn,
     )
-    binding = FeedBinding(cells.sparkSession, writer.table, TableFeed(model="cells", keys=spec.keys))
+    feed = TableFeed(model="cells", keys=spec.keys, source_tables=mapping.tables or None)
+    binding = FeedBinding(cells.sparkSession, writer.table, feed)
     if (state := writer.log.state()) is not None:
         binding.refuse_other(state)
     with ExitStack() as open_ones:

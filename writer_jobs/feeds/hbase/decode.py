@@ -9,7 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import IntegralType, LongType, StringType, StructField, StructType
 
 from writer_jobs.changes.spec import DELETED, SEQ
-from writer_jobs.delta.partition_values import stored_as_null
+from writer_jobs.delta.partition_values import unstorable_text
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.wire import listed, only_one
@@ -176,7 +176,7 @@ def decoded(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collecti
         *(F.when(~F.is_valid_utf8(each), f"{name} is not UTF-8") for name, each in text.items()),
         F.when(is_put & F.col("value").isNull(), "no value"),
         *(F.when(each.isNull(), f"the row key does not fit the mapping: {name}") for name, each in keys.items()),
-        *(stored_as_null(name, value) for name, value in keys.items() if name.lower() in partitions),
+        *(unstorable_text(name, value) for name, value in keys.items() if name.lower() in partitions),
         F.when(
             is_put & mapping.undecodable(column, F.col("value")),
             F.concat(F.lit("the value does not fit the type of "), column),
@@ -184,7 +184,7 @@ def decoded(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collecti
         *(
             F.when(
                 is_put & (F.lower(column) == name.lower()),
-                stored_as_null(name, mapping.type_of(name).decoded(F.col("value"))),
+                unstorable_text(name, mapping.type_of(name).decoded(F.col("value"))),
             )
             for name in partition_columns
             if name.lower() not in key_names

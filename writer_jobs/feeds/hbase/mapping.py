@@ -142,6 +142,11 @@ class HBaseMapping:
         """The table's key columns."""
         return tuple(part.column for part in self.row_key)
 
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """HBase's table; empty if the mapping does not name it."""
+        return () if self.table is None else (self.table,)
+
     def type_of(self, column: str) -> ValueType:
         """Return how the bytes of a column of the table are read."""
         return self._types.get(column.lower(), self.new_type)
