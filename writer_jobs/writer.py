@@ -645,8 +645,7 @@ class LockedDeltaWriter:
         of_table: bool = False,
         keeps_layout: bool = True,
     ) -> CommitResult:
-        def checked_work(part: LockTarget) -> Work:
-            state = self.log.state()
+        def checked_work(part: LockTarget, state: TableState | None) -> Work:
             if state is not None and keeps_layout:
                 # Operations that read no rows of a caller copy rows of the table.
                 refuse_clock_changes(self._spark, self.table, partition_types(state, (), state.schema))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import ZookeeperLockManager
@@ -96,6 +97,24 @@ def test_bytes_that_delta_would_change_are_refused(
     with pytest.raises(ChangesError, match="part has the bytes 61FF"):
         apply_changes(writer, rows[2], keys=["part"], sequence_by="id")
     assert rows_of(table, "part", "id") == [(b"a", 1)]
+
+
+@pytest.mark.parametrize("hold", ["commit", "write"])
+def test_rows_are_checked_for_the_partition_columns_that_the_table_has_at_the_commit(
+    spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any], hold: Any
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, str(table))
+    writer.append(changes(spark, ("no", 1, "", 1, False)))
+    # The control: country is not a partition column.
+    writer.append(changes(spark, ("", 2, "", 1, False)), hold=hold)
+    # By a program of which this driver hears when it reads the log again.
+    rows = DeltaTable(str(table)).to_pyarrow_table()
+    write_deltalake(str(table), rows.slice(0, 1), mode="overwrite", schema_mode="overwrite", partition_by=["country"])
+    with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
+        writer.append(changes(spark, ("", 3, "", 1, False)), hold=hold)
+    writer.append(changes(spark, ("no", 4, "", 1, False)), hold=hold)
+    assert (4,) in rows_of(table, "id")
+    assert DeltaTable(str(table)).metadata().partition_columns == ["country"]
 
 
 def test_a_table_that_appears_after_the_check_ends_the_batch(

@@ -184,7 +184,7 @@ def test_a_write_that_fails_leaves_the_table_as_it_was_and_gives_the_lock_back(
     ("columns", "said"),
     [
         (["id", "id as surplus"], "no column surplus"),
-        (["array(id) as id"], "LongType"),
+        (["array(id) as id"], "id: table bigint, rows array<bigint>"),
     ],
 )
 @pytest.mark.usefixtures("made")

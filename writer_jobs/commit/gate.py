@@ -27,7 +27,7 @@ from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_writ
 from writer_jobs.commit.lock_target import LockTarget, job_note
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.log_store import log_store
-from writer_jobs.delta.table_log import Commit
+from writer_jobs.delta.table_log import Commit, Snapshot
 from writer_jobs.errors import CommitUnknownError
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class StagedWrite:
         table: canonical URI.
         part: what is to be locked of it.
         write: what is to be done.
+        planned: The table that it is for.
 
     Attributes:
         waited_seconds: how long the lock was waited for, in seconds, whether it was acquired or not.
@@ -49,7 +50,13 @@ class StagedWrite:
     """
 
     def __init__(
-        self, spark: SparkSession, manager: LockManager, table: str, part: LockTarget, write: BackgroundWrite
+        self,
+        spark: SparkSession,
+        manager: LockManager,
+        table: str,
+        part: LockTarget,
+        write: BackgroundWrite,
+        planned: Snapshot,
     ) -> None:
         self._spark = spark
         self._manager = manager
@@ -57,6 +64,7 @@ class StagedWrite:
         self._log = part.log
         self._part = part
         self._write = write
+        self._planned = planned
         self._ticket = Ticket(
             table,
             write.new_attempt(),
@@ -124,6 +132,9 @@ class StagedWrite:
         # Before the lock: whoever changes that from now on is in conflict with this commit.
         if self._part.schema is not None:
             refuse_other_partitioning(self._log.snapshot(), self._part.schema)
+        # The transaction began with the newest version, and the driver knows none older since.
+        if not self._log.known().is_laid_out_as(self._planned):
+            raise NotStagedError(f"{self._table} has other partition columns by now")
         asked_at = time.monotonic()
         try:
             with self._manager.acquire_all(

@@ -98,7 +98,8 @@ class LockedOperation:
 
     Attributes:
         parts: of the writer.
-        work_on: makes the work, given what is locked.
+        work_on: Returns the work, given what is locked and the table; None if there is no table. It is called again if
+            the table gets other partition columns before it is locked.
         find: finds out which partitions the work touches.
         options: of the caller.
         of_table: the partitions come from the table, where others may write before the lock is held: look again.
@@ -106,7 +107,7 @@ class LockedOperation:
     """
 
     parts: WriterParts
-    work_on: Callable[[LockTarget], Work]
+    work_on: Callable[[LockTarget, TableState | None], Work]
     find: Finder
     options: WriteOptions
     of_table: bool = False
@@ -128,13 +129,14 @@ class LockedOperation:
                 # The last time the table, which holds everything.
                 wanted = "table" if look == _LOOKS - 1 and lock == "partitions" else lock
                 target = self._target(write, wanted)
-                write.work = self.work_on(target)
+                planned = parts.log.known()
+                write.work = self.work_on(target, planned.state)
                 if parts.is_cancelled():
                     raise LockCancelledError(resource=parts.table)
                 may_be_staged = hold == "commit" and again is None
                 reason = self._why_whole(write.work) if may_be_staged else None
                 if may_be_staged and reason is None:
-                    staged = StagedWrite(parts.spark, parts.manager, parts.table, target, write)
+                    staged = StagedWrite(parts.spark, parts.manager, parts.table, target, write, planned)
                     try:
                         return staged.run(seconds, options.before_write, parts.is_cancelled)
                     except NotStagedError as error:
@@ -148,7 +150,7 @@ class LockedOperation:
                 # Once: of those who find no table, and queue for it, only the first one makes it.
                 unless_there = reason == NO_TABLE and look == 0
                 try:
-                    return self._write_to(target, write, again, seconds, unless_there=unless_there)
+                    return self._write_to(target, write, planned, again, seconds, unless_there=unless_there)
                 except _LookAgainError as error:
                     log.info("locking %s again: %s", parts.table, error)
                     seconds = max(0.0, seconds - error.waited_seconds)
@@ -167,13 +169,21 @@ class LockedOperation:
         return reason
 
     def _write_to(
-        self, target: LockTarget, write: BackgroundWrite, find: Finder | None, seconds: float, *, unless_there: bool
+        self,
+        target: LockTarget,
+        write: BackgroundWrite,
+        planned: Snapshot,
+        find: Finder | None,
+        seconds: float,
+        *,
+        unless_there: bool,
     ) -> CommitResult:
         """Lock, and do the work.
 
         Args:
             target: what to lock.
             write: the work.
+            planned: The table that the work is for.
             find: finds out what it touches, to make sure that this is locked.
             seconds: for the lock.
             unless_there: look again, if the table is there when the lock is held.
@@ -202,6 +212,8 @@ class LockedOperation:
                     self.options.before_write(hold)
                     # It may have committed.
                     snapshot = parts.log.snapshot()
+                if not snapshot.is_laid_out_as(planned):
+                    write.work = self.work_on(target, snapshot.state)
                 most = self.options.held_at_most_seconds
                 locked = LockedWrite(parts.spark, parts.table, parts.log, write, hold, table.hold, most)
                 result = locked.run(snapshot, parts.is_cancelled)

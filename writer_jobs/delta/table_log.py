@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import islice
@@ -242,6 +242,10 @@ class Snapshot:
             feed=str(feed.get()) if feed.isDefined() else None,
         )
 
+    def is_laid_out_as(self, other: Snapshot) -> bool:
+        """Return whether the table has the same partition columns, with the same types, as in another snapshot."""
+        return bool(self.loaded == other.loaded) or _layout(self.state) == _layout(other.state)
+
     def partition_schema(self) -> PartitionSchema:
         """Return the partition columns.
 
@@ -287,12 +291,23 @@ class DeltaTableLog:
             StorageError: the log cannot be read.
 
         """
-        jvm = self._spark._jvm  # noqa: SLF001
-        nothing = jvm.scala.Option.empty()
+        nothing = self._spark._jvm.scala.Option.empty()  # noqa: SLF001
+        # Not asynchronous, whatever spark.databricks.delta.stalenessLimit allows to readers.
+        return self._loaded(lambda log: log.update(False, nothing, nothing))  # noqa: FBT003 (stalenessAcceptable)
+
+    def known(self) -> Snapshot:
+        """Return the newest version that this driver has read, without a request; it looks if it knows of no table.
+
+        Raises:
+            TableError, StorageError: See :meth:`snapshot`.
+
+        """
+        known = self._loaded(lambda log: log.unsafeVolatileSnapshot())
+        return known if known.version != NO_VERSION else self.snapshot()
+
+    def _loaded(self, load: Callable[[Any], Any]) -> Snapshot:
         try:
-            log = self._delta_log()
-            # Not asynchronous, whatever spark.databricks.delta.stalenessLimit allows to readers.
-            snapshot = log.update(False, nothing, nothing)  # noqa: FBT003 (stalenessAcceptable)
+            snapshot = load(self._delta_log())
             managed = snapshot.version() >= 0 and _is_coordinated(snapshot)
         except JVM_ERRORS as error:
             if not has_condition(error, _PATH_REFUSED):
@@ -649,6 +664,12 @@ def commit_info_of(line: str) -> dict[str, Any]:
         return {}
     info = action.get("commitInfo") if isinstance(action, dict) else None
     return info if isinstance(info, dict) else {}
+
+
+def _layout(state: TableState | None) -> list[tuple[str, str]] | None:
+    if state is None:
+        return None
+    return [(name, state.schema[name].dataType.simpleString()) for name in state.partition_columns]
 
 
 def _is_coordinated(snapshot: Any) -> bool:
