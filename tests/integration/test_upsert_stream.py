@@ -116,7 +116,7 @@ def test_each_file_is_applied_once_and_what_comes_later_the_next_time(
     assert (told["exit_code"], [line["batch"] for line in told["commits"]]) == (0, [0, 1, 2])
     assert told["totals"] == {
         "commits": 3, "changes": 4, "folded": 4, "keys": 4, "inserted": 2, "updated": 1, "deleted": 1, "unchanged": 0,
-        "dead_letters": 0, "skipped": 0, "missing_files": 0,
+        "dead_letters": 0, "skipped": 0, "filtered": 0, "missing_files": 0,
     }  # fmt: skip
 
     again = stream(*ONE_BY_ONE)
