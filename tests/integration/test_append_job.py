@@ -377,7 +377,7 @@ def test_verbose_brings_the_stack_trace(append: Callable[..., Any], table: Path)
 def test_help_explains_with_examples_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
-    for part in ("--run-id ID", "spark-submit $(sluice submit-args)", "exit codes:", "143: by SIGTERM", "FAILFAST"):
+    for part in ("--run-id ID", "spark-submit $(sluice submit-args)", "exit codes:", "stopped by SIGTERM", "FAILFAST"):
         assert part in said
 
 

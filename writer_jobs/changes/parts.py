@@ -12,7 +12,7 @@ from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, StructFi
 
 from writer_jobs.changes.spec import DELETED
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.delta.type_differences import holds
+from writer_jobs.delta.type_differences import holds, type_differences
 
 # By default they would lose what is less than a millisecond.
 _WHOLE_MOMENTS = {
@@ -62,7 +62,7 @@ def as_stored(rows: DataFrame, table: StructType) -> DataFrame:
         table: Schema of the table.
 
     Returns:
-        The columns of the rows. A column stays as it is if a cast could change a value.
+        The columns of the rows. A column stays as it is if a cast could change a value, or if its type is wider.
 
     """
     stored = {field.name.lower(): _plain(field.dataType) for field in table}
@@ -70,7 +70,8 @@ def as_stored(rows: DataFrame, table: StructType) -> DataFrame:
     for field in rows.schema:
         row_type = _plain(field.dataType)
         kind = stored.get(field.name.lower(), row_type)
-        fields.append(StructField(field.name, kind if holds(kind, row_type) else row_type))
+        is_wider = any(difference.is_wider for difference in type_differences(kind, row_type))
+        fields.append(StructField(field.name, row_type if is_wider or not holds(kind, row_type) else kind))
     if all(field.dataType == _plain(rows.schema[field.name].dataType) for field in fields):
         return rows
     # Spark casts as an INSERT does: a number that is too large fails.
