@@ -7,6 +7,7 @@ import uuid
 from dataclasses import dataclass
 from functools import cached_property
 
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
@@ -26,6 +27,7 @@ from writer_jobs.commit.lock_target import Lock, LockTarget, Partitions, rows_wi
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import CommitUnknownError, WriteFailedError
 from writer_jobs.locking import locked_all
@@ -204,10 +206,10 @@ class Application:
         lock: Lock = "table" if partitions is None else list(partitions)
         remembered = None
         if remembers:
-            passed_over = self._settle(held, lock)
+            self._settle(held, lock)
             # As it was before: what this batch adds to it, its rows say, too.
             within = LockTarget.of(self._side.writer.log, partitions).predicate()
-            remembered = self._side.all(within, passed_over).where(batch.bounds())
+            remembered = self._side.all(within).where(batch.bounds())
 
         written = {name.lower() for name in self._row.names}
         generated = [name for name in state.generated_columns if name.lower() not in written]
@@ -225,33 +227,26 @@ class Application:
             merged = self._merge(self._kind.merge(self._writer, source, batch.bounds(T)), lock)
         except WriteFailedError as error:
             if self._noted is not None and not isinstance(error, CommitUnknownError):
-                self._take_back(error, lock)
+                try:
+                    self._settle(held, lock)
+                except (SluiceError, *JVM_ERRORS, PySparkException) as problem:
+                    error.add_note(f"the next batch undoes the rest of this one: {problem}")
             raise
         if self._noted is not None:
             self._notes.remove(self._id)
         return merged
 
-    def _settle(self, held: tuple[str, ...] | None, lock: Lock) -> list[str]:
-        """Undo what batches have left that ended between their two commits.
-
-        Returns:
-            Those that could not be undone, because not all that they had locked is held: what they remember does not
-            count.
-
-        """
-        passed_over = []
+    def _settle(self, held: tuple[str, ...] | None, lock: Lock) -> None:
+        """Undo the batches that ended between their two commits, in the partitions that are locked."""
         for note in self._notes.all():
             if not note.has_ended(held):
                 continue
-            applied, within = self._writer.log.has_batch(note.batch, after=note.after), note.is_within(held)
-            if not applied and not within:
-                passed_over.append(note.batch)
-            if not applied and within:
-                log.warning("a batch of changes to %s had ended before it was applied: undone", self._writer.table)
-                self._side.take_back(note.batch, lock)
-            if within:
+            is_settled = self._writer.log.has_batch(note.batch, after=note.after)
+            if not is_settled:
+                log.warning("a batch of changes to %s ended before it was applied: undone", self._writer.table)
+                is_settled = self._side.take_back(note.batch, lock)
+            if is_settled:
                 self._notes.remove(note.batch)
-        return passed_over
 
     def _merge(self, merge: LockedMerge, lock: Lock) -> CommitResult:
         metadata = {**(self._options.metadata or {}), CHANGES: self._id}
@@ -262,11 +257,3 @@ class Application:
                 raise refusal from error
             raise
         return result
-
-    def _take_back(self, error: WriteFailedError, lock: Lock) -> None:
-        """Forget what a batch was to be remembered by of which nothing is in the table: it was refused as a whole."""
-        try:
-            self._side.take_back(self._id, lock)
-            self._notes.remove(self._id)
-        except SluiceError as problem:
-            error.add_note(f"the next batch undoes the rest of this one: {problem}")

@@ -126,20 +126,27 @@ class SideTable:
         )
         self.writer.append(rows, lock=lock, hold="write", metadata={CHANGES: batch})
 
-    def all(self, predicate: str | None, without: Sequence[str] = ()) -> DataFrame:
-        """Return the keys, the fields and ``SEQ`` within the rows of a predicate, without those of some batches.
+    def all(self, predicate: str | None) -> DataFrame:
+        """Return the keys, the fields and ``SEQ`` within the rows of a predicate.
 
         It stays what it is now, whatever is added.
         """
         reader = self._spark.read.format("delta").option("versionAsOf", self.writer.log.head().version)
         rows = reader.load(self.location)
         rows = rows if predicate is None else rows.where(predicate)
-        rows = rows.where(~F.col(BATCH).isin(*without)) if without else rows
         return rows.select(*self._columns, F.col(SEQUENCE).alias(SEQ))
 
-    def take_back(self, batch: str, lock: Lock) -> None:
-        """Delete what a batch said of which nothing came into the table. Under the lock, of which ``lock`` is what."""
-        self.writer.delete(f"{BATCH} = '{batch}'", lock=lock)
+    def take_back(self, batch: str, lock: Lock) -> bool:
+        """Delete the rows of a batch that was not applied, in the partitions of ``lock``. Called under the lock.
+
+        Returns:
+            Whether the batch has no row in other partitions either.
+
+        """
+        is_of_batch = f"{BATCH} = '{batch}'"
+        self.writer.delete(is_of_batch, lock=lock)
+        rows_left = self._spark.read.format("delta").load(self.location).where(is_of_batch)
+        return bool(rows_left.isEmpty())
 
 
 def partition_keys(table: TableState, keys: Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ finds the note, looks whether the table has the batch, and if not takes its tomb
 else: so a batch is applied as a whole, or not at all.
 
 A batch lives only as long as its locks are held. So who holds a lock on something that the batch had locked knows that
-the batch has ended. If it holds less than all of that, it passes over the batch's tombstones, and leaves the note.
+the batch has ended. A hold on some of the batch's partitions takes back the tombstones in these. The note is removed
+when no tombstone of the batch is left.
 """
 
 from __future__ import annotations
@@ -40,10 +41,6 @@ class Note:
     def has_ended(self, held: tuple[str, ...] | None) -> bool:
         """Tell whether a hold of these partitions, or of all, is of something that the batch had locked."""
         return held is None or self.partitions is None or not set(held).isdisjoint(self.partitions)
-
-    def is_within(self, held: tuple[str, ...] | None) -> bool:
-        """Tell whether a hold of these partitions, or of all, is of everything that the batch had locked."""
-        return held is None or (self.partitions is not None and set(self.partitions) <= set(held))
 
 
 class Notes:
