@@ -13,13 +13,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, SparkSession
 from pyspark.sql.types import StructType
 
 from writer_jobs.changes.spec import END, SEQUENCE, START
-from writer_jobs.delta.jvm_errors import JVM_ERRORS
-from writer_jobs.delta.sql_names import property_list
+from writer_jobs.delta.sql_names import parsed_expression, property_list
 from writer_jobs.delta.table_log import FEED_PROPERTY, TableState
 from writer_jobs.errors import ChangesError
 
@@ -170,22 +168,22 @@ class FeedBinding:
                 yield f"{words}: {_shown(table)} in the table, {_shown(run)} in this run"
 
     def _is_same(self, name: str, table: Any, run: Any) -> bool:
+        if table == run:
+            return True
         if name == "keys":
             return {key.lower() for key in table} == {key.lower() for key in run}
         if name == "source_tables":
             return are_same_tables(table, run)
         if name == "sequence_by" and None not in (table, run):
             return self._normalized(table) == self._normalized(run)
-        return bool(table == run or (name != "model" and str(table).lower() == str(run).lower()))
+        return name != "model" and str(table).lower() == str(run).lower()
 
     def _normalized(self, sql: str) -> str:
         """Return an expression as Spark writes it: blanks, quotes of names and, without literals, case are the same."""
-        try:
-            session: Any = self._spark._jsparkSession  # noqa: SLF001 (PySpark has no parser)
-            parsed = str(session.sessionState().sqlParser().parseExpression(sql).sql())
-        except (*JVM_ERRORS, PySparkException):
+        if (expression := parsed_expression(self._spark, sql)) is None:
             return sql
-        return parsed if "'" in sql or '"' in sql else parsed.lower()
+        text = str(expression.sql())
+        return text if "'" in sql or '"' in sql else text.lower()
 
     def _refuse_other_history(self, schema: StructType) -> None:
         """Refuse a table whose columns show another SCD type."""

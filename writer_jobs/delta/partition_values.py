@@ -18,8 +18,8 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import BinaryType, CharType, DataType, StringType, StructType, TimestampType, VarcharType
 
 from lock_manager.partitions import HIVE_NULL
-from writer_jobs.delta.jvm_errors import JVM_ERRORS, messages_of
-from writer_jobs.delta.sql_names import quoted
+from writer_jobs.delta.jvm_errors import messages_of
+from writer_jobs.delta.sql_names import parsed_expression, quoted
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import SchemaMismatchError
 
@@ -165,12 +165,11 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
     columns = {name.lower(): name for name, kind in types.items() if isinstance(kind, StringType)}
     if not columns:
         return
-    jvm: Any = spark._jvm  # noqa: SLF001
-    try:
-        expressions = [spark._jsparkSession.sessionState().sqlParser().parseExpression(predicate)]  # noqa: SLF001
-    except JVM_ERRORS:
+    if (parsed := parsed_expression(spark, predicate)) is None:
         # Delta reports it.
         return
+    jvm: Any = spark._jvm  # noqa: SLF001
+    expressions = [parsed]
     while expressions:
         expression = expressions.pop()
         children = list(jvm.scala.jdk.javaapi.CollectionConverters.asJava(expression.children()))

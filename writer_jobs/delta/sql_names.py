@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from writer_jobs.delta.jvm_errors import JVM_ERRORS
 
 
 def quoted(name: str) -> str:
@@ -31,3 +36,18 @@ def property_list(properties: Mapping[str, str]) -> str:
 
     """
     return ", ".join(f"{raw_literal(name)} = {raw_literal(value)}" for name, value in properties.items())
+
+
+def parsed_expression(spark: SparkSession, sql: str) -> Any | None:
+    """Return the expression that Spark parses, in the JVM; None if the text is no expression.
+
+    Args:
+        spark: Session that parses it.
+        sql: Text of the expression.
+
+    """
+    jvm_session: Any = spark._jsparkSession  # noqa: SLF001 (PySpark has no parser)
+    try:
+        return jvm_session.sessionState().sqlParser().parseExpression(sql)
+    except JVM_ERRORS:
+        return None
