@@ -110,7 +110,7 @@ def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], wh
         if names.count(name.lower()) > 1:
             # Delta refuses rows with two columns of one name.
             continue
-        reason = unstorable_reason(rows.schema, {name: kind})
+        reason = unstorable_text(name, F.col(quoted(name)))
         fails = reason.isNotNull() if where is None else reason.isNotNull() & where
         field = rows.schema[name]
         value = F.when(fails, F.raise_error(reason).cast(field.dataType)).otherwise(F.col(quoted(name)))
