@@ -220,6 +220,7 @@ class Worker:
 
     def _forgotten(self, unit: Unit, made: Done) -> Done:
         snapshot = self.log.snapshot()
+        # Not the policy of the plan: a feed may have set a longer time since.
         policy = Policy.of(snapshot.properties, self.table)
         if snapshot.state is None or (side := SideRows.of(snapshot.state, policy)) is None:
             raise TableError(f"{self.table} is no side table of a feed any more")
