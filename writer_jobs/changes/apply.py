@@ -15,8 +15,8 @@ from writer_jobs.changes.application import Application, How
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
-from writer_jobs.changes.spec import ChangeSpec
-from writer_jobs.changes.table_feed import FeedBinding, TableFeed, sql_of
+from writer_jobs.changes.spec import ChangeSpec, sql_of
+from writer_jobs.changes.table_feed import FeedBinding, TableFeed
 from writer_jobs.changes.table_shape import refuse_mismatch
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.writer import LockedDeltaWriter

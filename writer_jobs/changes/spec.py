@@ -185,9 +185,14 @@ def order_of_text(sequence_by: str | Column, kind: DataType) -> str | None:
     )
 
 
+def sql_of(sequence: str | Column) -> str:
+    """Return an expression as text."""
+    return sequence if isinstance(sequence, str) else str(sequence._jc.toString())  # noqa: SLF001 (a Column has no text)
+
+
 def _plain_column(sequence: str | Column) -> str | None:
     """Return the name if a sequence is a column of the changes, None if it is an expression or a column of a feed."""
-    text = sequence if isinstance(sequence, str) else str(sequence).removeprefix("Column<'").removesuffix("'>")
+    text = sql_of(sequence)
     return text if _NAME.fullmatch(text) and not text.startswith(_OWN_PREFIX) else None
 
 

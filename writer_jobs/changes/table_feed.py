@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from writer_jobs.changes.spec import END, SEQUENCE, START
@@ -231,11 +231,6 @@ def source_columns(state: TableState | None) -> frozenset[str]:
         if state is not None and state.feed is not None:
             return frozenset(name.lower() for name in TableFeed.parsed(state.feed).source_columns or ())
     return frozenset()
-
-
-def sql_of(sequence: str | Column) -> str:
-    """Return an expression as text."""
-    return sequence if isinstance(sequence, str) else str(sequence._jc.toString())  # noqa: SLF001 (a Column has no text)
 
 
 def _full_names(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:
