@@ -94,7 +94,7 @@ def apply_changes(
         source_tables: Tables of the other store whose changes the table gets, for ``sluice.feed``. A batch of changes
             of other source tables than the table's is refused. None: they are not known.
         source_columns: Columns of the changes at their source, for ``sluice.feed``; see
-            :func:`~writer_jobs.changes.table_feed.source_columns`.
+            :func:`~writer_jobs.changes.table_feed.recorded_columns`.
         txn: ``(txnAppId, txnVersion)``: if the table has this one already, or a later one, nothing is done.
         lock_timeout_seconds: total; by default the manager's.
         metadata: more to note in the commit; JSON values.

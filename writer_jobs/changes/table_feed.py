@@ -225,12 +225,18 @@ def are_same_tables(stored: Collection[str], run: Collection[str]) -> bool:
     return are_in(stored, run) and are_in(run, stored)
 
 
-def source_columns(state: TableState | None) -> frozenset[str]:
-    """Return the columns that earlier changes of a feed had, in lower case; empty if they are not recorded."""
+def feed_of(state: TableState | None) -> TableFeed | None:
+    """Return how a table is fed; None if it is bound to no feed, or the property cannot be read."""
     with suppress(TypeError, ValueError):
         if state is not None and state.feed is not None:
-            return frozenset(name.lower() for name in TableFeed.parsed(state.feed).source_columns or ())
-    return frozenset()
+            return TableFeed.parsed(state.feed)
+    return None
+
+
+def recorded_columns(state: TableState | None) -> frozenset[str]:
+    """Return the columns that earlier changes of a feed had, in lower case; empty if they are not recorded."""
+    feed = feed_of(state)
+    return frozenset(name.lower() for name in (None if feed is None else feed.source_columns) or ())
 
 
 def _full_names(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:

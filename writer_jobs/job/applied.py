@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from writer_jobs.changes.table_feed import TableFeed, are_same_tables
+from writer_jobs.changes.table_feed import are_same_tables, feed_of
 from writer_jobs.errors import NothingAppliedError
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -62,9 +60,9 @@ class AppliedTotals:
 
     def _is_bound(self) -> bool:
         """Return whether the table property ``sluice.feed`` has the named source tables."""
-        state = self._writer.log.state()
-        with suppress(TypeError, ValueError):
-            if state is not None and state.feed is not None:
-                bound = TableFeed.parsed(state.feed).source_tables
-                return bound is not None and are_same_tables(bound, self._source_tables)
-        return False
+        feed = feed_of(self._writer.log.state())
+        return (
+            feed is not None
+            and feed.source_tables is not None
+            and are_same_tables(feed.source_tables, self._source_tables)
+        )

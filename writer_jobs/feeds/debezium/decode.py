@@ -30,7 +30,7 @@ from pyspark.sql.types import DataType, StringType, StructField, StructType
 
 from writer_jobs.changes.kept import Kept
 from writer_jobs.changes.spec import order_of_text
-from writer_jobs.changes.table_feed import has_name, source_columns
+from writer_jobs.changes.table_feed import has_name, recorded_columns
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.partition_values import partition_types, unstorable_reason
 from writer_jobs.delta.table_log import TableState
@@ -69,7 +69,7 @@ class RowChanges:
         dead_count: how many.
         dead_reason: The most frequent reason; None if there are none.
         filtered: Number of events of other source tables.
-        source_tables: See :func:`source_tables`.
+        source_tables: See :func:`tables_of_feed`.
         columns: Columns that the schemas of the messages have.
         skipped: how many messages say nothing of a row: tombstones, heartbeats, messages of the log (``m``).
         order: Text that names the order of the changes: ``sequence_by``, or :data:`POSITION`.
@@ -210,7 +210,7 @@ class _Batch:
         self._filtered = sum(group["filtered"] for group in found)
         groups = [group for group in found if group["rows"] or group["truncate"]]
         self._connectors = sorted({name for group in groups for name in group["connectors"]})
-        self._source_tables = source_tables(named_tables, {name for group in groups for name in group["tables"]})
+        self._source_tables = tables_of_feed(named_tables, {name for group in groups for name in group["tables"]})
         self._refuse(groups)
         self._moves = keys is not None
         self.keys = _keys(groups) if keys is None else tuple(keys)
@@ -229,7 +229,7 @@ class _Batch:
         self._schema = StructType([StructField(name, kind) for name, (kind, _) in self._columns.items()])
         self._partitions = partition_types(table, partition_by, self._schema)
         # Dropped at the source: other columns of the table are the user's.
-        dropped = source_columns(table) - {name.lower() for name in self._columns}
+        dropped = recorded_columns(table) - {name.lower() for name in self._columns}
         columns = () if table is None else table.schema
         self._absent = {column.name: column.dataType for column in columns if column.name.lower() in dropped}
 
@@ -528,7 +528,7 @@ def _groups(envelopes: DataFrame) -> list[Row]:
     return list(found.collect())
 
 
-def source_tables(named: Collection[str], tables: Collection[str]) -> tuple[str, ...] | None:
+def tables_of_feed(named: Collection[str], tables: Collection[str]) -> tuple[str, ...] | None:
     """Return the source tables of a feed: those that are named, or else the one that all events are of.
 
     Args:
