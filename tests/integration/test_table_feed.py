@@ -127,10 +127,13 @@ def test_rows_and_cells_bind_a_table_too(
         with pytest.raises(ChangesError, match=says):
             apply_rows(of_rows, rows((1, "a", "two", 6)), **{**feed, **arguments})
     cells = spark.createDataFrame([Cell("a", "d", "x", 1, "Put", "one")], CELLS)
-    mapping = '{"row_key": [{"column": "%s", "type": "string"}]}'
-    apply_cells(of_cells, cells, HBaseMapping.parsed(mapping % "id"))
+    mapping = '{"row_key": [{"column": "%s", "type": "string"}], "table": "%s"}'
+    apply_cells(of_cells, cells, HBaseMapping.parsed(mapping % ("id", "shop.orders")))
     with pytest.raises(ChangesError, match="keys: id in the table, key in this run"):
-        apply_cells(of_cells, cells, HBaseMapping.parsed(mapping % "key"))
+        apply_cells(of_cells, cells, HBaseMapping.parsed(mapping % ("key", "shop.orders")))
+    # HBase has two tables of these names.
+    with pytest.raises(ChangesError, match=r"source tables: shop\.orders in the table, orders in this run"):
+        apply_cells(of_cells, cells, HBaseMapping.parsed(mapping % ("id", "orders")))
     with pytest.raises(ChangesError, match="model: cells in the table, changes in this run"):
         apply_changes(of_cells, rows((1, "a", "one", 5)), **HOW, column_list=["id"])
 

@@ -82,6 +82,18 @@ class TableFeed:
                 values[name] = tuple(map(str, values[name]))
         return cls(**values)
 
+    def has_tables(self, tables: Collection[str]) -> bool:
+        """Return whether these are the source tables of the feed; False if the feed does not have them."""
+        stored = self.source_tables or ()
+        if self.model == "cells":
+            # A name of an HBase table may contain dots, and has no shorter form.
+            return set(stored) == set(tables)
+
+        def are_in(names: Collection[str], table_names: Collection[str]) -> bool:
+            return all(any(has_name(name, table) or has_name(table, name) for table in table_names) for name in names)
+
+        return are_in(stored, tables) and are_in(tables, stored)
+
     @property
     def text(self) -> str:
         """Value of the property."""
@@ -164,16 +176,17 @@ class FeedBinding:
             if name == "source_tables" and None in (table, run):
                 # The table does not have them yet, or this run does not know its own.
                 continue
-            if not self._is_same(name, table, run):
+            if not self._is_same(name, stored):
                 yield f"{words}: {_shown(table)} in the table, {_shown(run)} in this run"
 
-    def _is_same(self, name: str, table: Any, run: Any) -> bool:
+    def _is_same(self, name: str, stored: TableFeed) -> bool:
+        table, run = getattr(stored, name), getattr(self._feed, name)
         if table == run:
             return True
         if name == "keys":
             return {key.lower() for key in table} == {key.lower() for key in run}
         if name == "source_tables":
-            return are_same_tables(table, run)
+            return stored.has_tables(run)
         if name == "sequence_by" and None not in (table, run):
             return self._normalized(table) == self._normalized(run)
         return name != "model" and str(table).lower() == str(run).lower()
@@ -214,15 +227,6 @@ class FeedBinding:
 def has_name(table: str, name: str) -> bool:
     """Return whether a source table has a name, which has the database and the schema or not."""
     return table == name or table.endswith(f".{name}")
-
-
-def are_same_tables(stored: Collection[str], run: Collection[str]) -> bool:
-    """Return whether two lists name the same source tables."""
-
-    def are_in(names: Collection[str], tables: Collection[str]) -> bool:
-        return all(any(has_name(name, table) or has_name(table, name) for table in tables) for name in names)
-
-    return are_in(stored, run) and are_in(run, stored)
 
 
 def feed_of(state: TableState | None) -> TableFeed | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from writer_jobs.changes.table_feed import are_same_tables, feed_of
+from writer_jobs.changes.table_feed import feed_of
 from writer_jobs.errors import NothingAppliedError
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -61,8 +61,4 @@ class AppliedTotals:
     def _is_bound(self) -> bool:
         """Return whether the table property ``sluice.feed`` has the named source tables."""
         feed = feed_of(self._writer.log.state())
-        return (
-            feed is not None
-            and feed.source_tables is not None
-            and are_same_tables(feed.source_tables, self._source_tables)
-        )
+        return feed is not None and feed.has_tables(self._source_tables)
