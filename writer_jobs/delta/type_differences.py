@@ -156,6 +156,13 @@ def is_wider(wide: DataType, narrow: DataType) -> bool:
     return isinstance(wide, DoubleType) and isinstance(narrow, FloatType)
 
 
+def wider_of(one: DataType, two: DataType) -> DataType | None:
+    """Return the type of the two to which Delta can widen the other; None if there is none."""
+    if one == two or is_wider(one, two):
+        return one
+    return two if is_wider(two, one) else None
+
+
 def holds(table: DataType, rows: DataType) -> bool:
     """Return whether a cast from the type of rows to that of the table keeps each value, or fails.
 
@@ -240,10 +247,8 @@ def _merged(table: DataType | None, one: DataType, two: DataType, fold: Fold, pa
         return MapType(part("key", "keyType"), part("value", "valueType"))
     if table is not None and all(kind == table or is_wider(table, kind) for kind in (one, two)):
         return table
-    if one == two or is_wider(one, two):
-        return one
-    if is_wider(two, one):
-        return two
+    if (wider := wider_of(one, two)) is not None:
+        return wider
     raise ValueError(f"{'.'.join(path)}: {one.simpleString()} and {two.simpleString()}")
 
 

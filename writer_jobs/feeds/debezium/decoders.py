@@ -37,7 +37,7 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from writer_jobs.delta.type_differences import DIGITS, holds, is_wider
+from writer_jobs.delta.type_differences import DIGITS, holds, wider_of
 from writer_jobs.feeds.debezium.json_values import Decoder
 
 _MOST_DIGITS = 38
@@ -142,18 +142,16 @@ def common_type(kinds: list[DataType], column: DataType | None) -> DataType | No
     """Return the type that holds values of all types, for a table's column (None: new); None if there is none."""
     if isinstance(column, StringType):
         return column if is_held_by_text(kinds) else None
-    return reduce(_wider, kinds[1:], kinds[0])
+
+    def wider(one: DataType | None, two: DataType) -> DataType | None:
+        return None if one is None else wider_of(one, two)
+
+    return reduce(wider, kinds[1:], kinds[0])
 
 
 def is_held_by_text(kinds: Iterable[DataType]) -> bool:
     """Return whether a string column holds the values of all types, in every time zone."""
     return all(holds(StringType(), kind) for kind in kinds)
-
-
-def _wider(one: DataType | None, other: DataType) -> DataType | None:
-    if one is None or one == other or is_wider(one, other):
-        return one
-    return other if is_wider(other, one) else None
 
 
 def _struct(*parts: tuple[str, Decoder]) -> Decoder:
