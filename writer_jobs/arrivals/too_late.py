@@ -16,9 +16,8 @@ from writer_jobs.changes.rows_beside import as_in, write_beside
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.commit.lock_target import LockTarget, rows_within
 from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.delta.side_locations import LATE_SUFFIX
 from writer_jobs.writer import LockedDeltaWriter
-
-_SUFFIX = "late"
 
 
 def set_aside(
@@ -59,4 +58,4 @@ def set_aside(
         rows = as_in(kind.news(rows, table), table.schema)
     notes = {"__ARRIVED_AT": F.timestamp_seconds(F.lit(time.time())), "__NEWEST_EVENT_TIME": F.lit(newest)}
     with closing(Kept.of(writer.table, rows.drop(SEQ, DELETED), "rows of the table")) as kept:
-        return write_beside(writer, _SUFFIX, kept.rows, notes, txn, options)
+        return write_beside(writer, LATE_SUFFIX, kept.rows, notes, txn, options)

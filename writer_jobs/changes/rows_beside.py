@@ -33,7 +33,7 @@ def write_beside(
 
     Args:
         writer: of the table for which they were.
-        suffix: of the other one's location; also of the ``txnAppId`` there, behind a ``/``.
+        suffix: of the other one's location; without ``_`` also of the ``txnAppId`` there, behind a ``/``.
         rows: what they are; the same each time they are read.
         notes: more columns, by name, which say when and why.
         txn: of the batch: with it rows of one batch are written once, however often it is tried.
@@ -50,8 +50,8 @@ def write_beside(
     number: int = rows.count()
     if not number:
         return 0
-    beside, deadline = writer.beside(f"_{suffix}"), options.deadline(writer.manager)
-    mark = None if txn is None else (f"{txn[0]}/{suffix}", txn[1])
+    beside, deadline = writer.beside(suffix), options.deadline(writer.manager)
+    mark = None if txn is None else (f"{txn[0]}/{suffix.removeprefix('_')}", txn[1])
     snapshot = beside.log.snapshot()
     if mark is not None and snapshot.last_transaction(mark[0]) >= mark[1]:
         return number

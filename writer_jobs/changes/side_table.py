@@ -20,6 +20,7 @@ from lock_manager import LockManager
 from lock_manager.commit_stamp import CHANGES
 from writer_jobs.changes.spec import SEQ, SEQUENCE
 from writer_jobs.commit.lock_target import Lock
+from writer_jobs.delta.side_locations import TOMBSTONES_SUFFIX
 from writer_jobs.delta.sql_names import property_list, quoted
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.maintenance.policy import FORGET_AFTER
@@ -49,7 +50,7 @@ class Remembered:
 
 
 #: Which keys were deleted, and by which sequence, so that an older change does not bring a row back.
-TOMBSTONES = Remembered("_tombstones")
+TOMBSTONES = Remembered(TOMBSTONES_SUFFIX)
 
 
 class SideTable:

@@ -12,10 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.changes.rows_beside import write_beside
 from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.delta.side_locations import DEAD_LETTERS_SUFFIX
 from writer_jobs.errors import ChangesError
 from writer_jobs.writer import LockedDeltaWriter
 
-_SUFFIX = "dead_letters"
 _LIMIT = re.compile(r"(\d{1,18})(%?)")
 _PERCENT = 100
 
@@ -91,4 +91,4 @@ def write_dead_letters(
     """
     rows = dead.select("reason", "origin", "key", "value")
     notes = {"written_at": F.timestamp_seconds(F.lit(time.time()))}
-    return write_beside(writer, _SUFFIX, rows, notes, txn, options)
+    return write_beside(writer, DEAD_LETTERS_SUFFIX, rows, notes, txn, options)

@@ -14,18 +14,17 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.changes.side_table import APPLIED_AT, BATCH, TOMBSTONES
+from writer_jobs.changes.side_table import APPLIED_AT, BATCH
 from writer_jobs.changes.spec import SEQ, SEQUENCE
 from writer_jobs.changes.unfinished import Notes
 from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.side_locations import SIDE_TABLE_SUFFIXES
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import WriteConflictError
 from writer_jobs.feeds.hbase.cells import CELLS, without_expired
 from writer_jobs.maintenance.policy import Policy
 
-#: Suffixes of the locations of side tables.
-SUFFIXES = (TOMBSTONES.suffix, CELLS.suffix)
 _DAY_SECONDS = 86_400
 _KEPT = "__sluice_kept"
 
@@ -87,7 +86,7 @@ def refuse_unfinished_batches(spark: SparkSession, location: str) -> None:
         StorageError: The notes of batches cannot be read.
 
     """
-    for suffix in SUFFIXES:
+    for suffix in SIDE_TABLE_SUFFIXES:
         if location.endswith(suffix) and Notes(HadoopFiles.of(spark), location.removesuffix(suffix)).all():
             reason = "a batch of changes was killed before it was applied; the next batch of the table undoes it"
             raise WriteConflictError(table=location, reason=reason)
@@ -96,5 +95,5 @@ def refuse_unfinished_batches(spark: SparkSession, location: str) -> None:
 def side_tables_of(spark: SparkSession, locations: Sequence[str]) -> list[str]:
     """Return the locations of the side tables that tables have."""
     files = HadoopFiles.of(spark)
-    places = [f"{location.rstrip('/')}{suffix}" for location in locations for suffix in SUFFIXES]
+    places = [f"{location.rstrip('/')}{suffix}" for location in locations for suffix in SIDE_TABLE_SUFFIXES]
     return [place for place in places if files.status(f"{place}/_delta_log") is not None]

@@ -10,11 +10,10 @@ from typing import Any
 
 from lock_manager import canonical_table_uri
 from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.delta.side_locations import SUFFIXES
 from writer_jobs.errors import CheckpointError
 
 _FOLDER = "_sluice"
-# Suffixes of the tables beside a table that feeds write.
-_SIDE_TABLES = ("_late", "_dead_letters", "_tombstones", "_cells")
 # Folders whose names are hidden, and which Delta or these programs clean up.
 _CLEANED_UP = ("_delta_log", "_delta_index", "_change_data", _FOLDER)
 # Of the newest batches; one is needed.
@@ -66,7 +65,7 @@ def _table_around(checkpoint: str, table: str) -> str | None:
     VACUUM passes over folders whose names begin with ``_`` or ``.``, but not over partitions (``_day=…``).
     """
     location = canonical_table_uri(checkpoint)
-    for folder in (table, *(f"{table}{suffix}" for suffix in _SIDE_TABLES)):
+    for folder in (table, *(f"{table}{suffix}" for suffix in SUFFIXES)):
         if f"{location}/".startswith(f"{folder}/"):
             name = location.removeprefix(folder).strip("/").partition("/")[0]
             is_kept = name.startswith(("_", ".")) and "=" not in name and not name.startswith(_CLEANED_UP)

@@ -28,6 +28,7 @@ from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, 
 from writer_jobs.changes.side_table import Remembered
 from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
+from writer_jobs.delta.side_locations import CELLS_SUFFIX
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase.decode import (
@@ -52,7 +53,7 @@ _DELETED, _COLUMN_UP_TO = "__sluice_deleted_version", "__sluice_deleted_column_u
 _FAMILY_UP_TO, _FAMILY_AT = "__sluice_deleted_family_up_to", "__sluice_deleted_family_at"
 #: The cells of a table, as they came.
 CELLS = Remembered(
-    "_cells",
+    CELLS_SUFFIX,
     (
         StructField(FAMILY, StringType()),
         StructField(QUALIFIER, StringType()),
