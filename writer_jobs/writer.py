@@ -432,7 +432,7 @@ class LockedDeltaWriter:
             SluiceError: see :meth:`append`.
 
         """
-        session = self._session_of_size(target_size)
+        session = self._optimizing_session(target_size)
 
         def optimize(location: str, predicate: str | None) -> None:
             builder = delta_table(session, location).optimize()
@@ -483,7 +483,7 @@ class LockedDeltaWriter:
             GuardMissingError, WriteConflictError, HeldTooLongError, ValueError, SluiceError: see :meth:`optimize`.
 
         """
-        session = self._session_of_size(target_size)
+        session = self._optimizing_session(target_size)
 
         def purge(location: str, predicate: str | None) -> None:
             chosen = "" if predicate is None else f" WHERE {predicate}"
@@ -526,7 +526,7 @@ class LockedDeltaWriter:
             held_at_most_seconds: See :meth:`optimize`.
 
         Raises:
-            GuardMissingError, WriteConflictError, HeldTooLongError, ValueError, SluiceError: see :meth:`optimize`.
+            GuardMissingError, WriteConflictError, HeldTooLongError, SluiceError: see :meth:`optimize`.
 
         """
 
@@ -546,7 +546,9 @@ class LockedDeltaWriter:
         )
         return self._rewrite(rewrite, None, options)
 
-    def _session_of_size(self, target_size: int | None) -> SparkSession:
+    def _optimizing_session(self, target_size: int | None) -> SparkSession:
+        if self._spark.conf.get(_BATCHES, None) is not None:
+            raise ValueError(f"with {_BATCHES} one OPTIMIZE makes several commits: unset it")
         if target_size is None:
             return self._spark
         return session_with(self._spark, {_SMALL: str(target_size // 2), _TARGET: str(target_size)})
@@ -562,8 +564,6 @@ class LockedDeltaWriter:
             options: likewise.
 
         """
-        if self._spark.conf.get(_BATCHES, None) is not None:
-            raise ValueError(f"with {_BATCHES} one OPTIMIZE makes several commits: unset it")
 
         def work(part: LockTarget, _: TableState | None) -> Work:
             return Work(lambda location, _: rewrite(location, _both(part.predicate(), where)), keeps_rows=True)

@@ -26,6 +26,7 @@ from writer_jobs.commit.lock_target import LockTarget
 
 pytestmark = pytest.mark.spark
 
+OPTIMIZE_BATCH = "spark.databricks.delta.optimize.batchSize"
 COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
 
 Operation = Callable[[LockedDeltaWriter, SparkSession, Any], CommitResult]
@@ -303,6 +304,21 @@ def test_what_changes_nothing_says_so(spark: SparkSession, writer: LockedDeltaWr
     # Delta makes an empty commit.
     done = writer.update({"id": "0"}, "id = 99", lock="partitions")
     assert (done.version, done.metrics["numUpdatedRows"]) == (1, "0")
+
+
+def test_a_session_whose_optimize_makes_several_commits_is_refused(
+    spark: SparkSession, writer: LockedDeltaWriter, table: str
+) -> None:
+    spark.conf.set(OPTIMIZE_BATCH, "1g")
+    try:
+        for operation in (writer.optimize, writer.purge):
+            with pytest.raises(ValueError, match="several commits: unset it"):
+                operation()
+        # It runs no OPTIMIZE.
+        assert writer.rewrite(lambda rows: rows.where("id > 1")).version == 1
+    finally:
+        spark.conf.unset(OPTIMIZE_BATCH)
+    assert len(rows_of(table)) == 5
 
 
 @pytest.mark.parametrize("mode", ["off", "observe"])
