@@ -24,6 +24,7 @@ from writer_jobs.delta.partition_values import (
     partition_types,
     refuse_clock_changes,
     refuse_predicate_of_nulls,
+    stored_partition_types,
     with_storable_values,
 )
 from writer_jobs.delta.session import classic_session, session_with
@@ -236,7 +237,6 @@ class LockedDeltaWriter:
                 before_write=before_write,
             ),
             of_table=replace_where is not None,
-            keeps_layout=not is_laid_out_anew,
         )
 
     def delete(
@@ -265,7 +265,8 @@ class LockedDeltaWriter:
 
         """
 
-        def work(part: LockTarget, _: TableState | None) -> Work:
+        def work(part: LockTarget, state: TableState | None) -> Work:
+            self._refuse_clock_changes(state)
             where = _both(part.predicate(), condition)
             reads = (where,) if where else ()
             return Work(lambda location, _: delta_table(self._spark, location).delete(where), reads=reads)
@@ -313,7 +314,8 @@ class LockedDeltaWriter:
         """
         values = {name: expr(value) if isinstance(value, str) else value for name, value in assignments.items()}
 
-        def work(part: LockTarget, _: TableState | None) -> Work:
+        def work(part: LockTarget, state: TableState | None) -> Work:
+            self._refuse_clock_changes(state)
             where = _both(part.predicate(), condition)
             return Work(
                 lambda location, _: delta_table(self._spark, location).update(where, dict(values)),
@@ -373,6 +375,7 @@ class LockedDeltaWriter:
             plan.refuse_clauses_on_all_rows()
 
         def work(part: LockTarget, state: TableState | None) -> Work:
+            self._refuse_clock_changes(state)
             settings = {**plan.settings, **(transaction_settings(*txn) if txn is not None else {})}
             if state is not None and any("." in name for name in state.partition_columns):
                 # To repartition, Delta uses the names without quotes (MergeIntoCommandBase.writeFiles, v4.4.0).
@@ -565,7 +568,8 @@ class LockedDeltaWriter:
 
         """
 
-        def work(part: LockTarget, _: TableState | None) -> Work:
+        def work(part: LockTarget, state: TableState | None) -> Work:
+            self._refuse_clock_changes(state)
             return Work(lambda location, _: rewrite(location, _both(part.predicate(), where)), keeps_rows=True)
 
         return self._run(work, lambda state: self._partitions_of(where, state), options, of_table=True)
@@ -643,14 +647,7 @@ class LockedDeltaWriter:
         options: WriteOptions,
         *,
         of_table: bool = False,
-        keeps_layout: bool = True,
     ) -> CommitResult:
-        def checked_work(part: LockTarget, state: TableState | None) -> Work:
-            if state is not None and keeps_layout:
-                # Operations that read no rows of a caller copy rows of the table.
-                refuse_clock_changes(self._spark, self.table, partition_types(state, (), state.schema))
-            return work_on(part, state)
-
         # A test may have put another log in the place of the writer's own.
         parts = WriterParts(
             spark=self._spark,
@@ -660,13 +657,18 @@ class LockedDeltaWriter:
             is_cancelled=self._cancelled.is_set,
             running=self._running,
         )
-        return LockedOperation(parts, checked_work, find, options, of_table).run()
+        return LockedOperation(parts, work_on, find, options, of_table).run()
 
     def _storable(self, df: DataFrame, state: TableState | None, partition_by: Sequence[str]) -> DataFrame:
         """Return rows whose partition values Delta stores as they are; others fail the write."""
         partitions = partition_types(state, partition_by, df.schema)
-        refuse_clock_changes(df.sparkSession, self.table, partitions)
+        # Delta generates the columns that the rows lack.
+        refuse_clock_changes(df.sparkSession, self.table, {**stored_partition_types(state), **partitions})
         return with_storable_values(df, partitions)
+
+    def _refuse_clock_changes(self, state: TableState | None) -> None:
+        """Make sure that rows of the table can be copied into other files."""
+        refuse_clock_changes(self._spark, self.table, stored_partition_types(state))
 
     def _partitions_of(self, condition: str | None, state: TableState) -> Partitions | None:
         rows = self._spark.read.format("delta").load(self.location)

@@ -196,6 +196,21 @@ def test_timestamp_partitions_need_a_zone_without_clock_changes(
     assert instants(spark, table) == [(0, 1), (3600, 2)]
 
 
+GENERATED = """
+    CREATE TABLE {t} (event TIMESTAMP, at TIMESTAMP GENERATED ALWAYS AS (date_trunc('HOUR', event)), id LONG)
+    USING delta PARTITIONED BY (at)
+"""
+
+
+def test_a_generated_timestamp_partition_needs_such_a_zone_too(
+    spark: SparkSession, manager: ZookeeperLockManager, copy_of: Callable[..., Path]
+) -> None:
+    writer = LockedDeltaWriter(spark, manager, str(copy_of(GENERATED)))
+    rows = moments(spark, (FIRST, 1)).selectExpr("at event", "id")
+    with zone_of(spark), pytest.raises(SchemaMismatchError, match="at is a partition column with timestamps"):
+        writer.append(rows)
+
+
 def test_a_partition_column_may_have_a_dot(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, rows_of: Callable[..., Any]
 ) -> None:
