@@ -96,19 +96,20 @@ class RowStream:
         before = self._clock.before(number)
         lateness = _lateness_of(self._clock.begun(txn, _noted(self._lateness)))
         with read() as batch:
-            done = RowsResult.of_nothing(self._writer.table, before, lateness)
+            result = RowsResult.of_nothing(self._writer.table, before, lateness)
             if batch.rows is not None:
-                done = self._applied(batch.rows, before, lateness, txn, holding)
+                result = self._applied(batch.rows, before, lateness, txn, holding)
             if batch.dead is not None:
-                options = WriteOptions(
-                    lock_timeout_seconds=self._how.get("lock_timeout_seconds"), metadata=self._how.get("metadata")
-                )
-                left = options.after(self._writer.manager, done.commit)
-                dead_letters = write_dead_letters(self._writer, batch.dead, txn, left)
-                (reason,) = batch.dead.agg(F.mode("reason")).collect()[0] if dead_letters else (None,)
-                done = replace(done, dead_letters=dead_letters, dead_reason=reason)
-        self._clock.after(txn, done.newest)
-        return replace(done, missing_files=batch.missing_files)
+                dead_letters, reason = batch.dead.agg(F.count("*"), F.mode("reason")).collect()[0]
+                if dead_letters:
+                    options = WriteOptions(
+                        lock_timeout_seconds=self._how.get("lock_timeout_seconds"), metadata=self._how.get("metadata")
+                    )
+                    options = options.after(self._writer.manager, result.commit)
+                    write_dead_letters(self._writer, batch.dead, txn, options)
+                    result = replace(result, dead_letters=dead_letters, dead_reason=reason)
+        self._clock.after(txn, result.newest)
+        return replace(result, missing_files=batch.missing_files)
 
     def _applied(
         self,

@@ -58,4 +58,7 @@ def set_aside(
         rows = as_in(kind.news(rows, table), table.schema)
     notes = {"__ARRIVED_AT": F.timestamp_seconds(F.lit(time.time())), "__NEWEST_EVENT_TIME": F.lit(newest)}
     with closing(Kept.of(writer.table, rows.drop(SEQ, DELETED), "rows of the table")) as kept:
-        return write_beside(writer, LATE_SUFFIX, kept.rows, notes, txn, options)
+        count: int = kept.rows.count()
+        if count:
+            write_beside(writer, LATE_SUFFIX, kept.rows, notes, txn, options)
+    return count

@@ -1,4 +1,4 @@
-"""Rows that do not belong into a table, in another one beside it: counted, never dropped."""
+"""Rows that do not belong into a table, in another one beside it: never dropped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def write_beside(
     notes: Mapping[str, Column],
     txn: tuple[str, int] | None,
     options: WriteOptions,
-) -> int:
+) -> None:
     """Append rows to a table beside another one.
 
     After their batch is in the other one: a batch that is refused leaves none here. If the process is killed between
@@ -34,40 +34,33 @@ def write_beside(
     Args:
         writer: of the table for which they were.
         suffix: of the other one's location; without ``_`` also of the ``txnAppId`` there, behind a ``/``.
-        rows: what they are; the same each time they are read.
+        rows: at least one; the same each time they are read.
         notes: more columns, by name, which say when and why.
         txn: of the batch: with it rows of one batch are written once, however often it is tried.
         options: ``lock_timeout_seconds`` and ``metadata`` of the write.
-
-    Returns:
-        How many there are.
 
     Raises:
         SchemaMismatchError: the other table has columns of types that cannot become theirs.
         SluiceError: see :meth:`LockedDeltaWriter.append`.
 
     """
-    number: int = rows.count()
-    if not number:
-        return 0
-    beside, deadline = writer.beside(suffix), options.deadline(writer.manager)
+    target, deadline = writer.beside(suffix), options.deadline(writer.manager)
     mark = None if txn is None else (f"{txn[0]}/{suffix.removeprefix('_')}", txn[1])
-    snapshot = beside.log.snapshot()
+    snapshot = target.log.snapshot()
     if mark is not None and snapshot.last_transaction(mark[0]) >= mark[1]:
-        return number
+        return
     noted = rows.select("*", *(column.alias(name) for name, column in notes.items()))
     if snapshot.state is not None:
         noted = as_in(noted, snapshot.state.schema)
         schema, columns = noted.schema, tuple(noted.columns)
         evolved(
             rows.sparkSession,
-            beside,
+            target,
             snapshot.state,
             lambda found: evolution_of(found.schema, schema, columns),
             deadline,
         )
-    beside.append(noted, txn=mark, lock_timeout_seconds=deadline.remaining(), metadata=options.metadata)
-    return number
+    target.append(noted, txn=mark, lock_timeout_seconds=deadline.remaining(), metadata=options.metadata)
 
 
 def as_in(rows: DataFrame, table: StructType) -> DataFrame:

@@ -1,4 +1,4 @@
-"""Messages that cannot be decoded: in a table of their own, counted, never dropped."""
+"""Messages that cannot be decoded: in a table of their own, never dropped."""
 
 from __future__ import annotations
 
@@ -71,19 +71,16 @@ class DeadLetterLimit:
 
 def write_dead_letters(
     writer: LockedDeltaWriter, dead: DataFrame, txn: tuple[str, int] | None, options: WriteOptions
-) -> int:
+) -> None:
     """Append messages to the table of dead letters of a table, ``<location>_dead_letters``.
 
     After their batch, whether it was applied now or before; see :func:`write_beside`.
 
     Args:
         writer: of the table for which the messages were.
-        dead: ``key`` and ``value`` (binary; the message), ``origin`` (where it came from) and ``reason``.
+        dead: at least one message: ``key`` and ``value`` (binary), ``origin`` (where it came from) and ``reason``.
         txn: of the batch: with it its letters are written once, however often it is tried.
         options: ``lock_timeout_seconds`` and ``metadata`` of the write.
-
-    Returns:
-        How many there are.
 
     Raises:
         SluiceError: see :func:`write_beside`.
@@ -91,4 +88,4 @@ def write_dead_letters(
     """
     rows = dead.select("reason", "origin", "key", "value")
     notes = {"written_at": F.timestamp_seconds(F.lit(time.time()))}
-    return write_beside(writer, DEAD_LETTERS_SUFFIX, rows, notes, txn, options)
+    write_beside(writer, DEAD_LETTERS_SUFFIX, rows, notes, txn, options)
