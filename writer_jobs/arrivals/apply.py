@@ -11,7 +11,6 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import StructType
 
 from lock_manager import Hold
 from lock_manager.commit_stamp import WATERMARK
@@ -25,7 +24,7 @@ from writer_jobs.changes.parts import T
 from writer_jobs.changes.result import ChangesResult
 from writer_jobs.changes.spec import SEQ, ChangeSpec
 from writer_jobs.changes.table_feed import FeedBinding, TableFeed
-from writer_jobs.changes.table_shape import TableShape, refuse_mismatch
+from writer_jobs.changes.table_shape import TableShape
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import LockTarget, rows_within
 from writer_jobs.commit.locked_operation import WriteOptions
@@ -117,10 +116,6 @@ def apply_rows(
         model="rows", keys=spec.keys, sequence_by=sequence_by, sequence_column=kind.sequence, event_time=event_time
     )
     binding = FeedBinding(rows.sparkSession, writer.table, feed)
-    if state is not None:
-        binding.refuse_other(state)
-        if not schema_evolution:
-            refuse_mismatch(writer.table, state, StructType([rows.schema[name] for name in columns]))
     lateness = Lateness(watermark_delay=watermark_delay, allowed=allowed_lateness)
     shape = TableShape(
         rows.sparkSession, writer, spec, kind, binding, evolves=schema_evolution, partition_by=tuple(partition_by)

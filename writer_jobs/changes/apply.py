@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.types import StructType
 
 from lock_manager import Hold
 from writer_jobs.changes.application import Application, How
@@ -17,7 +16,6 @@ from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.changes.spec import ChangeSpec, sql_of
 from writer_jobs.changes.table_feed import FeedBinding, TableFeed
-from writer_jobs.changes.table_shape import refuse_mismatch
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -125,8 +123,7 @@ def apply_changes(
         retention_days=tombstone_retention / timedelta(days=1),
         txn=txn,
     )
-    columns = spec.columns(changes)
-    kind = _TYPES[stored_as_scd_type](spec, columns)
+    kind = _TYPES[stored_as_scd_type](spec, spec.columns(changes))
     feed = TableFeed(
         model="changes",
         keys=spec.keys,
@@ -137,9 +134,5 @@ def apply_changes(
         source_columns=None if source_columns is None else tuple(sorted(source_columns)),
     )
     binding = FeedBinding(changes.sparkSession, writer.table, feed)
-    if (state := writer.log.state()) is not None:
-        binding.refuse_other(state)
-        if not schema_evolution:
-            refuse_mismatch(writer.table, state, StructType([changes.schema[name] for name in columns]))
     with closing(Application(writer, spec, kind, binding, spec.prepared(changes), how, options)) as application:
         return application.run()

@@ -70,17 +70,24 @@ class TableShape:
     def fitted(self, prepared: DataFrame, state: TableState | None) -> DataFrame:
         """Cast keys and sequence to the table's types: keys that it takes for one are one.
 
-        Reading the changes fails at a partition value that Delta would store as another value.
+        Changes that the table cannot take are refused here, before they are read. Reading them fails at a partition
+        value that Delta would store as another value.
 
         Args:
             prepared: changes as :meth:`ChangeSpec.prepared` returns them.
             state: of the table; None if there is none.
 
         Raises:
-            SchemaMismatchError: of the table's types a key, or the sequence, would become another one in silence; or
-                the session's time zone cannot write the table's timestamp partitions.
+            ChangesError: The table is fed in another way.
+            SchemaMismatchError: The table cannot take the columns, or the values of a key or of the sequence; or the
+                session's time zone cannot write the table's timestamp partitions.
 
         """
+        if state is not None:
+            self._binding.refuse_other(state)
+            if not self._evolves:
+                columns = [field for field in prepared.schema if field.name not in (SEQ, DELETED)]
+                refuse_mismatch(self._writer.table, state, StructType(columns))
         types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
         ours = {name: name for name in self._spec.keys}
         if self._kind.sequence is not None:
