@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import ZookeeperLockManager
 from tests.support.hbase_model import SCHEMA as CELLS
@@ -20,7 +21,7 @@ from writer_jobs import LockedDeltaWriter
 from writer_jobs.arrivals.apply import apply_rows
 from writer_jobs.changes.apply import apply_changes
 from writer_jobs.changes.table_feed import FeedBinding, TableFeed
-from writer_jobs.errors import ChangesError
+from writer_jobs.errors import ChangesError, SchemaMismatchError
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 
@@ -136,6 +137,20 @@ def test_rows_and_cells_bind_a_table_too(
         apply_cells(of_cells, cells, HBaseMapping.parsed(mapping % ("id", "orders")))
     with pytest.raises(ChangesError, match="model: cells in the table, changes in this run"):
         apply_changes(of_cells, rows((1, "a", "one", 5)), **HOW, column_list=["id"])
+
+
+def test_columns_that_change_before_the_lock_are_checked_again(
+    spark: SparkSession, writer: LockedDeltaWriter, rows: Callable[..., Any], table: Path
+) -> None:
+    apply_changes(writer, rows((1, "a", "one", 5)), **HOW)
+
+    def replaced_meanwhile(_: object) -> None:
+        days = spark.read.format("delta").load(str(table)).withColumn("day", F.to_date("day"))
+        days.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(table))
+
+    # Spark would cut the time off.
+    with pytest.raises(SchemaMismatchError, match="day: table date, rows timestamp"):
+        apply_changes(writer, rows((1, "a", "two", 6)), **HOW, before_write=replaced_meanwhile)
 
 
 def test_a_feed_is_changed_on_purpose_under_the_lock(

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -211,13 +210,6 @@ def _noted(lateness: Lateness, newest: datetime | None, txn: tuple[str, int] | N
     return {WATERMARK: {"at": watermark.isoformat(), "stream": None if txn is None else txn[0]}}
 
 
-def _checked(shape: TableShape, before_write: Callable[[Hold], None] | None, hold: Hold) -> None:
-    """Check the table's feed under the lock, before the caller's ``before_write``."""
-    shape.newest_state()
-    if before_write is not None:
-        before_write(hold)
-
-
 def _merged(
     writer: LockedDeltaWriter,
     spec: ChangeSpec,
@@ -230,8 +222,15 @@ def _merged(
 ) -> CommitResult | None:
     """Merge a batch into the table; None: the table has all of it, so that there is nothing to commit."""
     deadline = options.deadline(writer.manager)
-    state = shape.state(before.state, kind.row(batch), batch.rows.schema[SEQ].dataType, deadline)
+    row = kind.row(batch)
+    state = shape.state(before.state, row, batch.rows.schema[SEQ].dataType, deadline)
     partitions = shape.partitions(batch.rows, state)
+
+    def check_again(hold: Hold) -> None:
+        shape.checked_again(writer.log.state(), row)
+        if options.before_write is not None:
+            options.before_write(hold)
+
     with ExitStack() as open_ones:
         source = batch.rows
         if before.state is not None:
@@ -247,7 +246,7 @@ def _merged(
                 hold=options.hold,
                 lock_timeout_seconds=deadline.remaining(),
                 metadata=options.metadata,
-                before_write=partial(_checked, shape, options.before_write),
+                before_write=check_again,
                 txn=txn,
             )
         except WriteFailedError as error:

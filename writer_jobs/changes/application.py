@@ -28,7 +28,7 @@ from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
-from writer_jobs.delta.table_log import TableState
+from writer_jobs.delta.table_log import Snapshot, TableState
 from writer_jobs.errors import CommitUnknownError, WriteFailedError
 from writer_jobs.locking import locked_all
 from writer_jobs.writer import LockedDeltaWriter
@@ -93,7 +93,8 @@ class Application:
         self._shape = TableShape(
             self._spark, writer, spec, kind, binding, evolves=how.evolves, partition_by=how.partition_by
         )
-        fitted = self._shape.fitted(prepared, writer.log.state())
+        self._snapshot_before = writer.log.snapshot()
+        fitted = self._shape.fitted(prepared, self._snapshot_before.state)
         self.batch = ChangeBatch(fitted, spec, kind.folded_by, kind.preferred_by)
         # What has to be remembered of it, if anything, is committed first.
         self._noted = kind.noted(self.batch)
@@ -111,31 +112,33 @@ class Application:
             SluiceError: see :meth:`LockedDeltaWriter.append`.
 
         """
-        if self._is_applied():
+        if self._is_applied(self._snapshot_before):
             return self._result(None, already_applied=True)
         if not self.batch.folded:
             return self._result(None, already_applied=False)
-        self._refuse_other_past()
+        side_state = self._side.state()
+        self._refuse_other_past(side_state)
+        table_state = self._snapshot_before.state
         while True:
-            state = self._shape.state(
-                self._writer.log.state(), self._row, self.batch.rows.schema[SEQ].dataType, self._deadline
-            )
-            known = self._side_state(state)
+            state = self._shape.state(table_state, self._row, self.batch.rows.schema[SEQ].dataType, self._deadline)
+            side_state = self._side_state(state, side_state)
             partitions = self._shape.partitions(self.batch.rows, state)
             tables = {self._writer.location: partitions}
-            if known is not None:
+            if side_state is not None:
                 tables[self._side.location] = partitions
             with locked_all(
                 self._spark, tables, manager=self._writer.manager, timeout_seconds=self._deadline.remaining()
             ) as hold:
-                if known is None and self._side.state() is not None:
+                if side_state is None and (side_state := self._side.state()) is not None:
                     # Another feed has made it meanwhile.
+                    table_state = self._writer.log.state()
                     continue
                 if self._options.before_write is not None:
                     self._options.before_write(hold)
-                if self._is_applied():
+                snapshot = self._writer.log.snapshot()
+                if self._is_applied(snapshot):
                     return self._result(None, already_applied=True)
-                merged = self._apply(self._shape.newest_state(), partitions, remembers=known is not None)
+                merged = self._apply(snapshot, partitions, remembers=side_state is not None)
             return self._result(merged, already_applied=merged.already_committed)
 
     def _result(self, commit: CommitResult | None, *, already_applied: bool) -> ChangesResult:
@@ -143,10 +146,10 @@ class Application:
             self._writer.table, self._kind, self.batch, commit, already_applied=already_applied
         )
 
-    def _is_applied(self) -> bool:
+    def _is_applied(self, snapshot: Snapshot) -> bool:
         """Tell whether the table has this transaction already, or a later one."""
         txn = self._how.txn
-        return txn is not None and self._writer.log.head(txn[0]).last_transaction >= txn[1]
+        return txn is not None and snapshot.last_transaction(txn[0]) >= txn[1]
 
     @cached_property
     def _row(self) -> StructType:
@@ -155,30 +158,38 @@ class Application:
 
     # -- before the lock -------------------------------------------------------------------------------------------
 
-    def _side_state(self, table: TableState) -> TableState | None:
-        """Return the state of the side table, after making it if need be; None: nothing was ever to be remembered."""
-        known = self._side.state()
-        if known is None and self._noted is not None:
+    def _side_state(self, table: TableState, side_state: TableState | None) -> TableState | None:
+        """Return the state of the side table, after creating it if the batch needs it; None if there is none.
+
+        Args:
+            table: State of the table.
+            side_state: State of the side table before; None if there was none.
+
+        """
+        if side_state is None and self._noted is not None:
             with lock_on(self._spark, self._writer, self._side.location, self._deadline):
                 if self._side.state() is None:
                     self._refuse_rows_of_others()
                     self._side.create(table, self.batch.rows.schema[SEQ].dataType)
-            known = self._side.state()
-        if known is not None and self._noted is not None:
+            side_state = self._side.state()
+        if side_state is not None and self._noted is not None:
             days = self._how.retention_days
             return evolved(
-                self._spark, self._side.writer, known, lambda _: self._side.retention_clauses(days), self._deadline
+                self._spark, self._side.writer, side_state, lambda _: self._side.retention_clauses(days), self._deadline
             )
-        return known
+        return side_state
 
-    def _refuse_other_past(self) -> None:
+    def _refuse_other_past(self, side_state: TableState | None) -> None:
         """Refuse a table that another feed made, as far as the side table shows it, before it is bound to this feed.
+
+        Args:
+            side_state: State of the side table; None if there is none.
 
         Raises:
             ChangesError: The side table has other keys, or there is none and the table has rows that need one.
 
         """
-        if (side_state := self._side.state()) is None:
+        if side_state is None:
             if self._kind.remembered.is_all and self._writer.log.state() is not None:
                 self._refuse_rows_of_others()
         elif not self._side.is_of_keys(side_state):
@@ -199,9 +210,17 @@ class Application:
 
     # -- under the lock --------------------------------------------------------------------------------------------
 
-    def _apply(self, state: TableState, partitions: Partitions | None, *, remembers: bool) -> CommitResult:
-        """Settle what ended batches have left; then commit what is to be remembered, then the table."""
-        target = LockTarget.of(self._writer.log, partitions)
+    def _apply(self, snapshot: Snapshot, partitions: Partitions | None, *, remembers: bool) -> CommitResult:
+        """Undo batches that ended between their commits, then commit the side table, then the table.
+
+        Args:
+            snapshot: The table, loaded under the lock.
+            partitions: Partitions that are locked; None: the whole table.
+            remembers: Whether there is a side table.
+
+        """
+        state = self._shape.checked_again(snapshot.state, self._row)
+        target = LockTarget.of(self._writer.log, partitions, snapshot)
         held, batch = names_of(target.named), self.batch
         lock: Lock = "table" if partitions is None else list(partitions)
         remembered = None
@@ -221,7 +240,7 @@ class Application:
         # It may read the table: an error leaves nothing to undo.
         source = self._kind.source(batch.rows, read_table, remembered)
         if remembers and self._noted is not None:
-            self._notes.write(Note(self._id, self._writer.log.head().version, held))
+            self._notes.write(Note(self._id, state.version, held))
             self._side.add(self._noted, self._id, lock)
         try:
             merged = self._merge(self._kind.merge(self._writer, source, batch.bounds(T)), lock)

@@ -107,11 +107,13 @@ class SideTable:
     def retention_clauses(self, days: float) -> list[str]:
         """Return the clause that makes maintenance keep the rows for so many days; none if it does already.
 
+        It looks at the version that this driver has read last.
+
         Returns:
             Clauses of ``ALTER TABLE name``.
 
         """
-        text = self.writer.log.snapshot().property_of(FORGET_AFTER)
+        text = self.writer.log.known().property_of(FORGET_AFTER)
         with suppress(ValueError):
             if text is not None and float(text) >= days:
                 return []

@@ -145,16 +145,21 @@ class TableShape:
         # Last: a run that is refused does not bind the table.
         return evolved(self._spark, self._writer, state, self._binding.clauses, deadline)
 
-    def newest_state(self) -> TableState:
-        """Return the table's state, after checking that the table is fed as this run feeds it. Under its lock.
+    def checked_again(self, state: TableState | None, row: StructType) -> TableState:
+        """Return the table's state under its lock, after checking that it is still as :meth:`state` returned it.
+
+        Args:
+            state: State of the table, read under the lock; None if there is none.
+            row: the columns that it gets of the batch.
 
         Raises:
-            ChangesError: The table property was changed since :meth:`state`.
+            ChangesError: The table property was changed.
+            SchemaMismatchError: The table cannot take the rows any more.
             WriteConflictError: The table has other partition columns, or keys of other types, than when :meth:`fitted`
                 checked the changes.
 
         """
-        state = _there(self._writer, self._writer.log.state())
+        state = _there(self._writer, state)
         self._binding.refuse_other(state)
         layout = self._layout(state, state.schema)
         if layout != self._layout_at_check:
@@ -163,6 +168,7 @@ class TableShape:
                 reason="another writer created the table, or changed its partition columns, after the changes were "
                 "checked: run the job again",
             )
+        refuse_mismatch(self._writer.table, state, row)
         return state
 
     def partitions(self, rows: DataFrame, state: TableState) -> Partitions | None:
