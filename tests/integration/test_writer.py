@@ -195,6 +195,16 @@ def test_rows_that_do_not_fit_are_a_schema_mismatch(
         writer.append(spark.range(2).selectExpr(*columns))
 
 
+def test_a_mismatch_names_only_the_types_that_delta_refuses(spark: SparkSession, writer: LockedDeltaWriter) -> None:
+    writer.append(spark.range(1).selectExpr("id", "1 number", "'a' text"))
+    narrower = spark.range(1).selectExpr("id", "1S number", "null text")
+    writer.append(narrower)
+    with pytest.raises(SchemaMismatchError, match=r"the table has no column surplus$"):
+        writer.append(narrower.withColumn("surplus", F.lit(1)))
+    with pytest.raises(SchemaMismatchError, match=r"\(id: table bigint, rows int\): cast"):
+        writer.append(narrower.withColumn("id", F.col("id").cast("int")))
+
+
 def test_a_partitioning_that_is_not_the_tables_is_refused_by_name(
     spark: SparkSession, writer: LockedDeltaWriter
 ) -> None:

@@ -238,4 +238,5 @@ class BackgroundWrite:
         if state is None:
             return one_sentence(error)
         # Delta shows both schemas whole, over many lines, or one column of several.
-        return mismatch(type_differences(state.schema, self.work.schema())) or one_sentence(error)
+        differences = type_differences(state.schema, self.work.schema())
+        return mismatch(found for found in differences if not found.is_appended) or one_sentence(error)

@@ -94,6 +94,16 @@ class TypeDifference:
         """Whether a value could be changed when it is cast to the type of the table."""
         return self.table is not None and not holds(self.table, self.rows)
 
+    @property
+    def is_appended(self) -> bool:
+        """Whether Delta appends the field of the rows as it is.
+
+        Source: Delta's ``SchemaMergingUtils.mergeDataTypes``. Parquet stores byte, short and int as one type.
+        """
+        if self.table is None or isinstance(self.rows, NullType):
+            return self.table is not None
+        return isinstance(self.table, ShortType | IntegerType) and is_wider(self.table, self.rows)
+
     def __str__(self) -> str:
         """Return the field and its types."""
         table = "none" if self.table is None else self.table.simpleString()
