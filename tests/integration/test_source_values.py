@@ -176,6 +176,7 @@ EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
     ("csv", b"id,t\n1,caf\xe9\n", "id int, t string", {}, "bytes that are not UTF-8"),
     ("csv", b"id,t\n1,caf\xe9\n", "id int, t string", {"encoding": "ISO-8859-1"}, [(1, "café")]),
     ("csv", b"id,t\n1,caf\xe9\n", "id int, t string", {"encoding": "US-ASCII"}, "column t"),
+    ("text", '{"t":"5\\" pipe"}\n', "value string", {"mode": "FAILFAST"}, [('{"t":"5\\" pipe"}',)]),
 ]  # fmt: skip
 
 

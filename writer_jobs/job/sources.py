@@ -236,7 +236,7 @@ class SourceReader:
     @cached_property
     def _layout(self) -> Mapping[str, str]:
         """Options that the lines of the files need, which are checked first."""
-        if self._effective.get("mode") != "failfast":
+        if self._format not in ("csv", "json") or self._effective.get("mode") != "failfast":
             return {}
         with self._readable():
             if self._format == "json":
