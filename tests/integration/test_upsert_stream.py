@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from tests.support.change_commits import batches_in
 from tests.support.deliveries import Killed
 from writer_jobs import upsert as upsert_module
+from writer_jobs.errors import StorageError
 from writer_jobs.job.file_stream import FileBatches
 from writer_jobs.job.stream_arguments import StreamArguments
 
@@ -218,6 +219,8 @@ def test_a_planned_file_that_is_gone_ends_the_stream_or_is_skipped_and_counted(
     stream: Callable[..., Any],
     put: Callable[..., Path],
     table: Path,
+    landing: Path,
+    spark: SparkSession,
     through_batches: Callable[..., None],
     rows_of: Callable[..., Any],
     tmp_path: Path,
@@ -254,6 +257,14 @@ def test_a_planned_file_that_is_gone_ends_the_stream_or_is_skipped_and_counted(
         job = stream("--trigger", "available-now", "--skip-missing")
         assert (job.code, [line["missing_files"] for line in job.commits]) == (0, [1]), job.error
     assert rows_of(table, "id", "name") == [(1, "Ada"), (3, "Bo")]
+    # A file system that refuses does not say that a file is gone.
+    files = tmp_path / "checkpoint" / "sources" / "0" / "0"
+    files.write_text(files.read_text().replace("file://", "nosuch://"))
+    files.with_name(".0.crc").unlink()
+    for skips in (False, True):
+        arguments = StreamArguments("available-now", str(tmp_path / "checkpoint"), skips)
+        with pytest.raises(StorageError, match="nosuch"):
+            FileBatches(spark, str(landing), arguments).files(0)
 
 
 def test_what_a_batch_fails_with_ends_the_job_and_a_mended_file_lets_it_go_on(

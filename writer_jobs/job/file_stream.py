@@ -19,7 +19,7 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped, is_glob
 from writer_jobs.errors import CheckpointError, SourceError
-from writer_jobs.job.source_files import SourceFiles, find_sources
+from writer_jobs.job.source_files import SourceFiles
 from writer_jobs.job.stream_arguments import StreamArguments
 
 # By default Spark passes over files that are a week older than the newest one, and says nothing.
@@ -96,20 +96,20 @@ class FileBatches:
 
         Raises:
             SourceError: one is gone, was never read, and is not to be skipped.
+            StorageError: A file system refuses, or does not exist.
             CheckpointError: the checkpoint does not say which they are, or in a format that is not known.
 
         """
-        planned = list(self._planned(batch))
-        paths = [path for path in planned if self._files.status(path) is not None] if self._skip_missing else planned
-        missing = len(planned) - len(paths)
-        try:
-            files = tuple(file for file in find_sources(self._files, paths).files if file.length) if paths else ()
-        except SourceError as error:
+        statuses = {path: self._files.status(path) for path in self._planned(batch)}
+        missing = [path for path, status in statuses.items() if status is None]
+        if missing and not self._skip_missing:
             raise SourceError(
-                f"{error}, and micro-batch {batch} of the stream has it: put it back, or pass --skip-missing to go on "
-                "without it"
-            ) from error
-        return BatchFiles(SourceFiles(files, self._base(paths)) if files else None, missing)
+                f"source {missing[0]} does not exist, and micro-batch {batch} of the stream has it: put it back, or "
+                "pass --skip-missing to go on without it"
+            )
+        files = sorted(status for status in statuses.values() if status is not None)
+        sources = SourceFiles(tuple(file for file in files if file.length), self._base([file.path for file in files]))
+        return BatchFiles(sources if sources.files else None, len(missing))
 
     def _planned(self, batch: int) -> Iterator[str]:
         """Read from the checkpoint which files a batch has.
