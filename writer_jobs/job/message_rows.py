@@ -211,7 +211,7 @@ def placed(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobA
 
 
 def _of_event_time(value: Column, kind: DataType) -> Iterator[Column]:
-    """Yield why rows with such an event time have no place; null of all unknown."""
+    """Yield the reasons why a row's event time cannot be used; null for a good one."""
     read_as = _moment_or(kind)
     moment = exact_cast(value, read_as) if isinstance(kind, StringType) else value
     yield F.when(moment.isNull(), "the event time is no moment")
