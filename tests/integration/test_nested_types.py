@@ -24,6 +24,7 @@ TABLE = (
     f"CREATE TABLE {{t}} ({COLUMNS}) USING delta",
     "INSERT INTO {t} SELECT 1, timestamp'2026-01-01 00:00:00Z', 1, named_struct('street', 'A'), null, null",
 )
+COLUMN_MAPPING = "spark.databricks.delta.properties.defaults.columnMapping.mode"
 UPSERT = ("--keys", "id", "--sequence-by", "n")
 STREAM = ("--keys", "id", "--event-time", "at", "--sequence-by", "n", "--trigger", "available-now")
 NEW_FIELDS = {
@@ -195,9 +196,15 @@ def test_a_repetition_may_have_other_field_orders_and_narrower_types(
 
 
 def test_column_mapping_is_named_and_creates_the_table(
-    run_job: Callable[..., Any], csv_file: Callable[..., Path], spark: SparkSession, table: Path, tmp_path: Path
+    run_job: Callable[..., Any],
+    csv_file: Callable[..., Path],
+    spark: SparkSession,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     keys = ("--keys", "Flight No.", "--sequence-by", "n")
+    spark.conf.set(COLUMN_MAPPING, "none")
+    request.addfinalizer(lambda: spark.conf.unset(COLUMN_MAPPING))
     source = csv_file("s.csv", 'Flight No.,n,"a,b"', [("LH 1", 1, "x")])
     for job in (("append",), ("overwrite",), ("upsert", *keys)):
         place = tmp_path / job[0]
@@ -207,6 +214,7 @@ def test_column_mapping_is_named_and_creates_the_table(
         outcome = run_job(job[0], "--table", place, *job[1:], "--source", source, "--column-mapping")
         assert outcome.code == 0, outcome.error
         assert [tuple(row) for row in spark.read.format("delta").load(str(place)).collect()] == [("LH 1", 1, "x")]
+        assert spark.conf.get(COLUMN_MAPPING) == "none"
     place = tmp_path / "upsert"
     news = csv_file("n.csv", 'Flight No.,n,"a,b","(c)"', [("LH 1", 2, "y", 3), ("LH 2", 1, "z", 4)])
     outcome = run_job("upsert", "--table", place, *keys, "--source", news, "--schema-evolution")

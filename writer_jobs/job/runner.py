@@ -191,6 +191,7 @@ def failing_store_is_a_failed_write(table: str) -> Iterator[None]:
 def _session(program: str, settings: Mapping[str, str], *, verbose: bool) -> Iterator[SparkSession]:
     ours = running_session() is None
     spark = build_session(program, log_level="WARN" if verbose else "FATAL")
+    previous = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
     try:
@@ -200,8 +201,8 @@ def _session(program: str, settings: Mapping[str, str], *, verbose: bool) -> Ite
             if ours:
                 spark.stop()
             else:
-                for name in settings:
-                    spark.conf.unset(name)
+                for name, setting in previous.items():
+                    spark.conf.unset(name) if setting is None else spark.conf.set(name, setting)
 
 
 def _report(arguments: JobArguments) -> Report | None:
