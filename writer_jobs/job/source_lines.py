@@ -7,7 +7,7 @@ passes over what follows the first object of a line. None of them reports it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window
@@ -85,14 +85,14 @@ def _is_like_ascii(encoding: str) -> bool:
         return False
 
 
-def check_csv(lines: DataFrame, lines_of_newlines: DataFrame, syntax: CsvSyntax) -> dict[str, str]:
+def check_csv(lines: DataFrame, newline_lines: Callable[[], DataFrame], syntax: CsvSyntax) -> dict[str, str]:
     """Return the options that Spark's reader needs to read CSV files by RFC 4180.
 
     Rows without newlines in quotes need none, so that a large file is read by several tasks.
 
     Args:
         lines: ``value`` and ``_metadata`` of the files' lines, as Spark's reader divides them.
-        lines_of_newlines: the same, divided at each line feed alone.
+        newline_lines: Returns the same, divided at each line feed alone.
         syntax: of the files.
 
     Raises:
@@ -127,7 +127,7 @@ def check_csv(lines: DataFrame, lines_of_newlines: DataFrame, syntax: CsvSyntax)
         return {}
     if syntax.is_one_line:
         raise LinesError("a line ends within quotes, or quotes are malformed: give --option multiLine=true")
-    return {"multiLine": "true", "lineSep": _line_separator(lines_of_newlines, syntax)}
+    return {"multiLine": "true", "lineSep": _line_separator(newline_lines(), syntax)}
 
 
 def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:

@@ -244,7 +244,7 @@ class SourceReader:
                 separator = {"lineSep": self._given["linesep"]} if "linesep" in self._given else {}
                 check_json(self._lines(**documents, **separator), self._given)
                 return {}
-            return check_csv(self._lines(), self._lines(lineSep="\n"), CsvSyntax.of(self._given))
+            return check_csv(self._lines(), lambda: self._lines(lineSep="\n"), CsvSyntax.of(self._given))
 
     def _lines(self, **options: str) -> DataFrame:
         return self._load(self._spark.read.format("text").options(**_NO_FILE_LESS, **options))
