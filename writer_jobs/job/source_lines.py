@@ -114,9 +114,7 @@ def check_csv(lines: DataFrame, newline_lines: Callable[[], DataFrame], syntax: 
         F.first(F.when(damaged, file), ignorenulls=True).alias("damaged"),
         F.max(is_open).alias("is_open"),
         F.first(F.when(bare, _sample(value, file)), ignorenulls=True).alias("bare"),
-    ).first()
-    if result is None:
-        return {}
+    ).collect()[0]
     if result.damaged is not None:
         raise LinesError(f"{result.damaged} has bytes that are not UTF-8: give --option encoding=…")
     if not result.is_open:
@@ -168,10 +166,10 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
         F.max(~F.col("is_open") & F.col("is_crlf")).alias("crlf"),
         # The last line may have no newline at all.
         F.max(~F.col("is_open") & ~F.col("is_last") & ~F.col("is_crlf")).alias("lf"),
-    ).first()
-    if result is None or result.bad is not None:
+    ).collect()[0]
+    if result.bad is not None:
         raise LinesError(
-            f"{result and result.bad} has malformed quotes, quotes that are not closed, or a CR outside quotes: {_HINT}"
+            f"{result.bad} has malformed quotes, quotes that are not closed, or a CR outside quotes: {_HINT}"
         )
     if result.crlf and result.lf:
         raise LinesError(
@@ -199,10 +197,10 @@ def check_json(documents: DataFrame, options: Mapping[str, str]) -> None:
     is_end = F.coalesce(F.try_variant_get(parsed, "$[1]", "bigint") == end_mark(value), F.expr("false"))
     is_one = F.is_valid_utf8(value) & is_end
     bad = value.rlike(r"\S") & ~is_one
-    result = documents.agg(F.first(F.when(bad, _sample(value, file)), ignorenulls=True).alias("bad")).first()
-    if result is not None and result.bad is not None:
+    sample = documents.agg(F.first(F.when(bad, _sample(value, file)), ignorenulls=True)).collect()[0][0]
+    if sample is not None:
         raise LinesError(
-            f"{result.bad.file} has {result.bad.sample!r}, which is not one JSON object in UTF-8 that names each field "
+            f"{sample.file} has {sample.sample!r}, which is not one JSON object in UTF-8 that names each field "
             "once: write one object per line"
         )
 

@@ -222,10 +222,10 @@ class SourceReader:
             for field in inferred
         )
         try:
-            row = texts.agg(*change).first()
+            row = texts.agg(*change).collect()[0]
         except (*JVM_ERRORS, PySparkException) as error:
             raise WriteFailedError(table=self._table, reason=one_sentence(error)) from error
-        changed = {name for name, is_changed in (row.asDict() if row else {}).items() if is_changed}
+        changed = {name for name, is_changed in row.asDict().items() if is_changed}
         return StructType(
             [StructField(field.name, StringType() if field.name in changed else field.dataType) for field in schema]
         )
