@@ -46,7 +46,7 @@ class SourceValues:
     Args:
         spark: the session.
         file_format: ``csv``, ``json`` or ``parquet``.
-        options: of the user, for Spark's reader.
+        options: of the user, for Spark's reader, with lower-case names.
         folder_columns: columns whose values are in names of folders.
 
     Raises:
@@ -59,7 +59,7 @@ class SourceValues:
     ) -> None:
         self._spark = spark
         self._is_text = file_format in ("csv", "json")
-        self._options = {name.lower(): value for name, value in options.items()}
+        self._options = options
         self._folder_columns = folder_columns
         zone = str(spark.conf.get("spark.sql.session.timeZone"))
         if self._options.get("timezone", zone) != zone:

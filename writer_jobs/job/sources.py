@@ -68,19 +68,20 @@ class SourceReader:
     def __init__(
         self, spark: SparkSession, sources: SourceFiles, file_format: str, options: Mapping[str, str], table: str
     ) -> None:
-        given = {name.lower() for name in options}
-        defaults = {name: value for name, value in _DEFAULT_OPTIONS[file_format].items() if name.lower() not in given}
+        self._given = {name.lower(): value for name, value in options.items()}
+        defaults = {
+            name: value for name, value in _DEFAULT_OPTIONS[file_format].items() if name.lower() not in self._given
+        }
         #: All options of the reader, in effect.
         self.options = {**defaults, **options, **({"basePath": sources.base} if sources.base else {})}
         self._effective = {name.lower(): value.lower() for name, value in self.options.items()}
-        self._given = {name.lower(): value for name, value in options.items()}
         if file_format == "json" and not is_utf8(encoding_of(self._given)):
             raise SourceError("JSON is read as UTF-8 alone (RFC 8259): convert the files, and drop --option encoding")
         if file_format == "json" and self._effective.get("multiline") == "true" and sources.are_compressed:
             # Spark reads numbers again from the file, which it cannot where the file is compressed.
             raise SourceError("JSON files with --option multiLine=true must not be compressed: decompress them")
         self._folder_columns = set(sources.folder_columns)
-        self._values = SourceValues(spark, file_format, options, self._folder_columns)
+        self._values = SourceValues(spark, file_format, self._given, self._folder_columns)
         self._spark = spark
         self._paths = [escaped(file.path) for file in sources.files]
         self._format = file_format
@@ -136,7 +137,8 @@ class SourceReader:
         """Return by folded name the types of the table for columns that are read with them."""
         types = {self._fold(field.name): field.dataType for field in target.schema}
         if self._format == "parquet":
-            return {name: kind for name, kind in types.items() if name in map(self._fold, self._folder_columns)}
+            folder_columns = set(map(self._fold, self._folder_columns))
+            return {name: kind for name, kind in types.items() if name in folder_columns}
         return types
 
     def _types_to_read(self, schema: StructType, types: Mapping[str, DataType], *, widens: bool = False) -> StructType:
