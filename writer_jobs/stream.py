@@ -43,7 +43,8 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
 
     def apply(found: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
         result = into.apply(partial(source.batch, found, txn[1]), txn, holding)
-        totals.add(result.arrived + result.already_applied, result.dead_letters, result.dead_reason)
+        is_applied = result.arrived > 0 or result.already_applied
+        totals.add(result.dead_letters, result.dead_reason, is_applied=is_applied)
         return result
 
     with failing_store_is_a_failed_write(writer.table):

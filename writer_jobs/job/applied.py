@@ -8,7 +8,7 @@ from writer_jobs.writer import LockedDeltaWriter
 
 
 class AppliedTotals:
-    """Count applied changes and dead letters of a run.
+    """Record for a run whether changes were applied, and count its dead letters and filtered events.
 
     Args:
         writer: Writer of the table.
@@ -19,20 +19,21 @@ class AppliedTotals:
     def __init__(self, writer: LockedDeltaWriter, source_tables: tuple[str, ...] = ()) -> None:
         self._writer = writer
         self._source_tables = source_tables
-        self._applied = self._dead = self._filtered = 0
+        self._is_applied = False
+        self._dead = self._filtered = 0
         self._dead_reason: str | None = None
 
-    def add(self, applied: int, dead_letters: int, dead_reason: str | None = None, filtered: int = 0) -> None:
+    def add(self, dead_letters: int, dead_reason: str | None = None, filtered: int = 0, *, is_applied: bool) -> None:
         """Add a batch.
 
         Args:
-            applied: Number of rows or changes that were applied, or were in the table before.
             dead_letters: Number of messages that were set aside.
             dead_reason: The most frequent reason.
             filtered: Number of events of other source tables.
+            is_applied: Whether rows or changes were applied, or were in the table before.
 
         """
-        self._applied += applied
+        self._is_applied |= is_applied
         self._dead += dead_letters
         self._dead_reason = dead_reason or self._dead_reason
         self._filtered += filtered
@@ -47,7 +48,7 @@ class AppliedTotals:
             NothingAppliedError: Each message was a dead letter, or of a source table that is not the table's.
 
         """
-        if self._applied or not (self._dead or (self._filtered and not self._is_bound())):
+        if self._is_applied or not (self._dead or (self._filtered and not self._is_bound())):
             return
         reasons = []
         if self._dead:

@@ -68,7 +68,7 @@ class Feed:
 
         """
         result = self._apply(messages, txn, holding, metadata)
-        self.totals.add(result.changes, result.dead_letters, result.dead_reason, result.filtered)
+        self.totals.add(result.dead_letters, result.dead_reason, result.filtered, is_applied=result.changes > 0)
         return result
 
     def _apply(
