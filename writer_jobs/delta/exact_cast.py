@@ -26,6 +26,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+MOST_DIGITS = 38
+"""Digits of the largest ``decimal``."""
+EXACT_DIGITS: dict[type[DataType], int] = {FloatType: 6, DoubleType: 15}
+"""Decimal digits that a type keeps in every number (``FLT_DIG`` and ``DBL_DIG`` of C)."""
+DOUBLE_DIGITS = 17
+"""Significant digits after which a ``double`` has no others (IEEE 754)."""
 # Java's "$" also matches before a newline at the end; "\\z" does not.
 _WHOLE = r"^[+-]?\d+\z"
 _NUMBER = r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?\z"
@@ -36,11 +42,8 @@ _ZONE = r" ?(Z|UTC|GMT|[+-]\d{1,2}(:?\d{2})?(:?\d{2})?|[A-Z][A-Za-z_]+(/[A-Za-z_
 _DATE = rf"^{_DAY}([T ]0{{1,2}}:00(:00(\.0+)?)?)?\z"
 _LOCAL = rf"^{_DAY}([T ]{_TIME})?\z"
 _ZONED = rf"^{_DAY}[T ]{_TIME}{_ZONE}\z"
-_MOST_DIGITS = 38
 _LONG_LIMIT = float(1 << 63)
 _DAY_MICROS = 24 * 60 * 60 * 1_000_000
-_EXACT_DIGITS: dict[type[DataType], int] = {FloatType: 6, DoubleType: 15}
-"""Decimal digits that a type keeps in every number (``FLT_DIG`` and ``DBL_DIG`` of C)."""
 
 
 def exact_cast(text: Column, target: DataType) -> Column:
@@ -112,12 +115,12 @@ def _floating(text: Column, target: DataType) -> Column:
     digits = _significant_digits(text)
     is_zero = (value == F.lit(0).cast(target)) & (digits != "")
     is_kept = (
-        (F.length(digits) <= _EXACT_DIGITS[type(target)])
+        (F.length(digits) <= EXACT_DIGITS[type(target)])
         | (digits == _significant_digits(value.cast("string")))
-        | F.coalesce(text.try_cast(DecimalType(_MOST_DIGITS, 0)) == integer, F.expr("false"))
+        | F.coalesce(text.try_cast(DecimalType(MOST_DIGITS, 0)) == integer, F.expr("false"))
     )
     number = text.rlike(_NUMBER) & finite & ~is_zero & ((_decimal_places(text) > 0) | is_kept)
-    half = _EXACT_DIGITS[type(target)] // 2
+    half = EXACT_DIGITS[type(target)] // 2
     return F.when(text.rlike(_plain(half, half)), value).when(number | F.lower(text).isin(*_NOT_FINITE), value)
 
 

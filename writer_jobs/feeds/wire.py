@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import DoubleType
 
-MOST_DIGITS = 38
-"""Digits of the largest ``decimal``."""
-EXACT_DIGITS = 15
-"""Significant digits that a ``double`` keeps of any decimal number (IEEE 754)."""
-DOUBLE_DIGITS = 17
-"""Significant digits after which a ``double`` has no others (IEEE 754)."""
+from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, EXACT_DIGITS, MOST_DIGITS
+
 _STRINGS = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 _NUMBERS = rf"{_STRINGS}|(-?\d[\d.]*(?:[eE][+-]?\d+)?)"
-_MAYBE_TOO_LONG = rf"\d[\d.]{{{MOST_DIGITS},}}|\d[\d.]{{{EXACT_DIGITS},}}[eE]|\d[eE][+-]?\d{{3,}}"
+_MAYBE_TOO_LONG = rf"\d[\d.]{{{MOST_DIGITS},}}|\d[\d.]{{{EXACT_DIGITS[DoubleType]},}}[eE]|\d[eE][+-]?\d{{3,}}"
 
 
 def sign_extended(hexed: Column, size: int) -> Column:
@@ -75,12 +72,12 @@ def has_long_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:
 
 def _is_changed(number: Column, most_digits: int) -> Column:
     stored, exponent = number.try_cast("double"), number.rlike("[eE]")
-    digits = significant_digits(F.regexp_replace(number, r"[eE].*\z", ""))
+    digits = significant_digits(number)
     overflow = stored.isin(float("inf"), float("-inf")) | ((stored == 0) & (digits > 0))
     most = F.when(exponent, most_digits).otherwise(MOST_DIGITS)
     return (number != "") & ((digits > most) | (exponent & overflow))
 
 
 def significant_digits(number: Column) -> Column:
-    """Return the number of digits of a number's text, without zeros at its beginning."""
-    return F.length(F.regexp_replace(F.regexp_replace(number, r"[-.]", ""), "^0+", ""))
+    """Return the number of digits of a number's text before its exponent, without zeros at its beginning."""
+    return F.length(F.regexp_replace(F.regexp_replace(number, r"[-.]|[eE].*\z", ""), "^0+", ""))

@@ -27,14 +27,14 @@ from pyspark.sql.types import (
 from writer_jobs.arrivals.lateness import EVENT_RANGE, event_micros, is_event_time
 from writer_jobs.arrivals.stream import RowBatch
 from writer_jobs.changes.kept import Kept
-from writer_jobs.delta.exact_cast import exact_cast
+from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, EXACT_DIGITS, exact_cast
 from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, first_misfit, from_text, has_any, misfit_sentence
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.partition_values import partition_types, unstorable_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.debezium.json_values import path as variant_path
-from writer_jobs.feeds.wire import DOUBLE_DIGITS, EXACT_DIGITS, has_long_number, listed, only_one
+from writer_jobs.feeds.wire import has_long_number, listed, only_one
 from writer_jobs.job.stream_job_arguments import StreamJobArguments
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -119,7 +119,7 @@ def _misfit(text: Column, row: Column, schema: StructType) -> Column:
         is_too_large = value.endswith("Infinity") & ~text.contains('Infinity"')
         is_changed = _value(value, target).isNull()
         if isinstance(target, DecimalType | FloatType | DoubleType):
-            digits = EXACT_DIGITS if isinstance(target, DecimalType) else DOUBLE_DIGITS
+            digits = EXACT_DIGITS[DoubleType] if isinstance(target, DecimalType) else DOUBLE_DIGITS
             is_changed = is_changed | is_too_large | has_long_number(text, digits)
         return F.when(value.isNotNull() & is_changed, misfit_sentence(value, target, path))
 

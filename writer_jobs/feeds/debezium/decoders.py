@@ -37,11 +37,10 @@ from pyspark.sql.types import (
     VariantType,
 )
 
+from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, MOST_DIGITS
 from writer_jobs.delta.type_differences import DIGITS, holds, wider_of
 from writer_jobs.feeds.debezium.json_values import Decoder
 
-_MOST_DIGITS = 38
-_DOUBLE_DIGITS = 17
 _DEBEZIUM, _CONNECT = "io.debezium.time.", "org.apache.kafka.connect.data."
 
 
@@ -113,7 +112,7 @@ def _with_digits(kind: DataType, values: DataType | None) -> DataType | None:
     # Spark takes every JSON number without a point for one of 20 digits.
     more = values.precision - values.scale > max(digits, DIGITS[LongType])
     wider = DecimalType(
-        min(_MOST_DIGITS, (values.precision - values.scale if more else digits) + max(scale, values.scale)),
+        min(MOST_DIGITS, (values.precision - values.scale if more else digits) + max(scale, values.scale)),
         max(scale, values.scale),
     )
     fits = wider.precision - wider.scale >= digits and (more or wider.scale > scale)
@@ -124,7 +123,7 @@ def of_inferred(kind: DataType) -> Decoder | None:
     """Return the decoder of values of which Spark has inferred a type; None if all are null."""
     if isinstance(kind, NullType):
         return None
-    if isinstance(kind, DecimalType) and kind.precision <= _DOUBLE_DIGITS:
+    if isinstance(kind, DecimalType) and kind.precision <= DOUBLE_DIGITS:
         # What was written with a point, as doubles are.
         return Decoder(DoubleType())
     if isinstance(kind, StructType):
@@ -167,8 +166,8 @@ def _map(value: Decoder) -> Decoder:
 
 
 def _decimal(parameters: Mapping[str, str]) -> Decoder:
-    scale, precision = int(parameters["scale"]), int(parameters.get("connect.decimal.precision", _MOST_DIGITS))
-    fits = 0 <= scale <= precision <= _MOST_DIGITS
+    scale, precision = int(parameters["scale"]), int(parameters.get("connect.decimal.precision", MOST_DIGITS))
+    fits = 0 <= scale <= precision <= MOST_DIGITS
     return Decoder(DecimalType(precision, scale) if fits else StringType(), "unscaled", scale)
 
 

@@ -31,8 +31,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from writer_jobs.delta.exact_cast import exact_cast, has_exact_cast
-from writer_jobs.feeds.wire import DOUBLE_DIGITS, MOST_DIGITS, sign_extended, significant_digits, whole_number
+from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, MOST_DIGITS, exact_cast, has_exact_cast
+from writer_jobs.feeds.wire import sign_extended, significant_digits, whole_number
 
 _LONG_DIGITS = 18
 _MOST_BYTES = 16
@@ -175,7 +175,7 @@ def _plain(decoder: Decoder, value: Column) -> Column:
         return exact_cast(F.coalesce(_number(value), _decimal_string(value)), kind)
     if isinstance(kind, FloatType | DoubleType):
         number, name = _number(value), _string(value)
-        fits = F.when(significant_digits(F.regexp_replace(number, r"E.*\z", "")) <= DOUBLE_DIGITS, number)
+        fits = F.when(significant_digits(number) <= DOUBLE_DIGITS, number)
         return exact_cast(F.coalesce(fits, F.when(name.isin(*_NOT_FINITE), name)), kind)
     return exact_cast(_number(value), kind) if has_exact_cast(kind) else F.lit(None).cast(kind)
 

@@ -28,12 +28,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from writer_jobs.delta.exact_cast import exact_cast
+from writer_jobs.delta.exact_cast import MOST_DIGITS, exact_cast
 from writer_jobs.errors import MappingError
 from writer_jobs.feeds.wire import whole_number
 
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
-_MOST_DIGITS = 38
 _SCALE_BYTES = 4
 _MOST_UNSCALED_BYTES = 8
 _TEXT = "text:"
@@ -139,8 +138,8 @@ def _decimal(name: str) -> DecimalType | None:
     if found is None:
         return None
     precision, scale = map(int, found.groups())
-    if not 1 <= precision <= _MOST_DIGITS or scale > precision:
-        raise MappingError(f"{name}: a decimal has 1 to {_MOST_DIGITS} digits, and its scale is not larger")
+    if not 1 <= precision <= MOST_DIGITS or scale > precision:
+        raise MappingError(f"{name}: a decimal has 1 to {MOST_DIGITS} digits, and its scale is not larger")
     return DecimalType(precision, scale)
 
 
