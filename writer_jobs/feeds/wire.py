@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DoubleType
@@ -26,33 +28,59 @@ def whole_number(octets: Column) -> Column:
     return F.conv(sign_extended(F.hex(octets), 8), 16, -10)
 
 
-def listed(text: Column) -> Column:
-    """Parse JSON as the elements of a list with :func:`end_mark` at its end.
+def only_value(text: Column, parse: Callable[[Column], Column] = F.try_parse_json) -> Column:
+    """Return the parsed value of a text; null unless the text is exactly one JSON value in UTF-8.
 
-    Spark's parser passes over what follows a value. The mark shows that it came to the end of the text.
-
-    Null if the text is not UTF-8, is no JSON, or names a field twice.
-    """
-    return F.try_parse_json(
-        F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit(","), end_mark(text), F.lit("]"))
-    )
-
-
-def end_mark(text: Column) -> Column:
-    """Return a number to put behind a text, which the text cannot contain unless by intent: its hash."""
-    return F.xxhash64(text)
-
-
-def only_one(elements: Column, text: Column) -> Column:
-    """Return the value of a text; null if it has none, or several, or anything behind its value.
+    Spark's parser passes over what follows a value. So the text is parsed as a list that ends with the hash of the
+    text, which shows that the parser came to the end.
 
     Args:
-        elements: what :func:`listed` returns for the text.
-        text: the text.
+        text: The JSON.
+        parse: Returns the variant of a text, null if it is no JSON or names a field twice.
 
     """
-    first = F.try_variant_get(elements, "$[0]", "variant")
-    return F.when(F.try_variant_get(elements, "$[1]", "bigint") == end_mark(text), first)
+    mark = F.xxhash64(text)
+    values = parse(F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit("\n,"), mark, F.lit("]")))
+
+    def first(pair: Column) -> Column:
+        last = F.try_variant_get(pair["values"], "$[1]", "bigint")
+        return F.when(last == pair["mark"], F.try_variant_get(pair["values"], "$[0]", "variant"))
+
+    return once(F.struct(values.alias("values"), mark.alias("mark")), first)
+
+
+def is_object(value: Column) -> Column:
+    """Return whether a parsed value is an object."""
+    return F.try_variant_get(value, "$", "struct<_: variant>").isNotNull()
+
+
+def text_of(value: Column) -> Column:
+    """Return a scalar's text, or the JSON of anything else."""
+    return F.try_variant_get(value, "$", "string")
+
+
+def member(value: Column, *names: str) -> Column:
+    """Return a part of a parsed value; null if there is none, or if it is JSON's null."""
+    part = F.try_variant_get(value, path(*names), "variant")
+    return F.when(~F.is_variant_null(part), part)
+
+
+def path(*names: str) -> str:
+    """Return the path to a part of a parsed value, for ``try_variant_get``."""
+    quote = "'" if any('"' in name for name in names) else '"'
+    return "$" + "".join(f"[{quote}{name}{quote}]" for name in names)
+
+
+def once(value: Column, then: Callable[[Column], Column]) -> Column:
+    """Compute a value once for an expression that needs it several times.
+
+    Args:
+        value: A value.
+        then: Returns the expression. It must not name columns: in the expression, Spark takes an alias of the same
+            ``select`` for the column of this name.
+
+    """
+    return F.transform(F.array(value), then)[0]
 
 
 def has_long_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:

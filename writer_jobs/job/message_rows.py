@@ -33,8 +33,8 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.partition_values import partition_types, unstorable_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
-from writer_jobs.feeds.debezium.json_values import path as variant_path
-from writer_jobs.feeds.wire import has_long_number, listed, only_one
+from writer_jobs.feeds.wire import has_long_number, only_value
+from writer_jobs.feeds.wire import path as variant_path
 from writer_jobs.job.stream_job_arguments import StreamJobArguments
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -83,7 +83,7 @@ class JsonValues:
         """
         text = F.col("value").cast("string")
         as_texts = as_text(self._schema, _TEXTS)
-        document = only_one(listed(text), text)
+        document = only_value(text)
         # It finds values of other kinds, and makes a double of a number that is read as text: a variant has its digits.
         checked = F.from_json(
             text, StructType([*as_texts, StructField(_CORRUPT, StringType())]), {"columnNameOfCorruptRecord": _CORRUPT}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.feeds.wire import end_mark
+from writer_jobs.feeds.wire import only_value
 
 _LONGEST_SAMPLE = 80
 # Stands for two quotes; no character of texts (Unicode, noncharacters).
@@ -192,11 +192,8 @@ def check_json(documents: DataFrame, options: Mapping[str, str]) -> None:
     """
     value, file = F.col("value"), F.col("_metadata.file_path")
     allowed = {name: option for name, option in options.items() if name.startswith("allow")}
-    # Spark's parser ends with the first value: the mark shows that it came to the end.
-    parsed = F.from_json(F.concat(F.lit("["), value, F.lit("\n,"), end_mark(value), F.lit("]")), "variant", allowed)
-    is_end = F.coalesce(F.try_variant_get(parsed, "$[1]", "bigint") == end_mark(value), F.expr("false"))
-    is_one = F.is_valid_utf8(value) & is_end
-    bad = value.rlike(r"\S") & ~is_one
+    document = only_value(value, lambda text: F.from_json(text, "variant", allowed))
+    bad = value.rlike(r"\S") & document.isNull()
     sample = documents.agg(F.first(F.when(bad, _sample(value, file)), ignorenulls=True)).collect()[0][0]
     if sample is not None:
         raise LinesError(

@@ -44,8 +44,9 @@ from writer_jobs.feeds.debezium.decoders import (
     struct_ddl,
 )
 from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TRUNCATE, parsed
-from writer_jobs.feeds.debezium.json_values import Decoder, member, path
+from writer_jobs.feeds.debezium.json_values import Decoder
 from writer_jobs.feeds.debezium.positions import is_known, position, source_of
+from writer_jobs.feeds.wire import member, path
 
 #: Columns beside the row's.
 ORDER, DELETES = "__sluice_order", "__sluice_deletes"

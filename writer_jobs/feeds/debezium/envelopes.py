@@ -13,8 +13,7 @@ from operator import or_
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.feeds.debezium.json_values import is_object, member, path
-from writer_jobs.feeds.wire import has_long_number, listed, only_one
+from writer_jobs.feeds.wire import has_long_number, is_object, member, once, only_value, path
 
 #: Operations that change a row.
 ROW_OPS = ("c", "r", "u", "d")
@@ -39,14 +38,8 @@ def parsed(messages: DataFrame, source_tables: Collection[str] = ()) -> DataFram
     text, key_text = F.col("value").cast("string"), F.col("key").cast("string")
     read = messages.select(
         *("key", "value", "origin"),
-        listed(text).alias("all"),
-        listed(key_text).alias("keys"),
-    )
-    whole = only_one(F.col("all"), text)
-    read = read.select(
-        *("key", "value", "origin"),
-        F.when(is_object(whole), whole).alias("whole"),
-        F.try_variant_get("keys", "$[0]", "variant").alias("whole_key"),
+        once(only_value(text), lambda whole: F.when(is_object(whole), whole)).alias("whole"),
+        only_value(key_text).alias("whole_key"),
     )
     whole = F.col("whole")
     # A line of a file that has both parts of a message.

@@ -32,7 +32,16 @@ from pyspark.sql.types import (
 )
 
 from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, MOST_DIGITS, exact_cast, has_exact_cast
-from writer_jobs.feeds.wire import sign_extended, significant_digits, whole_number
+from writer_jobs.feeds.wire import (
+    is_object,
+    member,
+    once,
+    path,
+    sign_extended,
+    significant_digits,
+    text_of,
+    whole_number,
+)
 
 _LONG_DIGITS = 18
 _MOST_BYTES = 16
@@ -121,33 +130,6 @@ class Decoder:
 
 
 # -- JSON types --------------------------------------------------------------------------------------------------------
-
-
-def is_object(value: Column) -> Column:
-    """Tell whether a parsed value is an object."""
-    return F.try_variant_get(value, "$", "struct<_: variant>").isNotNull()
-
-
-def text_of(value: Column) -> Column:
-    """Return a scalar's text, or the JSON of anything else."""
-    return F.try_variant_get(value, "$", "string")
-
-
-def member(value: Column, *names: str) -> Column:
-    """Return a part of a parsed value; null if there is none, or if it is JSON's null."""
-    part = F.try_variant_get(value, path(*names), "variant")
-    return F.when(~F.is_variant_null(part), part)
-
-
-def path(*names: str) -> str:
-    """Return the path to a part of a parsed value."""
-    quote = "'" if any('"' in name for name in names) else '"'
-    return "$" + "".join(f"[{quote}{name}{quote}]" for name in names)
-
-
-def once(value: Column, then: Callable[[Column], Column]) -> Column:
-    """Compute a value once for an expression that needs it several times."""
-    return F.transform(F.array(value), then)[0]
 
 
 def _string(value: Column) -> Column:

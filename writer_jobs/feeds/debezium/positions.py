@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.feeds.debezium.json_values import path
+from writer_jobs.feeds.wire import path
 
 _INT, _LONG, _SCN, _RS_ID = 10, 20, 38, 32
 _NO_LSN = "00000000:00000000:0000"

@@ -12,7 +12,7 @@ from writer_jobs.changes.spec import DELETED, SEQ
 from writer_jobs.delta.partition_values import unstorable_text
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
-from writer_jobs.feeds.wire import listed, only_one
+from writer_jobs.feeds.wire import only_value
 
 #: Types of cells. Source: ``org.apache.hadoop.hbase.KeyValue.Type``.
 PUT, DELETE, DELETE_FAMILY_VERSION, DELETE_COLUMN, DELETE_FAMILY = (
@@ -71,7 +71,7 @@ def cells_of_json(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
     found = messages.select("value", "origin", F.from_json(text, _JSON, options).alias("cell"))
     read = {name: _bytes(F.col(f"cell.{name}"), mapping.encoding) for name in _BYTES}
-    no_json = only_one(listed(text), text).isNull() | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
+    no_json = only_value(text).isNull() | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
     bad = [
         F.when(no_json, "no JSON of one cell"),
         *(
