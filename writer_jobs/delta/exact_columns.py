@@ -39,7 +39,7 @@ INEXACT_TYPES: tuple[type[DataType], ...] = (
 )
 _LONGEST_VALUE = 80
 
-#: Returns a value, or a sentence, for a text; given the text, its type and its path.
+#: Returns a value for a text; given the text, its type and its path.
 Leaf = Callable[[Column, DataType, str], Column]
 
 
@@ -87,33 +87,6 @@ def from_text(value: Column, target: DataType, texts: tuple[type[DataType], ...]
         kind = target.valueType
         return F.transform_values(value, lambda _, item: from_text(item, kind, texts, cast, f"{path}[]"))
     return cast(value, target, path)
-
-
-def first_misfit(value: Column, target: DataType, texts: tuple[type[DataType], ...], misfit: Leaf, path: str) -> Column:
-    """Return a sentence on the first text that is not exactly a value of its type; null if all texts are.
-
-    Args:
-        value: see :func:`from_text`.
-        target: see :func:`from_text`.
-        texts: see :func:`from_text`.
-        misfit: returns the sentence on a text, or null.
-        path: name of the column, for ``misfit``.
-
-    """
-    if not has_any(target, texts):
-        return F.lit(None).cast("string")
-    if isinstance(target, StructType):
-        fields = (
-            first_misfit(value.getField(field.name), field.dataType, texts, misfit, f"{path}.{field.name}".lstrip("."))
-            for field in target
-        )
-        return F.coalesce(*fields)
-    if isinstance(target, ArrayType | MapType):
-        items = F.map_values(value) if isinstance(target, MapType) else value
-        kind = target.valueType if isinstance(target, MapType) else target.elementType
-        sentences = F.transform(items, lambda item: first_misfit(item, kind, texts, misfit, f"{path}[]"))
-        return F.try_element_at(F.array_compact(sentences), F.lit(1))
-    return misfit(value, target, path)
 
 
 def misfit_sentence(text: Column, target: DataType, path: str) -> Column:

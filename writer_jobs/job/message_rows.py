@@ -27,8 +27,8 @@ from pyspark.sql.types import (
 from writer_jobs.arrivals.lateness import EVENT_RANGE, event_micros, is_event_time
 from writer_jobs.arrivals.stream import RowBatch
 from writer_jobs.changes.kept import Kept
-from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, EXACT_DIGITS, exact_cast
-from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, first_misfit, from_text, has_any, misfit_sentence
+from writer_jobs.delta.exact_cast import EXACT_DIGITS, exact_cast
+from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, from_text, has_any, misfit_sentence
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.partition_values import partition_types, unstorable_reason
 from writer_jobs.delta.sql_names import quoted
@@ -43,6 +43,8 @@ ROW = "__sluice_row"
 
 _CORRUPT, _REASON = "__sluice_corrupt", "__sluice_reason"
 _DOCUMENT = "__sluice_document"
+# Whether the message has a number of more digits than VARIANT stores, for a column of type double, or of type decimal.
+_LONG_DOUBLE, _LONG_DECIMAL = "__sluice_long_double", "__sluice_long_decimal"
 _TEXTS = (*INEXACT_TYPES, BinaryType)
 # Variants that are written as they arrived: a number with a fraction or an exponent is not, nor is an object.
 _SAME_TEXT = r"^(STRING|BOOLEAN|BIGINT|DECIMAL\(\d+,0\))\z"
@@ -89,79 +91,73 @@ class JsonValues:
             text, StructType([*as_texts, StructField(_CORRUPT, StringType())]), {"columnNameOfCorruptRecord": _CORRUPT}
         )
         is_bad = document.isNull() | checked.isNull() | checked.getField(_CORRUPT).isNotNull()
-        reasons = (
-            F.when(is_bad, "no JSON of the schema"),
-            _misfit(text, F.col(ROW), self._schema),
-            _loss(F.col(_DOCUMENT), self._schema, ""),
-        )
+        misfit = _misfit(F.col(_DOCUMENT), F.col(ROW), self._schema, "")
+        reason = F.when(is_bad, "no JSON of the schema").otherwise(misfit)
         try:
-            read = messages.select("key", "value", "origin", document.alias(_DOCUMENT))
-            read = read.withColumn(ROW, F.col(_DOCUMENT).try_cast(as_texts)).withColumn(_REASON, F.coalesce(*reasons))
+            read = messages.select(
+                *("key", "value", "origin"),
+                document.alias(_DOCUMENT),
+                has_long_number(text).alias(_LONG_DOUBLE),
+                has_long_number(text, EXACT_DIGITS[DoubleType]).alias(_LONG_DECIMAL),
+            )
+            read = read.withColumn(ROW, F.col(_DOCUMENT).try_cast(as_texts)).withColumn(_REASON, reason)
             row = from_text(F.col(ROW), self._schema, _TEXTS, lambda item, kind, _: _value(item, kind), "")
-            read = read.withColumn(ROW, row).drop(_DOCUMENT)
+            read = read.select("key", "value", "origin", row.alias(ROW), _REASON)
         except PySparkException as error:
             raise SourceError(f"--value-schema: {one_sentence(error)}") from error
         with closing(Kept.of(self._writer.table, read, "messages")) as kept:
             yield placed(kept.rows, self._writer, self._arguments)
 
 
-def _misfit(text: Column, row: Column, schema: StructType) -> Column:
-    """Return why a value of a message would change in its column; null if none would.
-
-    Args:
-        text: of the message.
-        row: its values, of the types that :func:`as_text` returns.
-        schema: names and types.
-
-    """
-
-    def misfit(value: Column, target: DataType, path: str) -> Column:
-        is_too_large = value.endswith("Infinity") & ~text.contains('Infinity"')
-        is_changed = _value(value, target).isNull()
-        if isinstance(target, DecimalType | FloatType | DoubleType):
-            digits = EXACT_DIGITS[DoubleType] if isinstance(target, DecimalType) else DOUBLE_DIGITS
-            is_changed = is_changed | is_too_large | has_long_number(text, digits)
-        return F.when(value.isNotNull() & is_changed, misfit_sentence(value, target, path))
-
-    return first_misfit(row, schema, _TEXTS, misfit, "")
-
-
-def _value(text: Column, target: DataType) -> Column:
-    """Return the value of a text of JSON; null if it is not exactly one."""
-    return F.try_to_binary(text, F.lit("base64")) if isinstance(target, BinaryType) else exact_cast(text, target)
-
-
-def _loss(value: Column, target: DataType, path: str) -> Column:
-    """Return a sentence on a part of a parsed value that its type would lose; null if there is none.
+def _misfit(value: Column, read: Column, target: DataType, path: str) -> Column:
+    """Return a sentence on a part of a parsed value that would change in its type, or be lost; null if there is none.
 
     Fields of the message itself that the schema lacks are not lost: the user chose the columns.
 
     Args:
         value: a variant.
+        read: The value as the type that :func:`as_text` returns.
         target: the type.
         path: name of the column; empty for the whole message.
 
     """
     if isinstance(target, StructType):
         fields = (
-            _loss(F.try_variant_get(value, variant_path(field.name), "variant"), field.dataType, f"{path}.{field.name}")
+            _misfit(
+                F.try_variant_get(value, variant_path(field.name), "variant"),
+                read.getField(field.name),
+                field.dataType,
+                f"{path}.{field.name}".lstrip("."),
+            )
             for field in target
         )
         return F.coalesce(_unknown_field(value, target, path), *fields)
-    if isinstance(target, ArrayType | MapType):
-        kind = target.valueType if isinstance(target, MapType) else target.elementType
-        items = F.try_variant_get(
-            value, "$", "map<string,variant>" if isinstance(target, MapType) else "array<variant>"
-        )
-        items = F.map_values(items) if isinstance(target, MapType) else items
-        losses = F.transform(items, lambda item: _loss(item, kind, f"{path}[]"))
-        return F.try_element_at(F.array_compact(losses), F.lit(1))
-    is_value, name = value.isNotNull() & ~F.is_variant_null(value), path.lstrip(".")
+    if isinstance(target, ArrayType):
+        return _first_misfit(F.try_variant_get(value, "$", "array<variant>"), read, target.elementType, path)
+    if isinstance(target, MapType):
+        values = F.map_values(F.try_variant_get(value, "$", "map<string,variant>"))
+        return _first_misfit(values, F.map_values(read), target.valueType, path)
+    is_value = value.isNotNull() & ~F.is_variant_null(value)
     if isinstance(target, StringType):
         is_lost = ~F.schema_of_variant(value).rlike(_SAME_TEXT)
-        return F.when(is_value & is_lost, f"column {name}: its JSON would be written anew as text; send a JSON string")
-    is_lost = F.try_variant_get(value, "$", as_text(target, _TEXTS).simpleString()).isNull()
-    return F.when(is_value & is_lost, misfit_sentence(F.to_json(value), target, name))
+        return F.when(is_value & is_lost, f"column {path}: its JSON would be written anew as text; send a JSON string")
+    is_changed = (_value(read, target) if isinstance(target, _TEXTS) else read).isNull()
+    if isinstance(target, DecimalType | FloatType | DoubleType):
+        is_too_large = read.endswith("Infinity") & ~F.col("value").cast("string").contains('Infinity"')
+        is_changed |= is_too_large | F.col(_LONG_DECIMAL if isinstance(target, DecimalType) else _LONG_DOUBLE)
+    text = F.coalesce(read.cast("string"), F.to_json(value))
+    return F.when(is_value & is_changed, misfit_sentence(text, target, path))
+
+
+def _first_misfit(values: Column, read: Column, target: DataType, path: str) -> Column:
+    """Return the sentence of :func:`_misfit` on the first item of two arrays that has one; null if none has."""
+    sentences = F.zip_with(values, read, lambda value, item: _misfit(value, item, target, f"{path}[]"))
+    return F.try_element_at(F.array_compact(sentences), F.lit(1))
+
+
+def _value(text: Column, target: DataType) -> Column:
+    """Return the value of a text of JSON; null if it is not exactly one."""
+    return F.try_to_binary(text, F.lit("base64")) if isinstance(target, BinaryType) else exact_cast(text, target)
 
 
 def _unknown_field(value: Column, target: StructType, path: str) -> Column:
