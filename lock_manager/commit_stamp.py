@@ -34,7 +34,7 @@ MAINTENANCE = "maintenance"
 """Key of the note of a commit of maintenance: which action, and of what."""
 CHANGES = "changes"
 """Key of the note of a commit that applied a batch of changes; its value is the batch's id."""
-RUN = "run"
+_RUN = "run"
 """Key of the note of a commit of a run; its value has the run's id and the number of the commit."""
 WATERMARK = "watermark"
 """Key of the note of a commit with rows of a stream: before which event time it has all rows that were in time.
@@ -209,9 +209,22 @@ def maintenance_of(info: Mapping[str, Any]) -> dict[str, Any] | None:
     return _object(_record_of(info, MAINTENANCE)) or None
 
 
+def run_note(run_id: str, commit: int, commits: int, **more: Any) -> dict[str, Any]:
+    """Return the metadata of a commit of a run; :func:`run_of` reads it.
+
+    Args:
+        run_id: Id of the run.
+        commit: Number of the commit, from 1.
+        commits: Number of commits of the run.
+        more: What else the commit records of its run; JSON values.
+
+    """
+    return {_RUN: {"id": run_id, "commit": commit, "commits": commits, **more}}
+
+
 def run_of(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the note of a run in a commit, from its stamp or its note; empty if there is none."""
-    return _object(_record_of(info, RUN))
+    return _object(_record_of(info, _RUN))
 
 
 def watermark_of(info: Mapping[str, Any]) -> tuple[datetime, str | None] | None:

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from lock_manager import Hold
+from lock_manager.commit_stamp import run_note
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import TableState
@@ -188,7 +189,7 @@ class AppendLoad:
                 # Who begins a run makes sure under it that nobody else has begun another one of that name.
                 lock="table" if begins else arguments.lock,
                 hold="write" if first and plan.state is None else arguments.hold,
-                metadata={} if run is None else {"run": self._noted(run, commit)},
+                metadata={} if run is None else self._note(run, commit),
                 before_write=before_write,
             )
             if begins and result.already_committed:
@@ -197,9 +198,9 @@ class AppendLoad:
             self._output.commit(commit, result)
             self._reported = commit
 
-    def _noted(self, run: Run, commit: int) -> dict[str, Any]:
-        noted = {"id": run.run_id, "commit": commit, "commits": self._arguments.commits}
-        return noted if run.digest is None else {**noted, "basis": run.digest}
+    def _note(self, run: Run, commit: int) -> dict[str, Any]:
+        basis = {} if run.digest is None else {"basis": run.digest}
+        return run_note(run.run_id, commit, self._arguments.commits, **basis)
 
     def _settle(self, plan: _Plan) -> None:
         """Under the lock, before the first commit: see that the plan still fits the table, and record the run."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from lock_manager import Hold
-from lock_manager.commit_stamp import RUN
+from lock_manager.commit_stamp import run_note
 from lock_manager.intents import NO_VERSION
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import RunError
@@ -40,7 +40,7 @@ class LoadMark:
     def __init__(self, log: DeltaTableLog, program: str, run_id: str, basis: Mapping[str, Any]) -> None:
         self._log = log
         self._run_id = run_id
-        self.metadata = {RUN: {"id": f"{program}/{run_id}", "commit": 1, "commits": 1}}
+        self.metadata = run_note(f"{program}/{run_id}", 1, 1)
         self.txn = (f"{program}/{run_id}", _transaction_version(basis))
         untimed = [source[:2] for source in basis.get("sources", ())]
         # Of a load that an earlier release made, which hashed no modification times.
