@@ -57,13 +57,13 @@ def _once(context: JobContext[CdcArguments], writer: LockedDeltaWriter) -> None:
         messages = messages_of_files(context.spark, sources, arguments.format, arguments.options, writer.table)
         basis = {"sources": sources.basis}
     feed = Feed(context.spark, arguments, writer)
-    basis = {**arguments.query, **basis}
+    mark = LoadMark.of(context, PROGRAM, writer, {**arguments.query, **basis})
 
-    def apply(mark: LoadMark | None, holding: Callable[[Hold], None]) -> ChangesResult:
+    def apply(holding: Callable[[Hold], None]) -> ChangesResult:
         txn, metadata = (None, None) if mark is None else (mark.txn, mark.metadata)
         return feed.apply(messages, txn, holding, metadata)
 
-    apply_once(context, PROGRAM, writer, basis, apply)
+    apply_once(context, writer, mark, apply)
     feed.totals.refuse_nothing_applied()
 
 

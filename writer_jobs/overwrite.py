@@ -54,8 +54,8 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     writer = LockedDeltaWriter(spark, context.manager, arguments.table)
     context.report(table=writer.table)
     sources = find_sources(HadoopFiles.of(spark), arguments.sources)
-    basis = {**arguments.query, "sources": sources.basis}
-    if is_applied(context, PROGRAM, writer, basis):
+    mark = LoadMark.of(context, PROGRAM, writer, {**arguments.query, "sources": sources.basis})
+    if is_applied(context, mark):
         return
     reader = SourceReader(spark, sources, arguments.format or sources.format, arguments.options, writer.table)
     state = writer.log.state()
@@ -71,7 +71,7 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     some = arguments.replace_where is not None or arguments.dynamic
     keeps_its_own = state is not None and arguments.overwrite_schema and not arguments.partition_by
 
-    def overwrite(mark: LoadMark | None, holding: Callable[[Hold], None]) -> _Overwritten:
+    def overwrite(holding: Callable[[Hold], None]) -> _Overwritten:
         def before_write(hold: Hold) -> None:
             holding(hold)
             # The write names the columns of before the lock: it would undo what another writer did since.
@@ -98,7 +98,7 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
             )
         )
 
-    apply_once(context, PROGRAM, writer, basis, overwrite)
+    apply_once(context, writer, mark, overwrite)
 
 
 def _refuse_bad_predicate(spark: SparkSession, predicate: str, schema: StructType) -> None:

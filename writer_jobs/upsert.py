@@ -17,7 +17,7 @@ try:
 
     from lock_manager import Hold
     from writer_jobs.changes.apply import apply_changes
-    from writer_jobs.changes.result import ChangesResult
+    from writer_jobs.changes.result import COUNTED, ChangesResult
     from writer_jobs.delta.hadoop_files import HadoopFiles
     from writer_jobs.job.file_stream import FileBatches
     from writer_jobs.job.once import LoadMark, apply_once, is_applied
@@ -48,16 +48,16 @@ def _upsert(context: JobContext[UpsertArguments]) -> None:
 def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter) -> None:
     arguments = context.arguments
     sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
-    basis = {**arguments.query, "sources": sources.basis}
-    if is_applied(context, PROGRAM, writer, basis, ChangesResult.of_nothing(writer.table).counts):
+    mark = LoadMark.of(context, PROGRAM, writer, {**arguments.query, "sources": sources.basis})
+    if is_applied(context, mark, (*COUNTED, "newest_sequence", "lag_s")):
         return
     changes = _read(context, writer, sources)
 
-    def apply(mark: LoadMark | None, holding: Callable[[Hold], None]) -> ChangesResult:
+    def apply(holding: Callable[[Hold], None]) -> ChangesResult:
         txn, metadata = (None, None) if mark is None else (mark.txn, mark.metadata)
         return _apply(arguments, writer, changes, txn, holding, metadata)
 
-    apply_once(context, PROGRAM, writer, basis, apply)
+    apply_once(context, writer, mark, apply)
 
 
 def _upsert_stream(context: JobContext[UpsertArguments], writer: LockedDeltaWriter, how: StreamArguments) -> None:

@@ -34,27 +34,53 @@ class LoadMark:
     Attributes:
         txn: ``(txnAppId, txnVersion)``.
         metadata: Metadata of the commit; :meth:`version` searches for it.
+        is_applied: Whether the table had this load at the last :meth:`check`.
 
     """
 
     def __init__(self, log: DeltaTableLog, program: str, run_id: str, basis: Mapping[str, Any]) -> None:
         self._log = log
         self._run_id = run_id
+        self._newest = NO_VERSION
+        self.is_applied = False
         self.metadata = run_note(f"{program}/{run_id}", 1, 1)
         self.txn = (f"{program}/{run_id}", _transaction_version(basis))
         untimed = [source[:2] for source in basis.get("sources", ())]
         # Of a load that an earlier release made, which hashed no modification times.
         self._earlier_version = _transaction_version({**basis, "sources": untimed}) if untimed else NO_VERSION
 
-    def check(self) -> bool:
-        """Return whether the table has this load already.
+    @classmethod
+    def of(
+        cls, context: JobContext[_A], program: str, writer: LockedDeltaWriter, basis: Mapping[str, Any]
+    ) -> LoadMark | None:
+        """Return the checked mark of a job's load; None if the load has no run id.
+
+        Args:
+            context: of the job.
+            program: Name of the job.
+            writer: of the table.
+            basis: Sources and options of the load; JSON values.
+
+        Raises:
+            RunError: The table has another load of this name.
+
+        """
+        if context.arguments.run_id is None:
+            return None
+        mark = cls(writer.log, program, context.arguments.run_id, basis)
+        mark.check()
+        return mark
+
+    def check(self) -> None:
+        """Look up in the newest version of the table whether it has this load.
 
         Raises:
             RunError: The table has another load of this name.
 
         """
         application, version = self.txn
-        last = self._log.head(application).last_transaction
+        head = self._log.head(application)
+        last, self._newest = head.last_transaction, head.version
         if last != NO_VERSION and last == self._earlier_version:
             version = last
             self.txn = (application, version)
@@ -63,11 +89,14 @@ class LoadMark:
                 f"run {self._run_id!r} is in the table, and was of other sources, or had other arguments: choose "
                 "another run id"
             )
-        return last == version
+        self.is_applied = last == version
 
     def version(self) -> int | None:
-        """Return the version of the load's commit; None if the log no longer has it, or an earlier release made it."""
-        return self._log.run_versions(self.txn[0], newest=self._log.head().version).get(1)
+        """Return the version of the load's commit as of the last :meth:`check`.
+
+        None if the log no longer has it, or an earlier release made it.
+        """
+        return self._log.run_versions(self.txn[0], newest=self._newest).get(1)
 
 
 def _transaction_version(basis: Mapping[str, Any]) -> int:
@@ -76,30 +105,18 @@ def _transaction_version(basis: Mapping[str, Any]) -> int:
     return int(hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS], 16)
 
 
-def is_applied(
-    context: JobContext[_A],
-    program: str,
-    writer: LockedDeltaWriter,
-    basis: Mapping[str, Any],
-    counters: Iterable[str] = (),
-) -> bool:
+def is_applied(context: JobContext[_A], mark: LoadMark | None, counters: Iterable[str] = ()) -> bool:
     """Return whether the table has this load already, and print its commit if so; called before the sources are read.
 
     Not for a load that writes something after its commit to the table.
 
     Args:
         context: of the job.
-        program: Name of the job.
-        writer: of the table.
-        basis: Sources and options of the load; JSON values.
+        mark: of the load.
         counters: Names of the counts in the job's line of a commit, which are null in this line.
 
-    Raises:
-        RunError: The table has another load of this name.
-
     """
-    run_id = context.arguments.run_id
-    if run_id is None or not (mark := LoadMark(writer.log, program, run_id, basis)).check():
+    if mark is None or not mark.is_applied:
         return False
     context.output.commit(1, None, **dict.fromkeys(counters), version=mark.version())
     return True
@@ -107,29 +124,24 @@ def is_applied(
 
 def apply_once(
     context: JobContext[_A],
-    program: str,
     writer: LockedDeltaWriter,
-    basis: Mapping[str, Any],
-    apply: Callable[[LoadMark | None, Callable[[Hold], None]], Applied],
+    mark: LoadMark | None,
+    apply: Callable[[Callable[[Hold], None]], Applied],
 ) -> None:
     """Apply one load, and say what became of it.
 
     Args:
         context: of the job.
-        program: its name.
         writer: of the table.
-        basis: what the load is of, for its name.
-        apply: Applies it with the transaction and the metadata of a mark; calls its last argument under the lock.
+        mark: of the load.
+        apply: Applies it with the transaction and the metadata of the mark; calls its argument under the lock.
 
     Raises:
         RunError: its name is of another load.
         SluiceError: what ``apply`` raises.
 
     """
-    output, run_id = context.output, context.arguments.run_id
-    mark = None if run_id is None else LoadMark(writer.log, program, run_id, basis)
-    if mark is not None:
-        mark.check()
+    output, version = context.output, {}
 
     def holding(hold: Hold) -> None:
         if mark is not None:
@@ -138,6 +150,8 @@ def apply_once(
 
     with failing_store_is_a_failed_write(writer.table), context.stop.deferred(writer.cancel):
         output.begun(1, time.time())
-        result = apply(mark, holding)
-        version = {"version": mark.version()} if mark is not None and result.already_applied else {}
+        result = apply(holding)
+        if mark is not None and result.already_applied:
+            mark.check()
+            version = {"version": mark.version()}
         output.commit(1, result.commit, **result.counts, **version, already_committed=result.already_applied)
