@@ -126,10 +126,10 @@ class AppendLoad:
             same = (run for run in before if run.text and run.schema == schema and not run.changes(basis, options))
             run = next(same, None) or Run.begin(run_id, basis, options, schema)
             return _Plan(state, 0, run, schema)
-        run = begun_run(records, log, run_id, head)
+        run, newest = begun_run(records, log, run_id, head)
         check_same_basis(run, basis, options, done)
         # By the recorded schema: the table's may have changed since, and with it the split.
-        return _Plan(state, done, run, run.schema, log.run_versions(run_id, newest=head.version))
+        return _Plan(state, done, run, run.schema, log.run_versions(run_id, newest=newest))
 
     def _records(self, run_id: str) -> RunRecords:
         return RunRecords(self._files, self._writer.location, run_id)

@@ -197,8 +197,8 @@ def split_basis(spark: SparkSession, *, sources: SourceFiles, file_format: str, 
     }
 
 
-def begun_run(records: RunRecords, log: DeltaTableLog, run_id: str, head: Head) -> Run:
-    """Return the record by which a run's commits were made that are in the table.
+def begun_run(records: RunRecords, log: DeltaTableLog, run_id: str, head: Head) -> tuple[Run, int]:
+    """Return the record of a run that has commits in the table, and the newest version that may be one of them.
 
     A record is written before the first commit of its run, so the only one there is it is. Where there are several, the
     newest commit of the run says which one: the log is read backwards until that commit.
@@ -215,8 +215,8 @@ def begun_run(records: RunRecords, log: DeltaTableLog, run_id: str, head: Head) 
 
     """
     if (only := records.only()) is not None:
-        return only
-    note, oldest = log.find_run(run_id, newest=head.version)
+        return only, head.version
+    note, version = log.find_run(run_id, newest=head.version)
     if note is not None:
         digest = note.get("basis")
         run = records.of_earlier_release() if digest is None else records.noted(str(digest))
@@ -227,8 +227,8 @@ def begun_run(records: RunRecords, log: DeltaTableLog, run_id: str, head: Head) 
                 f"they were made is missing or damaged: restore {where}, or choose another run id for the rows that "
                 "are not in the table"
             )
-        return run
-    if oldest > 0 and records.all():
+        return run, version
+    if version > 0 and records.all():
         raise RunError(
             f"run {run_id!r} was begun more than once, and the log no longer has its commits (up to "
             f"{head.last_transaction}), which say by which record: choose another run id for the rows that are not in "
