@@ -624,7 +624,7 @@ def test_what_cannot_be_decoded_is_set_aside_with_its_reason(decoded: Decode) ->
         (None, event("d", 1), "key column id"),
         ({"id": None}, event("d", 1), "key column id"),
         (b"\xff", event("d", 1), "key column id"),
-        (b'{"id": 1} {"id": 2}', event("d", 1), "key column id"),
+        (b'{"id": 1},{"id": 2}', event("d", 1), "key column id"),
         ({"id": 1}, row(n=2**31), "column n does not fit int"),
         ({"id": 1}, row(n=1.5), "column n does not fit int"),
         ({"id": 1}, row(n="x"), "column n does not fit int"),

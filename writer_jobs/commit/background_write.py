@@ -239,4 +239,4 @@ class BackgroundWrite:
             return one_sentence(error)
         # Delta shows both schemas whole, over many lines, or one column of several.
         differences = type_differences(state.schema, self.work.schema())
-        return mismatch(found for found in differences if not found.is_appended) or one_sentence(error)
+        return mismatch(field for field in differences if not field.is_appended) or one_sentence(error)
