@@ -30,7 +30,7 @@ setup: $(LOG_STORE) $(ARCHIVES) ## Make .venv, install the pinned set, bring the
 
 $(READY): requirements.txt pyproject.toml sluice/jars.lock
 	@python=$$(./scripts/find_python.sh) || exit 1; \
-	echo "setting up $(VENV) with $$python (about a minute, 1.5 GB)"; \
+	echo "setting up $(VENV) with $$python (one to three minutes, 2 GB)"; \
 	test -x $(PY) || $$python -m venv $(VENV)
 	@$(PY) -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@$(UV) pip install --quiet -r requirements.txt

@@ -62,7 +62,7 @@ class LogCommit:
         txn_id: Delta's own name of the transaction.
         user_metadata: what the writer said, as it is.
         operation: what it did, in Delta's words.
-        rows: how many it inserted, updated or deleted, None if nothing tells.
+        rows: Number of rows that it wrote, or that MERGE, UPDATE or DELETE changed; None if the log has no number.
         observed: with which error the guard would have refused it, had it not only observed.
         stamp: what it says of its hold, None if it names none.
         adopted_by: the ensemble that adopts the table by it, "" for none; None if it leaves that as it is.
@@ -189,10 +189,12 @@ def parse_commit(version: int, content: bytes) -> LogCommit:
 
 
 def _rows(info: Mapping[str, Any], adds: Sequence[DataFile]) -> int | None:
-    """Count the rows that a commit changed: by its own metrics, else by the statistics of the files that it adds."""
+    """Count the rows that a commit wrote or changed, by its metrics, else by the statistics of the added files."""
     metrics = info.get("operationMetrics")
     metrics = metrics if isinstance(metrics, dict) else {}
-    for names in _ROW_METRICS:
+    # A write with a predicate also has the number of rows that it replaced.
+    written = [("numOutputRows",)] if info.get("operation") == "WRITE" else []
+    for names in (*written, *_ROW_METRICS):
         found = [int(metrics[name]) for name in names if str(metrics.get(name, "")).isdecimal()]
         if found:
             return sum(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -139,7 +140,7 @@ def zookeeper(
         raise typer.BadParameter("an ensemble has 1 server or 3", param_hint="--servers")
     with interruptible(), EmbeddedZooKeeper(servers, port=port, data_dir=data) as running:
         print(running.hosts, flush=True)
-        sys.stderr.write("ZooKeeper serves; Ctrl-C stops it\n")
+        sys.stderr.write(f"ZooKeeper serves; Ctrl-C or kill {os.getpid()} stops it\n")
         while True:
             ended = running.wait_for_end()
             sentence = f"server {ended.server_id} ({ended.address}) has ended: {ended.last_words()}"

@@ -109,7 +109,8 @@ def log(
     """Tell who committed what to a table, when and under which hold, the newest first.
 
     Read from the log alone, without Spark and without ZooKeeper. Commits that
-    were made without the lock are marked.
+    were made without the lock are marked. "rows" counts the rows that a write
+    wrote, or that MERGE, UPDATE or DELETE changed.
 
     [bold]sluice log s3a://lake/flights[/]
     [bold]sluice log ./flights --limit 0 --json[/]

@@ -165,6 +165,7 @@ def test_adopt_checks_its_arguments_before_it_starts_spark(
     [
         ({"numTargetRowsInserted": "3", "numTargetRowsUpdated": "2", "numOutputRows": "99"}, 5),
         ({"numDeletedRows": "4", "numOutputRows": "0"}, 4),
+        ({"numDeletedRows": "1", "numOutputRows": "2", "operation": "WRITE"}, 2),
         ({"numUpdatedRows": 7}, 7),
         ({"num_added_rows": 12}, 12),
         ({"numOutputRows": "no number"}, 6),
@@ -173,7 +174,7 @@ def test_adopt_checks_its_arguments_before_it_starts_spark(
 )
 def test_rows_are_those_that_the_operation_changed(metrics: dict[str, Any], rows: int) -> None:
     added = [{"add": {"path": name, "stats": json.dumps({"numRecords": 3}), "dataChange": True}} for name in ("a", "b")]
-    lines = [{"commitInfo": {"operationMetrics": metrics}}, *added]
+    lines = [{"commitInfo": {"operation": metrics.pop("operation", "DELETE"), "operationMetrics": metrics}}, *added]
     assert parse_commit(0, "\n".join(map(json.dumps, lines)).encode()).rows == rows
 
 

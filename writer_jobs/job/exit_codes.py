@@ -94,6 +94,7 @@ exit codes:
   Without them it may do so after 3 and 4 only, and only if no "commit" line was printed.
   Cluster managers do not relay the codes faithfully: --report writes them down. A failed commit may be in the table
   with 6, and is in it with 7; in all other cases it is not.
+  Ctrl-C at a terminal ends the JVM of spark-submit at once, as if killed; SIGTERM to the Python process stops in order.
 """
 
 # The first that fits.
