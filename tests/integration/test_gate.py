@@ -495,9 +495,9 @@ def test_who_finds_no_checksum_reads_no_state(table: Table, *, derivable: bool) 
     """Others have committed, and their checksums are not there yet: before it begins, and while it is at the gate."""
     scheduler = table.spark.sparkContext._jsc.sc().dagScheduler()
 
-    def jobs_of_append(row: int) -> int:
+    def jobs_of_append(row: int, append: Callable[[int], Any] = table.append) -> int:
         before = scheduler.numTotalJobs()
-        table.append(row)
+        append(row)
         return int(scheduler.numTotalJobs() - before)
 
     usual = jobs_of_append(1)
@@ -509,13 +509,17 @@ def test_who_finds_no_checksum_reads_no_state(table: Table, *, derivable: bool) 
     if not derivable:
         assert at_the_beginning > usual
         return
-    with table.waiting(4) as running:
-        before = scheduler.numTotalJobs()
-        table.somebody_else_appends(5)
-    assert running.result().version == 5
-    at_the_gate = scheduler.numTotalJobs() - before
-    assert table.ids() == [0, 1, 2, 3, 4, 5]
-    assert (at_the_beginning, at_the_gate) == (usual, 0)
+    at_the_gate = []
+    for row, options in ((4, {}), (6, {"before_write": lambda _: None})):
+        with table.waiting(row, **options) as running:
+            before = scheduler.numTotalJobs()
+            table.somebody_else_appends(row + 1)
+        assert running.result().version == row + 1
+        at_the_gate.append(scheduler.numTotalJobs() - before)
+    table.somebody_else_appends(8)
+    under_the_lock = jobs_of_append(9, lambda row: table.writer.append(table.rows(row), hold="write"))
+    assert table.ids() == list(range(10))
+    assert (at_the_beginning, at_the_gate, under_the_lock) == (usual, [0, 0], usual)
 
 
 def test_with_such_a_setting_the_lock_is_held_over_the_whole_write(table: Table) -> None:

@@ -96,8 +96,10 @@ def guarded(
         refuse_other_partitioning(seen, schema)
         return seen, adoption
 
-    # Before anything is read or filled: under this lock another writer may be at work.
-    snapshot, adoption = look()
+    # Before anything is read or filled: under this lock another writer may be at work. A thread of a block gets
+    # checksums that other writers have not stored yet; without them Delta reads the whole state.
+    with _bound_thread(spark, bound):
+        snapshot, adoption = look()
     with _bound(spark, bound):
         if bound.refusal is None and _fill_intended_versions(spark, table_log, bound):
             # What was unfinished is finished now, and may be what moved the table or partitioned it anew.
@@ -167,7 +169,9 @@ def guarded_commit(
     # The staged commit itself meets Delta's conflict if the table was moved to another ensemble since it was staged.
     # Other commits of this block do not.
     if before_commit is not None or hold.intents_of(bound.table).unfinished:
-        adoption = look()
+        # In a thread of the block, as in :func:`guarded`.
+        with _bound_thread(spark, bound):
+            adoption = look()
         if _fill_intended_versions(spark, table_log, bound):
             adoption = look()
     driver_guard.GUARD.add(bound)
