@@ -47,7 +47,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_run(
     first.process.kill()
     assert first.wait() == -signal.SIGKILL
     assert first.commits == []
-    eventually(lambda: not is_running(python), within=30, what="the end of the orphaned Python")
+    eventually(lambda: not is_running(python), within=120, what="the end of the orphaned Python")
     assert json.loads(report.read_text())["exit_code"] is None
 
     # Everything, right after a commit was acknowledged, on the way to the next.
