@@ -71,6 +71,13 @@ class _WriteThread:
         """Wait for the end, for :meth:`wake`, or so long."""
         with suppress(Empty):
             self._news.get(timeout=seconds)
+        if self._thread.is_alive():
+            return
+        with self._settling:
+            if not (self._begun or self.over):
+                # Spark sets its properties in the new thread first, which fails if the JVM is gone.
+                self.failure = RuntimeError("the thread of the write ended before the write began")
+                self.over = True
 
     def wake(self) -> None:
         """Make the waiting thread look again."""
