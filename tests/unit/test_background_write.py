@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from pyspark import InheritableThread
 
 from writer_jobs.commit.background_write import _WriteThread
 
@@ -44,6 +45,17 @@ def test_interrupted_after_the_work_began_it_is_waited_for(monkeypatch):
     run(thread)
     assert done == [True]
     assert thread.failure is None
+
+
+def test_a_thread_that_ends_before_the_work_begins_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[bool] = []
+    # Spark sets its properties before the work, which fails if the JVM is gone.
+    monkeypatch.setattr(InheritableThread, "run", lambda _: None)
+    thread = _WriteThread(lambda: done.append(True), "w")
+    assert thread.begin() is None
+    run(thread)
+    assert done == []
+    assert isinstance(thread.failure, RuntimeError)
 
 
 def test_interrupted_before_the_work_began_it_never_does(monkeypatch):
