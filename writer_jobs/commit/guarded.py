@@ -162,16 +162,16 @@ def guarded_commit(
         adoption.check(ensemble=hold.ensemble_id, table=ticket.table)
 
     def look() -> Adoption | None:
-        snapshot = table_log.snapshot()
+        # In a thread of the block, as in :func:`guarded`.
+        with _bound_thread(spark, bound):
+            snapshot = table_log.snapshot()
         refuse_other_partitioning(snapshot, schema)
         return refuse_other_ensemble(hold, snapshot)
 
     # The staged commit itself meets Delta's conflict if the table was moved to another ensemble since it was staged.
     # Other commits of this block do not.
     if before_commit is not None or hold.intents_of(bound.table).unfinished:
-        # In a thread of the block, as in :func:`guarded`.
-        with _bound_thread(spark, bound):
-            adoption = look()
+        adoption = look()
         if _fill_intended_versions(spark, table_log, bound):
             adoption = look()
     driver_guard.GUARD.add(bound)
