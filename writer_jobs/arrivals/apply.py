@@ -227,7 +227,8 @@ def _merged(
     partitions = shape.partitions(batch.rows, state)
 
     def check_again(hold: Hold) -> None:
-        shape.checked_again(writer.log.state(), row)
+        # Before this is called the table was loaded under the lock.
+        shape.checked_again(writer.log.known().state, row)
         if options.before_write is not None:
             options.before_write(hold)
 
