@@ -18,13 +18,19 @@ from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, Partitions, partitions_of_rows
 from writer_jobs.commit.locked_operation import LockedOperation, WriteOptions, WriterParts
 from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
-from writer_jobs.commit.operation import Work, delta_table, overwrites_schema, transaction_settings, write_rows
+from writer_jobs.commit.operation import (
+    OVERWRITE_SCHEMA,
+    Work,
+    delta_table,
+    has_option,
+    transaction_settings,
+    write_rows,
+)
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.partition_values import (
     partition_types,
     refuse_clock_changes,
     refuse_predicate_of_nulls,
-    stored_partition_types,
     with_storable_values,
 )
 from writer_jobs.delta.session import classic_session, session_with
@@ -204,7 +210,7 @@ class LockedDeltaWriter:
             raise ValueError("all of the table is overwritten with lock='table' only")
 
         # Such a table gets the partition columns and types of the write.
-        is_laid_out_anew = overwrites_schema(options)
+        is_laid_out_anew = has_option(options, OVERWRITE_SCHEMA)
 
         def work(part: LockTarget, state: TableState | None) -> Work:
             if replace_where is not None:
@@ -663,12 +669,14 @@ class LockedDeltaWriter:
         """Return rows whose partition values Delta stores as they are; others fail the write."""
         partitions = partition_types(state, partition_by, df.schema)
         # Delta generates the columns that the rows lack.
-        refuse_clock_changes(df.sparkSession, self.table, {**stored_partition_types(state), **partitions})
+        stored = {} if state is None else state.partition_types
+        refuse_clock_changes(df.sparkSession, self.table, {**stored, **partitions})
         return with_storable_values(df, partitions)
 
     def _refuse_clock_changes(self, state: TableState | None) -> None:
         """Make sure that rows of the table can be copied into other files."""
-        refuse_clock_changes(self._spark, self.table, stored_partition_types(state))
+        if state is not None:
+            refuse_clock_changes(self._spark, self.table, state.partition_types)
 
     def _partitions_of(self, condition: str | None, state: TableState) -> Partitions | None:
         rows = self._spark.read.format("delta").load(self.location)

@@ -512,10 +512,10 @@ def test_who_finds_no_checksum_reads_no_state(table: Table, *, derivable: bool) 
     at_the_gate = []
     for row, options in ((4, {}), (6, {"before_write": lambda _: None})):
         with table.waiting(row, **options) as running:
-            before = scheduler.numTotalJobs()
+            jobs = scheduler.numTotalJobs()
             table.somebody_else_appends(row + 1)
         assert running.result().version == row + 1
-        at_the_gate.append(scheduler.numTotalJobs() - before)
+        at_the_gate.append(scheduler.numTotalJobs() - jobs)
     table.somebody_else_appends(8)
     under_the_lock = jobs_of_append(9, lambda row: table.writer.append(table.rows(row), hold="write"))
     assert table.ids() == list(range(10))

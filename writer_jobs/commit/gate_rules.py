@@ -20,7 +20,7 @@ from lock_manager import ResourceError, canonical_table_uri
 from lock_manager.intents import NO_VERSION
 from lock_manager.nesting import REGISTRY
 from writer_jobs.commit.driver_guard import AUTO_COMPACT, REQUIRED
-from writer_jobs.commit.operation import Read, Work
+from writer_jobs.commit.operation import MERGE_SCHEMA, OVERWRITE_SCHEMA, Read, Work, has_option
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.session import COMMIT_LOCK
@@ -43,7 +43,6 @@ _NOTHING_KNOWN = {
     "reads": [],
     "table_id": None,
 }
-_CHANGES_SCHEMA = frozenset({"mergeschema", "overwriteschema"})
 
 
 def why_whole(spark: SparkSession, table_log: DeltaTableLog, work: Work) -> str | None:
@@ -132,8 +131,7 @@ def _of_settings(settings: Mapping[str, str | None]) -> str | None:
 
 
 def _of_options(work: Work) -> str | None:
-    changes = any(name.lower() in _CHANGES_SCHEMA and value.lower() == "true" for name, value in work.options.items())
-    return "it may change the schema" if changes else None
+    return "it may change the schema" if has_option(work.options, MERGE_SCHEMA, OVERWRITE_SCHEMA) else None
 
 
 def _of_table(facts: Mapping[str, Any], work: Work) -> str | None:

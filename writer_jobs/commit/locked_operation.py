@@ -98,8 +98,8 @@ class LockedOperation:
 
     Attributes:
         parts: of the writer.
-        work_on: Returns the work, given what is locked and the table; None if there is no table. It is called again if
-            the table gets other partition columns before it is locked.
+        work_on: Returns the work for a lock target and the state of the table, which is None if there is no table. It
+            is called again if the table gets other partition columns before it is locked.
         find: finds out which partitions the work touches.
         options: of the caller.
         of_table: the partitions come from the table, where others may write before the lock is held: look again.

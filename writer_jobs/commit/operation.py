@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _SESSION_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 _OVERWRITE_MODE = "partitionOverwriteMode"
 _REPLACE_WHERE = "replaceWhere"
-_OVERWRITE_SCHEMA = "overwriteSchema"
+#: Options of Delta's writer that change the schema of a table.
+MERGE_SCHEMA, OVERWRITE_SCHEMA = "mergeSchema", "overwriteSchema"
 _CONDITIONS = frozenset({_REPLACE_WHERE.lower(), "replaceon"})
 _OWN_OPTIONS = {
     "txnappid": "txn",
@@ -86,12 +87,10 @@ def transaction_settings(app_id: str, version: int) -> dict[str, str]:
     return {"spark.databricks.delta.write.txnAppId": app_id, "spark.databricks.delta.write.txnVersion": str(version)}
 
 
-def overwrites_schema(options: Mapping[str, str] | None) -> bool:
-    """Return whether options of Delta's writer replace the schema and the partition columns of the table."""
-    return any(
-        name.lower() == _OVERWRITE_SCHEMA.lower() and str(value).lower() == "true"
-        for name, value in (options or {}).items()
-    )
+def has_option(options: Mapping[str, str] | None, *names: str) -> bool:
+    """Return whether one of some options is true; their names have no case."""
+    lower = {name.lower() for name in names}
+    return any(name.lower() in lower and str(value).lower() == "true" for name, value in (options or {}).items())
 
 
 def write_rows(

@@ -83,8 +83,8 @@ def _boolean(text: Column, target: DataType) -> Column:
 
 
 def _whole(text: Column, target: DataType) -> Column:
-    whole = F.regexp_replace(text, r"\.0*\z", "")
-    return F.when(whole.rlike(_WHOLE), whole.try_cast(target))
+    digits = F.regexp_replace(text, r"\.0*\z", "")
+    return F.when(digits.rlike(_WHOLE), digits.try_cast(target))
 
 
 def _decimal(text: Column, target: DataType) -> Column:

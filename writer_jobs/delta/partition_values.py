@@ -45,11 +45,6 @@ def partition_types(state: TableState | None, partition_by: Sequence[str], rows:
     return {field.name: stored.get(field.name.lower(), field.dataType) for field in rows if field.name.lower() in names}
 
 
-def stored_partition_types(state: TableState | None) -> dict[str, DataType]:
-    """Return the types of a table's partition columns; empty if there is no table."""
-    return {} if state is None else partition_types(state, (), state.schema)
-
-
 def unstorable_reason(rows: StructType, partitions: Mapping[str, DataType], prefix: str = "") -> Column:
     """Return a text column: why Delta cannot store a row's partition values as they are; null if it can.
 
@@ -166,7 +161,7 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
         SchemaMismatchError: The predicate compares a string partition column with a text that Delta stores as null.
 
     """
-    types = stored_partition_types(state)
+    types = {} if state is None else state.partition_types
     columns = {name.lower(): name for name, kind in types.items() if isinstance(kind, StringType)}
     if not columns:
         return

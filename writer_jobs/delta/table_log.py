@@ -19,7 +19,7 @@ from typing import Any
 
 from pyspark.errors import ParseException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from lock_manager import Adoption, PartitionColumn, PartitionSchema
 from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
@@ -94,6 +94,11 @@ class TableState:
     is_serializable: bool = True
     generated_columns: frozenset[str] = frozenset()
     feed: str | None = None
+
+    @property
+    def partition_types(self) -> dict[str, DataType]:
+        """Types of the partition columns, by name."""
+        return {name: self.schema[name].dataType for name in self.partition_columns}
 
     @property
     def partition_folders(self) -> tuple[str, ...]:
@@ -242,9 +247,12 @@ class Snapshot:
             feed=str(feed.get()) if feed.isDefined() else None,
         )
 
-    def is_laid_out_as(self, other: Snapshot) -> bool:
+    def is_laid_out_as(self, snapshot: Snapshot) -> bool:
         """Return whether the table has the same partition columns, with the same types, as in another snapshot."""
-        return bool(self.loaded == other.loaded) or _layout(self.state) == _layout(other.state)
+        if self.loaded == snapshot.loaded:
+            return True
+        one, two = (None if state is None else state.partition_types for state in (self.state, snapshot.state))
+        return one == two
 
     def partition_schema(self) -> PartitionSchema:
         """Return the partition columns.
@@ -292,7 +300,7 @@ class DeltaTableLog:
 
         """
         nothing = self._spark._jvm.scala.Option.empty()  # noqa: SLF001
-        # Not asynchronous, whatever spark.databricks.delta.stalenessLimit allows to readers.
+        # Not in the background, also if spark.databricks.delta.stalenessLimit allows that to readers.
         return self._loaded(lambda log: log.update(False, nothing, nothing))  # noqa: FBT003 (stalenessAcceptable)
 
     def known(self) -> Snapshot:
@@ -302,8 +310,8 @@ class DeltaTableLog:
             TableError, StorageError: See :meth:`snapshot`.
 
         """
-        known = self._loaded(lambda log: log.unsafeVolatileSnapshot())
-        return known if known.version != NO_VERSION else self.snapshot()
+        snapshot = self._loaded(lambda log: log.unsafeVolatileSnapshot())
+        return snapshot if snapshot.version != NO_VERSION else self.snapshot()
 
     def _loaded(self, load: Callable[[Any], Any]) -> Snapshot:
         try:
@@ -664,12 +672,6 @@ def commit_info_of(line: str) -> dict[str, Any]:
         return {}
     info = action.get("commitInfo") if isinstance(action, dict) else None
     return info if isinstance(info, dict) else {}
-
-
-def _layout(state: TableState | None) -> list[tuple[str, str]] | None:
-    if state is None:
-        return None
-    return [(name, state.schema[name].dataType.simpleString()) for name in state.partition_columns]
 
 
 def _is_coordinated(snapshot: Any) -> bool:
