@@ -18,10 +18,13 @@ from typing import Any
 
 from lock_manager.errors import LockNotHeldError, NotStagedError, SluiceError
 from lock_manager.guarded_hold import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, GuardedHold
+from lock_manager.intents import NO_VERSION
 from lock_manager.write_attempt import WriteAttempt
 
 _TURN_SECONDS = 0.5
 """How long a commit waits for its turn before it looks again whether its version is still free."""
+_OF_NEW_TABLE = frozenset({"protocol", "metaData"})
+"""Actions of the first version of a table."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class StagedCommit:
         removes: whether it takes files out of the table.
         dated: Whether it has an in-commit timestamp and may change rows.
         actions: names of its actions that are of the whole table.
-        read_version: of the table that was read; -1 if there was none, or it is not known.
+        read_version: Version of the table that the transaction read; -1: there was no table; None: not known.
         properties: of that version, those of ours.
         hooks: Names of Delta's post-commit hooks that are not known to be harmless behind the gate
             (``PostCommitHooks.java``); None if the transaction is not known.
@@ -44,7 +47,7 @@ class StagedCommit:
     removes: bool
     dated: bool
     actions: tuple[str, ...] = ()
-    read_version: int = -1
+    read_version: int | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
     hooks: tuple[str, ...] | None = None
 
@@ -57,7 +60,7 @@ class StagedCommit:
             removes=bool(said["removes"]),
             dated=bool(said["dated"]),
             actions=tuple(said["actions"]),
-            read_version=int(read.get("version", -1)),
+            read_version=int(read["version"]) if "version" in read else None,
             properties=dict(read.get("properties", {})),
             hooks=None if said.get("hooks") is None else tuple(said["hooks"]),
         )
@@ -73,9 +76,11 @@ def why_not_staged(commit: StagedCommit, *, appends: bool) -> str | None:
             stands.
 
     """
-    table_actions = [name for name in commit.actions if name not in OF_ANY_PARTITION]
+    # Whatever another writer puts as version 0 has these actions, too, and is a conflict to Delta.
+    of_new_table = _OF_NEW_TABLE if commit.read_version == NO_VERSION else frozenset()
+    table_actions = [name for name in commit.actions if name not in OF_ANY_PARTITION | of_new_table]
     reasons = (
-        (commit.read_version < 0, "it makes the table"),
+        (commit.read_version is None, "the version that it read is not known"),
         (table_actions, f"it changes the table's {', '.join(table_actions)}"),
         # Delta takes the timestamp before the wait, and after a conflict only makes it larger than the other commit's.
         (commit.dated, "its in-commit timestamp would be older than its turn"),

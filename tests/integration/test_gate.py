@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import threading
 import time
@@ -205,15 +206,6 @@ def test_what_reads_the_table_sees_each_commit_before_its_own(table: Table) -> N
     assert table.ids() == [0, 1, 2]
 
 
-def test_a_new_table_is_made_under_the_lock(spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path) -> None:
-    path = tmp_path / "new"
-    empty: list[bool] = []
-    result = LockedDeltaWriter(spark, manager, str(path)).append(
-        spark.range(2).coalesce(1), hold="commit", before_write=lambda _: empty.append(not path.exists())
-    )
-    assert (result.version, empty) == (0, [True])
-
-
 @pytest.mark.parametrize("hidden", [False, True], ids=["by the rule", "by the commit"])
 def test_a_new_column_is_added_under_the_lock(table: Table, *, hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if hidden:
@@ -349,15 +341,57 @@ def test_a_table_that_is_gone_is_not_half_made(table: Table) -> None:
     assert table.ids() == [1]
 
 
-def test_of_those_who_find_no_table_only_the_first_writes_with_the_lock(table: Table) -> None:
+@pytest.fixture
+def new_table(table: Table) -> Table:
+    """A location without a table, for those who write the first version."""
     path = table.path.with_name("new")
-    new = replace(table, path=path, writer=LockedDeltaWriter(table.spark, table.manager, str(path)))
-    files: list[set[str]] = []
-    with new.waiting(1, before_write=lambda _: files.append(new.files())) as running:
-        new.somebody_else_appends(0)
-        of_the_first = new.files()
-    assert (running.result().version, new.ids()) == (1, [0, 1])
-    assert [len(each - of_the_first) for each in files] == [1], "its file was there before it had the lock"
+    return replace(table, path=path, writer=LockedDeltaWriter(table.spark, table.manager, str(path)))
+
+
+@pytest.mark.parametrize("mode", ["append", "overwrite"])
+def test_the_first_version_of_a_table_waits_at_the_gate(new_table: Table, mode: str) -> None:
+    files_under_lock: list[set[str]] = []
+
+    def write() -> CommitResult:
+        method = getattr(new_table.writer, mode)
+        result: CommitResult = method(
+            new_table.rows(1), hold="commit", before_write=lambda _: files_under_lock.append(new_table.files())
+        )
+        return result
+
+    with new_table.behind(write) as running:
+        written = new_table.files()
+        assert len(written) == 1
+    assert (running.result().version, new_table.ids()) == (0, [1])
+    assert files_under_lock == [written], "the rows were written again under the lock"
+
+
+def test_another_writer_that_creates_the_table_comes_first(new_table: Table) -> None:
+    files_under_lock: list[set[str]] = []
+    with new_table.waiting(1, before_write=lambda _: files_under_lock.append(new_table.files())) as running:
+        new_table.somebody_else_appends(0)
+        other_files = new_table.files()
+    assert (running.result().version, new_table.ids()) == (1, [0, 1])
+    # The commit of version 1 waited at the gate, too.
+    assert len(files_under_lock[-1] - other_files) == 1
+
+
+def test_a_table_that_was_created_and_removed_is_written_again(new_table: Table) -> None:
+    with new_table.waiting(1) as running:
+        for path in sorted(new_table.path.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+    assert (running.result().version, new_table.ids()) == (0, [1])
+
+
+def test_a_table_without_its_first_versions_is_no_new_table(table: Table, new_table: Table) -> None:
+    for number in range(1, 4):
+        table.append(number)
+    log = DeltaTable(str(table.path))
+    log.create_checkpoint()
+    (table.path / "_delta_log/00000000000000000000.json").unlink()
+    with new_table.waiting(9) as running:
+        shutil.copytree(table.path, new_table.path, dirs_exist_ok=True)
+    assert (running.result().version, new_table.ids()) == (4, [0, 1, 2, 3, 9])
 
 
 # Without its check of the time, and without its 10,000 tasks.

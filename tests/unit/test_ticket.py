@@ -25,6 +25,7 @@ BLIND: dict[str, Any] = {
     "read": READ,
     "hooks": [],
 }
+NEW_TABLE = {"read": {"version": -1, "properties": {}}, "actions": ["metaData", "protocol"]}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +33,11 @@ BLIND: dict[str, Any] = {
     [
         ({}, True, None),
         ({"actions": ["domainMetadata delta.rowTracking"]}, True, None),
-        ({"read": None}, True, "makes the table"),
+        ({"read": None}, True, "version that it read is not known"),
+        (NEW_TABLE, True, None),
+        (NEW_TABLE, False, None),
+        (NEW_TABLE | {"actions": ["domainMetadata delta.clustering", "metaData"]}, True, "domainMetadata"),
+        (NEW_TABLE | {"dated": True}, True, "in-commit timestamp"),
         ({"blind": False}, True, "depend on the table"),
         ({"removes": True}, True, "depend on the table"),
         ({"blind": False, "removes": True}, False, None),

@@ -173,10 +173,12 @@ class StagedWrite:
 
     def _look_for_it(self, failure: BaseException | None, hold: Hold, write: LockedWrite) -> None:
         """Find out, under the lock, whether a write that ended behind the gate, and did not say so, is in the table."""
-        if failure is not None and is_conflict(failure) and not write.may_be_stored(failure):
-            raise NotStagedError(f"another writer has changed {self._table} meanwhile") from failure
+        is_refused = failure is not None and (isinstance(failure, NotStagedError) or is_conflict(failure))
+        if failure is not None and is_refused and not write.may_be_stored(failure):
+            raise self._explained(failure)
         staged = self._ticket.staged
-        commit = write.verify(NO_VERSION if staged is None else staged.read_version, failure)
+        read_version = None if staged is None else staged.read_version
+        commit = write.verify(NO_VERSION if read_version is None else read_version, failure)
         if commit is not None and commit.version != NO_VERSION:
             self._ticket.committed = {"version": commit.version, "metrics": commit.metrics}
             hold.record_commit(commit.version, self._table)

@@ -30,11 +30,9 @@ HoldOver = Literal["commit", "write"]
 """What of a write the lock is held for: its commit, or all of it."""
 
 _HOLDS: tuple[HoldOver, ...] = ("commit", "write")
-#: The answer of :func:`why_whole` that does not hold any more once somebody has made the table.
-NO_TABLE = "there is no table yet"
 _SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)
 _NOTHING_KNOWN = {
-    "guard": REQUIRED,
+    "guard": "",
     "settings": [],
     "version": NO_VERSION,
     "identity": False,
@@ -135,8 +133,6 @@ def _of_options(work: Work) -> str | None:
 
 
 def _of_table(facts: Mapping[str, Any], work: Work) -> str | None:
-    if facts["version"] < 0:
-        return NO_TABLE
     if facts["hooks"]:
         return f"Delta runs after each commit to it: {', '.join(facts['hooks'])}"
     # Rows that are there already have theirs.

@@ -13,10 +13,9 @@ from pyspark.sql import SparkSession
 from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
 from lock_manager.deadline import Deadline
 from lock_manager.errors import NotStagedError
-from lock_manager.intents import NO_VERSION
 from writer_jobs.commit.background_write import BackgroundWrite
 from writer_jobs.commit.gate import StagedWrite
-from writer_jobs.commit.gate_rules import NO_TABLE, HoldOver, check_hold, why_whole
+from writer_jobs.commit.gate_rules import HoldOver, check_hold, why_whole
 from writer_jobs.commit.held_write import CommitResult, LockedWrite
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, job_note, lock_target_of
 from writer_jobs.commit.operation import Work
@@ -146,11 +145,13 @@ class LockedOperation:
                                 table=parts.table, reason=f"{error}{advice}", waited_seconds=staged.waited_seconds
                             ) from error
                         log.info("writing again: %s", error)
-                        hold, seconds = "write", max(0.0, seconds - staged.waited_seconds)
-                # Once: of those who find no table, and queue for it, only the first one makes it.
-                unless_there = reason == NO_TABLE and look == 0
+                        seconds = max(0.0, seconds - staged.waited_seconds)
+                        if planned.state is None and look == 0 and parts.log.known().state is not None:
+                            # Another writer created the table. A commit to it can wait at the gate.
+                            continue
+                        hold = "write"
                 try:
-                    return self._write_to(target, write, planned, again, seconds, unless_there=unless_there)
+                    return self._write_to(target, write, planned, again, seconds)
                 except _LookAgainError as error:
                     log.info("locking %s again: %s", parts.table, error)
                     seconds = max(0.0, seconds - error.waited_seconds)
@@ -175,8 +176,6 @@ class LockedOperation:
         planned: Snapshot,
         find: Finder | None,
         seconds: float,
-        *,
-        unless_there: bool,
     ) -> CommitResult:
         """Lock, and do the work.
 
@@ -186,10 +185,9 @@ class LockedOperation:
             planned: The table that the work is for.
             find: finds out what it touches, to make sure that this is locked.
             seconds: for the lock.
-            unless_there: look again, if the table is there when the lock is held.
 
         Raises:
-            _LookAgainError: when the lock is held the work touches more than that, or the table is there.
+            _LookAgainError: when the lock is held the work touches more than that.
 
         """
         parts = self.parts
@@ -200,10 +198,6 @@ class LockedOperation:
                 target.guarded(parts.spark, hold, job_note(parts.spark, parts.manager)) as table,
             ):
                 snapshot = table.snapshot or parts.log.snapshot()
-                # Not with most of the time for the lock gone: it would be asked for a second time.
-                in_time = hold.waited_seconds <= seconds / 2
-                if unless_there and in_time and snapshot.version != NO_VERSION:
-                    raise _LookAgainError("another writer has made it", hold.waited_seconds)
                 if find is not None and target.schema is not None:
                     found = write.read(lambda: find(self._state_of(snapshot)), table=parts.table)
                     if not target.holds(found):

@@ -178,9 +178,9 @@ public class GuardedLogStore extends LogStore {
     if (System.nanoTime() - looked > FRESH_NANOS) {
       refuseTaken(file.path(), conf);
     }
-    if (read == null || !read.stands(conf)) {
+    if (read == null || !read.stands(body.written(), conf)) {
       throw new CommitRefusedException("NotStagedError",
-          "the table that was read is not at " + file.table() + " any more: it was removed, or made anew");
+          "the table that was read is not at " + file.table() + " any more: it was created, removed or replaced");
     }
   }
 

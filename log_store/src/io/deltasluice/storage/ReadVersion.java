@@ -2,6 +2,7 @@ package io.deltasluice.storage;
 
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.io.IOException;
+import java.util.Set;
 import org.apache.hadoop.conf.Configuration;
 import org.apache.hadoop.fs.FileStatus;
 import org.apache.hadoop.fs.Path;
@@ -13,12 +14,16 @@ import scala.collection.immutable.Map;
 import scala.collection.immutable.Seq;
 
 /**
- * The version of a table that the transaction of this thread has read, and how its file is known again.
+ * The version of a table that the transaction of this thread has read, or that there was no table.
  *
- * <p>A commit that waits for its lock must not land in another table of that name, made in the meantime: there it would
- * refer to data files that are gone. So the version that was read has to be there still, and be the same file.
+ * <p>A commit that waits for its lock must not land in another table at the same location, made in the meantime: there
+ * it would refer to data files that were deleted. So the file of the version that was read must still be the same. A
+ * commit that creates the table needs its own data files, and a log without versions.
  */
 final class ReadVersion {
+  /** {@code version} of a transaction that found no table. */
+  private static final long NO_TABLE = -1;
+
   private final Path file;
   private final long version;
   private final long modified;
@@ -28,17 +33,17 @@ final class ReadVersion {
   private ReadVersion(VersionFile next, Snapshot snapshot) {
     this.snapshot = snapshot;
     version = snapshot.version();
-    file = VersionFile.in(next.path().getParent(), version);
+    file = VersionFile.in(next.path().getParent(), Math.max(version, 0));
     modified = snapshot.logSegment().lastCommitFileModificationTimestamp();
     Seq<FileStatus> deltas = snapshot.logSegment().deltas();
     // Behind a checkpoint there may be none, and several versions may be in one compacted file.
     known = deltas.isEmpty() || !deltas.last().getPath().getName().equals(file.getName()) ? null : deltas.last();
   }
 
-  /** Returns what the transaction of this thread has read, null if it is of another table, or read nothing. */
+  /** Returns what the transaction of this thread has read; null if the thread has no transaction on this table. */
   static ReadVersion of(VersionFile next) {
     OptimisticTransaction active = ActiveTransaction.of(next.table());
-    return active == null || active.snapshot().version() < 0 ? null : new ReadVersion(next, active.snapshot());
+    return active == null ? null : new ReadVersion(next, active.snapshot());
   }
 
   /**
@@ -53,18 +58,29 @@ final class ReadVersion {
     return DeltaLog.tombstoneRetentionMillis(snapshot.metadata());
   }
 
-  /** Returns it as JSON: {@code version} and {@code properties} of the table (those of {@code prefix}). */
+  /** Returns {@code version} (-1: no table) and {@code properties} of the table whose names begin with a prefix. */
   ObjectNode toJson(String prefix) {
     ObjectNode found = CommitBody.JSON.createObjectNode();
     found.put("version", version);
     ObjectNode properties = found.putObject("properties");
+    if (version == NO_TABLE) {
+      // Delta's snapshot of no table has the session's defaults for new tables.
+      return found;
+    }
     Map<String, String> all = snapshot.metadata().configuration();
     all.foreach(pair -> pair._1().startsWith(prefix) ? properties.put(pair._1(), pair._2()) : null);
     return found;
   }
 
-  /** Tells whether the table still has it. */
-  boolean stands(Configuration conf) throws IOException {
+  /**
+   * Returns whether a commit can follow: the table still has this version, or there is still no table.
+   *
+   * @param written paths of the data files that were written for the commit, relative to the table
+   */
+  boolean stands(Set<String> written, Configuration conf) throws IOException {
+    if (version == NO_TABLE) {
+      return NewTable.isComplete(file.getParent(), written, conf);
+    }
     return known == null ? SameFile.isThere(file, modified, conf) : SameFile.isThere(file, known, conf);
   }
 }

@@ -1,0 +1,49 @@
+package io.deltasluice.storage;
+
+import java.io.FileNotFoundException;
+import java.io.IOException;
+import java.net.URI;
+import java.util.HashSet;
+import java.util.Set;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.LocatedFileStatus;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.RemoteIterator;
+
+/** The folder of a table whose first version waits for its lock. */
+final class NewTable {
+  private NewTable() {}
+
+  /**
+   * Returns whether the first version can be put: the log has no file of any version, and all data files are there.
+   *
+   * <p>Another writer may have created the table meanwhile and dropped it with all files below its folder, or removed
+   * the first versions from its log.
+   *
+   * @param log folder of the log
+   * @param written paths of the data files, relative to the table and percent-encoded
+   */
+  static boolean isComplete(Path log, Set<String> written, Configuration conf) throws IOException {
+    FileSystem files = log.getFileSystem(conf);
+    Path folder = files.makeQualified(log.getParent());
+    Set<String> missing = new HashSet<>();
+    for (String name : written) {
+      missing.add(new Path(folder, URI.create(name).getPath()).toUri().getPath());
+    }
+    try {
+      // One request for each 1,000 files of an object store.
+      RemoteIterator<LocatedFileStatus> listing = files.listFiles(folder, true);
+      while (listing.hasNext()) {
+        Path path = listing.next().getPath();
+        if (path.getParent().getName().equals(log.getName()) && Character.isDigit(path.getName().charAt(0))) {
+          return false;
+        }
+        missing.remove(path.toUri().getPath());
+      }
+    } catch (FileNotFoundException e) {
+      // No folder, so no file.
+    }
+    return missing.isEmpty();
+  }
+}
