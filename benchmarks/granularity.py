@@ -31,12 +31,12 @@ from lock_manager import (
     ZookeeperLockManager,
     guard_registry,
 )
-from lock_manager.commit_guard import CommitGuard
-from lock_manager.guarded_hold import GuardedHold
+from lock_manager.guard.commit_guard import CommitGuard
+from lock_manager.guard.guarded_hold import GuardedHold
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.errors import VersionTakenError
 from sluice.local.s3 import LocalS3
-from sluice.soak.jvm import StoreJvm
+from soak.errors import VersionTakenError
+from soak.jvm import StoreJvm
 
 GOAL = 0.8
 KINDS = ("one table lock", "partitions", "tables")

@@ -27,11 +27,11 @@ from typing import Any
 from figures import percentile, print_table
 
 from lock_manager import HeldLock, ZookeeperLockManager
-from lock_manager.commit_guard import CommitGuard
-from lock_manager.guarded_hold import GuardedHold
+from lock_manager.guard.commit_guard import CommitGuard
+from lock_manager.guard.guarded_hold import GuardedHold
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.s3 import LocalS3
-from sluice.soak.jvm import StoreJvm
+from soak.jvm import StoreJvm
 
 GOAL_MS = 3.0
 MODES = ("off", "required")

@@ -35,10 +35,10 @@ from sluice.local.jars import jar_paths
 from sluice.local.spark import LOCAL_DRIVER
 from writer_jobs import LockedDeltaWriter, build_session
 from writer_jobs.delta.session import GUARD_MODE, session_with
-from writer_jobs.maintenance.care import Care
+from writer_jobs.maintenance.executor import Worker
+from writer_jobs.maintenance.maintainer import Care
 from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.policy import Action, Policy
-from writer_jobs.maintenance.worker import Worker
 
 TARGET = Policy().target_file_size
 SIZES = {

@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 
 import writer_jobs.commit.driver_guard
 from lock_manager import HeldLock, ZookeeperLockManager
-from lock_manager.commit_guard import CommitGuard
+from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.s3 import LocalS3
 from writer_jobs import CommitResult, LockedDeltaWriter

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from lock_manager import ZookeeperLockManager
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local._s3_server import WsgiApplication
-from sluice.soak.s3_faults import FaultyS3
+from soak.s3_faults import FaultyS3
 from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.commit.gate_rules import HoldOver
 from writer_jobs.delta.session import GUARD_MODE

@@ -3,8 +3,6 @@
 Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`: the tree is drawn in ``lock_manager.errors``.
 """
 
-from lock_manager.adoption import Adoption
-from lock_manager.commit_stamp import commit_metadata
 from lock_manager.coordinator import Hold, Intents, LockManager
 from lock_manager.errors import (
     AdoptionMismatchError,
@@ -32,6 +30,8 @@ from lock_manager.resources import TableResource, canonical_table_uri
 from lock_manager.scope import TableScope
 from lock_manager.security import Security
 from lock_manager.settings import LockSettings
+from lock_manager.table_records.adoption import Adoption
+from lock_manager.table_records.commit_stamp import commit_metadata
 from lock_manager.zookeeper.held_lock import HeldLock
 from lock_manager.zookeeper.inspector import LockInspector
 from lock_manager.zookeeper.manager import ZookeeperLockManager

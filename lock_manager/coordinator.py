@@ -11,8 +11,9 @@ cover the Inspector.
 
 **What a coordinator's id means.** Fencing tokens compare within one coordinator only, and a table counts the locks of
 one coordinator only. So each has a UUID that it keeps where the locks are: ZooKeeper at the lock root. It is made once
-and lives as long as what it names. It goes into every commit (:mod:`lock_manager.commit_stamp`) and into the properties
-of adopted tables (:mod:`lock_manager.adoption`), in both as ``ensemble``. That word stays for another coordinator, too,
+and lives as long as the coordinator's data. It is stored in every commit
+(:mod:`lock_manager.table_records.commit_stamp`) and in the properties of adopted tables
+(:mod:`lock_manager.table_records.adoption`), in both as ``ensemble``. That word stays for another coordinator, too,
 because it is in tables: read it as "the coordinator". The same holds for the errors: ``EnsembleUnavailableError`` (no
 answer in time), ``EnsembleRefusedError`` (an answer that is a refusal), ``EnsembleFormatError`` (what is kept there was
 written by another release), ``EnsembleMismatchError`` (the table counts the locks of another one).

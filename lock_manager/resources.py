@@ -12,7 +12,7 @@ Two spellings of one table must be one lock, so every spelling goes through :fun
 * Nothing is percent-decoded: Hadoop's ``Path`` takes a string literally, and ``%20`` is a legal part of an S3 key.
 
 Two names of one store that do not show it (an S3 access point and its bucket, an HDFS name service and its name node)
-stay two: the table's adoption tells them apart, see :mod:`lock_manager.adoption`.
+stay two: the table's adoption tells them apart, see :mod:`lock_manager.table_records.adoption`.
 """
 
 from __future__ import annotations

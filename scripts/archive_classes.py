@@ -19,8 +19,8 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.jars import jar_paths
 from sluice.local.s3 import LocalS3
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, PLAIN_JVM
-from sluice.soak.hadoop import hadoop_settings
-from sluice.soak.jvm import StoreJvm
+from soak.hadoop import hadoop_settings
+from soak.jvm import StoreJvm
 from writer_jobs import build_session
 
 _SERVER_SECONDS = 60.0

@@ -24,8 +24,8 @@ from pathlib import Path
 
 from lock_manager.errors import LocalServerError
 from lock_manager.testing.embedded import find_java, find_server_jars, server_configuration
-from sluice.errors import ContainerError
-from sluice.soak.containers import OWN_IMAGE, docker_engine
+from soak.containers import OWN_IMAGE, docker_engine
+from soak.errors import ContainerError
 
 # Java's beans, which log4j names, are part of java.desktop.
 _MODULES = (

@@ -22,13 +22,7 @@
     ├── PageError (OSError)                        a page cannot be written
     ├── OutputFolderError (ValueError)             the output folder is not the command's own
     ├── LocalS3Error (RuntimeError)                the embedded S3 could not be started
-    ├── ChosenS3Error (RuntimeError)               the S3 that was named does not answer
-    ├── ContainerError (RuntimeError)              no Docker engine, or it cannot run the servers
-    ├── JvmError (RuntimeError)                    a JVM of the soak did not start
-    │   └── JvmGoneError                           it died
-    ├── VersionTakenError (FileExistsError)        the soak: the version of the log is another transaction's
-    └── StoreError (RuntimeError)                  the soak: what the log store, or S3 behind it, raised
-        └── WriteError                             a write was refused, failed, or has no known outcome
+    └── ChosenS3Error (RuntimeError)               the S3 that was named does not answer
 """
 
 from __future__ import annotations
@@ -114,45 +108,3 @@ class LocalS3Error(SluiceError, RuntimeError):
 
 class ChosenS3Error(SluiceError, RuntimeError):
     """The S3 does not answer, or refuses the scratch place."""
-
-
-class ContainerError(SluiceError, RuntimeError):
-    """No Docker engine answers, or it could not run the servers."""
-
-
-class JvmError(SluiceError, RuntimeError):
-    """The JVM did not start, or its thread is not the one that was bound to the hold."""
-
-
-class JvmGoneError(JvmError):
-    """The JVM died, whatever it was doing."""
-
-
-class VersionTakenError(SluiceError, FileExistsError):
-    """The version is another transaction's: java.nio's FileAlreadyExistsException."""
-
-
-class StoreError(SluiceError, RuntimeError):
-    """What the log store, or S3 behind it, raised.
-
-    Attributes:
-        reason: name of the error.
-
-    """
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class WriteError(StoreError):
-    """What else than success, or another's success, a write can end with.
-
-    Attributes:
-        kind: ``refused`` by the guard, ``unknown`` to the store, or ``failed``.
-
-    """
-
-    def __init__(self, kind: str, reason: str, message: str) -> None:
-        super().__init__(reason, message)
-        self.kind = kind

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from lock_manager import LockSettings, ZookeeperLockManager
 from sluice.audit.pins import FoundPin, examine_pins, problems_of
-from sluice.commands.parts import for_tables
+from sluice.console import table_console
 from sluice.interrupts import interruptible
 from sluice.local.spark import start_spark
 
@@ -85,7 +85,7 @@ def print_pins(table: str, storage_options: Mapping[str, str], *, as_json: bool)
         return not problems
     console = Console(highlight=False)
     if found:
-        for_tables(console).print(_table(found))
+        table_console(console).print(_table(found))
     else:
         console.print(f"{table} has no pins", soft_wrap=True)
     for problem in problems:

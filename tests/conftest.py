@@ -19,8 +19,8 @@ from kazoo.client import KazooClient
 from xdist.scheduler import LoadScopeScheduling
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.errors import ContainerError
-from sluice.soak.containers import ContainerZooKeeper
+from soak.containers import ContainerZooKeeper
+from soak.errors import ContainerError
 from tests.support import waiting
 from tests.support.lake import s3_in_words
 
@@ -120,7 +120,7 @@ def docker_says() -> tuple[str, str]:
     """
     if not (os.environ.get("DOCKER_HOST") or shutil.which("docker") or Path(DOCKER_SOCKET).exists()):
         return "", NO_ENGINE
-    command = [sys.executable, "-c", "from sluice.soak.containers import best_image; print(best_image() or '')"]
+    command = [sys.executable, "-c", "from soak.containers import best_image; print(best_image() or '')"]
     with suppress(subprocess.TimeoutExpired):
         asked = subprocess.run(
             command, cwd=ROOT, check=False, capture_output=True, text=True, timeout=MOST_PULL_SECONDS

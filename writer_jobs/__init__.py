@@ -7,16 +7,13 @@
 """
 
 from lock_manager.errors import PinError
-from lock_manager.pins import Pin, PinnedTable
-from writer_jobs.arrivals.apply import apply_rows
-from writer_jobs.arrivals.result import RowsResult
-from writer_jobs.arrivals.stream import stream_into
-from writer_jobs.changes.apply import apply_changes
-from writer_jobs.changes.result import ChangesResult
+from lock_manager.table_records.pins import Pin, PinnedTable
 from writer_jobs.commit.driver_guard import attach
 from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.session import build_session
-from writer_jobs.delta.table_log import Commit, DeltaTableLog, Head, TableState, locate_table
+from writer_jobs.delta.snapshot import TableState
+from writer_jobs.delta.table_log import Commit, DeltaTableLog, Head
 from writer_jobs.errors import (
     ChangesError,
     CheckpointError,
@@ -41,8 +38,13 @@ from writer_jobs.errors import (
 from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
+from writer_jobs.late_rows.apply import apply_rows
+from writer_jobs.late_rows.result import RowsResult
+from writer_jobs.late_rows.stream import stream_into
 from writer_jobs.locking import locked, locked_all
 from writer_jobs.maintenance.vacuum import VacuumResult, vacuum
+from writer_jobs.merge.apply import apply_changes
+from writer_jobs.merge.result import ChangesResult
 from writer_jobs.pins.read import ChangedSince, changed_before, changed_since, pinned_rows, rows_since
 from writer_jobs.pins.take import find_pin, list_pins, remove_pin, take_pin
 from writer_jobs.writer import LockedDeltaWriter

@@ -18,7 +18,8 @@ from writer_jobs.commit.driver_guard import attach_unless_off
 from writer_jobs.commit.lock_target import LockTarget, job_note
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.jvm_errors import is_conflict
-from writer_jobs.delta.table_log import DeltaTableLog, locate_table
+from writer_jobs.delta.locate import locate_table
+from writer_jobs.delta.table_log import DeltaTableLog
 
 _ZOOKEEPER_SETTING = "spark.sluice.zookeeper"
 

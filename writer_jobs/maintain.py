@@ -1,10 +1,6 @@
-"""The job that looks after tables; ``spark-submit … writer_jobs/maintain.py --help`` describes it."""
+"""The job that maintains tables; ``spark-submit … writer_jobs/maintain.py --help`` describes it."""
 
-from __future__ import annotations
-
-import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -12,102 +8,15 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:
-    from lock_manager import LockInspector, SluiceError
-    from lock_manager.deadline import Deadline
-    from writer_jobs.job.exit_codes import exit_code_of, sentence_of
-    from writer_jobs.job.maintain_arguments import PROGRAM, MaintainArguments, parse_arguments
-    from writer_jobs.job.runner import Job, JobContext
-    from writer_jobs.maintenance.care import Care
-    from writer_jobs.maintenance.fleet import tables_of
-    from writer_jobs.maintenance.gauges import HealthGauges
-    from writer_jobs.maintenance.measure import Measured
-    from writer_jobs.maintenance.order import most_valuable_first
-    from writer_jobs.maintenance.publish import Published
-    from writer_jobs.maintenance.worker import Worker
+    from writer_jobs.job.maintain.run import JOB
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
         raise
     print(f"maintain.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints", file=sys.stderr)
     sys.exit(2)
 
-
-def _maintain(context: JobContext[MaintainArguments]) -> None:
-    arguments, spark = context.arguments, context.spark
-    gauges = None if context.metrics is None else HealthGauges(context.metrics.registry)
-    published = Published(context.output, context.report, spark, page_uri=arguments.page, gauges=gauges)
-    published.begun()
-    budget = Deadline(math.inf if arguments.budget is None else arguments.budget)
-    tables = tables_of(spark, arguments.tables, catalog=arguments.catalog, listed_in=arguments.listed_in)
-    first: Exception | None = None
-    with LockInspector(context.manager.settings) as inspector:
-        ordered = most_valuable_first(
-            spark, tables, arguments.wanted, budget_seconds=arguments.budget, zorder_by=arguments.zorder_by
-        )
-        for table, found in ordered:
-            if not budget.remaining():
-                published.skipped(table, found)
-                continue
-            try:
-                failure = _look_after(context, inspector, published, table, found, budget.remaining())
-            except Exception as error:  # noqa: BLE001 (whatever it is, the other tables are looked after)
-                failure = error
-            first = first or failure
-    try:
-        published.ended()
-    except SluiceError as error:
-        first = first or error
-    if first is not None:
-        raise first
-
-
-def _look_after(
-    context: JobContext[MaintainArguments],
-    inspector: LockInspector,
-    published: Published,
-    table: str,
-    found: Measured | None,
-    seconds: float,
-) -> Exception | None:
-    """Look after one table, publish what was done, also if it fails, and return the first thing that failed."""
-    arguments, care = context.arguments, None
-    try:
-        worker = Worker(
-            context.spark,
-            context.manager,
-            inspector,
-            table,
-            lock_timeout_seconds=arguments.lock_timeout,
-            hold_at_most_seconds=arguments.hold_at_most,
-        )
-        care = Care(
-            worker,
-            deferred=context.stop.deferred,
-            say=published.done,
-            parallel=arguments.parallel,
-            partitions_per_commit=arguments.partitions_per_commit,
-        )
-        report = care.run(
-            arguments.wanted,
-            budget_seconds=seconds,
-            zorder_by=arguments.zorder_by,
-            measured=published.measured,
-            found=found,
-        )
-    except BaseException as error:
-        published.failed(table, sentence_of(error), exit_code_of(error), None if care is None else care.report)
-        raise
-    published.cared_for(report)
-    return report.failure
-
-
-#: The job that ``spark-submit`` runs.
-JOB = Job(PROGRAM, parse_arguments, _maintain)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job and return its exit code; see :meth:`Job.run`."""
-    return JOB.run(argv)
-
+#: Run the job with a command line, and return its exit code.
+main = JOB.run
 
 if __name__ == "__main__":
     sys.exit(JOB.run_as_program())

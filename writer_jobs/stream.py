@@ -1,10 +1,6 @@
-"""The job for rows that arrive as a stream; ``spark-submit … writer_jobs/stream.py --help`` describes it."""
-
-from __future__ import annotations
+"""The job for streams of rows; ``spark-submit … writer_jobs/stream.py --help`` describes it."""
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 if __package__ in (None, ""):
@@ -12,54 +8,15 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 try:
-    from pyspark.sql import DataFrame
-
-    from lock_manager import Hold
-    from writer_jobs.arrivals.result import RowsResult
-    from writer_jobs.arrivals.stream import RowStream
-    from writer_jobs.delta.hadoop_files import HadoopFiles
-    from writer_jobs.job.applied import AppliedTotals
-    from writer_jobs.job.row_sources import rows_of
-    from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
-    from writer_jobs.job.stream_job_arguments import PROGRAM, StreamJobArguments, parse_arguments
-    from writer_jobs.job.streams import run_stream
-    from writer_jobs.streaming.checkpoint import claim_checkpoint
-    from writer_jobs.writer import LockedDeltaWriter
+    from writer_jobs.job.stream.run import JOB
 except ModuleNotFoundError as missing:
     if (missing.name or "").partition(".")[0] not in ("writer_jobs", "lock_manager", "kazoo", "puresasl"):
         raise
     print(f"stream.py: {missing}: give spark-submit the --py-files that `sluice submit-args` prints", file=sys.stderr)
     sys.exit(2)
 
-
-def _stream(context: JobContext[StreamJobArguments]) -> None:
-    arguments, spark = context.arguments, context.spark
-    writer = LockedDeltaWriter(spark, context.manager, arguments.table)
-    context.report(table=writer.table)
-    checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
-    source, totals = rows_of(spark, writer, arguments), AppliedTotals(writer)
-    into = RowStream(writer, files, checkpoint, arguments.how)
-    claim_checkpoint(files, checkpoint, {**into.query, **source.name})
-
-    def apply(found: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
-        result = into.apply(partial(source.batch, found, txn[1]), txn, holding)
-        is_applied = result.arrived > 0 or result.already_applied
-        totals.add(result.dead_letters, result.dead_reason, is_applied=is_applied)
-        return result
-
-    with failing_store_is_a_failed_write(writer.table):
-        run_stream(context, writer, source.frame, arguments.stream, apply)
-    totals.refuse_nothing_applied()
-
-
-#: The job that ``spark-submit`` runs.
-JOB = Job(PROGRAM, parse_arguments, _stream)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job and return its exit code; see :meth:`Job.run`."""
-    return JOB.run(argv)
-
+#: Run the job with a command line, and return its exit code.
+main = JOB.run
 
 if __name__ == "__main__":
     sys.exit(JOB.run_as_program())

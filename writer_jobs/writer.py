@@ -27,6 +27,7 @@ from writer_jobs.commit.operation import (
     write_rows,
 )
 from writer_jobs.delta.checkpoints import write_due_checkpoints
+from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.partition_values import (
     partition_types,
     refuse_clock_changes,
@@ -34,8 +35,9 @@ from writer_jobs.delta.partition_values import (
     with_storable_values,
 )
 from writer_jobs.delta.session import classic_session, session_with
+from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.delta.table_log import DeltaTableLog, TableState, locate_table
+from writer_jobs.delta.table_log import DeltaTableLog
 
 _BATCHES = "spark.databricks.delta.optimize.batchSize"
 _SMALL = "spark.databricks.delta.optimize.minFileSize"

@@ -149,7 +149,7 @@ class HeldLock:
         """Return what is about to be put into a table's log, and what holds before this one left behind.
 
         Settle the latter before you read or write the table under this hold: see
-        :meth:`lock_manager.guarded_hold.GuardedHold.settle_unfinished`.
+        :meth:`lock_manager.guard.guarded_hold.GuardedHold.settle_unfinished`.
         """
         return self._intents[table]
 

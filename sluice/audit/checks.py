@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from lock_manager.adoption import UNSET_PROPERTIES
 from lock_manager.resources import table_key
+from lock_manager.table_records.adoption import UNSET_PROPERTIES
 from sluice.audit.log_files import CHECKSUM_FILE, LogCommit, version_files
 
 _SHOWN = 5

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sluice.audit.log_files import LogCommit, read_commits, version_files
 from sluice.audit.log_folder import open_log
-from sluice.commands.parts import for_tables
+from sluice.console import table_console
 from sluice.errors import TableLogError
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def print_log(location: str, commits: Sequence[LogCommit | str], console: Consol
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    console = for_tables(console)
+    console = table_console(console)
     ensembles = {commit.stamp.ensemble for commit in commits if isinstance(commit, LogCommit) and commit.stamp}
     # Most tables have one, which then needs no column.
     columns = [name for name in _COLUMNS if name != "ensemble" or len(ensembles) > 1]

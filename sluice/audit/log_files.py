@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
-from lock_manager.commit_stamp import CommitStamp, observed_refusal, parse_stamp
+from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
+from lock_manager.table_records.commit_stamp import CommitStamp, observed_refusal, parse_stamp
 from sluice.audit.log_folder import PARALLEL_READS, LogFolder
 
 _VERSION_FILE = re.compile(r"(\d{20})\.json")

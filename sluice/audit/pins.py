@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from lock_manager.errors import PinError
-from lock_manager.pins import PINS_FOLDER, Pin
+from lock_manager.table_records.pins import PINS_FOLDER, Pin
 from sluice.audit.log_files import version_files
 from sluice.audit.log_folder import LogFolder, open_log, open_table
 from sluice.audit.reasons import reason_of

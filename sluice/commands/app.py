@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 
 import sluice
-from sluice.commands import cluster, load, operate, tables
+from sluice.commands import cluster, demo, operate, tables
 from sluice.commands.config import config
 from sluice.commands.ensemble import ensemble
-from sluice.commands.parts import Commands
+from sluice.commands.options import Commands
 
 app = Commands(
     name="sluice",
@@ -47,7 +47,6 @@ def _sluice(
     [bold]sluice doctor[/]                        is everything there that a locked write needs?
     [bold]sluice ensemble ready[/]                do all ZooKeeper servers serve one quorum, in step?
     [bold]sluice config from-stack[/]             settings for jobs, from what pulumi made
-    [bold]sluice soak[/]                          writers, faults, and whether the promises hold
     [bold]sluice sample landing[/]                a few flights, to try a job with
     [bold]sluice zookeeper[/]                     a ZooKeeper to try things with
 
@@ -55,7 +54,7 @@ def _sluice(
     """
 
 
-for subject in (load, tables, operate, cluster):
+for subject in (demo, tables, operate, cluster):
     subject.register(app)
 app.add_typer(ensemble)
 app.add_typer(config)

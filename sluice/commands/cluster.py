@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sluice.commands.parts import Verbose, in_a_sentence
+from sluice.commands.options import Verbose
+from sluice.console import errors_as_sentences
 from sluice.interrupts import interruptible
 
 
@@ -24,7 +25,7 @@ def register(app: typer.Typer) -> None:
     app.command()(zookeeper)
 
 
-@in_a_sentence
+@errors_as_sentences
 def jars(
     *,
     folder: Annotated[
@@ -44,7 +45,7 @@ def jars(
     console.print(f"{len(paths)} jars in {paths[0].parent}", soft_wrap=True)
 
 
-@in_a_sentence
+@errors_as_sentences
 def dist(
     *,
     output: Annotated[Path, typer.Option(help="Where to write it.")] = Path("build/sluice-py.zip"),
@@ -68,7 +69,7 @@ class GuardMode(StrEnum):
     OFF = "off"
 
 
-@in_a_sentence
+@errors_as_sentences
 def submit_args(
     *,
     archive: Annotated[
@@ -92,7 +93,7 @@ def submit_args(
     print(join(submit_arguments(archive, guard=guard)))
 
 
-@in_a_sentence
+@errors_as_sentences
 def sample(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where to write; created if it does not exist.")],
     *,
@@ -109,7 +110,7 @@ def sample(
         print(path)
 
 
-@in_a_sentence
+@errors_as_sentences
 def zookeeper(
     *,
     servers: Annotated[int, typer.Option(metavar="1|3", help="One server, or an ensemble of three.")] = 1,

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from sluice.commands.parts import Commands, Verbose, in_a_sentence
+from sluice.commands.options import Commands, Verbose
+from sluice.console import errors_as_sentences
 from sluice.errors import StackOutputError
 from sluice.interrupts import interruptible
 from sluice.submit.stack_config import StackConfig, write_config
@@ -32,7 +33,7 @@ def _config() -> None: ...
 
 
 @config.command("from-stack")
-@in_a_sentence
+@errors_as_sentences
 def from_stack(
     file: Annotated[
         Path | None, typer.Argument(help="Outputs of the stack, - for standard input.  [dim]default: what is piped[/]")

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from sluice.commands.parts import FAILED, Commands, Verbose, ZooKeeperOption, for_tables, in_a_sentence, lock_settings
+from sluice.commands.options import Commands, Verbose, ZooKeeperOption, lock_settings
+from sluice.console import FAILED, errors_as_sentences, table_console
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ ensemble = Commands(name="ensemble", no_args_is_help=True, help="Look at the Zoo
 
 
 @ensemble.command()
-@in_a_sentence
+@errors_as_sentences
 def status(
     *,
     zookeeper: ZooKeeperOption = None,
@@ -50,14 +51,14 @@ def status(
     if as_json:
         print(json.dumps({"servers": [server.to_json() for server in servers]}, indent=2))
     else:
-        _print(servers, for_tables(Console(highlight=False)))
+        _print(servers, table_console(Console(highlight=False)))
     if all(server.mode is None for server in servers):
         sys.stderr.write("sluice: no server serves: look at what each of them says\n")
         raise typer.Exit(FAILED)
 
 
 @ensemble.command()
-@in_a_sentence
+@errors_as_sentences
 def ready(
     *,
     zookeeper: ZooKeeperOption = None,

@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from sluice.commands.parts import (
-    FAILED,
+from sluice.commands.options import (
     LockRootOption,
     StorageOption,
     Verbose,
     ZooKeeperOption,
-    in_a_sentence,
     is_ensemble_given,
     key_and_value,
     lock_settings,
 )
+from sluice.console import FAILED, errors_as_sentences
 from sluice.interrupts import Interrupted, interruptible
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-@in_a_sentence
+@errors_as_sentences
 def status(
     table: Annotated[
         str | None, typer.Argument(help="s3a://…, file:… or a path.  [dim]default: all below the lock root[/]")
@@ -103,7 +102,7 @@ def status(
         raise typer.Exit(_WAITING_TOO_LONG)
 
 
-@in_a_sentence
+@errors_as_sentences
 def break_lock(
     table: Annotated[str, typer.Argument(help="s3a://…, file:… or a path.")],
     *,
@@ -187,7 +186,7 @@ def _confirmed(question: str) -> bool:
         return False
 
 
-@in_a_sentence
+@errors_as_sentences
 def doctor(
     *,
     zookeeper: ZooKeeperOption = None,

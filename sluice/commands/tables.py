@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from sluice.commands.parts import (
-    FAILED,
+from sluice.commands.options import (
     LockTimeoutOption,
     SparkConfOption,
     SparkTable,
@@ -21,10 +20,10 @@ from sluice.commands.parts import (
     Verbose,
     ZooKeeperOption,
     conf_of,
-    in_a_sentence,
     key_and_value,
     lock_settings,
 )
+from sluice.console import FAILED, errors_as_sentences
 from sluice.interrupts import interruptible
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def register(app: typer.Typer) -> None:
     app.command()(health)
 
 
-@in_a_sentence
+@errors_as_sentences
 def verify(
     table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
     *,
@@ -97,7 +96,7 @@ def verify(
         raise typer.Exit(FAILED)
 
 
-@in_a_sentence
+@errors_as_sentences
 def log(
     table: Annotated[str, typer.Argument(help="s3://…, s3a://…, file:… or a path.")],
     *,
@@ -125,7 +124,7 @@ def log(
         print_log(location, commits, Console(highlight=False))
 
 
-@in_a_sentence
+@errors_as_sentences
 def adopt(
     table: SparkTable,
     *,
@@ -167,7 +166,7 @@ def adopt(
         print(describe(done))
 
 
-@in_a_sentence
+@errors_as_sentences
 def pins(
     table: SparkTable,
     *,
@@ -217,7 +216,7 @@ def pins(
         raise typer.Exit(FAILED)
 
 
-@in_a_sentence
+@errors_as_sentences
 def health(
     tables: SparkTables,
     *,

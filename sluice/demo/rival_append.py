@@ -29,9 +29,9 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.session import build_session
-from writer_jobs.job.source_files import find_sources
-from writer_jobs.job.sources import SourceReader
-from writer_jobs.job.split import SplitRows
+from writer_jobs.job.append.split import SplitRows
+from writer_jobs.job.inputs.source_files import find_sources
+from writer_jobs.job.inputs.sources import SourceReader
 
 # They do not inherit from one another.
 _CONFLICTS = (

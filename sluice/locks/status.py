@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lock_manager.coordinator import Inspector
 from lock_manager.queue_entry import QueueEntry, TableLocks
 from lock_manager.resources import TableResource
-from sluice.commands.parts import for_tables
+from sluice.console import table_console
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -142,7 +142,7 @@ def display(console: Console) -> Iterator[Callable[[Status], None]]:
 
 def print_status(status: Status, console: Console) -> None:
     """Print it for people."""
-    for_tables(console).print(_render(status))
+    table_console(console).print(_render(status))
 
 
 def _render(status: Status) -> Group:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.soak.options import SoakOptions
-from sluice.soak.run import Soak
-from sluice.soak.s3_faults import FaultyS3
+from soak.options import SoakOptions
+from soak.run import Soak
+from soak.s3_faults import FaultyS3
 from tests.support.driver_process import IMPATIENT, Driver
 from tests.support.lake import chosen_s3, lake, need_the_gate
 

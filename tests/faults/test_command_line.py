@@ -1,4 +1,4 @@
-"""``sluice soak --engine store`` from the command line, as anyone runs it, and its negative control.
+"""``python -m soak --engine store`` from the command line, as anyone runs it, and its negative control.
 
 2 writers, 8 commits, one fault of each of two classes, seed 1; then without the guard, with first faults that strike
 where the data file is written or the log was read (seed 27).
@@ -17,7 +17,7 @@ MOST_SECONDS = 240
 
 
 def soak(output: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sluice", "soak", "--engine", "store", *arguments, "--output", str(output)]
+    command = [sys.executable, "-m", "soak", "--engine", "store", *arguments, "--output", str(output)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)
 
 

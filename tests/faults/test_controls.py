@@ -1,7 +1,7 @@
 """Negative controls: with one protection left out, the same faults break a promise, and the verdict says which.
 
 Seed 1; 2 writers; one fault each. Likewise what no fault does: a contender that stays, a writer that hangs. For steps
-(``sluice/soak/steps.py``): seed 3, of which a writer takes both under its first lock; one writer. The control without
+(``soak/steps.py``): seed 3, of which a writer takes both under its first lock; one writer. The control without
 the guard is in test_command_line.py, too.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from lock_manager import ZookeeperLockManager
-from sluice.soak.engines import STORE
-from sluice.soak.faults import CLASSES
-from sluice.soak.run import Soak
-from sluice.soak.verdict import judge
+from soak.engines import STORE
+from soak.faults import CLASSES
+from soak.run import Soak
+from soak.verdict import judge
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from sluice.soak.faults import CLASSES
-from sluice.soak.liveness import takeovers
-from sluice.soak.run import Soak
-from sluice.soak.verdict import judge
+from soak.faults import CLASSES
+from soak.liveness import takeovers
+from soak.run import Soak
+from soak.verdict import judge
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from lock_manager import (
     ZookeeperLockManager,
 )
 from lock_manager.zookeeper.znodes import table_node
-from sluice.soak.tcp_proxy import Link
+from soak.tcp_proxy import Link
 from tests.support.ensemble_members import SETTLED_SECONDS, Members, recover
 from tests.support.rivals import RivalManager
 from tests.support.sessions import end_session

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from sluice.soak.faults import CLASSES
-from sluice.soak.pairs import NEXT_HOLD, Pair
-from sluice.soak.run import Soak
-from sluice.soak.verdict import judge
+from soak.faults import CLASSES
+from soak.pairs import NEXT_HOLD, Pair
+from soak.run import Soak
+from soak.verdict import judge
 
 pytestmark = pytest.mark.spark
 

@@ -18,7 +18,7 @@ import pytest
 from deltalake import DeltaTable
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.soak.s3_faults import FaultyS3
+from soak.s3_faults import FaultyS3
 from tests.support.driver_process import Driver
 
 pytestmark = pytest.mark.soak

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from sluice.errors import JvmError, StoreError, VersionTakenError, WriteError
-from sluice.soak.hadoop import hadoop_settings
-from sluice.soak.jvm import StoreJvm
-from sluice.soak.s3_faults import FaultyS3, S3Fault
+from soak.errors import JvmError, StoreError, VersionTakenError, WriteError
+from soak.hadoop import hadoop_settings
+from soak.jvm import StoreJvm
+from soak.s3_faults import FaultyS3, S3Fault
 
 TABLE = "s3a://lake/machinery"
 pytestmark = pytest.mark.s3
@@ -130,7 +130,7 @@ def test_a_writer_ends_with_its_parent_even_if_it_is_stopped(tmp_path: Path, eve
     note = tmp_path / "pids"
     child = f"import os,time; open({str(note)!r},'w').write(str(os.getpid())+chr(10)); time.sleep(600)"
     parent = (
-        "import subprocess,sys,time; from sluice.soak import processes\n"
+        "import subprocess,sys,time; from soak import processes\n"
         "process = subprocess.Popen([sys.executable, str(processes._SUPERVISOR), sys.executable, '-c', sys.argv[1]],"
         " stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)\ntime.sleep(600)"
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from sluice.soak.fault_context import PUT
-from sluice.soak.faults import CLASSES
-from sluice.soak.run import Soak
-from sluice.soak.verdict import judge
+from soak.fault_context import PUT
+from soak.faults import CLASSES
+from soak.run import Soak
+from soak.verdict import judge
 from tests.support.lake import need_the_gate
 
 pytestmark = pytest.mark.s3

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from sluice.soak.faults import CLASSES
-from sluice.soak.run import Soak
-from sluice.soak.verdict import judge
+from soak.faults import CLASSES
+from soak.run import Soak
+from soak.verdict import judge
 
 pytestmark = pytest.mark.soak
 
@@ -31,7 +31,7 @@ PROCESS_FAULTS = [f"{what}-{which}" for what in ("pause", "kill") for which in (
 def soak(output: Path, *arguments: str) -> dict[str, Any]:
     """Run a soak of four writers with all faults from the command line; return its verdict."""
     command = [
-        sys.executable, "-m", "sluice", "soak", "--writers", "4", "--faults", "all", *arguments,
+        sys.executable, "-m", "soak", "--writers", "4", "--faults", "all", *arguments,
         "--output", str(output), "--json",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=MOST_SECONDS, check=False)
@@ -59,7 +59,7 @@ def test_a_soak_of_spark_drivers_finds_no_violation(hold: str, tmp_path: Path) -
 
 
 def test_all_jobs_at_once_leave_what_they_were_fed_and_do_not_without_the_lock(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sluice", "soak", "--jobs", "mixed", "--minutes", "5", "--output", str(tmp_path)]
+    command = [sys.executable, "-m", "soak", "--jobs", "mixed", "--minutes", "5", "--output", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, timeout=MOST_SECONDS, check=False)
     assert done.returncode == 0
     ours, stock = json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8")).values()

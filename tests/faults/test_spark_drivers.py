@@ -17,7 +17,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.soak.s3_faults import FaultyS3, S3Fault
+from soak.s3_faults import FaultyS3, S3Fault
 from tests.support.at_the_gate import contenders
 from tests.support.driver_process import WAIT, Driver
 from tests.support.s3_table import copy, read, rows, stored

@@ -1,4 +1,4 @@
-"""``sluice soak`` with whole Spark drivers, from the command line.
+"""``python -m soak`` with whole Spark drivers, from the command line.
 
 In CI one driver, and no fault: that the engine works at all. With ``-m soak``: seed 1; 2 writers; one fault. Negative
 controls: test_spark_drivers.py, with such drivers.
@@ -24,7 +24,7 @@ MOST_SECONDS = 420
 def soak(output: Path, *arguments: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run a soak that finds nothing wrong; return its verdict, and what was acknowledged."""
     command = [
-        sys.executable, "-m", "sluice", "soak", "--engine", "spark", "--seed", "1", *arguments,
+        sys.executable, "-m", "soak", "--engine", "spark", "--seed", "1", *arguments,
         "--output", str(output), "--json",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=MOST_SECONDS, check=False)

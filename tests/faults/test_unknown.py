@@ -17,7 +17,7 @@ from kazoo.client import KazooClient
 
 from lock_manager import ZookeeperLockManager, canonical_table_uri
 from lock_manager.testing.embedded import EmbeddedZooKeeper
-from sluice.soak.s3_faults import FaultyS3, S3Fault
+from soak.s3_faults import FaultyS3, S3Fault
 from tests.support.at_the_gate import contenders
 from tests.support.driver_process import IMPATIENT, WAIT, Driver
 from tests.support.s3_table import copy, rows, stored

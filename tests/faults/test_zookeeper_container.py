@@ -14,10 +14,10 @@ import pytest
 from kazoo.client import KazooClient
 
 from lock_manager.testing.embedded import find_server_jars
-from sluice.soak.containers import LABEL, OWN_IMAGE, VERSION, ContainerServer, ContainerZooKeeper, docker_engine
-from sluice.soak.faults import CLASSES
-from sluice.soak.run import Soak
-from sluice.soak.verdict import judge
+from soak.containers import LABEL, OWN_IMAGE, VERSION, ContainerServer, ContainerZooKeeper, docker_engine
+from soak.faults import CLASSES
+from soak.run import Soak
+from soak.verdict import judge
 
 ROOT = Path(__file__).parents[2]
 IMAGE_SCRIPT = [sys.executable, str(ROOT / "scripts" / "zookeeper_image.py")]
@@ -109,7 +109,7 @@ def test_nothing_is_left_of_a_process_that_is_gone(
     image: str, number: signal.Signals, eventually: Callable[..., None]
 ) -> None:
     program = (
-        "import sys\nfrom sluice.soak.containers import ContainerZooKeeper\n"
+        "import sys\nfrom soak.containers import ContainerZooKeeper\n"
         f"with ContainerZooKeeper({image!r}, 3) as zookeeper:\n"
         "    zookeeper.servers[0].pause()\n"
         f"    print(zookeeper.servers[0]._container.labels[{LABEL!r}], flush=True)\n    sys.stdin.read()\n"

@@ -22,7 +22,7 @@ from kazoo.security import make_acl
 from lock_manager import EnsembleRefusedError, LockLostError, LockSettings, TableResource, ZookeeperLockManager
 from lock_manager.zookeeper.client import Client
 from lock_manager.zookeeper.znodes import table_node
-from sluice.soak.tcp_proxy import Link
+from soak.tcp_proxy import Link
 from tests.support.graph import INFRA, ROOT, Graph, graph, graphs
 from tests.support.members import PATIENCE, PORT, Members
 from tests.support.waiting import eventually

@@ -339,9 +339,9 @@ def care(
 
     With ``suffix`` after the table beside it: ``care(Action.FORGET, suffix="_cells")``.
     """
-    from writer_jobs.maintenance.care import Care
+    from writer_jobs.maintenance.executor import Worker
+    from writer_jobs.maintenance.maintainer import Care
     from writer_jobs.maintenance.plan import PARALLEL
-    from writer_jobs.maintenance.worker import Worker
 
     def run(
         *actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 60, suffix: str = "", **options: Any

@@ -23,8 +23,8 @@ from lock_manager import (
     TableResource,
     ZookeeperLockManager,
 )
-from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.intents import Intent
+from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.adopt import AdoptResult, adopt_table, describe

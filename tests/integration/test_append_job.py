@@ -23,7 +23,7 @@ from tests.support.append_rows import HEADER, ROWS
 from tests.support.rivals import RivalManager
 from writer_jobs.append import main
 from writer_jobs.job import runner
-from writer_jobs.job.split import SplitRows
+from writer_jobs.job.append.split import SplitRows
 
 pytestmark = pytest.mark.spark
 

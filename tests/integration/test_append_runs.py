@@ -28,8 +28,8 @@ from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.append import main
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import RunError, StorageError
-from writer_jobs.job.append_arguments import parse_arguments
-from writer_jobs.job.load import AppendLoad
+from writer_jobs.job.append.arguments import parse_arguments
+from writer_jobs.job.append.load import AppendLoad
 from writer_jobs.job.output import JobOutput
 
 pytestmark = pytest.mark.spark
@@ -60,7 +60,7 @@ def records(table: Path, folder: str) -> list[tuple[str, str]]:
 def quick_hashes() -> Iterator[None]:
     """Hash the readers' options in no time: these tests have some hundred hashed."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("writer_jobs.job.runs._HASH_ITERATIONS", 10)
+        patch.setattr("writer_jobs.job.append.runs._HASH_ITERATIONS", 10)
         yield
 
 

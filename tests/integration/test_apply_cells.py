@@ -20,8 +20,6 @@ from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import HISTORIES, Killed, delivered, end_of_the_process
 from tests.support.hbase_model import SCHEMA, Cell, hbase_shows, histories
 from writer_jobs import LockedDeltaWriter, locked
-from writer_jobs.changes.application import Application
-from writer_jobs.changes.result import ChangesResult
 from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase import apply as hbase_apply
 from writer_jobs.feeds.hbase.apply import apply_cells
@@ -29,10 +27,12 @@ from writer_jobs.feeds.hbase.cells import CellRows
 from writer_jobs.feeds.hbase.decode import QUALIFIER, REASON, cells_of_avro, cells_of_json, decoded
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.hbase.values import ValueType
-from writer_jobs.maintenance.fleet import tables_of
 from writer_jobs.maintenance.policy import Action
 from writer_jobs.maintenance.result import CareReport
 from writer_jobs.maintenance.side_rows import SideRows
+from writer_jobs.maintenance.table_list import tables_of
+from writer_jobs.merge.batch_applier import Application
+from writer_jobs.merge.result import ChangesResult
 
 pytestmark = pytest.mark.spark
 

@@ -29,16 +29,16 @@ from tests.support.deliveries import (
 )
 from tests.support.memory_coordinator import Memory
 from writer_jobs import LockedDeltaWriter, locked
-from writer_jobs.changes.application import Application
-from writer_jobs.changes.apply import apply_changes
-from writer_jobs.changes.batch import ChangeBatch
-from writer_jobs.changes.result import ChangesResult
-from writer_jobs.changes.scd1 import NewestRows
-from writer_jobs.changes.scd2 import RowHistory
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
 from writer_jobs.maintenance.policy import Action
 from writer_jobs.maintenance.result import CareReport
+from writer_jobs.merge.apply import apply_changes
+from writer_jobs.merge.batch import ChangeBatch
+from writer_jobs.merge.batch_applier import Application
+from writer_jobs.merge.result import ChangesResult
+from writer_jobs.merge.scd1 import NewestRows
+from writer_jobs.merge.scd2 import RowHistory
 
 pytestmark = pytest.mark.spark
 

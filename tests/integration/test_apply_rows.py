@@ -20,12 +20,12 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import HISTORIES, odd_text, zone_of
 from writer_jobs import LockedDeltaWriter
-from writer_jobs.arrivals.apply import apply_rows
-from writer_jobs.arrivals.kinds import LatestRows
-from writer_jobs.arrivals.result import RowsResult
-from writer_jobs.changes.kind import RowKind
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
+from writer_jobs.late_rows.apply import apply_rows
+from writer_jobs.late_rows.result import RowsResult
+from writer_jobs.late_rows.row_models import LatestRows
+from writer_jobs.merge.table_model import RowKind
 
 pytestmark = pytest.mark.spark
 
@@ -183,7 +183,7 @@ def test_late_rows_rewrite_the_files_that_have_older_versions_and_look_into_no_o
     assert len(before.keys() - files().keys()) == 2
     assert by_week[3] <= files().keys()
     # Without the ranges of the event time all files between are looked into.
-    monkeypatch.setattr("writer_jobs.changes.key_bounds.KeyBounds.refine", lambda *_: None)
+    monkeypatch.setattr("writer_jobs.merge.key_bounds.KeyBounds.refine", lambda *_: None)
     with pytest.raises(WriteFailedError):
         stream.apply([(key, at, month, 3, value) for key, at, month, _, value in late], sequence_by="version")
 

@@ -17,7 +17,7 @@ from tests.support.hbase_model import SCHEMA, hbase_shows, histories
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.debezium import apply as debezium_apply
-from writer_jobs.job.cdc_arguments import parse_arguments
+from writer_jobs.job.cdc.arguments import parse_arguments
 
 pytestmark = pytest.mark.spark
 

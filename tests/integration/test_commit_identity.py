@@ -19,8 +19,8 @@ from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from lock_manager import EnsembleMismatchError, HeldLock, LockLostError, ZookeeperLockManager
-from lock_manager.adoption import ENSEMBLE_PROPERTY
-from lock_manager.testing.unprotected import HoldNamedGuard, SharedIdentityGuard, WatchedGuard
+from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY
+from soak.unprotected import HoldNamedGuard, SharedIdentityGuard, WatchedGuard
 from tests.support.at_the_gate import TableAtTheGate, contenders
 from tests.support.rivals import RivalManager
 from writer_jobs import CommitResult, LockedDeltaWriter, StorageError, WriteFailedError, apply_rows, locked
@@ -143,7 +143,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("lock_manager.write_attempt.time", clock)
+    monkeypatch.setattr("lock_manager.guard.write_attempt.time", clock)
     return clock
 
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sluice.audit.log_folder import s3_client
-from sluice.soak.s3_faults import RIVAL, S3Fault
+from soak.s3_faults import RIVAL, S3Fault
 from tests.support.append_rows import HEADER
 from tests.support.careless_s3 import SCRATCH, WRITER, CarelessS3, careless_table
 from tests.support.s3_table import read

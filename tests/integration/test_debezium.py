@@ -20,12 +20,12 @@ from pyspark.sql.types import StructType
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import AWKWARD_TEXTS, CLOCK_CHANGES, HISTORIES, delivered
 from writer_jobs import LockedDeltaWriter, locked
-from writer_jobs.changes.apply import ChangesResult, apply_changes
-from writer_jobs.delta.table_log import TableState
+from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.debezium.apply import apply_events
 from writer_jobs.feeds.debezium.decode import DELETES, ORDER, RowChanges, decode
 from writer_jobs.feeds.debezium.positions import _POSITIONS, _digits, _field
+from writer_jobs.merge.apply import ChangesResult, apply_changes
 
 pytestmark = pytest.mark.spark
 

@@ -26,7 +26,7 @@ from lock_manager.intents import Intent
 from lock_manager.zookeeper.inspector import LockInspector
 from lock_manager.zookeeper.znodes import intents_node, table_node
 from sluice.audit.verify import verify_table
-from sluice.soak.s3_faults import FaultyS3, S3Fault
+from soak.s3_faults import FaultyS3, S3Fault
 from writer_jobs import locked
 
 pytestmark = pytest.mark.spark

@@ -12,7 +12,7 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.adopt import AdoptResult, adopt_table
 from sluice.audit.commit_list import read_commit_list
 from sluice.audit.verify import verify_table
-from sluice.soak.tcp_proxy import Link
+from soak.tcp_proxy import Link
 from tests.support.ensemble_members import Members, recover
 from writer_jobs import locked
 

@@ -30,8 +30,8 @@ from lock_manager import (
     LockTimeoutError,
     ZookeeperLockManager,
 )
-from lock_manager.ticket import Ticket
-from lock_manager.write_attempt import WriteAttempt
+from lock_manager.guard.ticket import Ticket
+from lock_manager.guard.write_attempt import WriteAttempt
 from tests.support.at_the_gate import TableAtTheGate, contenders
 from tests.support.checksums import checksum_file, files_of, read_as
 from tests.support.rivals import RivalManager

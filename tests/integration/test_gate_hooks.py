@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from lock_manager import HeldLock, ZookeeperLockManager
-from lock_manager.ticket import StagedCommit, Ticket
+from lock_manager.guard.ticket import StagedCommit, Ticket
 from tests.support.at_the_gate import TableAtTheGate
 from writer_jobs import CommitResult, LockedDeltaWriter
 from writer_jobs.commit import gate_rules

@@ -20,8 +20,8 @@ from writer_jobs.commit import gate_rules
 from writer_jobs.commit.gate_rules import why_whole
 from writer_jobs.commit.operation import Work
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.job.source_files import find_sources
-from writer_jobs.job.sources import SourceReader
+from writer_jobs.job.inputs.source_files import find_sources
+from writer_jobs.job.inputs.sources import SourceReader
 
 pytestmark = pytest.mark.spark
 

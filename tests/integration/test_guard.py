@@ -20,7 +20,7 @@ from pyspark import InheritableThread
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
-from lock_manager.guard_server import GuardServer
+from lock_manager.guard.guard_server import GuardServer
 from lock_manager.intents import Intent
 from lock_manager.zookeeper.znodes import intents_node, table_node
 from tests.support.lake import S3

@@ -11,12 +11,12 @@ import pytest
 from kazoo.client import KazooClient
 
 from lock_manager import HeldLock, LockLostError, LockNotHeldError, TableResource, ZookeeperLockManager
-from lock_manager.commit_guard import CommitGuard
-from lock_manager.guarded_hold import AllowedPut, GuardedHold
+from lock_manager.guard.commit_guard import CommitGuard
+from lock_manager.guard.guarded_hold import AllowedPut, GuardedHold
 from lock_manager.intents import Intent
-from lock_manager.testing.stalls import stalled_listing
 from lock_manager.zookeeper.znodes import intents_node, table_node
-from sluice.soak.tcp_proxy import Link
+from soak.stalls import stalled_listing
+from soak.tcp_proxy import Link
 
 
 @pytest.fixture

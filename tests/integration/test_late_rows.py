@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from lock_manager import LockCancelledError, LockTimeoutError, ZookeeperLockManager
 from tests.support.deliveries import Killed, end_of_the_process
 from writer_jobs import LockedDeltaWriter, RowsResult, apply_rows
-from writer_jobs.arrivals import apply as arrivals_apply
 from writer_jobs.errors import ChangesError
+from writer_jobs.late_rows import apply as arrivals_apply
 
 pytestmark = pytest.mark.spark
 

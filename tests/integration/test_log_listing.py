@@ -11,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from sluice.local.s3 import LocalS3
-from sluice.soak.jvm import StoreJvm
+from soak.jvm import StoreJvm
 from tests.support.gateway import Gateway, served
 
 VERSIONS = 30

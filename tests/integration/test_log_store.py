@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from lock_manager.guard_server import GuardServer
+from lock_manager.guard.guard_server import GuardServer
 from lock_manager.testing.embedded import find_java, find_spark_jars
-from sluice.errors import VersionTakenError, WriteError
 from sluice.local.spark import LOCAL_DRIVER, QUICK_JVM
-from sluice.soak.gateway import connect, start_jvm
-from sluice.soak.jvm import StoreJvm
+from soak.errors import VersionTakenError, WriteError
+from soak.gateway import connect, start_jvm
+from soak.jvm import StoreJvm
 from tests.support.without_hard_links import SYSTEM_CALLS
 
 ROOT = Path(__file__).parents[2]

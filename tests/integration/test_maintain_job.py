@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager, canonical_table_uri
 from writer_jobs import LockedDeltaWriter, locked
-from writer_jobs.maintenance.turn import turn_of
+from writer_jobs.maintenance.exclusive_run import turn_of
 
 pytestmark = pytest.mark.spark
 
@@ -124,7 +124,7 @@ def test_what_was_done_is_in_the_report_also_if_the_store_fails_then(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from writer_jobs.errors import StorageError
-    from writer_jobs.maintenance import care as care_module
+    from writer_jobs.maintenance import maintainer as care_module
 
     table, report, page = lake("flights", 6), tmp_path / "report.json", tmp_path / "page.html"
     looks = [care_module.measure]

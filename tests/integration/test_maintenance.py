@@ -19,13 +19,13 @@ from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
 from tests.support.maintained import codes, keys_of, made_old
 from writer_jobs import HeldTooLongError, LockedDeltaWriter, TableError, WriteConflictError
-from writer_jobs.maintenance.care import Care
+from writer_jobs.maintenance.exclusive_run import TURN, give_way, turn_of
+from writer_jobs.maintenance.executor import TRIES, Worker
+from writer_jobs.maintenance.maintainer import Care
 from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.plan import plan
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import CareReport, Done
-from writer_jobs.maintenance.turn import TURN, give_way, turn_of
-from writer_jobs.maintenance.worker import TRIES, Worker
 
 pytestmark = pytest.mark.spark
 

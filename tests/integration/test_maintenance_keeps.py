@@ -25,12 +25,12 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.listings import listed_files
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.delta.version_files import VersionFiles
+from writer_jobs.maintenance.exclusive_run import give_way, is_of_this_process
+from writer_jobs.maintenance.file_states import Keepers
 from writer_jobs.maintenance.findings import find
-from writer_jobs.maintenance.folder import Keepers
 from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.policy import Action
 from writer_jobs.maintenance.result import CareReport
-from writer_jobs.maintenance.turn import give_way, is_of_this_process
 
 pytestmark = pytest.mark.spark
 
@@ -261,11 +261,11 @@ def test_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa: PLR0917 (
         if path.is_file():
             made_old(path, 30 if "_delta_log" in path.parts else 50)
     before = {path for path in table.rglob("*.parquet") if path.parent != table / "_delta_log"}
-    monkeypatch.setattr("writer_jobs.maintenance.folder.seconds_without_pins", lambda _: 0.0)
+    monkeypatch.setattr("writer_jobs.maintenance.file_states.seconds_without_pins", lambda _: 0.0)
     if not is_protected:
-        monkeypatch.setattr("writer_jobs.maintenance.folder.Keepers.of", lambda *_: Keepers())
-        monkeypatch.setattr("writer_jobs.delta.table_log.Snapshot.file_retention_seconds", 0.0)
-        monkeypatch.setattr("writer_jobs.maintenance.folder.LEAST_ORPHAN_AGE", timedelta(0))
+        monkeypatch.setattr("writer_jobs.maintenance.file_states.Keepers.of", lambda *_: Keepers())
+        monkeypatch.setattr("writer_jobs.delta.snapshot.Snapshot.file_retention_seconds", 0.0)
+        monkeypatch.setattr("writer_jobs.maintenance.file_states.LEAST_ORPHAN_AGE", timedelta(0))
     with in_another_thread(lambda: manager.acquire(writer.table)):
         staged = threading.Thread(target=put, args=([100],))
         staged.start()

@@ -17,10 +17,10 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableResource, ZookeeperLockManager
-from lock_manager.commit_guard import CommitGuard
 from lock_manager.errors import MetricsError
 from lock_manager.events import Event, observe, tell
-from lock_manager.guarded_hold import GuardedHold
+from lock_manager.guard.commit_guard import CommitGuard
+from lock_manager.guard.guarded_hold import GuardedHold
 from lock_manager.metrics import Destination, MetricsExporter, _ContinuedFile
 from lock_manager.zookeeper.znodes import table_node
 from tests.support.rivals import RivalManager
@@ -282,7 +282,7 @@ def test_prometheus_is_imported_when_metrics_are_asked_for_and_not_before() -> N
     program = (
         "import sys\n"
         "if sys.argv[1] == 'absent': sys.modules['prometheus_client'] = None\n"
-        "import lock_manager, lock_manager.zookeeper.manager, lock_manager.commit_guard\n"
+        "import lock_manager, lock_manager.zookeeper.manager, lock_manager.guard.commit_guard\n"
         "import lock_manager.metrics as metrics\n"
         "assert not sys.modules.get('prometheus_client'), 'too early'\n"
         "try: metrics.MetricsExporter('0').close()\n"

@@ -34,9 +34,9 @@ from lock_manager import (
     ZookeeperLockManager,
     guard_registry,
 )
-from lock_manager.commit_guard import CommitGuard
 from lock_manager.coordinator import WAITING_LOGGER
-from lock_manager.guarded_hold import GuardedHold
+from lock_manager.guard.commit_guard import CommitGuard
+from lock_manager.guard.guarded_hold import GuardedHold
 from lock_manager.queue_entry import QueueEntry
 from lock_manager.zookeeper.inspector import ANSWER_SECONDS as INSPECTOR_SECONDS
 from lock_manager.zookeeper.inspector import LockInspector

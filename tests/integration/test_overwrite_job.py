@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from lock_manager import ZookeeperLockManager
 from tests.support.another_thread import in_another_thread
 from writer_jobs import LockedDeltaWriter, locked
-from writer_jobs.job.sources import SourceReader
+from writer_jobs.job.inputs.sources import SourceReader
 from writer_jobs.overwrite import main
 
 pytestmark = pytest.mark.spark

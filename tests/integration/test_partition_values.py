@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import FIRST, SECOND, ZONE, zone_of
 from writer_jobs import LockedDeltaWriter, apply_changes, apply_rows
-from writer_jobs.changes.table_shape import TableShape
-from writer_jobs.delta.table_log import TableState
+from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteConflictError, WriteFailedError
+from writer_jobs.merge.table_shape import TableShape
 
 pytestmark = pytest.mark.spark
 

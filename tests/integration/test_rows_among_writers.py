@@ -76,7 +76,7 @@ def test_repetitions_rewrite_no_file_and_a_tie_that_says_something_else_is_refus
     with pytest.raises(ChangesError, match="says something else: key=4"):
         apply((4, 1, "other"), (0, 1, "first"))
     with monkeypatch.context() as patch:
-        patch.setattr("writer_jobs.arrivals.kinds.LatestRows.rewrites_for_nothing", lambda *_: False)
+        patch.setattr("writer_jobs.late_rows.row_models.LatestRows.rewrites_for_nothing", lambda *_: False)
         assert apply(*repeated) == (3, 0, 0, 2)
     assert len(before - data_files(gate)) == 3
 
@@ -107,7 +107,7 @@ def test_where_appends_are_no_conflict_the_lock_is_held_over_all_of_it(
     first.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for each in log.glob("*.crc"):
         each.unlink()
-    monkeypatch.setattr("writer_jobs.delta.table_log._ISOLATION", property_)
+    monkeypatch.setattr("writer_jobs.delta.snapshot._ISOLATION", property_)
     is_seen = property_ == "delta.isolationLevel"
     new = rows(spark, (10, 1, "new"))
     before = gate.files()

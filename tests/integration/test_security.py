@@ -27,7 +27,7 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.testing.server_security import ServerSecurity
 from lock_manager.zookeeper.client import Client, acl_of
 from lock_manager.zookeeper.znodes import parse_queue, table_node
-from sluice.soak.tcp_proxy import Link
+from soak.tcp_proxy import Link
 from tests.support.authority import Authority
 
 TABLE = "s3://lake/secured"

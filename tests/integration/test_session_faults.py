@@ -27,7 +27,7 @@ from lock_manager import (
 from lock_manager.testing import embedded as local
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from lock_manager.zookeeper.znodes import table_node
-from sluice.soak.tcp_proxy import Link
+from soak.tcp_proxy import Link
 from tests.support.rivals import RivalManager
 from tests.support.running import is_running
 from tests.support.sessions import end_session

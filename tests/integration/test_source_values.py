@@ -19,9 +19,9 @@ from writer_jobs.delta.exact_cast import exact_cast
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import one_sentence
 from writer_jobs.errors import SourceError, WriteFailedError
-from writer_jobs.job import source_values
-from writer_jobs.job.source_files import find_sources
-from writer_jobs.job.sources import SourceReader
+from writer_jobs.job.inputs import source_values
+from writer_jobs.job.inputs.source_files import find_sources
+from writer_jobs.job.inputs.sources import SourceReader
 
 pytestmark = pytest.mark.spark
 

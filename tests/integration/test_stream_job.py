@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from lock_manager import ZookeeperLockManager
 from tests.support.deliveries import Killed, end_of_the_process
 from writer_jobs import CheckpointError, LockedDeltaWriter, stream_into
-from writer_jobs.arrivals import stream as arrivals_stream
+from writer_jobs.late_rows import stream as arrivals_stream
 
 pytestmark = pytest.mark.spark
 
@@ -310,7 +310,7 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     # A batch that is in the table gets its dead letters when it is tried again; one that has them does not.
     for killed_at in ("write_dead_letters", "EventClock.after"):
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(f"writer_jobs.arrivals.stream.{killed_at}", end_of_the_process)
+            patch.setattr(f"writer_jobs.late_rows.stream.{killed_at}", end_of_the_process)
             stream(*schema, how=how)
         assert dead.exists() == (killed_at == "EventClock.after")
     done = stream(*schema, how=how)

@@ -18,12 +18,12 @@ from lock_manager import ZookeeperLockManager
 from tests.support.hbase_model import SCHEMA as CELLS
 from tests.support.hbase_model import Cell
 from writer_jobs import LockedDeltaWriter
-from writer_jobs.arrivals.apply import apply_rows
-from writer_jobs.changes.apply import apply_changes
-from writer_jobs.changes.table_feed import FeedBinding, TableFeed
 from writer_jobs.errors import ChangesError, SchemaMismatchError
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
+from writer_jobs.late_rows.apply import apply_rows
+from writer_jobs.merge.apply import apply_changes
+from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 
 pytestmark = pytest.mark.spark
 

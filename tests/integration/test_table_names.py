@@ -26,7 +26,7 @@ from lock_manager import (
     ZookeeperLockManager,
     canonical_table_uri,
 )
-from lock_manager.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
+from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.adopt import AdoptResult, adopt_table, describe
 from sluice.audit.verify import verify_table

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from writer_jobs.job.source_files import SourceFiles
+from writer_jobs.job.inputs.source_files import SourceFiles
 
 pytestmark = pytest.mark.spark
 

@@ -17,7 +17,7 @@ from tests.support.change_commits import batches_in
 from tests.support.deliveries import Killed
 from writer_jobs import upsert as upsert_module
 from writer_jobs.errors import StorageError
-from writer_jobs.job.file_stream import FileBatches
+from writer_jobs.job.inputs.file_stream import FileBatches
 from writer_jobs.job.stream_arguments import StreamArguments
 
 pytestmark = pytest.mark.spark

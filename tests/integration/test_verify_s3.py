@@ -11,7 +11,7 @@ import pytest
 from arro3.core import Array, DataType, Table
 from deltalake import DeltaTable, write_deltalake
 
-from lock_manager.pins import PINS_FOLDER, Pin, PinnedTable
+from lock_manager.table_records.pins import PINS_FOLDER, Pin, PinnedTable
 from sluice.audit.log_folder import s3_client
 from sluice.audit.pins import examine_pins
 from sluice.audit.verify import verify_table

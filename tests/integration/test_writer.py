@@ -32,7 +32,8 @@ from writer_jobs import (
     locate_table,
 )
 from writer_jobs.commit.driver_guard import GUARD
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
+from writer_jobs.delta.snapshot import Snapshot
+from writer_jobs.delta.table_log import DeltaTableLog
 
 pytestmark = [
     pytest.mark.spark,

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sluice.local._s3_server import WsgiApplication
-from sluice.soak.s3_faults import FaultGate, FaultyS3
+from soak.s3_faults import FaultGate, FaultyS3
 
 SCRATCH = "_sluice_conditional_put"
 WRITER = "writer-1"

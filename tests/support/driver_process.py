@@ -13,9 +13,9 @@ from typing import Any
 
 from lock_manager.testing.embedded import send_signal
 from sluice.local.spark import FEW_ROWS, LOCAL_DRIVER, QUICK_JVM
-from sluice.soak.hadoop import hadoop_settings
-from sluice.soak.s3_faults import FaultyS3
-from sluice.soak.tcp_proxy import Link
+from soak.hadoop import hadoop_settings
+from soak.s3_faults import FaultyS3
+from soak.tcp_proxy import Link
 
 ROOT = Path(__file__).parents[2]
 WAIT = 120

@@ -13,7 +13,7 @@ from typing import Any
 
 import boto3
 
-from sluice.soak.s3_faults import FaultyS3
+from soak.s3_faults import FaultyS3
 from tests.support.driver_process import ROOT, WAIT
 
 _READER = ROOT / "tests" / "support" / "read_table.py"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from lock_manager.commit_stamp import CommitStamp
+from lock_manager.table_records.commit_stamp import CommitStamp
 from sluice.audit.log_files import LogCommit
-from sluice.soak.evidence import Evidence, TableState
-from sluice.soak.s3_faults import Put
+from soak.evidence import Evidence, TableState
+from soak.s3_faults import Put
 
 TABLE = "s3a://lake/soak-0"
 

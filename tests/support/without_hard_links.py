@@ -20,8 +20,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from sluice.errors import WriteError
-from sluice.soak.jvm import StoreJvm
+from soak.errors import WriteError
+from soak.jvm import StoreJvm
 
 SYSTEM_CALLS = {"x86_64": {86: False, 265: True}, "aarch64": {37: True}}
 """Numbers of ``link`` and ``linkat`` by machine; whether folders come before the names."""

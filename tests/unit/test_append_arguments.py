@@ -4,7 +4,7 @@ import pytest
 
 from lock_manager import ResourceError, SettingsError
 from writer_jobs.errors import ArgumentsError, RunError
-from writer_jobs.job.append_arguments import parse_arguments
+from writer_jobs.job.append.arguments import parse_arguments
 from writer_jobs.job.arguments import HelpShown
 
 LEAST = ["--zookeeper", "zk:2181", "--table", "s3a://lake/t", "--source", "a.csv"]

@@ -17,7 +17,7 @@ from sluice.commands.app import app
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
-    "demo", "verify", "log", "adopt", "pins", "health", "jars", "dist", "status", "break", "doctor", "soak",
+    "demo", "verify", "log", "adopt", "pins", "health", "jars", "dist", "status", "break", "doctor",
     "submit-args", "sample", "zookeeper", "ensemble", "config",
 ]  # fmt: skip
 
@@ -157,7 +157,6 @@ def test_verbose_adds_the_stack_trace(run: CliRunner) -> None:
         ["demo", "--storage", "tape"],
         ["demo", "--writers", "0"],
         ["demo", "--writers", "3", "--commits", "2"],
-        ["soak", "--jobs", "mixed", "--faults", "none"],
         ["zookeeper", "--servers", "2"],
         ["status", "t", "--zookeeper", "127.0.0.1:1"],
         ["status", "--zookeeper", "no host"],

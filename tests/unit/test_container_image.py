@@ -15,9 +15,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from sluice.errors import ContainerError
-from sluice.soak import containers
-from sluice.soak.containers import OWN_IMAGE, PUBLIC_IMAGE, ContainerZooKeeper, best_image
+from soak import containers
+from soak.containers import OWN_IMAGE, PUBLIC_IMAGE, ContainerZooKeeper, best_image
+from soak.errors import ContainerError
 from tests import conftest
 
 TAKEN = "Bind for 127.0.0.1:20001 failed: port is already allocated"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lock_manager.commit_stamp import CommitStamp
+from lock_manager.table_records.commit_stamp import CommitStamp
 from sluice.audit.checks import Interval, overlaps
 from sluice.audit.log_files import LogCommit
 from sluice.demo.flights import Contents

@@ -22,8 +22,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from writer_jobs.changes.evolution import evolution_of, joined
 from writer_jobs.delta.type_differences import holds, missing_fields, type_differences, type_to_read
+from writer_jobs.merge.evolution import evolution_of, joined
 
 # Of the table, of the changes. What is too large for a whole number is an error of Spark's.
 KEEPS: list[tuple[DataType, DataType]] = [

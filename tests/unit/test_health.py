@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from writer_jobs import TableError
-from writer_jobs.job.maintain_arguments import _EPILOG
+from writer_jobs.job.maintain.arguments import _EPILOG
 from writer_jobs.maintenance.findings import RULES, find, size_text
 from writer_jobs.maintenance.health import FileTotals, FolderHealth, LogHealth, PartitionHealth, TableHealth
 from writer_jobs.maintenance.policy import PREFIX, Action, Policy, parse_size

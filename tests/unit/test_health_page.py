@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from writer_jobs.errors import StorageError
+from writer_jobs.job.maintain.published import Published
 from writer_jobs.job.output import JobOutput
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.health import (
@@ -27,7 +28,6 @@ from writer_jobs.maintenance.health import (
 )
 from writer_jobs.maintenance.page import page
 from writer_jobs.maintenance.policy import Action, Policy
-from writer_jobs.maintenance.publish import Published
 from writer_jobs.maintenance.result import CareReport, Done
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -293,7 +293,7 @@ def test_a_page_that_cannot_be_written_for_a_while_keeps_no_table_back(monkeypat
                 raise StorageError("503")
             written.append(text)
 
-    monkeypatch.setattr("writer_jobs.maintenance.publish.HadoopFiles.of", lambda _: Files())
+    monkeypatch.setattr("writer_jobs.job.maintain.published.HadoopFiles.of", lambda _: Files())
     session: Any = None
     published = Published(
         JobOutput(None), lambda **facts: noted.append(facts), session, page_uri="s3a://lake/health.html"

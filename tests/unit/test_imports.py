@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: In this order: each imports itself and what stands before it.
-PACKAGES = ("lock_manager", "writer_jobs", "sluice")
+PACKAGES = ("lock_manager", "writer_jobs", "sluice", "soak")
 KAZOO = ("lock_manager.zookeeper", "lock_manager.testing")
 #: Of the commands and the jobs, the only modules that import ZooKeeper's part of the lock, and why each does.
 ASKS_ZOOKEEPER = {
@@ -20,6 +20,14 @@ ASKS_ZOOKEEPER = {
     "sluice.doctor.ensemble": "examines the servers of an ensemble",
     "sluice.ensemble.members": "asks each server of an ensemble",
     "sluice.ensemble.ready": "asks each server of an ensemble whether it follows",
+    "soak.stalls": "delays the queue of a contender",
+    "soak.unprotected": "replaces the queue's registry",
+}
+JOBS = ("append", "overwrite", "upsert", "cdc", "stream", "snapshot", "maintain")
+#: Packages that nobody else of the same top package imports, with the modules that may.
+ENTRY_PACKAGES = {
+    "writer_jobs.job": {f"writer_jobs.{job}" for job in JOBS},
+    "sluice.commands": {"sluice.cli"},
 }
 Imports = Mapping[str, set[str]]
 
@@ -88,6 +96,18 @@ def backwards(imports: Imports) -> list[tuple[str, str]]:
     ]
 
 
+def of_entry_packages(imports: Imports) -> list[tuple[str, str]]:
+    """Return imports of entry packages by modules outside them, but of the same top package."""
+    return [
+        (name, imported)
+        for name, names in imports.items()
+        for imported in sorted(names)
+        for package, importers in ENTRY_PACKAGES.items()
+        if is_in(imported, package) and is_in(name, package.split(".")[0])
+        if not is_in(name, package) and name not in importers
+    ]
+
+
 def circles(imports: Imports) -> list[list[str]]:
     """Return the modules that import themselves by way of others; by Kosaraju's two passes."""
     order: list[str] = []
@@ -144,6 +164,10 @@ def test_imports_point_one_way(imports: Imports) -> None:
     assert backwards(imports) == []
 
 
+def test_entry_packages_are_imported_by_entry_points_alone(imports: Imports) -> None:
+    assert of_entry_packages(imports) == []
+
+
 def test_the_rest_of_the_lock_manager_does_not_know_zookeeper(imports: Imports) -> None:
     """But for the package's own face, which names what programs use."""
     assert knows_zookeeper(imports) == ["lock_manager"]
@@ -180,9 +204,12 @@ def test_each_rule_finds_what_breaks_it() -> None:
             "writer_jobs.b": "if TYPE_CHECKING:\n    from sluice.d import D",
             "sluice.d": "def f():\n    from sluice import e",
             "sluice.e": "if TYPE_CHECKING:\n    from sluice.d import D",
+            "sluice.f": "from sluice.commands import g",
+            "sluice.commands.g": "",
         }
     )
     assert knows_zookeeper(broken) == ["lock_manager.f", "lock_manager.h"]
+    assert of_entry_packages(broken) == [("sluice.f", "sluice.commands.g")]
     assert relative(broken) == [("lock_manager.i", each) for each in (".", "..", ".zookeeper.c")]
     assert kazoo_outside(broken) == ["lock_manager.a"]
     assert sorted(backwards(broken)) == [("lock_manager.a", "writer_jobs.b"), ("writer_jobs.b", "sluice.d")]

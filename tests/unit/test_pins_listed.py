@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lock_manager.pins import Pin, PinnedTable
+from lock_manager.table_records.pins import Pin, PinnedTable
 from sluice import pins
 from sluice.audit.pins import FoundPin
 

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import pytest
 
-from sluice.soak import command
-from sluice.soak.evidence import Evidence
-from sluice.soak.options import SoakOptions
-from sluice.soak.run import Progress
+from soak import command
+from soak.evidence import Evidence
+from soak.options import SoakOptions
+from soak.run import Progress
 from tests.support.soak_history import event, sound
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from sluice.soak.mixed.command import is_good, summary
-from sluice.soak.mixed.feeds import APPEND, CDC, FEEDS, STREAM, UPSERT, Feed
-from sluice.soak.mixed.keeps import Spared, rows_after
-from sluice.soak.mixed.run import Job, Outcome, _without
+from soak.mixed.command import is_good, summary
+from soak.mixed.feeds import APPEND, CDC, FEEDS, STREAM, UPSERT, Feed
+from soak.mixed.keeps import Spared, rows_after
+from soak.mixed.run import Job, Outcome, _without
 
 
 def messages(folder: Path) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from sluice.soak.fault_context import PUT, FaultContext, Incident, advance, struck
-from sluice.soak.faults import CLASSES, FaultClass
-from sluice.soak.pairs import ALONE, NEXT_HOLD, ONE_HOLD, Pair, PairKind, effect_of, pair_kinds
+from soak.fault_context import PUT, FaultContext, Incident, advance, struck
+from soak.faults import CLASSES, FaultClass
+from soak.pairs import ALONE, NEXT_HOLD, ONE_HOLD, Pair, PairKind, effect_of, pair_kinds
 
 TABLE = "s3a://lake/soak-0"
 

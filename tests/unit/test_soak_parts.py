@@ -13,16 +13,16 @@ import pytest
 from typer.testing import CliRunner
 
 from lock_manager import SettingsError
-from sluice.commands.app import app
-from sluice.soak.command import choose_faults
-from sluice.soak.controls import stamped
-from sluice.soak.fault_context import PUT, advance, of, of_hold, takeover, until
-from sluice.soak.faults import CLASSES
-from sluice.soak.options import SoakOptions
-from sluice.soak.pairs import ALONE, NEXT_HOLD, ONE_HOLD, Pair
-from sluice.soak.plan import plan_of
-from sluice.soak.s3_faults import FaultGate
-from sluice.soak.tcp_proxy import Link
+from soak.__main__ import app
+from soak.command import choose_faults
+from soak.controls import stamped
+from soak.fault_context import PUT, advance, of, of_hold, takeover, until
+from soak.faults import CLASSES
+from soak.options import SoakOptions
+from soak.pairs import ALONE, NEXT_HOLD, ONE_HOLD, Pair
+from soak.plan import plan_of
+from soak.s3_faults import FaultGate
+from soak.tcp_proxy import Link
 
 
 def options(**changes: Any) -> SoakOptions:
@@ -177,6 +177,6 @@ def test_a_link_swallows_while_it_is_cut_and_keeps_no_connection_that_is_over(ev
     ],
 )
 def test_the_command_line(arguments: list[str], code: int, said: str) -> None:
-    result = CliRunner().invoke(app, ["soak", *arguments])
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == code
     assert said in result.output

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from sluice.soak.s3_faults import BESIDE, RIVAL, FaultyS3, S3Fault
+from soak.s3_faults import BESIDE, RIVAL, FaultyS3, S3Fault
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from sluice.soak.evidence import Evidence
-from sluice.soak.verdict import INVARIANTS, judge
-from sluice.soak.violation import Violation
+from soak.evidence import Evidence
+from soak.verdict import INVARIANTS, judge
+from soak.violation import Violation
 from tests.support.soak_history import TABLE, commit, event, put, sound
 
 

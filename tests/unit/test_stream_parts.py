@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from writer_jobs.arrivals.kinds import FirstRows
-from writer_jobs.changes.result import moment_of
-from writer_jobs.changes.scd1 import NewestRows
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.stream_arguments import StreamArguments
-from writer_jobs.job.upsert_arguments import parse_arguments
+from writer_jobs.job.upsert.arguments import parse_arguments
+from writer_jobs.late_rows.row_models import FirstRows
+from writer_jobs.merge.result import moment_of
+from writer_jobs.merge.scd1 import NewestRows
 
 LEAST = [
     "--zookeeper", "zk1:2181", "--table", "s3a://lake/t", "--source", "s3a://landing/", "--keys", "id",

@@ -11,9 +11,9 @@ import pytest
 
 from lock_manager import LockCancelledError, LockNotHeldError
 from lock_manager.errors import NotStagedError
-from lock_manager.guarded_hold import GuardedHold
-from lock_manager.ticket import StagedCommit, Ticket, why_not_staged
-from lock_manager.write_attempt import WriteAttempt
+from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.ticket import StagedCommit, Ticket, why_not_staged
+from lock_manager.guard.write_attempt import WriteAttempt
 
 TABLE = "s3://lake/t"
 READ = {"version": 7, "properties": {"sluice.ensemble": "e"}}

@@ -15,7 +15,7 @@ from arro3.core import Array, DataType, Table
 from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
-from lock_manager.adoption import ENSEMBLE_PROPERTY
+from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY
 from sluice.audit.checks import version_ranges
 from sluice.audit.verify import Verification, verify_table
 from sluice.commands.app import app

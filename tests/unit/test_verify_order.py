@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lock_manager.commit_stamp import CommitStamp
 from lock_manager.resources import table_key
+from lock_manager.table_records.commit_stamp import CommitStamp
 from sluice.audit.checks import check_ensembles, check_names, check_tokens
 from sluice.audit.log_files import LogCommit
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 import writer_jobs
 from lock_manager import LockLostError, SluiceError
-from lock_manager.commit_stamp import (
+from lock_manager.table_records.commit_stamp import (
     CHANGES,
     MAINTENANCE,
     WATERMARK,
@@ -49,9 +49,9 @@ from writer_jobs.errors import (
     UnsupportedSessionError,
     WriteFailedError,
 )
+from writer_jobs.job.append.runs import Run, RunRecords, check_same_basis
+from writer_jobs.job.inputs.source_files import SourceFiles
 from writer_jobs.job.output import JobOutput
-from writer_jobs.job.runs import Run, RunRecords, check_same_basis
-from writer_jobs.job.source_files import SourceFiles
 from writer_jobs.job.stopping import Stopped, StopSignals
 from writer_jobs.streaming.checkpoint import _table_around
 

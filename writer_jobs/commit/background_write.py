@@ -12,12 +12,12 @@ from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from lock_manager.commit_stamp import note_as_user_metadata
-from lock_manager.write_attempt import WriteAttempt
+from lock_manager.guard.write_attempt import WriteAttempt
+from lock_manager.table_records.commit_stamp import note_as_user_metadata
 from writer_jobs.commit.operation import Work
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.log_store import follow_transactions
-from writer_jobs.delta.table_log import TableState
+from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.type_differences import mismatch, type_differences
 from writer_jobs.errors import WriteFailedError
 

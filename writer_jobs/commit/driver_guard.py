@@ -12,13 +12,14 @@ from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from lock_manager.commit_guard import CommitGuard
+from lock_manager.guard.commit_guard import CommitGuard
+from lock_manager.guard.guard_server import GuardServer
 from lock_manager.guard_registry import declare_installed
-from lock_manager.guard_server import GuardServer
 from lock_manager.partitions import PartitionSchema
 from writer_jobs.commit.refusals import raise_refusals_as_python_errors
+from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.session import COMMIT_LOCK, GUARD_MODE, LOG_STORE, LOG_STORE_SETTING, classic_session
-from writer_jobs.delta.table_log import DeltaTableLog, locate_table
+from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import GuardMissingError
 
 log = logging.getLogger(__name__)

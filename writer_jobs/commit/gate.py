@@ -18,16 +18,17 @@ from pyspark.sql import SparkSession
 from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
 from lock_manager.coordinator import Cancellation
 from lock_manager.errors import NotStagedError
-from lock_manager.guarded_hold import GuardedHold
+from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.ticket import Ticket
 from lock_manager.intents import NO_VERSION
-from lock_manager.ticket import Ticket
 from writer_jobs.commit.background_write import BackgroundWrite, RunningWrite
 from writer_jobs.commit.guarded import guarded_commit, refuse_other_partitioning, waiting_with
 from writer_jobs.commit.held_write import CommitResult, LockedWrite, failed_write
 from writer_jobs.commit.lock_target import LockTarget, job_note
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.log_store import log_store
-from writer_jobs.delta.table_log import Commit, Snapshot
+from writer_jobs.delta.snapshot import Snapshot
+from writer_jobs.delta.table_log import Commit
 from writer_jobs.errors import CommitUnknownError
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,9 @@
 """Guarded blocks: a commit of this thread passes if and only if the lock to which the thread is bound still stands.
 
-Three parts meet here: the hold (:mod:`lock_manager`), the decision (:mod:`lock_manager.commit_guard`), and the log
-store in the driver's JVM (``log_store/``), which asks for the decision. A Spark local property binds a thread to the
-blocks that it has entered. The JVM thread has that property at each commit. A ``pyspark.InheritableThread`` inherits
-the property.
+Three parts meet here: the hold (:mod:`lock_manager`), the decision (:mod:`lock_manager.guard.commit_guard`), and the
+log store in the driver's JVM (``log_store/``), which asks for the decision. A Spark local property binds a thread to
+the blocks that it has entered. The JVM thread has that property at each commit. A ``pyspark.InheritableThread``
+inherits the property.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from lock_manager import (
     canonical_table_uri,
 )
 from lock_manager.errors import versions_of
-from lock_manager.guarded_hold import GuardedHold
+from lock_manager.guard.guarded_hold import GuardedHold
+from lock_manager.guard.ticket import Ticket
 from lock_manager.partitions import PartitionSchema
-from lock_manager.ticket import Ticket
 from writer_jobs.commit import driver_guard
 from writer_jobs.delta.adoption import refuse_other_ensemble, restore_adoption
 from writer_jobs.delta.log_store import follow_transactions, log_store
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
+from writer_jobs.delta.snapshot import Snapshot
+from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import CommitUnknownError, StorageError, TableError
 
 log = logging.getLogger(__name__)

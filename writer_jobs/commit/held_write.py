@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 from lock_manager import Hold, LockCancelledError, LockLostError, SluiceError
 from lock_manager.deadline import Deadline
 from lock_manager.errors import NotStagedError
-from lock_manager.guarded_hold import GuardedHold, is_definite
+from lock_manager.guard.guarded_hold import GuardedHold, is_definite
+from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION
-from lock_manager.write_attempt import WriteAttempt
 from writer_jobs.commit.background_write import BackgroundWrite
 from writer_jobs.commit.driver_guard import REQUIRED, guard_mode
 from writer_jobs.commit.guarded import attempts
@@ -25,7 +25,8 @@ from writer_jobs.delta.adoption import refuse_other_ensemble
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, LOST_CONTACT, is_conflict, is_java, one_sentence
 from writer_jobs.delta.partition_values import long_folder_name
 from writer_jobs.delta.session import LOG_STORE, LOG_STORE_SETTING
-from writer_jobs.delta.table_log import Commit, DeltaTableLog, Snapshot
+from writer_jobs.delta.snapshot import Snapshot
+from writer_jobs.delta.table_log import Commit, DeltaTableLog
 from writer_jobs.errors import (
     CommitUnknownError,
     GuardMissingError,

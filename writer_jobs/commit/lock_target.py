@@ -18,8 +18,9 @@ from lock_manager import Hold, LockManager, PartitionSchema, ResourceError, Tabl
 from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
 from writer_jobs.commit.guarded import GuardedTable, guarded
 from writer_jobs.delta.moments import moment_of_micros
+from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState
+from writer_jobs.delta.table_log import DeltaTableLog
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,8 @@ from writer_jobs.commit.gate_rules import HoldOver, check_hold, why_whole
 from writer_jobs.commit.held_write import CommitResult, LockedWrite
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, job_note, lock_target_of
 from writer_jobs.commit.operation import Work
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState
+from writer_jobs.delta.snapshot import Snapshot, TableState
+from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError, WriteConflictError
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from pyspark.sql.functions import expr
 from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
 from writer_jobs.commit.operation import Read, delta_table
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
-from writer_jobs.delta.table_log import TableState
+from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import TableError
 
 # Spark casts one of these to another by itself only where every value keeps its own.

@@ -17,8 +17,8 @@ from pyspark.errors.exceptions import captured
 import lock_manager.errors
 import writer_jobs.errors
 from lock_manager import LockLostError, LockNotHeldError, SluiceError
-from lock_manager.commit_guard import CommitGuard
 from lock_manager.errors import NotStagedError
+from lock_manager.guard.commit_guard import CommitGuard
 from writer_jobs.delta.jvm_errors import LOST_CONTACT, java_layers
 from writer_jobs.errors import CommitUnknownError, GuardMissingError, UnsafeStoreError
 

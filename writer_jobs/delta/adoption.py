@@ -1,4 +1,4 @@
-"""The adoption in a table's properties (:mod:`lock_manager.adoption`): read before a write, kept, set by a commit.
+"""The adoption in a table's properties (:mod:`lock_manager.table_records.adoption`): read, restored and committed.
 
 A lock of another ensemble, or on another name of the table, excludes nobody. So a table that was adopted (`sluice
 adopt`) is written under its own lock only.
@@ -10,8 +10,9 @@ from pyspark.sql import SparkSession
 
 from lock_manager import Adoption, Hold, canonical_table_uri
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.sql_names import property_list, quoted
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
+from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError
 
 

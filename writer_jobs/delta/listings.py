@@ -7,7 +7,8 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.session import session_with
-from writer_jobs.delta.table_log import LOG_FOLDER, Snapshot
+from writer_jobs.delta.snapshot import Snapshot
+from writer_jobs.delta.table_log import LOG_FOLDER
 
 # Of what changed, if that is kept: not of a version, but VACUUM removes it, too.
 _CHANGE_DATA = "_change_data"

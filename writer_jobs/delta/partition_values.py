@@ -19,8 +19,8 @@ from pyspark.sql.types import BinaryType, CharType, DataType, StringType, Struct
 
 from lock_manager.partitions import HIVE_NULL
 from writer_jobs.delta.jvm_errors import messages_of
+from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import parsed_expression, quoted
-from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import SchemaMismatchError
 
 _ZONE = "spark.sql.session.timeZone"

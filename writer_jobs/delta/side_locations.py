@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-#: Keys that were deleted, see :mod:`writer_jobs.changes.side_table`.
+#: Keys that were deleted, see :mod:`writer_jobs.merge.side_table`.
 TOMBSTONES_SUFFIX = "_tombstones"
 #: Cells of HBase, see :mod:`writer_jobs.feeds.hbase.cells`.
 CELLS_SUFFIX = "_cells"
-#: Rows that are too late, see :mod:`writer_jobs.arrivals.too_late`.
+#: Rows that are too late, see :mod:`writer_jobs.late_rows.too_late`.
 LATE_SUFFIX = "_late"
 #: Messages that cannot be decoded, see :mod:`writer_jobs.feeds.dead_letters`.
 DEAD_LETTERS_SUFFIX = "_dead_letters"

@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.delta.table_log import Snapshot
+from writer_jobs.delta.snapshot import Snapshot
 
 # Which file it is, and which of its rows are deleted.
 _IDENTITY = ("path", "deletionVector.storageType", "deletionVector.pathOrInlineDv", "deletionVector.offset")

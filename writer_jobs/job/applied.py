@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from writer_jobs.changes.table_feed import feed_of
 from writer_jobs.errors import NothingAppliedError
+from writer_jobs.merge.table_feed import feed_of
 from writer_jobs.writer import LockedDeltaWriter
 
 

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from writer_jobs.changes.apply import RETENTION
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import JobParser
-from writer_jobs.job.file_arguments import FileJobArguments, add_new_table, add_reader_options, shared_by_file_jobs
+from writer_jobs.job.inputs.file_arguments import (
+    FileJobArguments,
+    add_new_table,
+    add_reader_options,
+    shared_by_file_jobs,
+)
 from writer_jobs.job.stream_arguments import StreamArguments, add_stream, positive, stream_of
+from writer_jobs.merge.apply import RETENTION
 
 _RETENTION_DAYS = RETENTION / timedelta(days=1)
 _MOST_DAYS = 36_500

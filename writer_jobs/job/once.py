@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from lock_manager import Hold
-from lock_manager.commit_stamp import run_note
 from lock_manager.intents import NO_VERSION
+from lock_manager.table_records.commit_stamp import run_note
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import RunError
-from writer_jobs.job.file_arguments import FileJobArguments
+from writer_jobs.job.inputs.file_arguments import FileJobArguments
 from writer_jobs.job.runner import JobContext, failing_store_is_a_failed_write
 from writer_jobs.streaming.query import Applied
 from writer_jobs.writer import LockedDeltaWriter

@@ -13,12 +13,12 @@ from typing import Any
 
 from pyspark import SparkContext
 
-from writer_jobs.arrivals.result import COUNTED as COUNTED_OF_ROWS
-from writer_jobs.changes.result import COUNTED
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.session import driver_conf, running_session
+from writer_jobs.late_rows.result import COUNTED as COUNTED_OF_ROWS
+from writer_jobs.merge.result import COUNTED
 
 # A stream may make millions.
 _LAST = 20

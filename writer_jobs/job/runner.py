@@ -125,7 +125,7 @@ class Job(Generic[_A]):
                 logging.getLogger(name).setLevel(logging.CRITICAL + 1)
             # What a driver that only observes would refuse is worth a line whatever is asked for, and whom a job waits
             # for that seems to hang.
-            logging.getLogger("lock_manager.commit_guard").setLevel(logging.WARNING)
+            logging.getLogger("lock_manager.guard.commit_guard").setLevel(logging.WARNING)
             logging.getLogger(WAITING_LOGGER).setLevel(logging.INFO)
         return self.run()
 

@@ -17,24 +17,18 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import canonical_table_uri
-from lock_manager.commit_stamp import MAINTENANCE, maintenance_of
 from lock_manager.errors import PinError
+from lock_manager.table_records.commit_stamp import MAINTENANCE, maintenance_of
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.listings import session_for_many_files
+from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.logged_files import LoggedFiles
-from writer_jobs.delta.table_log import (
-    LOG_FOLDER,
-    PHYSICAL_NAME,
-    DeltaTableLog,
-    Snapshot,
-    TableState,
-    commit_info_of,
-    locate_table,
-)
+from writer_jobs.delta.snapshot import PHYSICAL_NAME, Snapshot, TableState
+from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog, commit_info_of
 from writer_jobs.delta.version_files import version_file_rows
 from writer_jobs.errors import StorageError, TableError
-from writer_jobs.maintenance.folder import FileState, Keeper, Keepers, folder_files, log_retention_seconds
+from writer_jobs.maintenance.file_states import FileState, Keeper, Keepers, folder_files, log_retention_seconds
 from writer_jobs.maintenance.health import (
     SIZE_BOUNDS,
     FileTotals,

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.changes.side_table import APPLIED_AT, BATCH
-from writer_jobs.changes.spec import SEQ, SEQUENCE
-from writer_jobs.changes.unfinished import Notes
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.side_locations import SIDE_TABLE_SUFFIXES
+from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.delta.table_log import TableState
 from writer_jobs.errors import WriteConflictError
 from writer_jobs.feeds.hbase.cells import CELLS, without_expired
 from writer_jobs.maintenance.policy import Policy
+from writer_jobs.merge.side_table import APPLIED_AT, BATCH
+from writer_jobs.merge.spec import SEQ, SEQUENCE
+from writer_jobs.merge.unfinished import Notes
 
 _DAY_SECONDS = 86_400
 _KEPT = "__sluice_kept"

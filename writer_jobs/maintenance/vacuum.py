@@ -13,16 +13,18 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import LockManager, canonical_table_uri
-from writer_jobs.changes.kept import Kept
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.listings import listed_files
+from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.session import session_with
+from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, locate_table
+from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import StorageError, TableError, WriteFailedError
-from writer_jobs.maintenance.folder import FileState, Keeper, Keepers, folder_files
+from writer_jobs.maintenance.file_states import FileState, Keeper, Keepers, folder_files
 from writer_jobs.maintenance.health import FileTotals
 from writer_jobs.maintenance.policy import Policy
+from writer_jobs.merge.materialized import Kept
 from writer_jobs.pins.take import remove_expired_pins
 
 _SETTINGS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from lock_manager.errors import PinError
-from lock_manager.pins import PINS_FOLDER, Pin, check_name
+from lock_manager.table_records.pins import PINS_FOLDER, Pin, check_name
 from writer_jobs.delta.hadoop_files import HadoopFiles
 
 _SUFFIX = ".json"

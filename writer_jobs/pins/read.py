@@ -12,14 +12,16 @@ from pyspark.sql.types import StructType
 
 from lock_manager import canonical_table_uri
 from lock_manager.errors import PinError
-from lock_manager.pins import Pin, PinnedTable
-from writer_jobs.changes.parts import comparable
+from lock_manager.table_records.pins import Pin, PinnedTable
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.listings import listed_files
+from writer_jobs.delta.locate import locate_table
+from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot, TableState, locate_table
+from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.errors import StorageError, TableError
+from writer_jobs.merge.merge_sql import comparable
 from writer_jobs.pins.moment import up_to
 
 _log = logging.getLogger(__name__)

@@ -16,10 +16,11 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from lock_manager.errors import PinError
-from lock_manager.pins import Pin
+from lock_manager.table_records.pins import Pin
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
+from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.sql_names import property_list, quoted, raw_literal
-from writer_jobs.delta.table_log import DeltaTableLog, Snapshot
+from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError
 
 #: Table property that says what was raised: to what, and what it was before.

@@ -10,8 +10,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from lock_manager.commit_stamp import watermark_of
 from lock_manager.errors import PinError
+from lock_manager.table_records.commit_stamp import watermark_of
 from writer_jobs.delta.hadoop_files import escaped
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.table_log import LOG_FOLDER, VERSION_FILE, DeltaTableLog, commit_info_of

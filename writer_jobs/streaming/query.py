@@ -34,7 +34,7 @@ _NOTE_SECONDS = 10.0
 
 
 class Applied(Protocol):
-    """What became of a micro-batch; :class:`~writer_jobs.changes.result.ChangesResult` is one."""
+    """What became of a micro-batch; :class:`~writer_jobs.merge.result.ChangesResult` is one."""
 
     @property
     def already_applied(self) -> bool:

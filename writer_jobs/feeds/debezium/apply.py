@@ -10,12 +10,12 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from lock_manager import Hold
-from writer_jobs.changes.apply import RETENTION, apply_changes
-from writer_jobs.changes.result import ChangesResult
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.debezium.decode import decode
+from writer_jobs.merge.apply import RETENTION, apply_changes
+from writer_jobs.merge.result import ChangesResult
 from writer_jobs.writer import LockedDeltaWriter
 
 

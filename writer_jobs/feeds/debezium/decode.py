@@ -28,12 +28,9 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from writer_jobs.changes.kept import Kept
-from writer_jobs.changes.spec import order_of_text
-from writer_jobs.changes.table_feed import has_name, recorded_columns
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.partition_values import partition_types, unstorable_reason
-from writer_jobs.delta.table_log import TableState
+from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import FeedError
 from writer_jobs.feeds.debezium.decoders import (
     common_type,
@@ -47,6 +44,9 @@ from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TRUNCAT
 from writer_jobs.feeds.debezium.json_values import Decoder
 from writer_jobs.feeds.debezium.positions import is_known, position, source_of
 from writer_jobs.feeds.wire import member, path
+from writer_jobs.merge.materialized import Kept
+from writer_jobs.merge.spec import order_of_text
+from writer_jobs.merge.table_feed import has_name, recorded_columns
 
 #: Columns beside the row's.
 ORDER, DELETES = "__sluice_order", "__sluice_deletes"

@@ -12,17 +12,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
-from writer_jobs.changes.application import Application, How
-from writer_jobs.changes.apply import RETENTION
-from writer_jobs.changes.kept import Kept
-from writer_jobs.changes.result import ChangesResult
-from writer_jobs.changes.spec import SEQ, ChangeSpec
-from writer_jobs.changes.table_feed import FeedBinding, TableFeed
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.hbase.cells import CellRows
 from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, OTHER, REASON, decoded
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
+from writer_jobs.merge.apply import RETENTION
+from writer_jobs.merge.batch_applier import Application, How
+from writer_jobs.merge.materialized import Kept
+from writer_jobs.merge.result import ChangesResult
+from writer_jobs.merge.spec import SEQ, ChangeSpec
+from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 from writer_jobs.writer import LockedDeltaWriter
 
 

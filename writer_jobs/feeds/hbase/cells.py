@@ -23,10 +23,6 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
 
-from writer_jobs.changes.batch import UNLIKE, ChangeBatch, folded
-from writer_jobs.changes.parts import S, T, all_of, comparable, matched, named, of
-from writer_jobs.changes.side_table import Remembered
-from writer_jobs.changes.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.side_locations import CELLS_SUFFIX
 from writer_jobs.delta.sql_names import quoted
@@ -44,6 +40,10 @@ from writer_jobs.feeds.hbase.decode import (
     WRITTEN,
 )
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
+from writer_jobs.merge.batch import UNLIKE, ChangeBatch, folded
+from writer_jobs.merge.merge_sql import S, T, all_of, comparable, matched, named, of
+from writer_jobs.merge.side_table import Remembered
+from writer_jobs.merge.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.writer import LockedDeltaWriter
 
 _MOST_COLUMNS = 2000

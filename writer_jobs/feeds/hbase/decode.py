@@ -8,11 +8,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import IntegralType, LongType, StringType, StructField, StructType
 
-from writer_jobs.changes.spec import DELETED, SEQ
 from writer_jobs.delta.partition_values import unstorable_text
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.wire import only_value
+from writer_jobs.merge.spec import DELETED, SEQ
 
 #: Types of cells. Source: ``org.apache.hadoop.hbase.KeyValue.Type``.
 PUT, DELETE, DELETE_FAMILY_VERSION, DELETE_COLUMN, DELETE_FAMILY = (

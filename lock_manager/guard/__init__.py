@@ -1,0 +1,1 @@
+"""The commit guard: it decides which commits a hold allows."""

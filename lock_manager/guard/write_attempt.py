@@ -1,0 +1,55 @@
+"""The identity of a commit: one attempt of one operation, named by its write id."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lock_manager.errors import NotStagedError
+from lock_manager.table_records.commit_stamp import note_of_write
+
+
+@dataclass(frozen=True)
+class WriteAttempt:
+    """One attempt of one operation. Only a commit with its write id proves that it is in the table.
+
+    A write id belongs to the thread that executes the attempt. The log store sends it with the commit.
+
+    Attributes:
+        note: what the commit records of the operation, the write id included (JSON values).
+        write_id: unique id of the attempt.
+        begun_at: seconds since the epoch; the attempt has no older files. Not monotonic: that clock stands still while
+            a machine sleeps.
+
+    """
+
+    note: Mapping[str, Any]
+    write_id: str
+    begun_at: float
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> WriteAttempt:
+        """Begin an attempt whose commit records this metadata (JSON values)."""
+        write_id = str(uuid.uuid4())
+        return cls(note_of_write(metadata, write_id), write_id, time.time())
+
+    def refuse_if_old(self, table: str, retention_seconds: float) -> None:
+        """Raise if VACUUM may delete files of this attempt soon.
+
+        Args:
+            table: canonical URI.
+            retention_seconds: age at which VACUUM deletes files that are not in the table.
+
+        Raises:
+            NotStagedError: the attempt has used half of that time.
+
+        """
+        age = time.time() - self.begun_at
+        if age > retention_seconds / 2:
+            raise NotStagedError(
+                f"the write to {table} began {age:.0f} s ago, and VACUUM deletes files that belong to no commit after "
+                f"{retention_seconds:.0f} s: raise delta.deletedFileRetentionDuration, or write less at a time"
+            )

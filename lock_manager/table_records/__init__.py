@@ -1,0 +1,1 @@
+"""Formats that are stored in tables: the stamp of a commit, the adoption of a table, pins."""

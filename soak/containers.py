@@ -1,0 +1,273 @@
+"""A ZooKeeper in Docker containers. A soak can do to it what it does to an embedded one.
+
+Each server is a container with the same configuration as an embedded one. Three are an ensemble on a network of their
+own. Clients reach them through ports of this machine. A process of its own removes containers and network when this
+one ends, however it ends; no other helper image is needed for that.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from lock_manager.testing.embedded import ask_server, free_ports, last_words, server_configuration
+from soak.errors import ContainerError
+
+if TYPE_CHECKING:
+    from testcontainers.core.docker_client import DockerClient
+
+#: Release of ZooKeeper in both images.
+VERSION = "3.9.5"
+#: The image on Docker Hub.
+PUBLIC_IMAGE = f"zookeeper:{VERSION}"
+#: The image that ``make zookeeper-image`` builds.
+OWN_IMAGE = f"sluice-zookeeper:{VERSION}"
+#: On containers and networks; its value names the run that they belong to.
+LABEL = "io.deltasluice.run"
+_REAPER = Path(__file__).with_name("_container_reaper.py")
+_CLIENT_PORT = 2181
+_ENSEMBLE = 3
+_STOP_SECONDS = 5
+_REMOVE_SECONDS = 60.0
+_LOOK_SECONDS = 0.1
+_START_ATTEMPTS = 3
+_PORT_TAKEN = re.compile("port is already allocated|address already in use")
+_THIS_MACHINE = ("localhost", "127.0.0.1")
+
+
+def best_image() -> str | None:
+    """Return the image that was built on this machine, else the public one, which is pulled if the engine lacks it.
+
+    None if the engine has neither and cannot pull.
+
+    Raises:
+        ContainerError: no engine answers.
+
+    """
+    with docker_engine() as engine:
+        from docker.errors import DockerException  # noqa: PLC0415
+
+        images = engine.client.images
+        for image in (OWN_IMAGE, PUBLIC_IMAGE):
+            if images.list(image):
+                return image
+        try:
+            images.pull(PUBLIC_IMAGE)
+        except (DockerException, OSError):  # the latter of an answer that takes too long
+            return None
+        return PUBLIC_IMAGE
+
+
+@contextmanager
+def docker_engine() -> Iterator[DockerClient]:
+    """Connect to the engine that testcontainers finds: by ``DOCKER_HOST``, by Docker's context or by its socket.
+
+    Raises:
+        ContainerError: none answers, or the Python package is missing.
+
+    """
+    try:
+        from testcontainers.core.docker_client import DockerClient  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ContainerError("containers need testcontainers: pip install '.[dev]' in a clone of Sluice") from error
+    from docker.errors import DockerException  # noqa: PLC0415
+
+    try:
+        engine = DockerClient()
+    except DockerException as error:
+        raise ContainerError("no Docker engine answers: start one, or point DOCKER_HOST at its socket") from error
+    try:
+        engine.client.ping()
+        yield engine
+    except DockerException as error:
+        raise ContainerError(f"Docker refused: {getattr(error, 'explanation', None) or error}") from error
+    finally:
+        engine.client.close()
+
+
+class ContainerServer:
+    """One server in a container, and what a fault does to it.
+
+    Args:
+        container: of the docker package.
+        network: that its peers are on, likewise.
+        address: for clients.
+
+    """
+
+    def __init__(self, container: Any, network: Any, address: tuple[str, int]) -> None:
+        self._container = container
+        self._network = network
+        self._address = address
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for clients."""
+        host, port = self._address
+        return f"{host}:{port}"
+
+    def command(self, word: bytes) -> bytes:
+        """Ask it a four-letter word; see :func:`lock_manager.testing.embedded.ask_server`."""
+        return ask_server(self._address, word)
+
+    def start(self) -> None:
+        """Start it, with the data that it has."""
+        self._container.start()
+
+    def stop(self) -> None:
+        """Ask it to end (SIGTERM), and wait for that."""
+        self._container.stop(timeout=_STOP_SECONDS)
+
+    def kill(self) -> None:
+        """End it at once (SIGKILL)."""
+        self._container.kill()
+
+    def pause(self) -> None:
+        """Have all of its processes stand still."""
+        self._container.pause()
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._container.unpause()
+
+    def cut(self) -> None:
+        """Take it off its network: peers and clients hear nothing from it any more, and it runs on."""
+        self._network.disconnect(self._container)
+
+    def mend(self) -> None:
+        """Put it back on its network."""
+        self._network.connect(self._container)
+
+    def wait_until_serving(self, deadline: float) -> None:
+        """Wait until it answers clients with a quorum behind it, as an ``EmbeddedServer`` does."""
+        while b"Mode: " not in self.command(b"srvr"):
+            self._container.reload()
+            if self._container.status == "exited" or time.monotonic() > deadline:
+                log = self._container.logs().decode(errors="replace")
+                raise ContainerError(f"the ZooKeeper in a container does not serve: {last_words(log)}")
+            time.sleep(_LOOK_SECONDS)
+
+
+class ContainerZooKeeper:
+    """One ZooKeeper server or an ensemble of three, in containers that are removed with this process.
+
+    ``with ContainerZooKeeper("zookeeper:3.9.5") as zookeeper: ZookeeperLockManager(zookeeper.hosts)``
+
+    Args:
+        image: a name; it is pulled if the engine does not have it.
+        servers: 1 or 3.
+        tick_ms: the unit of ZooKeeper's time-outs, in milliseconds.
+        max_session_timeout_ms: the longest session that it grants.
+
+    Attributes:
+        image: as given.
+        servers: that run.
+
+    Raises:
+        ContainerError: from :meth:`start`: no engine, no image, or a server that does not serve.
+
+    """
+
+    def __init__(
+        self, image: str, servers: int = 1, *, tick_ms: int = 500, max_session_timeout_ms: int = 60_000
+    ) -> None:
+        self.image = image
+        self.servers: list[ContainerServer] = []
+        self._count = servers
+        self._tick_ms = tick_ms
+        self._max_session_timeout_ms = max_session_timeout_ms
+        self._stack = ExitStack()
+
+    @property
+    def hosts(self) -> str:
+        """Connection string: ``host:port``, comma-separated."""
+        return ",".join(server.address for server in self.servers)
+
+    def start(self, timeout_seconds: float = 60.0) -> Self:
+        """Start and wait until all serve."""
+        if self.servers:
+            raise ContainerError("the ZooKeeper is running already")
+        deadline = time.monotonic() + timeout_seconds
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                self._start_once(deadline)
+            except ContainerError as error:
+                # A port that was free a moment ago may be taken by now.
+                if attempt == _START_ATTEMPTS or not _PORT_TAKEN.search(str(error)):
+                    raise
+            else:
+                break
+        return self
+
+    def _start_once(self, deadline: float) -> None:
+        with ExitStack() as stack:
+            # Entered first, so it is left last: what Docker refuses on the way becomes an error with a sentence.
+            engine = stack.enter_context(docker_engine())
+            run = f"sluice-{uuid.uuid4().hex[:12]}"
+            stack.enter_context(_removed_in_the_end(run))
+            stack.callback(self.servers.clear)
+            self._create(engine, run)
+            for server in self.servers:
+                server.start()
+            for server in self.servers:
+                server.wait_until_serving(deadline)
+            self._stack = stack.pop_all()
+
+    def stop(self) -> None:
+        """Remove the containers, their data and their network."""
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _create(self, engine: DockerClient, run: str) -> None:
+        from testcontainers.core.transferable import build_transfer_tar  # noqa: PLC0415
+
+        # A port of this machine, where only it can connect, or of whatever machine the engine runs on.
+        ours = engine.host() in _THIS_MACHINE
+        host, bind = ("127.0.0.1", "127.0.0.1") if ours else (engine.host(), "0.0.0.0")  # noqa: S104
+        network = engine.client_networks_create(run, {"labels": {LABEL: run}})
+        # On a network of one's own, Docker knows containers by their names.
+        names = [f"{run}-{number}" for number in range(1, self._count + 1)]
+        members = "".join(f"server.{number}={name}:2888:3888\n" for number, name in enumerate(names, 1))
+        # Which address it has may change when it is put back on the network.
+        configuration = (
+            server_configuration(
+                "/data", self._tick_ms, self._max_session_timeout_ms, members if self._count > 1 else ""
+            )
+            + f"clientPort={_CLIENT_PORT}\nquorumListenOnAllIPs=true\n"
+        )
+        for number, (name, port) in enumerate(zip(names, free_ports(self._count), strict=True), 1):
+            # Named, so that it stays the same when the container starts again.
+            ports = {f"{_CLIENT_PORT}/tcp": (bind, port)}
+            container = engine.create(self.image, name=name, network=run, labels={LABEL: run}, ports=ports)
+            for content, path in ((configuration, "/conf/zoo.cfg"), (f"{number}\n", "/data/myid")):
+                container.put_archive("/", build_transfer_tar(content.encode(), path))
+            self.servers.append(ContainerServer(container, network, (host, port)))
+
+
+@contextmanager
+def _removed_in_the_end(run: str) -> Iterator[None]:
+    """Have another process remove what has this run's label, when the block or this process ends."""
+    # A Ctrl-C at the terminal is not for it.
+    reaper = subprocess.Popen([sys.executable, "-P", _REAPER, f"{LABEL}={run}"], stdin=subprocess.PIPE,
+                              start_new_session=True)  # fmt: skip
+    try:
+        yield
+    finally:
+        if reaper.stdin is not None:
+            reaper.stdin.close()
+        reaper.wait(_REMOVE_SECONDS)

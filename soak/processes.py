@@ -1,0 +1,111 @@
+"""A soak's writers as processes, and what can be done to them from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import lock_manager
+from lock_manager.testing.embedded import send_signal
+from soak.engines import ENGINES
+from soak.tcp_proxy import Link
+from soak.worker import WorkerOptions
+
+_SUPERVISOR = Path(__file__).with_name("_supervise_group.py")
+_GRACE_SECONDS = 5.0
+
+Events = SimpleQueue[dict[str, Any]]
+"""What writers say: each line of the history, with ``worker`` and ``incarnation``; ``ended`` is the last one."""
+
+
+class WriterProcess:
+    """A running writer: Python, and its JVM. Both end with this process, however this process ends.
+
+    Args:
+        options: for it.
+        environment: variables for it, beside those of this process.
+        link: its way to ZooKeeper.
+        s3_link: its way to an S3 of ours.
+        events: gets what it says.
+
+    Attributes:
+        name: of the writer.
+        options: as given.
+        link: as given; closed with it.
+        s3_link: likewise.
+        python: process id, None before it is ready.
+        jvm: likewise of its JVM.
+
+    """
+
+    def __init__(
+        self, options: WorkerOptions, environment: Mapping[str, str], link: Link, s3_link: Link | None, events: Events
+    ) -> None:
+        self.name = options.name
+        self.options = options
+        self.link = link
+        self.s3_link = s3_link
+        self.python: int | None = None
+        self.jvm: int | None = None
+        self._events = events
+        here = str(Path(lock_manager.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+        with Path(options.log).open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), sys.executable, "-m", ENGINES[options.engine].program,
+                 options.argument()],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+                env={**os.environ, "PYTHONPATH": path, **environment},
+                # A group of its own, so that it can be ended as a whole, and not by a Ctrl-C at the terminal.
+                start_new_session=True,
+            )  # fmt: skip
+        self._reader = threading.Thread(target=self._read, name=self.name, daemon=True)
+        self._reader.start()
+
+    def tell(self, words: str) -> None:
+        """Write a line to it: see :mod:`soak.worker`."""
+        assert self._process.stdin is not None  # noqa: S101 (a pipe was asked for)
+        with suppress(OSError):
+            self._process.stdin.write(words.encode() + b"\n")
+            self._process.stdin.flush()
+
+    def signal(self, number: signal.Signals, *, python: bool, jvm: bool) -> None:
+        """Send a signal to its Python, to its JVM or to both; see :func:`lock_manager.testing.embedded.send_signal`."""
+        for pid in (self.python if python else None, self.jvm if jvm else None):
+            if pid is not None:
+                send_signal(pid, number)
+
+    def end(self) -> None:
+        """End it and its JVM, whatever state they are in."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join(_GRACE_SECONDS)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+        self.link.close()
+        if self.s3_link is not None:
+            self.s3_link.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101 (a pipe was asked for)
+        origin = {"worker": self.name, "incarnation": self.options.incarnation}
+        for line in self._process.stdout:
+            # A writer may be killed in the middle of a line.
+            with suppress(ValueError):
+                said = json.loads(line)
+                if said["event"] == "ready":
+                    self.python, self.jvm = said["python"], said["jvm"]
+                self._events.put({**said, **origin})
+        self._events.put({"event": "ended", **origin})

@@ -1,0 +1,187 @@
+"""The report of a soak, for people and in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from soak.engines import SPARK
+from soak.evidence import Evidence
+from soak.liveness import takeovers
+from soak.options import SoakOptions
+from soak.pairs import effects_of
+from soak.run import Progress
+from soak.steps import STEPS
+from soak.verdict import INVARIANTS
+from soak.violation import Violation
+
+_SHOWN = 5
+_HIDDEN = frozenset({"wall", "ids", "message", "table", "incarnation"})
+# Okabe and Ito's colours, which people with any colour vision can tell apart.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8C564B", "#7F7F7F")
+
+
+def summary(
+    options: SoakOptions, progress: Progress, evidence: Evidence, violations: Sequence[Violation]
+) -> dict[str, Any]:
+    """Return the verdict as JSON; see docs/reliability.md for the fields."""
+    counts = progress.counts
+    took = [taken["monotonic"] - death["monotonic"] for death, taken in takeovers(evidence) if taken is not None]
+    return {
+        "engine": options.engine,
+        "hold": options.hold if options.engine == SPARK.name else None,
+        "seed": options.seed,
+        "writers": options.writers,
+        "without": options.without,
+        "acknowledged": counts["acknowledged"],
+        "refused": counts["refused"],
+        "unknown": counts["unknown"],
+        "filled": counts["filled"],
+        "lost_holds": counts["lost"],
+        "versions": sum(len(state.versions) for state in evidence.tables.values()),
+        "tables": len(evidence.tables),
+        "rows": sum(len(state.rows) for state in evidence.tables.values()),
+        "takeovers": len(took),
+        "slowest_takeover_seconds": round(max(took, default=0.0), 2),
+        "faults": dict(sorted(progress.faults.items())),
+        "fault_shares": {
+            name: _share(progress.faults[name], progress.chances[name]) for name in sorted(options.faults)
+        },
+        "step_shares": _step_shares(options.engine, evidence),
+        "pair_shares": _pair_shares(evidence),
+        "pairs_by_effect": _pairs_by_effect(evidence),
+        "did_not_strike": sorted(set(options.faults) - progress.faults.keys()),
+        "violations": len(violations),
+        "violations_by_invariant": dict(sorted(Counter(each.invariant for each in violations).items())),
+        "shown": [each.to_json() for each in violations[:_SHOWN]],
+    }
+
+
+def _share(times: int, chances: int) -> dict[str, Any]:
+    return {"times": times, "chances": chances, "share": round(times / chances, 3) if chances else None}
+
+
+def _step_shares(engine: str, evidence: Evidence) -> dict[str, Any]:
+    """Tell of each kind of step how often it was taken, of the holds in which it could have been."""
+    taken = Counter(event["kind"] for event in evidence.history if event["event"] == "step")
+    # The second thread of a writer takes none.
+    moments = Counter(event["event"] for event in evidence.history if "thread" not in event)
+    return {
+        name: _share(taken[name], moments[step.moment])
+        for name, step in STEPS.items()
+        if engine == SPARK.name or not step.needs_spark
+    }
+
+
+def _pair_shares(evidence: Evidence) -> list[dict[str, Any]]:
+    """Return how often each pair of faults met, of the times that it was tried; ``second`` is null for one alone."""
+    names = ("first", "second", "meeting")
+    pairs = [event for event in evidence.history if event["event"] == "pair"]
+    chances = Counter(tuple(event[name] for name in names) for event in pairs)
+    met = Counter(tuple(event[name] for name in names) for event in pairs if event["met"])
+    ordered = sorted(chances, key=lambda pair: tuple(map(str, pair)))
+    return [dict(zip(names, pair, strict=True)) | _share(met[pair], chances[pair]) for pair in ordered]
+
+
+def _pairs_by_effect(evidence: Evidence) -> dict[str, int]:
+    """Return how often two faults with these effects met."""
+    pairs = [event for event in evidence.history if event["event"] == "pair" and event["met"]]
+    return dict(sorted(Counter(map(effects_of, pairs)).items()))
+
+
+def print_verdict(found: Mapping[str, Any], violations: Sequence[Violation], console: Console) -> None:
+    """Print the counts and, for each invariant that does not hold, the shortest piece of history that shows it."""
+    console.print(_counts_table(found))
+    if no_turn := [name for name in found["did_not_strike"] if not found["fault_shares"][name]["chances"]]:
+        console.print(f"had no chance in so short a run: {', '.join(no_turn)}", soft_wrap=True)
+    for invariant, function in INVARIANTS.items():
+        broken = [each for each in violations if each.invariant == invariant]
+        if not broken:
+            continue
+        promise = (function.__doc__ or "").partition("\n")[0]
+        console.print(Text.assemble((f"{promise} Violations: {len(broken)}.", "bold red")), soft_wrap=True)
+        shortest = min(broken, key=lambda each: (not each.piece, len(each.piece)))
+        console.print(Text("  " + shortest.sentence), soft_wrap=True)
+        for event in shortest.piece:
+            said = " ".join(f"{key}={value}" for key, value in event.items() if key not in _HIDDEN and key != "event")
+            console.print(Text(f"    {event['event']:<12} {said}"), soft_wrap=True)
+    if violations:
+        console.print(Text(f"{len(violations)} VIOLATIONS", style="bold red"))
+    else:
+        console.print(Text("all invariants hold", style="bold green"))
+
+
+def _counts_table(verdict: Mapping[str, Any]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table.add_column("what")
+    table.add_column("how many", justify="right")
+    for name in ("acknowledged", "refused", "unknown", "filled", "lost_holds", "versions", "rows"):
+        table.add_row(name.replace("_", " "), f"{verdict[name]:,}")
+    shares = {
+        f"{kind} {name}": share for kind in ("fault", "step") for name, share in verdict[f"{kind}_shares"].items()
+    }
+    for pair in verdict["pair_shares"]:
+        second = f", {pair['second']}" if pair["second"] else ""
+        shares[f"pair {pair['first']}{second} ({pair['meeting']})"] = pair
+    for name, share in shares.items():
+        if share["chances"]:
+            table.add_row(f"  {name}", f"{share['times']:,} of {share['chances']:,} ({share['share']:.0%})")
+    for effects, times in verdict["pairs_by_effect"].items():
+        table.add_row(f"  {effects}", f"{times:,}")
+    return table
+
+
+def write_report(
+    options: SoakOptions, found: Mapping[str, Any], violations: Sequence[Violation], evidence: Evidence
+) -> None:
+    """Write ``verdict.json`` and ``timeline.png`` beside the history."""
+    whole = {**found, "shown": [each.to_json() for each in violations]}
+    (options.output / "verdict.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+    _draw(options, evidence)
+
+
+def _draw(options: SoakOptions, evidence: Evidence) -> None:
+    """Draw a lane per writer with its holds, a mark for each fault, and how many commits were acknowledged."""
+    history = [event for event in evidence.history if "monotonic" in event]
+    start = min((event["monotonic"] for event in history), default=0.0)
+    names = sorted({event["worker"] for event in history if event.get("worker")})
+    figure = Figure(figsize=(11, 2.6 + 0.45 * len(names)), dpi=130)
+    FigureCanvasAgg(figure)
+    figure.set_layout_engine("constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=[len(names) + 1, 3])
+    for lane, name in enumerate(names):
+        own = [event for event in history if event.get("worker") == name]
+        above.broken_barh(_holds(own, start), (lane - 0.3, 0.6), facecolor=_COLOURS[lane % len(_COLOURS)])
+        faults = [event["monotonic"] - start for event in own if event["event"] == "fault"]
+        above.plot(faults, [lane] * len(faults), linestyle="", marker="v", color="#D1242F", markersize=5)
+    above.set_yticks(range(len(names)), names)
+    above.set_title("holding the lock, and faults (triangles)", loc="left", fontsize=10)
+    moments = [event["monotonic"] - start for event in history if event["event"] == "acknowledged"]
+    below.plot(moments, range(1, len(moments) + 1), color=_COLOURS[0])
+    below.set_ylabel("acknowledged")
+    below.set_xlabel("seconds")
+    for axes in (above, below):
+        axes.grid(axis="x", color="#E4E9ED")
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    figure.savefig(options.output / "timeline.png", facecolor="white")
+
+
+def _holds(events: Sequence[Mapping[str, Any]], start: float) -> list[tuple[float, float]]:
+    spans, since = [], None
+    for event in events:
+        if event["event"] == "holding":
+            since = event["monotonic"]
+        elif since is not None and event["event"] in ("released", "lost", "ended", "killed"):
+            spans.append((since - start, event["monotonic"] - since))
+            since = None
+    return spans

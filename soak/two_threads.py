@@ -1,0 +1,121 @@
+"""Two threads in one block: an operation of the writer and a plain INSERT, under the same hold.
+
+The INSERT commits the version that the operation is about to commit, so that Delta finds a conflict. Then each of the
+two may fail or be repeated, but a statement that is reported as done must be in the table. The step has its own table.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from lock_manager import LockManager
+from soak.errors import JvmGoneError
+from soak.steps import DONE
+from writer_jobs import LockedDeltaWriter, locked
+
+_PATIENCE_SECONDS = 30.0
+_ROWS = 2
+# Behind the rows that are deleted: not one of them.
+_INSERTED = 10
+
+
+class BesideWriter(Protocol):
+    """The part of a writer process that the step uses."""
+
+    spark: SparkSession
+    cycles: dict[str, Any]
+    takes_step: bool
+
+
+class TwoThreads:
+    """One step.
+
+    Args:
+        worker: the writer process.
+        manager: gives the lock.
+        table: location of the table, which does not exist.
+
+    """
+
+    def __init__(self, worker: BesideWriter, manager: LockManager, table: str) -> None:
+        self._worker = worker
+        self._spark = worker.spark
+        self._manager = manager
+        self._table = table
+        self._asked = threading.Event()
+        self._waits = False
+        self._inserted = threading.Event()
+        self._outcomes: dict[str, str] = {}
+
+    def run(self) -> dict[str, Any]:
+        """Take the step.
+
+        Returns:
+            Fields of the history's event: ``met``, whether the INSERT was committed while the DELETE waited;
+            ``deleted`` and ``inserted``, ``done`` or the name of an error; ``left`` and ``there``, how many rows of
+            each are in the table; ``lost``, whether the hold was lost; ``error``, what ended the step early.
+
+        """
+        step: dict[str, Any] = {"met": False, "left": None, "there": None, "lost": False, "error": None}
+        self._worker.takes_step = True
+        try:
+            with locked(self._spark, self._table, manager=self._manager, timeout_seconds=_PATIENCE_SECONDS) as hold:
+                self._worker.cycles[hold.hold_id] = self
+                try:
+                    self._append(0, _ROWS)
+                    self._write_at_once()
+                finally:
+                    del self._worker.cycles[hold.hold_id]
+                    step["lost"] = hold.lost is not None
+            step["met"] = self._waits and self._outcomes["inserted"] == DONE
+            rows = [row.id for row in self._spark.read.format("delta").load(self._table).collect()]
+            step |= {"left": sum(row < _ROWS for row in rows), "there": rows.count(_INSERTED)}
+        except JvmGoneError:
+            raise
+        except Exception as error:  # noqa: BLE001 (Spark's errors have no class in common)
+            step["error"] = type(error).__name__
+        finally:
+            self._worker.takes_step = False
+        return {"deleted": None, "inserted": None, **self._outcomes, **step}
+
+    def asked(self, request: Mapping[str, Any]) -> None:
+        """Hold the DELETE back until the INSERT is committed."""
+        if request.get("operation") == "DELETE" and not self._asked.is_set():
+            self._waits = True
+            self._asked.set()
+            self._inserted.wait(_PATIENCE_SECONDS)
+
+    def told(self, outcome: Mapping[str, Any]) -> None:
+        """Do nothing: no put of the step waits at the gate."""
+
+    def _write_at_once(self) -> None:
+        thread = InheritableThread(target=self._insert)
+        thread.start()
+        writer = LockedDeltaWriter(self._spark, self._manager, self._table)
+        try:
+            writer.delete(f"id < {_ROWS}")
+            self._outcomes["deleted"] = DONE
+        except Exception as error:  # noqa: BLE001 (recorded)
+            self._outcomes["deleted"] = type(error).__name__
+        finally:
+            # Also if the DELETE failed before its commit.
+            self._asked.set()
+            thread.join()
+
+    def _insert(self) -> None:
+        self._asked.wait(_PATIENCE_SECONDS)
+        try:
+            self._append(_INSERTED, _INSERTED + 1)
+            self._outcomes["inserted"] = DONE
+        except Exception as error:  # noqa: BLE001 (recorded)
+            self._outcomes["inserted"] = type(error).__name__
+        finally:
+            self._inserted.set()
+
+    def _append(self, first: int, end: int) -> None:
+        self._spark.range(first, end, 1, 1).write.format("delta").mode("append").save(self._table)

@@ -1,0 +1,1 @@
+"""Inputs of jobs: files, messages and streams of files."""

@@ -1,0 +1,152 @@
+"""Values of source files: read as text where Spark's readers may change them, and cast exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import (
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from writer_jobs.delta.exact_cast import exact_cast, is_one_moment
+from writer_jobs.delta.exact_columns import INEXACT_TYPES, as_text, from_text, misfit_sentence
+from writer_jobs.delta.sql_names import quoted
+from writer_jobs.errors import SourceError
+from writer_jobs.job.inputs.source_lines import encoding_of, is_utf8
+
+# Options with the user's own format of a type.
+_FORMAT_OPTIONS: Mapping[type[DataType], str] = {
+    DateType: "dateformat",
+    TimestampType: "timestampformat",
+    TimestampNTZType: "timestampntzformat",
+}
+_TOO_MANY_DIGITS = r"\.\d{6}0*[1-9]"
+# Options of CSV that name values without digits, and their names in SQL.
+_NOT_FINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
+_REPLACEMENT = "\ufffd"
+
+
+class SourceValues:
+    """How the values of files are read.
+
+    Args:
+        spark: the session.
+        file_format: ``csv``, ``json`` or ``parquet``.
+        options: of the user, for Spark's reader, with lower-case names.
+        folder_columns: columns whose values are in names of folders.
+
+    Raises:
+        SourceError: the option timeZone is not the session's time zone.
+
+    """
+
+    def __init__(
+        self, spark: SparkSession, file_format: str, options: Mapping[str, str], folder_columns: Collection[str]
+    ) -> None:
+        self._spark = spark
+        self._is_text = file_format in ("csv", "json")
+        self._options = options
+        self._folder_columns = folder_columns
+        zone = str(spark.conf.get("spark.sql.session.timeZone"))
+        if self._options.get("timezone", zone) != zone:
+            raise SourceError(
+                f"--option timeZone={self._options['timezone']}: timestamps are read in the session's time zone, "
+                f"{zone}; set it with --conf spark.sql.session.timeZone=…"
+            )
+
+    def read_as(self, schema: StructType) -> StructType:
+        """Return a schema with string in place of types that Spark may change."""
+        return StructType(
+            [StructField(field.name, as_text(field.dataType, self._texts(field.name))) for field in schema]
+        )
+
+    def may_change(self, field: StructField) -> bool:
+        """Return whether a column may lose something where Spark has inferred its type from texts."""
+        return isinstance(field.dataType, (IntegerType, LongType, *self._texts(field.name)))
+
+    def changes(self, text: Column, target: DataType) -> Column:
+        """Return whether a text would be another one, written as a value of a type: 007, +5, digits that are cut."""
+        has_format = _FORMAT_OPTIONS.get(type(target)) in self._options
+        is_rewritten = F.expr("false") if has_format else text.rlike(r"^(\+|-?0\d)")
+        return text.isNotNull() & (self._value(text, target).isNull() | is_rewritten)
+
+    def cast(self, rows: DataFrame, schema: StructType) -> DataFrame:
+        """Return rows with the types of a schema; a value that would change fails the job that reads it.
+
+        With the option mode=PERMISSIVE it is null.
+
+        Args:
+            rows: as Spark reads them by :meth:`read_as`.
+            schema: names and types.
+
+        """
+        texts = {field.name: kinds for field in schema if (kinds := self._texts(field.name))}
+        if not texts:
+            return rows
+        file = rows.metadataColumn("_metadata").getField("file_path")
+
+        def leaf(text: Column, target: DataType, path: str) -> Column:
+            value = self._value(text, target)
+            if self._options.get("mode", "").lower() == "permissive":
+                return value
+            sentence = F.concat(misfit_sentence(text, target, path), F.lit(", in "), file)
+            return F.when(text.isNotNull(), F.coalesce(value, F.raise_error(sentence).cast(target)))
+
+        def column(name: str) -> Column:
+            if name not in texts:
+                return rows[quoted(name)]
+            return from_text(rows[quoted(name)], schema[name].dataType, texts[name], leaf, name).alias(name)
+
+        return rows.select(*map(column, rows.columns))
+
+    def _texts(self, column: str) -> tuple[type[DataType], ...]:
+        """Return the types that Spark is to read as text in a column."""
+        if not self._is_text and column not in self._folder_columns:
+            return ()
+        # Spark decodes bytes without a meaning as the replacement character. Lines in UTF-8 are checked before.
+        return INEXACT_TYPES if is_utf8(encoding_of(self._options)) else (*INEXACT_TYPES, StringType)
+
+    def _value(self, text: Column, target: DataType) -> Column:
+        if isinstance(target, StringType):
+            return F.when(~text.contains(_REPLACEMENT), text)
+        if isinstance(target, DecimalType) and "locale" in self._options:
+            java: Any = self._spark._jvm.java  # noqa: SLF001
+            symbols = java.text.DecimalFormatSymbols(java.util.Locale.forLanguageTag(self._options["locale"]))
+            text = F.translate(text, f"{symbols.getDecimalSeparator()}{symbols.getGroupingSeparator()}", ".")
+        if isinstance(target, FloatType | DoubleType):
+            for option, name in _NOT_FINITE.items():
+                text = F.when(text == self._options[option], name).otherwise(text) if option in self._options else text
+        option = _FORMAT_OPTIONS.get(type(target), "")
+        return self._formatted(text, target, option) if option in self._options else exact_cast(text, target)
+
+    def _formatted(self, text: Column, target: DataType, option: str) -> Column:
+        """Return the value of a text in the user's format; null if it is not exactly one."""
+        options = {option: self._options[option], "timestampntzformat": self._options[option]}
+        if "locale" in self._options:
+            options["locale"] = self._options["locale"]
+        schema = StructType([StructField("value", target), StructField("local", TimestampNTZType())])
+        # Only Spark's reader parses all of these types by a format.
+        parsed = F.from_json(F.to_json(F.struct(text.alias("value"), text.alias("local"))), schema, options)
+        # Null if the format has a time zone.
+        value, local = parsed.getField("value"), parsed.getField("local")
+        if isinstance(target, DateType):
+            is_exact = value.cast(TimestampNTZType()) == local
+        elif isinstance(target, TimestampType):
+            is_exact = is_one_moment(value, local)
+        else:
+            is_exact = F.expr("true")
+        return F.when(F.coalesce(is_exact, F.expr("true")) & ~text.rlike(_TOO_MANY_DIGITS), value)

@@ -1,0 +1,44 @@
+"""The work of ``stream.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from pyspark.sql import DataFrame
+
+from lock_manager import Hold
+from writer_jobs.delta.hadoop_files import HadoopFiles
+from writer_jobs.job.applied import AppliedTotals
+from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
+from writer_jobs.job.stream.arguments import PROGRAM, StreamJobArguments, parse_arguments
+from writer_jobs.job.stream.row_sources import rows_of
+from writer_jobs.job.streams import run_stream
+from writer_jobs.late_rows.result import RowsResult
+from writer_jobs.late_rows.stream import RowStream
+from writer_jobs.streaming.checkpoint import claim_checkpoint
+from writer_jobs.writer import LockedDeltaWriter
+
+
+def _stream(context: JobContext[StreamJobArguments]) -> None:
+    arguments, spark = context.arguments, context.spark
+    writer = LockedDeltaWriter(spark, context.manager, arguments.table)
+    context.report(table=writer.table)
+    checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
+    source, totals = rows_of(spark, writer, arguments), AppliedTotals(writer)
+    into = RowStream(writer, files, checkpoint, arguments.how)
+    claim_checkpoint(files, checkpoint, {**into.query, **source.name})
+
+    def apply(found: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
+        result = into.apply(partial(source.batch, found, txn[1]), txn, holding)
+        is_applied = result.arrived > 0 or result.already_applied
+        totals.add(result.dead_letters, result.dead_reason, is_applied=is_applied)
+        return result
+
+    with failing_store_is_a_failed_write(writer.table):
+        run_stream(context, writer, source.frame, arguments.stream, apply)
+    totals.refuse_nothing_applied()
+
+
+#: The job that ``spark-submit`` runs.
+JOB = Job(PROGRAM, parse_arguments, _stream)

@@ -1,0 +1,264 @@
+"""How a table is fed: the table property ``sluice.feed``, which every feed of the table has to match.
+
+Two feeds of one table must agree on the keys and on the order of a row's versions. Otherwise an older change overwrites
+a newer one. The property is a JSON object. The first feed of a table writes it, under the lock on the whole table. A
+feed that does not match is refused before it changes anything.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Self
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from writer_jobs.delta.snapshot import FEED_PROPERTY, TableState
+from writer_jobs.delta.sql_names import parsed_expression, property_list
+from writer_jobs.errors import ChangesError
+from writer_jobs.merge.spec import END, SEQUENCE, START
+
+#: Value of the property of a table with several feeds whose keys differ: each run is let pass.
+UNBOUND = "off"
+_LISTS = ("keys", "source_tables", "source_columns")
+_NAMES = {
+    "model": "model",
+    "keys": "keys",
+    "scd_type": "SCD type",
+    "sequence_by": "sequence",
+    "sequence_column": "sequence column",
+    "event_time": "event time",
+    "source_tables": "source tables",
+}
+_HISTORY = 2  # SCD type
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableFeed:
+    """How a table is fed. What does not apply to a model is None, and is not in the property.
+
+    Attributes:
+        model: ``changes`` (:func:`writer_jobs.apply_changes`), ``rows`` (:func:`writer_jobs.apply_rows`) or ``cells``
+            (:func:`writer_jobs.feeds.hbase.apply.apply_cells`).
+        keys: Columns that together name a row, in any order.
+        scd_type: 1 or 2.
+        sequence_by: SQL expression of the sequence, or a text that names the order.
+        sequence_column: Column of the table with a row's sequence.
+        event_time: Column with the event time.
+        source_tables: Tables whose changes the table gets, such as ``db.schema.table``. A name without database and
+            schema is replaced by the full name when events have it.
+        source_columns: Columns that the changes have or once had. It grows with them, and is not compared.
+
+    """
+
+    model: str
+    keys: tuple[str, ...]
+    scd_type: int | None = None
+    sequence_by: str | None = None
+    sequence_column: str | None = None
+    event_time: str | None = None
+    source_tables: tuple[str, ...] | None = None
+    source_columns: tuple[str, ...] | None = None
+
+    @classmethod
+    def parsed(cls, text: str) -> Self:
+        """Parse the value of the property.
+
+        Raises:
+            ValueError: It is not a JSON object with these fields.
+
+        """
+        values: dict[str, Any] = json.loads(text)
+        names = [field.name for field in fields(cls)]
+        if not isinstance(values, dict) or not {"model", "keys"} <= values.keys() <= set(names):
+            raise ValueError(f"expected a JSON object with model, keys and no other fields than {', '.join(names)}")
+        for name in _LISTS:
+            if name in values:
+                if not isinstance(values[name], list):
+                    raise ValueError(f"{name} is no list")
+                values[name] = tuple(map(str, values[name]))
+        return cls(**values)
+
+    def has_tables(self, tables: Collection[str]) -> bool:
+        """Return whether these are the source tables of the feed; False if the feed does not have them."""
+        stored = self.source_tables or ()
+        if self.model == "cells":
+            # A name of an HBase table may contain dots, and has no shorter form.
+            return set(stored) == set(tables)
+
+        def are_in(names: Collection[str], table_names: Collection[str]) -> bool:
+            return all(any(has_name(name, table) or has_name(table, name) for table in table_names) for name in names)
+
+        return are_in(stored, tables) and are_in(tables, stored)
+
+    @property
+    def text(self) -> str:
+        """Value of the property."""
+        values = {name: value for name, value in asdict(self).items() if value is not None}
+        # The value is an SQL literal in the ALTER TABLE statement: without its quotes and Spark's ${variables}.
+        return json.dumps(values, sort_keys=True).replace("'", r"\u0027").replace("$", r"\u0024")
+
+
+class FeedBinding:
+    """Binds a table to one feed.
+
+    Args:
+        spark: The session, which parses SQL expressions.
+        table: Canonical URI of the table, for messages.
+        feed: How this run feeds the table.
+
+    """
+
+    def __init__(self, spark: SparkSession, table: str, feed: TableFeed) -> None:
+        self._spark = spark
+        self._table = table
+        self._feed = feed
+
+    def refuse_other(self, state: TableState) -> None:
+        """Make sure that the table is fed as this run feeds it.
+
+        The columns of a table without the property, which an earlier release or another program created, show only in
+        part how it is fed.
+
+        Raises:
+            ChangesError: The table is fed in another way.
+
+        """
+        stored = self._stored(state.feed)
+        if stored is None:
+            self._refuse_other_history(state.schema)
+            if state.feed is None:
+                self._refuse_other_sequence(state.schema)
+        elif differences := list(self._differences(stored)):
+            raise self._misfit(f"the table is bound to another feed: {'; '.join(differences)}")
+        elif self._feed.scd_type == _HISTORY and not _has_history(state.schema):
+            raise self._misfit(f"the table lost its columns {START} and {END}")
+
+    def clauses(self, state: TableState) -> list[str]:
+        """Return the clause that writes the property; none if the table has it.
+
+        Returns:
+            Clauses of ``ALTER TABLE name``.
+
+        Raises:
+            ChangesError: The table is fed in another way.
+
+        """
+        self.refuse_other(state)
+        stored, feed = self._stored(state.feed), self._feed
+        if state.feed is not None:
+            if stored is None:
+                return []
+            feed = replace(
+                stored,
+                source_tables=_full_names(stored.source_tables, feed.source_tables),
+                source_columns=_all_columns(stored.source_columns, feed.source_columns),
+            )
+            if feed == stored:
+                return []
+        return [f"SET TBLPROPERTIES ({property_list({FEED_PROPERTY: feed.text})})"]
+
+    def _stored(self, text: str | None) -> TableFeed | None:
+        """Return the feed in the property; None if the table has none, or is bound to none."""
+        if text is None or text.strip().lower() == UNBOUND:
+            return None
+        try:
+            return TableFeed.parsed(text)
+        except (TypeError, ValueError) as error:
+            raise self._misfit(f"the table property sluice.feed cannot be read ({error})") from error
+
+    def _differences(self, stored: TableFeed) -> Iterator[str]:
+        for name, words in _NAMES.items():
+            table, run = getattr(stored, name), getattr(self._feed, name)
+            if name == "source_tables" and None in (table, run):
+                # The table does not have them yet, or this run does not know its own.
+                continue
+            if not self._is_same(name, stored):
+                yield f"{words}: {_shown(table)} in the table, {_shown(run)} in this run"
+
+    def _is_same(self, name: str, stored: TableFeed) -> bool:
+        table, run = getattr(stored, name), getattr(self._feed, name)
+        if table == run:
+            return True
+        if name == "keys":
+            return {key.lower() for key in table} == {key.lower() for key in run}
+        if name == "source_tables":
+            return stored.has_tables(run)
+        if name == "sequence_by" and None not in (table, run):
+            return self._normalized(table) == self._normalized(run)
+        return name != "model" and str(table).lower() == str(run).lower()
+
+    def _normalized(self, sql: str) -> str:
+        """Return an expression as Spark writes it: blanks, quotes of names and, without literals, case are the same."""
+        if (expression := parsed_expression(self._spark, sql)) is None:
+            return sql
+        text = str(expression.sql())
+        return text if "'" in sql or '"' in sql else text.lower()
+
+    def _refuse_other_history(self, schema: StructType) -> None:
+        """Refuse a table whose columns show another SCD type."""
+        history, feed = _has_history(schema), self._feed
+        if history and feed.scd_type != _HISTORY:
+            raise self._misfit(f"the table keeps history: it has {START} and {END}, as SCD type 2 has")
+        if not history and feed.scd_type == _HISTORY:
+            raise self._misfit(f"the table keeps no history: it has no {START} and {END}, as SCD type 2 has")
+
+    def _refuse_other_sequence(self, schema: StructType) -> None:
+        """Refuse a table whose columns show another sequence column."""
+        feed = self._feed
+        if feed.sequence_column is None or feed.scd_type == _HISTORY:
+            return
+        columns = {name.lower(): name for name in schema.names}
+        column = columns.get(SEQUENCE.lower(), columns.get((feed.sequence_by or "").strip("`").lower()))
+        if column is not None and column.lower() != feed.sequence_column.lower():
+            raise self._misfit(f"sequence column: {column} in the table, {feed.sequence_column} in this run")
+
+    def _misfit(self, reason: str) -> ChangesError:
+        return ChangesError(
+            table=self._table,
+            reason=f"{reason}; run it as the table is fed, feed another table, or change the table property "
+            f"{FEED_PROPERTY} under the lock (docs/how-to/upsert.md)",
+        )
+
+
+def has_name(table: str, name: str) -> bool:
+    """Return whether a source table has a name, which has the database and the schema or not."""
+    return table == name or table.endswith(f".{name}")
+
+
+def feed_of(state: TableState | None) -> TableFeed | None:
+    """Return how a table is fed; None if it is bound to no feed, or the property cannot be read."""
+    with suppress(TypeError, ValueError):
+        if state is not None and state.feed is not None:
+            return TableFeed.parsed(state.feed)
+    return None
+
+
+def recorded_columns(state: TableState | None) -> frozenset[str]:
+    """Return the columns that earlier changes of a feed had, in lower case; empty if they are not recorded."""
+    feed = feed_of(state)
+    return frozenset(name.lower() for name in (None if feed is None else feed.source_columns) or ())
+
+
+def _full_names(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """Return the names of the same source tables as long as they are known."""
+    names = {*(stored or ()), *(run or ())}
+    full = {name for name in names if not any(name != table and has_name(table, name) for table in names)}
+    return tuple(sorted(full)) or None
+
+
+def _all_columns(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    columns = {name.lower() for name in stored or ()}
+    new = sorted(name for name in run or () if name.lower() not in columns)
+    return (*(stored or ()), *new) if new else stored
+
+
+def _has_history(schema: StructType) -> bool:
+    return {START.lower(), END.lower()} <= {name.lower() for name in schema.names}
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else ", ".join(value) if isinstance(value, tuple) else str(value)
