@@ -68,7 +68,7 @@ def test_a_test_that_is_gone_is_missed(test: str) -> None:
 
 def named_in_the_map() -> set[str]:
     """Return the paths that the map names: a line's folder is the last one above it that is less indented."""
-    tree = PAGE.read_text(encoding="utf-8").partition("## The map of the house\n\n```\n")[2].partition("```")[0]
+    tree = PAGE.read_text(encoding="utf-8").partition("## Map\n\n```\n")[2].partition("```")[0]
     found: set[str] = set()
     above: dict[int, str] = {}
     for line in tree.splitlines():
