@@ -1,6 +1,6 @@
 """Prints the table of AWS Security Hub's controls; with a file, puts it there between its markers.
 
-python scripts/control_table.py [docs/deploy.md]
+python scripts/control_table.py [infra/policy/README.md]
 """
 
 from __future__ import annotations
