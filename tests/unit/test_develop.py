@@ -100,10 +100,20 @@ def test_every_package_is_in_the_map() -> None:
     assert packages - named_in_the_map() == set()
 
 
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page as GitHub names them, and those that it sets itself."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+    return anchors | set(re.findall(r'<a id="([^"]+)">', text))
+
+
 def test_links_between_pages_lead_somewhere() -> None:
     broken = []
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
-        targets = re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", text)
-        broken += [f"{page.name}: {target}" for target in targets if not (page.parent / target).exists()]
+        for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", text):
+            linked = page.parent / target if target else page
+            if not linked.exists() or (anchor and anchor not in headings(linked)):
+                broken.append(f"{page.name}: {target}#{anchor}")
     assert broken == []
