@@ -190,7 +190,7 @@ def test_a_run_without_a_commit_may_still_change(
 ) -> None:
     # The first attempts fail under the lock, after the run was recorded; the second one finds the record that it needs.
     source = csv_file("source.csv", "id,name", [(1, "x"), (2,)])
-    arguments = ("--table", table, "--source", source, "--run-id", "r")
+    arguments = ("--table", table, "--source", source, "--run-id", "r", "--hold", "write")
     assert append(*arguments).code == 5
     first = records(table, "r")
     assert append(*arguments).code == 5
