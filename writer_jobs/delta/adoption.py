@@ -1,7 +1,7 @@
-"""The adoption in a table's properties (:mod:`lock_manager.table_records.adoption`): read, restored and committed.
+"""Read, restore and commit the adoption in a table's properties (:mod:`lock_manager.table_records.adoption`).
 
-A lock of another ensemble, or on another name of the table, excludes nobody. So a table that was adopted (`sluice
-adopt`) is written under its own lock only.
+A lock of another ensemble, or on another name of the table, excludes nobody. So an adopted table (`sluice adopt`) is
+written only under the lock that its adoption names.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from writer_jobs.errors import TableError
 
 
 def refuse_other_ensemble(hold: Hold, snapshot: Snapshot) -> Adoption | None:
-    """Make sure that the table is adopted by a hold's ensemble and under its name, and return the adoption.
+    """Return the adoption of a table, or None; refuse a hold that is not on the lock which the adoption names.
 
     Raises:
-        AdoptionMismatchError: it is of another ensemble, or of another name of the table.
+        AdoptionMismatchError: The adoption names another ensemble, or another name of the table.
 
     """
     state = snapshot.state
@@ -31,58 +31,58 @@ def refuse_other_ensemble(hold: Hold, snapshot: Snapshot) -> Adoption | None:
 
 
 def own_adoption(hold: Hold, table_log: DeltaTableLog) -> Adoption:
-    """Return the adoption of a table whose lock is this hold."""
+    """Return the adoption that names the lock of a hold."""
     return Adoption(hold.ensemble_id, canonical_table_uri(table_log.location))
 
 
-def restore_adoption(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, before: Adoption | None) -> None:
+def restore_adoption(spark: SparkSession, table_log: DeltaTableLog, hold: Hold, previous: Adoption | None) -> None:
     """Undo a block's side effects on the table's adoption.
 
-    REPLACE and RESTORE remove a table's properties, or bring back older ones. A clone gets those of its source. So the
-    table gets back the adoption that it had before the block. If it had none and has one now, that is another table's,
-    and the table gets its own.
+    REPLACE and RESTORE remove a table's properties, or bring back older ones. A clone gets the properties of its
+    source. So the table gets back the adoption that it had before the block. If it had none before and has one now,
+    that adoption is another table's, and the table gets the adoption of this hold.
 
     Args:
-        spark: the session.
-        table_log: of the table.
-        hold: under which the block ran.
-        before: the adoption of the table before the block.
+        spark: Spark session.
+        table_log: Log of the table.
+        hold: Hold under which the block ran.
+        previous: Adoption of the table before the block; None if it had none.
 
     Raises:
-        TableError, StorageError, SluiceError: as :func:`commit_adoption`.
+        TableError, StorageError, SluiceError: See :func:`commit_adoption`.
 
     """
     state = table_log.state()
-    if state is None or state.adoption == before:
+    if state is None or state.adoption == previous:
         return
-    own = own_adoption(hold, table_log)
-    wanted = before or own
-    if before is not None and before.table is None and state.adoption is not None and state.adoption.table is not None:
-        # An earlier release adopted it, under no name: it may have its own by now, and must not keep another table's.
-        wanted = Adoption(before.ensemble, own.table)
-    if state.adoption != wanted:
-        commit_adoption(spark, table_log, wanted)
+    hold_adoption = own_adoption(hold, table_log)
+    adoption = previous or hold_adoption
+    if previous and previous.table is None and state.adoption and state.adoption.table is not None:
+        # An earlier release adopted the table without a name. The name that it has now may be another table's.
+        adoption = Adoption(previous.ensemble, hold_adoption.table)
+    if state.adoption != adoption:
+        commit_adoption(spark, table_log, adoption)
 
 
 def commit_adoption(spark: SparkSession, table_log: DeltaTableLog, adoption: Adoption) -> int:
-    """Commit the adoption of a table, and return the version. To be called under the table's lock.
+    """Commit the adoption of a table, and return the newest version. The caller holds the table's lock.
 
     Args:
-        spark: the session.
-        table_log: of the table.
-        adoption: by which ensemble, and under which name.
+        spark: Spark session.
+        table_log: Log of the table.
+        adoption: Adoption to store in the table's properties.
 
     Raises:
         TableError: Delta refused, or the table's log cannot be read.
-        StorageError: the store refused, or does not answer.
-        SluiceError: what the commit guard found.
+        StorageError: The store refused, or does not answer.
+        SluiceError: The commit guard refused.
 
     """
     try:
         pairs = property_list(adoption.properties)
     except ValueError as error:
         raise TableError(
-            f"a table cannot be adopted under a name with both kinds of quotes in it: {adoption.table}"
+            f"the location {adoption.table} has both kinds of quotes in it, so the table cannot be adopted: move it"
         ) from error
     try:
         spark.sql(f"ALTER TABLE delta.{quoted(table_log.location)} SET TBLPROPERTIES ({pairs})")

@@ -1,4 +1,4 @@
-"""Checkpoints that commits made due: written after the lock is released, by one writer at a time."""
+"""Write the checkpoints that commits made due: after the lock is released, by one writer at a time."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from writer_jobs.delta.log_store import log_store
 
 log = logging.getLogger(__name__)
 
-#: Delta's pointer to a table's newest checkpoint; who writes one holds the lock on this name.
+#: Delta's pointer to a table's newest checkpoint. A writer of a checkpoint holds the lock on this name.
 LAST_CHECKPOINT = "_delta_log/_last_checkpoint"
 
 
 def write_due_checkpoints(spark: SparkSession, manager: LockManager) -> None:
-    """Write what the commits of this driver have made due, but for tables that this thread still has a lock on.
+    """Write the checkpoints that commits of this driver made due, except for tables that this thread still locks.
 
-    One writer at a time: who finds another at it leaves it out, for that one's checkpoint, or the one after ten more
-    versions, does as well. Nothing that goes wrong here is an error of the write that was committed before: it is
-    logged, and tried again behind the next write.
+    One writer at a time writes a table's checkpoint. If another writer is writing it, this call skips the table: that
+    writer's checkpoint, or the one that is due ten versions later, serves as well. A failure here is not a failure of
+    the write that was committed before. It is logged, and the next write tries again.
 
     Args:
-        spark: the session.
-        manager: gives the lock on a table's last checkpoint.
+        spark: Spark session.
+        manager: Lock manager that locks a table's :data:`LAST_CHECKPOINT`.
 
     """
     checkpoints = log_store(spark, "Checkpoints")
     try:
-        due = json.loads(checkpoints.due())
+        tables = json.loads(checkpoints.due())
     except (Py4JError, *JVM_ERRORS):
-        # A driver without our log store, which may have its guard off, or one whose JVM is gone.
+        # The driver has no guarded log store, which is allowed with the guard off, or its JVM is gone.
         return
-    held = {table for hold in REGISTRY.of(threading.current_thread()) for table in hold.scope} if due else set()
-    for table in due:
+    locked = {table for hold in REGISTRY.of(threading.current_thread()) for table in hold.scope} if tables else set()
+    for table in tables:
         uri = canonical_table_uri(table)
-        if uri not in held and (taken := checkpoints.take(table)) is not None:
-            _write(checkpoints, table, f"{uri}/{LAST_CHECKPOINT}", taken, manager)
+        if uri not in locked and (due := checkpoints.take(table)) is not None:
+            _write(checkpoints, table, f"{uri}/{LAST_CHECKPOINT}", due, manager)
 
 
-def _write(checkpoints: Any, table: str, resource: str, taken: Any, manager: LockManager) -> None:
+def _write(checkpoints: Any, table: str, resource: str, due: Any, manager: LockManager) -> None:
     try:
         with manager.acquire(resource, timeout_seconds=0):
-            checkpoints.write(taken)
+            checkpoints.write(due)
     except LockTimeoutError:
-        log.debug("another writer is at the checkpoint of %s", table)
+        log.debug("another writer writes the checkpoint of %s", table)
     except (SluiceError, *JVM_ERRORS) as error:
         with suppress(*JVM_ERRORS):
-            checkpoints.putBack(table, taken)
+            checkpoints.putBack(table, due)
         log.warning("the checkpoint of %s is left to the next write: %s", table, one_sentence(error))

@@ -27,11 +27,11 @@ from pyspark.sql.types import (
 )
 
 MOST_DIGITS = 38
-"""Digits of the largest ``decimal``."""
+"""Largest precision of a ``decimal``, in digits."""
 EXACT_DIGITS: dict[type[DataType], int] = {FloatType: 6, DoubleType: 15}
 """Decimal digits that a type keeps in every number (``FLT_DIG`` and ``DBL_DIG`` of C)."""
 DOUBLE_DIGITS = 17
-"""Significant digits after which a ``double`` has no others (IEEE 754)."""
+"""Most significant digits that tell one ``double`` from another (IEEE 754)."""
 # Java's "$" also matches before a newline at the end; "\\z" does not.
 _WHOLE = r"^[+-]?\d+\z"
 _NUMBER = r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?\z"
@@ -49,18 +49,17 @@ _DAY_MICROS = 24 * 60 * 60 * 1_000_000
 def exact_cast(text: Column, target: DataType) -> Column:
     """Return the value of a text; null if the text is not exactly a value of the type.
 
-    Blanks and newlines around a value are not removed. A timestamp without a time zone is in the session's time zone;
-    it has no value in the hour that a clock change leaves out, and none in the hour that a clock change repeats. A
-    floating-point number is the nearest to the text. A whole number that the type cannot hold exactly has no value,
-    unless the type writes its own value with the digits of the text (``1e23``). Neither has a number that is not zero
-    and whose nearest value is zero.
+    Blanks and newlines around a value are not removed. A timestamp without a time zone is in the session's time zone.
+    It has no value in an hour that a clock change leaves out or repeats. A floating-point value is the nearest to the
+    text. A whole number that the type cannot hold exactly has no value, unless the type prints its own value with the
+    digits of the text (``1e23``). A number other than zero whose nearest value is zero has no value.
 
     Args:
-        text: a column of strings.
-        target: A type that :func:`has_exact_cast` accepts.
+        text: Column of strings.
+        target: Type that :func:`has_exact_cast` accepts.
 
     Raises:
-        TypeError: for any other type.
+        TypeError: :func:`has_exact_cast` does not accept the type.
 
     """
     cast = next((cast for types, cast in _CASTS if isinstance(target, types)), None)
@@ -70,7 +69,7 @@ def exact_cast(text: Column, target: DataType) -> Column:
 
 
 def has_exact_cast(target: DataType) -> bool:
-    """Return whether :func:`exact_cast` has this type."""
+    """Return whether :func:`exact_cast` casts to this type."""
     return any(isinstance(target, types) for types, _ in _CASTS)
 
 
@@ -88,9 +87,9 @@ def _whole(text: Column, target: DataType) -> Column:
 
 
 def _decimal(text: Column, target: DataType) -> Column:
-    assert isinstance(target, DecimalType)  # noqa: S101 (_CASTS calls it for these alone)
+    assert isinstance(target, DecimalType)  # noqa: S101 (_CASTS uses it for decimals only)
     value = text.try_cast(target)
-    # One short expression for the ordinary number: the others take ten times as long.
+    # A plain number needs one short expression. The other expressions take ten times as long.
     plain = _plain(max(1, target.precision - target.scale), target.scale)
     return F.when(text.rlike(plain), value).when(text.rlike(_NUMBER) & (_decimal_places(text) <= target.scale), value)
 
@@ -101,7 +100,7 @@ def _plain(digits: int, decimal_places: int) -> str:
 
 
 def _decimal_places(number: Column) -> Column:
-    """Return how many digits a number has behind its point, without zeros at its end."""
+    """Return the number of digits after the decimal point, without trailing zeros."""
     fraction = F.length(F.regexp_extract(number, r"^[^.eE]*\.(\d*?)0*([eE]|\z)", 1))
     exponent = F.coalesce(F.regexp_extract(number, r"[eE]([+-]?\d+)\z", 1).try_cast("int"), F.lit(0))
     return fraction - exponent
@@ -109,23 +108,23 @@ def _decimal_places(number: Column) -> Column:
 
 def _floating(text: Column, target: DataType) -> Column:
     value = text.try_cast(target)
-    # Spark casts a floating-point number to a decimal by its shortest text, and 2 to the power of 63 to one less.
+    # Spark casts a floating-point number to a decimal through its shortest text, and casts 2**63 to 2**63 - 1.
     integer = F.when(F.abs(value) < _LONG_LIMIT, value.try_cast("bigint"))
     finite = ~value.isin(*(F.lit(name).cast(target) for name in ("Infinity", "-Infinity")))
     digits = _significant_digits(text)
     is_zero = (value == F.lit(0).cast(target)) & (digits != "")
-    is_kept = (
+    is_exact = (
         (F.length(digits) <= EXACT_DIGITS[type(target)])
         | (digits == _significant_digits(value.cast("string")))
         | F.coalesce(text.try_cast(DecimalType(MOST_DIGITS, 0)) == integer, F.expr("false"))
     )
-    number = text.rlike(_NUMBER) & finite & ~is_zero & ((_decimal_places(text) > 0) | is_kept)
+    number = text.rlike(_NUMBER) & finite & ~is_zero & ((_decimal_places(text) > 0) | is_exact)
     half = EXACT_DIGITS[type(target)] // 2
     return F.when(text.rlike(_plain(half, half)), value).when(number | F.lower(text).isin(*_NOT_FINITE), value)
 
 
 def _significant_digits(number: Column) -> Column:
-    """Return the digits of a number without zeros at either end: "15" of 0.0150e7; empty for zero."""
+    """Return the digits of a number without leading and trailing zeros: "15" for 0.0150e7; empty for zero."""
     significand = F.regexp_replace(number, r"[eE].*\z", "")
     return F.regexp_replace(F.regexp_replace(significand, "[+.-]", ""), r"^0+|0+\z", "")
 
@@ -140,23 +139,23 @@ def _local(text: Column, target: DataType) -> Column:
 
 def _timestamp(text: Column, target: DataType) -> Column:
     value = text.try_cast(target)
-    is_one = is_one_moment(value, text.try_cast(TimestampNTZType()))
-    return F.when(text.rlike(_ZONED) | (text.rlike(_LOCAL) & is_one), value)
+    is_unambiguous = is_one_moment(value, text.try_cast(TimestampNTZType()))
+    return F.when(text.rlike(_ZONED) | (text.rlike(_LOCAL) & is_unambiguous), value)
 
 
 def is_one_moment(value: Column, local: Column) -> Column:
     """Return whether a local time is exactly one moment in the session's time zone.
 
     Args:
-        value: the moment that Spark takes for it: the first, if a clock change repeats the local time.
-        local: the local time, ``timestamp_ntz``.
+        value: Moment to which Spark casts the local time: the earlier one, if a clock change repeats the local time.
+        local: Local time, of type ``timestamp_ntz``.
 
     """
     micros, next_day = F.unix_micros(value), F.timestamp_micros(F.try_add(F.unix_micros(value), F.lit(_DAY_MICROS)))
-    # How far clocks are put back within a day; that much later is the only other moment that can have this local time.
-    back = _offset(value) - _offset(next_day)
-    later = F.timestamp_micros(F.try_add(micros, back)).cast(TimestampNTZType())
-    is_repeated = F.coalesce((back > 0) & (later == local), F.expr("false"))
+    # If clocks are set back within a day, the only other moment with this local time is that much later.
+    setback = _offset(value) - _offset(next_day)
+    later = F.timestamp_micros(F.try_add(micros, setback)).cast(TimestampNTZType())
+    is_repeated = F.coalesce((setback > 0) & (later == local), F.expr("false"))
     return (value.cast(TimestampNTZType()) == local) & ~is_repeated
 
 

@@ -1,8 +1,8 @@
-"""Cast columns that were read as text exactly, nested fields, too.
+"""Read columns and nested fields as text, and cast the text to their types without changing a value.
 
-Spark's readers of CSV and JSON round decimals, cut a time from a date, take numbers for seconds since 1970, large
-numbers for the nearest that a type has, and 200 for a byte of -56. So these types are read as text, and cast by
-:func:`exact_cast`.
+Spark's readers of CSV and JSON round decimals, cut a time from a date, read numbers as seconds since 1970, replace a
+large number by the nearest that the type has, and read 200 as the byte -56. So these types are read as text, and
+:func:`exact_cast` casts them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-#: Types that Spark's readers of CSV and JSON may change in silence.
+#: Types whose values Spark's readers of CSV and JSON may change without an error.
 INEXACT_TYPES: tuple[type[DataType], ...] = (
     ByteType,
     DecimalType,
@@ -39,21 +39,21 @@ INEXACT_TYPES: tuple[type[DataType], ...] = (
 )
 _LONGEST_VALUE = 80
 
-#: Returns a value for a text; given the text, its type and its path.
-Leaf = Callable[[Column, DataType, str], Column]
+#: Function of a text, its type and its path that returns the value of the text.
+TextCast = Callable[[Column, DataType, str], Column]
 
 
 def as_text(target: DataType, texts: tuple[type[DataType], ...]) -> DataType:
-    """Return a type with string in place of some types, nested ones too.
+    """Return a type in which ``string`` replaces some types, at every depth.
 
     Args:
-        target: the type.
-        texts: the types to replace.
+        target: Type whose parts are replaced.
+        texts: Types to replace.
 
     """
     if isinstance(target, StructType):
-        fields = ((field, as_text(field.dataType, texts)) for field in target)
-        return StructType([StructField(field.name, kind, field.nullable, field.metadata) for field, kind in fields])
+        types = ((field, as_text(field.dataType, texts)) for field in target)
+        return StructType([StructField(field.name, kind, field.nullable, field.metadata) for field, kind in types])
     if isinstance(target, ArrayType):
         return ArrayType(as_text(target.elementType, texts), target.containsNull)
     if isinstance(target, MapType):
@@ -61,15 +61,15 @@ def as_text(target: DataType, texts: tuple[type[DataType], ...]) -> DataType:
     return StringType() if isinstance(target, texts) else target
 
 
-def from_text(value: Column, target: DataType, texts: tuple[type[DataType], ...], cast: Leaf, path: str) -> Column:
-    """Return a column with the types of a target.
+def from_text(value: Column, target: DataType, texts: tuple[type[DataType], ...], cast: TextCast, path: str) -> Column:
+    """Return a column of the target type.
 
     Args:
-        value: a column of the type that :func:`as_text` returns.
-        target: the type.
-        texts: the types that are text in ``value``.
-        cast: returns the value of a text.
-        path: name of the column, for ``cast``.
+        value: Column of the type that :func:`as_text` returns.
+        target: Type of the returned column.
+        texts: Types that are text in ``value``.
+        cast: Returns the value of a text.
+        path: Name of the column, which ``cast`` gets.
 
     """
     if not has_any(target, texts):
@@ -81,16 +81,16 @@ def from_text(value: Column, target: DataType, texts: tuple[type[DataType], ...]
         ]
         return F.when(value.isNotNull(), F.struct(*fields))
     if isinstance(target, ArrayType):
-        element = target.elementType
-        return F.transform(value, lambda item: from_text(item, element, texts, cast, f"{path}[]"))
+        element_type = target.elementType
+        return F.transform(value, lambda item: from_text(item, element_type, texts, cast, f"{path}[]"))
     if isinstance(target, MapType):
-        kind = target.valueType
-        return F.transform_values(value, lambda _, item: from_text(item, kind, texts, cast, f"{path}[]"))
+        value_type = target.valueType
+        return F.transform_values(value, lambda _, item: from_text(item, value_type, texts, cast, f"{path}[]"))
     return cast(value, target, path)
 
 
 def misfit_sentence(text: Column, target: DataType, path: str) -> Column:
-    """Return a sentence that names a value, its column and its type."""
+    """Return an error message for a text that is not exactly a value of its column's type."""
     return F.concat(
         F.lit(f"column {path}: the value '"),
         F.left(text, F.lit(_LONGEST_VALUE)),
@@ -99,7 +99,7 @@ def misfit_sentence(text: Column, target: DataType, path: str) -> Column:
 
 
 def has_any(target: DataType, types: tuple[type[DataType], ...]) -> bool:
-    """Return whether a type is one of some types, or has one in it."""
+    """Return whether a type is, or contains, one of some types."""
     if isinstance(target, StructType):
         return any(has_any(field.dataType, types) for field in target)
     if isinstance(target, ArrayType):

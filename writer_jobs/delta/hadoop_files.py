@@ -1,7 +1,7 @@
-"""Files on any file system of Spark's: Hadoop's ``FileSystem`` through py4j, as far as the jobs need it.
+"""Read and write files on any file system that Spark knows, with Hadoop's ``FileSystem`` through py4j.
 
-The driver's Hadoop already knows the credentials, endpoints and schemes of the data; a second client in Python would
-need all of them again.
+The driver's Hadoop already has the credentials, endpoints and schemes of the data. A second client in Python would need
+all of them again.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from writer_jobs.errors import StorageError
 _T = TypeVar("_T")
 _GLOB_CHARACTERS = "\\{}[]*?"
 _NOT_FOUND = "java.io.FileNotFoundException"
-# S3A sends ``If-None-Match: *`` for it; other stores have the condition in their ordinary create, and do not know it.
+# S3A sends ``If-None-Match: *`` for this option. Other stores check in their ordinary create, and ignore the option.
 _IF_ABSENT = "fs.option.create.conditional.overwrite"
 
 
 @dataclass(frozen=True, order=True)
 class FileStatus:
-    """What a file system says of one file or folder.
+    """Metadata of one file or folder.
 
     Attributes:
-        path: qualified, with scheme; not percent-encoded.
-        length: bytes.
-        modified_ms: modification time, milliseconds since the epoch; 0 where a store has none (folders on S3).
-        is_folder: whether it is a folder.
+        path: Qualified path, with its scheme; not percent-encoded.
+        length: Size in bytes.
+        modified_ms: Modification time, milliseconds since the epoch; 0 where a store has none (folders on S3).
+        is_folder: Whether it is a folder.
 
     """
 
@@ -44,19 +44,19 @@ class FileStatus:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
+        """Last part of the path."""
         return self.path.rpartition("/")[2]
 
     @property
     def hidden(self) -> bool:
-        """Whether Spark and Delta pass over it."""
+        """Whether Spark and Delta ignore it."""
         return self.name.startswith(("_", "."))
 
 
 class HadoopFiles:
     """The file systems that a driver can reach.
 
-    Every method raises :class:`StorageError` with one sentence if a file system refuses or does not exist.
+    Every method raises :class:`StorageError` if the file system refuses or does not exist.
     """
 
     def __init__(self, jvm: Any, configuration: Any) -> None:
@@ -65,177 +65,151 @@ class HadoopFiles:
 
     @classmethod
     def of(cls, spark: SparkSession) -> HadoopFiles:
-        """Use a session's own Hadoop configuration."""
+        """Use a session's Hadoop configuration."""
         return cls(spark._jvm, spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
 
     @classmethod
     def without_session(cls, conf: SparkConf) -> HadoopFiles:
-        """Use what a driver was given (:func:`.session.driver_conf`), before any session is started."""
+        """Use a driver's configuration (:func:`.session.driver_conf`) before a session is started."""
         jvm = SparkContext._jvm  # noqa: SLF001
         assert jvm is not None  # noqa: S101 (driver_conf has connected)
         hadoop = jvm.org.apache.spark.deploy.SparkHadoopUtil.get()
         return cls(jvm, hadoop.newConfiguration(conf._jconf))  # noqa: SLF001
 
     def qualify(self, path: str) -> str:
-        """Return ``path`` with scheme and host, relative ones below the working folder of the default file system."""
+        """Return ``path`` with scheme and host; a relative one is in the default file system's working folder."""
 
-        def qualified() -> str:
-            system, location = self._at(path)
+        def qualify(system: Any, location: Any) -> str:
             return str(location.makeQualified(system.getUri(), system.getWorkingDirectory()).toString())
 
-        return self._asked(path, qualified)
+        return self._call(path, qualify)
 
     def status(self, path: str) -> FileStatus | None:
-        """Return what is at ``path``, or None."""
-
-        def status() -> FileStatus:
-            system, location = self._at(path)
-            return _status(system.getFileStatus(location))
-
-        return self._asked(path, status, absent=None)
+        """Return the metadata of the file or folder at ``path``; None if there is none."""
+        return self._call(path, lambda system, location: _status(system.getFileStatus(location)), absent=None)
 
     def children(self, folder: str) -> list[FileStatus]:
-        """Return what is in a folder, by name; nothing if there is no such folder."""
-
-        def children() -> list[FileStatus]:
-            system, location = self._at(folder)
-            return sorted(_status(entry) for entry in system.listStatus(location))
-
-        return self._asked(folder, children, absent=[])
+        """Return the files and folders in a folder, by name; an empty list if there is no such folder."""
+        return self._call(folder, lambda system, location: _statuses(system.listStatus(location)), absent=[])
 
     def glob(self, pattern: str) -> list[FileStatus]:
-        """Return what a pattern matches (``*``, ``?``, ``[a-z]``, ``{a,b}``), by name."""
-
-        def matches() -> list[FileStatus]:
-            system, location = self._at(pattern)
-            return sorted(_status(entry) for entry in system.globStatus(location) or [])
-
-        return self._asked(pattern, matches, absent=[])
+        """Return the files and folders that match a pattern (``*``, ``?``, ``[a-z]``, ``{a,b}``), by name."""
+        return self._call(pattern, lambda system, location: _statuses(system.globStatus(location) or []), absent=[])
 
     def read_text(self, path: str) -> str | None:
-        """Return a small file's text, or None if there is none.
+        """Return the text of a small file; None if there is no such file.
 
         Raises:
-            StorageError: it cannot be read, or is not UTF-8.
+            StorageError: The file cannot be read, or is not UTF-8.
 
         """
 
-        def read() -> bytes:
-            system, location = self._at(path)
+        def read(system: Any, location: Any) -> bytes:
             stream = system.open(location)
             try:
                 return bytes(stream.readAllBytes())
             finally:
                 stream.close()
 
-        found = self._asked(path, read, absent=None)
+        content = self._call(path, read, absent=None)
         try:
-            return None if found is None else found.decode("utf-8")
+            return None if content is None else content.decode("utf-8")
         except UnicodeDecodeError as error:
             raise StorageError(f"{path} is not text in UTF-8 ({error.reason} at byte {error.start:,})") from error
 
     def read_first_line(self, path: str) -> str | None:
-        """Return the first line of a file of any size, or None if there is no such file."""
+        """Return the first line of a file of any size; None if there is no such file."""
 
-        def line() -> str:
-            system, location = self._at(path)
-            decoded = self._jvm.java.io.InputStreamReader(system.open(location), "UTF-8")
-            reader = self._jvm.java.io.BufferedReader(decoded)
+        def read(system: Any, location: Any) -> str:
+            decoder = self._jvm.java.io.InputStreamReader(system.open(location), "UTF-8")
+            reader = self._jvm.java.io.BufferedReader(decoder)
             try:
                 return str(reader.readLine() or "")
             finally:
                 reader.close()
 
-        return self._asked(path, line, absent=None)
+        return self._call(path, read, absent=None)
 
     def write_text(self, path: str, text: str) -> None:
-        """Write a small file, replacing what was there.
+        """Write a small file, or replace it.
 
-        Whoever is killed over it leaves the old file or the new one on a disk and on an object store, which shows what
-        is closed; on HDFS he may leave a part of it.
+        If the process is killed meanwhile, a disk or an object store has the old file or the new one, because an object
+        store shows a file only after it is closed. HDFS may have a part of the new file.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: The file cannot be written.
 
         """
 
-        def write() -> None:
-            system, location = self._at(path)
-            stream = system.create(location, True)  # noqa: FBT003 (Java's overwrite)
-            try:
-                stream.write(bytearray(text.encode()))
-            finally:
-                stream.close()
+        def write(system: Any, location: Any) -> None:
+            stream = system.create(location, True)  # noqa: FBT003 (overwrite)
+            _write_and_close(stream, text)
 
-        if (file := self._on_disk(path)) is None:
-            return self._asked(path, write)
+        if (file := self._local_file(path)) is None:
+            return self._call(path, write)
         try:
             return _replace(file, text)
         except OSError as error:
             raise StorageError(f"{path}: {error.strerror}") from error
 
     def create_text(self, path: str, text: str) -> None:
-        """Write a small file, never over another one; if there is one with this very text, that is as good.
+        """Write a small file, unless the file with this text exists already; never replace another text.
 
-        Of two that write at once, S3A (Hadoop 3.4.2), HDFS, ABFS and GCS refuse one. A disk and an older S3A look
-        first, and then write: give different texts different names.
+        If two processes write at once, S3A (Hadoop 3.4.2), HDFS, ABFS and GCS refuse one of them. On a disk and on an
+        older S3A the check and the write are two steps: use different names for different texts.
 
         Raises:
-            StorageError: also if there is a file with another text.
+            StorageError: The file cannot be written, or exists with another text.
 
         """
 
-        def create() -> None:
-            system, location = self._at(path)
-            builder = system.createFile(location).recursive().overwrite(False)  # noqa: FBT003 (Java's)
-            stream = builder.opt(_IF_ABSENT, True).build()  # noqa: FBT003 (likewise)
-            try:
-                stream.write(bytearray(text.encode()))
-            finally:
-                stream.close()
+        def create(system: Any, location: Any) -> None:
+            builder = system.createFile(location).recursive().overwrite(False)  # noqa: FBT003 (overwrite)
+            _write_and_close(builder.opt(_IF_ABSENT, True).build(), text)  # noqa: FBT003 (value of the option)
 
         try:
-            self._asked(path, create)
+            self._call(path, create)
         except StorageError:
-            # A request whose answer is lost is sent again, and then finds its own file.
-            found = self.read_text(path)
-            if found is None:
+            # If the response is lost, the client repeats the request, which then fails because of its own file.
+            stored_text = self.read_text(path)
+            if stored_text is None:
                 raise
-            if found != text:
+            if stored_text != text:
                 raise StorageError(f"{path} exists already with another text, and is not replaced") from None
 
     def remove(self, path: str) -> None:
-        """Remove a file; one that is not there is as good.
+        """Remove a file, if it exists.
 
         Raises:
-            StorageError: it cannot be removed.
+            StorageError: The file cannot be removed.
 
         """
+        self._call(path, lambda system, location: system.delete(location, False), absent=None)  # noqa: FBT003 (recursive)
 
-        def remove() -> None:
-            system, location = self._at(path)
-            system.delete(location, False)  # noqa: FBT003 (Java's recursive)
+    def _local_file(self, path: str) -> Path | None:
+        """Return the path on a disk of this machine; None for another file system."""
 
-        self._asked(path, remove, absent=None)
+        def local(system: Any, location: Any) -> Path | None:
+            is_local = system.getUri().getScheme() == "file"
+            return Path(str(system.pathToFile(location).getPath())) if is_local else None
 
-    def _on_disk(self, path: str) -> Path | None:
-        """Return where a path is on a disk of this machine; None: it is elsewhere."""
+        return self._call(path, local)
 
-        def file() -> Path | None:
-            system, location = self._at(path)
-            is_disk = system.getUri().getScheme() == "file"
-            return Path(str(system.pathToFile(location).getPath())) if is_disk else None
+    def _call(self, path: str, operation: Callable[[Any, Any], _T], **absent: _T) -> _T:
+        """Call an operation with the Hadoop ``FileSystem`` and ``Path`` of a path.
 
-        return self._asked(path, file)
+        Args:
+            path: Path, or pattern.
+            operation: Function of the ``FileSystem`` and the ``Path``.
+            absent: The keyword ``absent``: Value to return if the path does not exist. Without it that is an error.
 
-    def _at(self, path: str) -> tuple[Any, Any]:
-        location = self._jvm.org.apache.hadoop.fs.Path(path)
-        return location.getFileSystem(self._configuration), location
+        Raises:
+            StorageError: The operation failed in the JVM.
 
-    def _asked(self, path: str, question: Callable[[], _T], **absent: _T) -> _T:
-        """Ask, and turn what the JVM throws into one sentence; ``absent`` answers for a path that is not there."""
+        """
         try:
-            return question()
+            location = self._jvm.org.apache.hadoop.fs.Path(path)
+            return operation(location.getFileSystem(self._configuration), location)
         except JVM_ERRORS as error:
             if absent and is_java(error, _NOT_FOUND):
                 return absent["absent"]
@@ -251,29 +225,40 @@ def _status(entry: Any) -> FileStatus:
     )
 
 
+def _statuses(entries: Any) -> list[FileStatus]:
+    return sorted(_status(entry) for entry in entries)
+
+
+def _write_and_close(stream: Any, text: str) -> None:
+    try:
+        stream.write(bytearray(text.encode()))
+    finally:
+        stream.close()
+
+
 def _replace(file: Path, text: str) -> None:
     """Replace a file on a disk in one step, which Hadoop's local file system cannot do."""
     file = file.resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.exists() and not file.is_file():
-        # A device or a pipe, such as /dev/stdout, stays what it is; a folder refuses.
+        # A device or a pipe, such as /dev/stdout, is written to. A folder raises an error.
         file.write_text(text, encoding="utf-8")
         return
-    hidden = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
+    temporary = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")
     try:
-        hidden.write_text(text, encoding="utf-8")
-        # Of a file that Hadoop wrote: its checksum is not that of the new one.
+        temporary.write_text(text, encoding="utf-8")
+        # If Hadoop wrote the old file, its checksum file does not match the new one.
         file.with_name(f".{file.name}.crc").unlink(missing_ok=True)
-        hidden.replace(file)
+        temporary.replace(file)
     finally:
-        hidden.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def is_glob(source: str) -> bool:
-    """Tell whether a source may stand for other names than its own."""
+    """Return whether a path is a pattern."""
     return any(character in source for character in _GLOB_CHARACTERS)
 
 
 def escaped(path: str) -> str:
-    """Return a path as Spark's reader has to be given it, which takes every one for a pattern."""
+    """Escape the characters of a path that Spark's readers would take for a pattern."""
     return "".join("\\" + character if character in _GLOB_CHARACTERS else character for character in path)

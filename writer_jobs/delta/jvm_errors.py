@@ -1,4 +1,4 @@
-"""One sentence out of an exception of the JVM: Spark wraps the reason in up to six layers and two pages."""
+"""Summarize exceptions of the JVM in one sentence. Spark wraps the reason in up to six layers and two pages of text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from py4j.protocol import Py4JJavaError, Py4JNetworkError
 from pyspark import SparkContext
 from pyspark.errors.exceptions.captured import CapturedException
 
-#: What py4j raises when the JVM is gone or does not answer: what it was asked to do may have been done. The errors of
-#: sockets one by one, for a lost lock is a ConnectionError, too.
+#: Errors that py4j raises when the JVM is gone or does not answer. The JVM may have executed the call. The errors of
+#: sockets are listed one by one, because ``LockLostError`` is a ``ConnectionError``, too.
 LOST_CONTACT = (
     Py4JNetworkError,
     BrokenPipeError,
@@ -19,50 +19,50 @@ LOST_CONTACT = (
     ConnectionRefusedError,
     ConnectionResetError,
 )
-#: What py4j raises when the JVM refused something, or is gone.
+#: Errors that py4j and PySpark raise when a call failed in the JVM, or when the JVM is gone.
 JVM_ERRORS = (Py4JJavaError, CapturedException, *LOST_CONTACT)
 
-#: Error class of ``raise_error``.
+#: Spark's error condition of ``raise_error``.
 RAISED = "USER_RAISED_EXCEPTION"
 
-# Lines that say no more than that something failed which other lines name.
+# Lines that only report a failure whose reason other lines name.
 _WRAPPERS = re.compile(
     r"Job aborted|Task failed while writing rows|An error occurred while calling|Exception thrown in awaitResult"
     r"|Writing job aborted|A metadata mismatch was detected"
 )
 _NOISE = (
-    re.compile(r"^\[[A-Z0-9_.]+\]\s*"),  # error class
+    re.compile(r"^\[[A-Z0-9_.]+\]\s*"),  # error condition
     re.compile(r"\s*SQLSTATE: \w{5}.*$", re.DOTALL),
     re.compile(r"\s*\(Service: [^()]*\)(\s*\(SDK Attempt Count: \d+\))?.*$", re.DOTALL),  # of the AWS SDK
-    re.compile(r"\b[a-z]\w*(\.[a-z]\w*)+\.\w+(Exception|Error): "),  # names of Java classes
+    re.compile(r"\b[a-z]\w*(\.[a-z]\w*)+\.\w+(Exception|Error): "),  # Java class names
 )
 _CONFLICT = re.compile(r"(io\.)?delta\.exceptions\..*(Concurrent\w+|MetadataChanged|ProtocolChanged)Exception")
-# Delta raises it if the columns have changed between the analysis of a statement and its transaction.
+# Delta's error condition if the columns changed between the analysis of a statement and its transaction.
 _CHANGED_SINCE = "DELTA_SCHEMA_CHANGE_SINCE_ANALYSIS"
-# Delta's list of refused names; its own advice names no property.
+# Delta's list of refused names. Delta's advice does not name the table property.
 _REFUSED_NAMES = re.compile(r"Invalid column names: (.+?)\.\s+Please use other characters", re.DOTALL)
 _CAUSES = 20
 _LONGEST = 300
 
 
 def is_java(error: BaseException, class_name: str) -> bool:
-    """Tell whether ``error`` is, or was caused by, an instance of a class of the Java library."""
-    gateway = SparkContext._gateway  # noqa: SLF001 (py4j's only way to ask)
+    """Return whether an error is, or was caused by, an instance of a Java class."""
+    gateway = SparkContext._gateway  # noqa: SLF001 (py4j has no public way)
     return any(is_instance_of(gateway, layer, class_name) for layer in _layers(error))
 
 
 def is_conflict(error: BaseException | None) -> bool:
-    """Tell whether Delta refused a write because of what another transaction had committed meanwhile."""
+    """Return whether Delta refused a write because another transaction committed a conflicting change."""
     if error is None:
         return False
-    # Delta's Python module has made them exceptions of its own, without the Java one.
-    names = [f"{kind.__module__}.{kind.__name__}" for kind in type(error).__mro__]
+    # Delta's Python module converts some Java exceptions to Python exceptions that do not refer to the Java one.
+    names = [f"{python_class.__module__}.{python_class.__name__}" for python_class in type(error).__mro__]
     names += [str(layer.getClass().getName()) for layer in _layers(error)]
     return any(_CONFLICT.fullmatch(name) for name in names) or has_condition(error, _CHANGED_SINCE)
 
 
 def has_condition(error: BaseException, *prefixes: str) -> bool:
-    """Tell whether an error class of Spark or Delta that begins so is among the causes."""
+    """Return whether an error or a cause of it has an error condition of Spark or Delta with one of the prefixes."""
     return any(
         (layer.getMessage() or "").lstrip().startswith(tuple(f"[{prefix}" for prefix in prefixes))
         for layer in _layers(error)
@@ -70,7 +70,7 @@ def has_condition(error: BaseException, *prefixes: str) -> bool:
 
 
 def one_sentence(error: BaseException) -> str:
-    """Say in one line why a call into the JVM failed, from the outermost layer that says anything to the innermost."""
+    """Return in one line why a call into the JVM failed: messages of the outermost and of the two innermost causes."""
     if isinstance(error, LOST_CONTACT):
         return f"the driver's JVM is gone or does not answer ({_innermost(error)})"
     if refused := _REFUSED_NAMES.search(str(error)):
@@ -78,18 +78,17 @@ def one_sentence(error: BaseException) -> str:
             f"Delta stores the column names {refused[1]} only with column mapping: pass --column-mapping to create the "
             "table with it, set the property delta.columnMapping.mode to name on an existing table, or rename them"
         )
-    said: list[str] = []
+    messages: list[str] = []
     for layer in _layers(error):
         if layer.getClass().getSimpleName() == "UnknownStoreException":
             return "the bucket does not exist"
         message = _gist(layer.getMessage() or "")
-        if message and not any(message in other or other in message for other in said):
-            said.append(message)
-    if not said:
+        if message and not any(message in earlier or earlier in message for earlier in messages):
+            messages.append(message)
+    if not messages:
         return _gist(str(error)) or type(error).__name__
-    # The outermost names the file or the command, the innermost the reason; what is between repeats them.
-    chosen = said if len(said) <= 3 else [said[0], *said[-2:]]  # noqa: PLR2004 (see above)
-    return ": ".join(part.rstrip(".:") for part in chosen)
+    # The outermost message names the file or the command, the innermost ones the reason. The others repeat these.
+    return ": ".join(message.rstrip(".:") for message in [messages[0], *messages[1:][-2:]])
 
 
 def _innermost(error: BaseException) -> str:
@@ -99,19 +98,19 @@ def _innermost(error: BaseException) -> str:
 
 
 def messages_of(error: BaseException) -> Iterator[str]:
-    """Yield the whole messages of the JVM's exception and of its causes."""
+    """Yield the complete messages of the JVM's exception and of its causes."""
     for layer in _layers(error):
         yield layer.getMessage() or ""
 
 
 def _layers(error: BaseException) -> Iterator[JavaObject]:
-    """Go from the JVM's exception behind a Python one through its causes."""
-    found = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    return java_layers(found if isinstance(found, JavaObject) else None)
+    """Yield the JVM's exception behind a Python exception, and its causes."""
+    exception = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    return java_layers(exception if isinstance(exception, JavaObject) else None)
 
 
 def java_layers(exception: JavaObject | None) -> Iterator[JavaObject]:
-    """Go from a Java exception through its causes."""
+    """Yield a Java exception and its causes."""
     layer = exception
     for _ in range(_CAUSES):
         if layer is None:
@@ -121,7 +120,7 @@ def java_layers(exception: JavaObject | None) -> Iterator[JavaObject]:
 
 
 def _gist(message: str) -> str:
-    """Return a message without stack trace, advice, codes and class names: its first line, or all of a short one."""
+    """Return a message without stack trace, advice, codes and class names; of a long message only the first line."""
     text = message.strip().split("\n\tat ")[0].split("\n\n")[0]
     for noise in _NOISE:
         text = noise.sub("", text)

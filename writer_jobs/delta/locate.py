@@ -1,4 +1,4 @@
-"""The location of a table that is named by URI, by path or by its name in the catalog."""
+"""Locate tables."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ _DETAILS = "# Detailed Table Information"
 
 
 def locate_table(spark: SparkSession, table: str, *, new: bool = False) -> str:
-    """Return the qualified location of a table that is named by URI, by path or by its name in the catalog.
+    """Return the qualified location of a table, given by URI, path or catalog name.
 
-    What has a slash or a colon is a location (``s3a://lake/flights``, ``./flights``, also ``delta.`/data/flights```);
-    it need not exist. Anything else is a catalog name, asked of Spark once: a table that is moved in the catalog
-    afterwards is still locked and written where it was.
+    A text with a slash or a colon is a location: ``s3a://lake/flights``, ``./flights``, also ``delta.`/data/flights```.
+    It need not exist. Any other text is a catalog name, which Spark resolves once. If the catalog moves the table
+    afterwards, the old location is still locked and written.
 
     Args:
-        spark: the session.
-        table: location or name.
-        new: take a name that the session catalog does not have for the table that ``saveAsTable`` would make.
+        spark: Spark session.
+        table: Location or catalog name.
+        new: If the session catalog does not have the name, return the location where ``saveAsTable`` would create the
+            table.
 
     Raises:
-        TableError: no such table in the catalog, a view, a table of another format, or no usable name.
-        StorageError: no such file system.
+        TableError: The catalog does not have the table, it is a view or has another format, the text is neither a
+            location nor a name, or its file system does not exist.
 
     """
     by_path = _PATH_IDENTIFIER.fullmatch(table.strip())
@@ -53,31 +54,31 @@ def _catalog_location(spark: SparkSession, name: str, *, new: bool) -> str:
     full_name = ".".join(map(quoted, parts))
     try:
         if not spark.catalog.tableExists(full_name):
-            if new and (location := _location_of_new(spark, parts)) is not None:
+            if new and (location := _new_location(spark, parts)) is not None:
                 return location
             raise TableError(f"table {name} does not exist in the catalog: create it, or name its location")
         rows = [(row[0], row[1]) for row in spark.sql(f"DESCRIBE TABLE EXTENDED {full_name}").collect()]
     except JVM_ERRORS as error:
         raise TableError(f"table {name} cannot be looked up in the catalog: {one_sentence(error)}") from error
-    # Behind the columns, one of which may be named like a detail. A temporary view has no details.
+    # The details follow the columns. A column may have the name of a detail. A temporary view has no details.
     titles = [title for title, _ in rows]
     details = dict(rows[titles.index(_DETAILS) :]) if _DETAILS in titles else {"Type": "VIEW"}
     if details.get("Type") == "VIEW":
-        raise TableError(f"{name} is a view: name the table below it")
+        raise TableError(f"{name} is a view: name the table that it reads")
     if str(details.get("Provider", "")).lower() != "delta":
         raise TableError(f"{name} is not a Delta table but {details.get('Provider', 'of unknown format')}")
     return str(details["Location"])
 
 
-def _location_of_new(spark: SparkSession, parts: list[str]) -> str | None:
-    """Return where Spark's own catalog would put a new table; other catalogs decide that when they make it."""
-    *before, name = parts
-    if before[:1] == ["spark_catalog"]:
-        before = before[1:]
-    if len(before) > 1:
+def _new_location(spark: SparkSession, parts: list[str]) -> str | None:
+    """Return where the session catalog would create a table; None for other catalogs, which decide at its creation."""
+    *namespace, name = parts
+    if namespace[:1] == ["spark_catalog"]:
+        namespace = namespace[1:]
+    if len(namespace) > 1:
         return None
     jvm: Any = spark._jvm  # noqa: SLF001
-    database = jvm.scala.Option.apply(before[0] if before else spark.catalog.currentDatabase())
+    database = jvm.scala.Option.apply(namespace[0] if namespace else spark.catalog.currentDatabase())
     identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(name, database)
     catalog = spark._jsparkSession.sessionState().catalog()  # noqa: SLF001
     return str(catalog.defaultTablePath(identifier).toString())

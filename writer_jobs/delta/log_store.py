@@ -1,4 +1,4 @@
-"""Calls from Python into the Java side of the log store."""
+"""Call static methods of the guarded log store's Java classes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _PACKAGE = "io.deltasluice.storage"
 
 
 def log_store(spark: SparkSession, name: str) -> Any:
-    """Return a class of the log store's package, for its static methods.
+    """Return a class of the log store's Java package.
 
-    By its name at once: py4j's usual way asks the JVM for each part of it.
+    The full name saves requests: ``jvm.io.deltasluice`` asks the JVM for each part of the name.
     """
-    jvm: Any = spark._jvm  # noqa: SLF001 (Spark's way to it)
+    jvm: Any = spark._jvm  # noqa: SLF001 (PySpark has no public way)
     return JavaClass(f"{_PACKAGE}.{name}", jvm._gateway_client)  # noqa: SLF001
 
 
 def follow_transactions(spark: SparkSession) -> None:
-    """Have the log store know each transaction of this thread, that of OPTIMIZE too; nothing in a driver without it."""
+    """Have the log store track this thread's transactions, also those of OPTIMIZE; without the log store do nothing."""
     with suppress(Py4JError):
         log_store(spark, "ActiveTransaction").follow()

@@ -1,7 +1,7 @@
-"""Every file that the versions in a table's log name, whatever became of it since.
+"""Find every file that the version files in a table's log name.
 
-Delta's own snapshot does not tell that: it forgets a file ``delta.deletedFileRetentionDuration`` after its removal
-(``InMemoryLogReplay.getTombstones``), and names no change data. What the version files say lasts as long as they do.
+Delta's snapshot is not enough. It drops a removed file ``delta.deletedFileRetentionDuration`` after its removal
+(``InMemoryLogReplay.getTombstones``), and has no change data files.
 """
 
 from __future__ import annotations
@@ -23,20 +23,18 @@ _ACTIONS = (
     "cdc struct<path: string>"
 )
 _DIGITS = 20
-# Whatever the cluster's settings are: without a version file, what it names would look like nobody's.
+# These override the cluster's settings. The files that a skipped version file names would look like orphans.
 _ALL_OR_NOTHING = {"ignoreMissingFiles": "false", "ignoreCorruptFiles": "false", "mode": "FAILFAST"}
 
 
 class LoggedFiles:
-    """What the version files of a log name.
+    """The version files of a table's log, and the files that they name.
 
     Args:
-        spark: the session.
-        location: of the table.
+        spark: Spark session.
+        location: Location of the table.
 
-    Raises:
-        StorageError: the log cannot be listed.
-
+    The attributes raise one of :data:`.jvm_errors.JVM_ERRORS` if the log cannot be listed or read.
     """
 
     def __init__(self, spark: SparkSession, location: str) -> None:
@@ -45,32 +43,33 @@ class LoggedFiles:
 
     @functools.cached_property
     def listed(self) -> Sequence[Row]:
-        """The files of the log, as they were when this was first asked: see :func:`.listings.listed_log`."""
-        found: list[Row] = listed_log(self._spark, self._location).collect()
-        return found
+        """Files of the log at the first access; see :func:`.listings.listed_log`."""
+        rows: list[Row] = listed_log(self._spark, self._location).collect()
+        return rows
 
     @functools.cached_property
     def versions(self) -> Mapping[int, int]:
-        """When the file of each version was written, in milliseconds since the epoch."""
-        found = ((VERSION_FILE.fullmatch(row["name"]), row["modified_ms"]) for row in self.listed)
-        return {int(match[1]): modified_ms for match, modified_ms in found if match is not None}
+        """Time at which each version's file was written, in milliseconds since the epoch."""
+        files = ((VERSION_FILE.fullmatch(row["name"]), row["modified_ms"]) for row in self.listed)
+        return {int(match[1]): modified_ms for match, modified_ms in files if match is not None}
 
     @property
     def oldest(self) -> tuple[int, int]:
-        """The oldest version that the log has, and when its file was written, in milliseconds since the epoch."""
+        """Oldest version in the log, and the time at which its file was written, in milliseconds since the epoch."""
         return min(self.versions.items(), default=(0, 0))
 
     @functools.cached_property
     def paths(self) -> DataFrame:
-        """Where they are, and where their deletion vectors are.
+        """Paths of the files that the version files name, and of their deletion vectors.
 
-        ``path`` below the table's location, not percent-encoded; ``version``, that names it; ``removed_ms``, when that
-        version removed it, in milliseconds since the epoch, or null: it added it. Change data counts as removed by the
-        version that names it, because no version has it as rows. A path has several rows if several versions name it.
-        Files of another table (a shallow clone's) are not in it.
+        Columns: ``path`` below the table's location, not percent-encoded; ``version`` that names the file;
+        ``removed_ms``, the time at which that version removed the file, in milliseconds since the epoch, or null if the
+        version added it. A change data file counts as removed by the version that names it, because its rows are in no
+        version. A path has a row for each version that names it. Files of another table (a shallow clone's source) are
+        left out.
 
-        ``removed_ms`` is the later of ``deletionTimestamp`` and the time of the version file. The former is the time at
-        which the statement ran: its commit may have waited for the lock since.
+        ``removed_ms`` is the later of ``deletionTimestamp`` and the time of the version file. ``deletionTimestamp`` is
+        the time at which the statement ran. Its commit may have waited for the lock after that.
         """
         reader = session_for_many_files(self._spark).read.schema(_ACTIONS).options(**_ALL_OR_NOTHING)
         lines = reader.json(f"{escaped(self._location)}/{LOG_FOLDER}/{'[0-9]' * _DIGITS}.json")

@@ -1,29 +1,29 @@
-"""Moments as Spark counts them: microseconds since the epoch, of which Python has fewer."""
+"""Convert between ``datetime`` and Spark's timestamps, which are microseconds since the epoch in a larger range."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-#: From which Spark counts.
+#: Moment zero of Spark's timestamps.
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: In which it counts.
+#: Unit of Spark's timestamps.
 MICROSECOND = timedelta(microseconds=1)
-#: The first moment that Python has, in microseconds since the epoch.
+#: Earliest moment that a ``datetime`` can hold, in microseconds since the epoch.
 FIRST_MICROS = (datetime.min.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
-#: The last one.
+#: Latest moment that a ``datetime`` can hold, in microseconds since the epoch.
 LAST_MICROS = (datetime.max.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
 
 
 def moment_of_micros(micros: int) -> datetime:
-    """Return microseconds since the epoch as a moment.
+    """Return the moment for microseconds since the epoch.
 
     Raises:
-        OverflowError: it is before the year 1, or after 9999.
+        OverflowError: The moment is before the year 1 or after 9999.
 
     """
     return EPOCH + micros * MICROSECOND
 
 
 def micros_of_moment(moment: datetime) -> int:
-    """Return a moment as microseconds since the epoch."""
+    """Return the microseconds from the epoch to a moment."""
     return (moment - EPOCH) // MICROSECOND

@@ -1,10 +1,10 @@
 """Refuse partition values that Delta would store as other values.
 
-Delta stores ``''`` in a string partition column as null (protocol, "Partition Value Serialization"), and Spark writes
-null as ``__HIVE_DEFAULT_PARTITION__``, so that this text is null, too. Values of a binary partition column pass through
-a text as well, and bytes that are not UTF-8 become U+FFFD (``DelayedCommitProtocol.parsePartitions``, v4.4.0). A
-timestamp passes through a text in the session's time zone. So in a zone that puts clocks back two moments
-become one, also in rows that an operation only copies into another file.
+Delta stores ``''`` in a string partition column as null (protocol, "Partition Value Serialization"). Spark writes null
+as ``__HIVE_DEFAULT_PARTITION__``, so this text becomes null, too. Values of a binary partition column are converted to
+text, and bytes that are not UTF-8 become U+FFFD (``DelayedCommitProtocol.parsePartitions``, v4.4.0). A timestamp is
+converted to text in the session's time zone. So in a zone that sets clocks back two moments become one, also in rows
+that an operation only copies into another file.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _FOLDER_FAILED = re.compile(r"Mkdirs failed to create (.+?)(?: \(exists=|$)|^(/.
 
 
 def partition_types(state: TableState | None, partition_by: Sequence[str], rows: StructType) -> dict[str, DataType]:
-    """Return the stored types of the partition columns that rows have, by the rows' names.
+    """Return the stored types of the rows' partition columns, by the rows' column names.
 
     Args:
         state: State of the table; None if there is no table.
-        partition_by: Partition columns that a write asks for.
+        partition_by: Partition columns that the write requests.
         rows: Schema of the rows.
 
     """
@@ -46,33 +46,33 @@ def partition_types(state: TableState | None, partition_by: Sequence[str], rows:
 
 
 def unstorable_reason(rows: StructType, partitions: Mapping[str, DataType], prefix: str = "") -> Column:
-    """Return a text column: why Delta cannot store a row's partition values as they are; null if it can.
+    """Return a text column: the reason why Delta cannot store a row's partition values unchanged; null if it can.
 
     Args:
         rows: Schema of the rows.
-        partitions: Stored types of partition columns by the rows' names, see :func:`partition_types`.
-        prefix: Path to the struct that has the columns, such as ``row.``; empty: they are columns of the rows.
+        partitions: Stored types of the partition columns, see :func:`partition_types`.
+        prefix: Path to the struct with the columns, such as ``row.``; empty for top-level columns.
 
     """
     reasons = [
         unstorable_text(name, F.col(prefix + quoted(name)))
-        for name, kind in partitions.items()
-        if _is_text(kind, rows[name].dataType)
+        for name, stored_type in partitions.items()
+        if _is_text(stored_type, rows[name].dataType)
     ]
     return F.coalesce(*reasons) if reasons else F.lit(None).cast("string")
 
 
-def _is_text(stored: DataType, row_type: DataType) -> bool:
-    """Return whether a partition value passes through a text that may mean another value."""
-    return isinstance(stored, _TEXTS) and isinstance(row_type, _TEXTS)
+def _is_text(stored_type: DataType, row_type: DataType) -> bool:
+    """Return whether Delta stores a partition value as a text that may stand for another value."""
+    return isinstance(stored_type, _TEXTS) and isinstance(row_type, _TEXTS)
 
 
 def unstorable_text(name: str, value: Column) -> Column:
-    """Return a text column: why Delta cannot store a partition value as it is; null if it can.
+    """Return a text column: the reason why Delta cannot store a partition value unchanged; null if it can.
 
     Args:
         name: Name of the partition column.
-        value: Text, or bytes.
+        value: Column of strings or bytes.
 
     """
     text = value.cast("string")
@@ -88,27 +88,25 @@ def unstorable_text(name: str, value: Column) -> Column:
         F.concat(
             F.lit(f"the partition column {name} has the bytes "),
             F.hex(text),
-            F.lit(", which are not UTF-8, and Delta stores a text: partition by another column"),
+            F.lit(", which are not UTF-8, and Delta stores text: partition by another column"),
         ),
     )
 
 
 def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], where: Column | None = None) -> DataFrame:
-    """Return the rows; reading them fails at a row whose partition values Delta would store as other values.
+    """Return the rows with a check: reading fails at a row whose partition values Delta would store as other values.
 
     Args:
         rows: Rows for a table.
-        partitions: As for :func:`unstorable_reason`.
-        where: Only rows that match are checked; None: all rows.
+        partitions: Stored types of the partition columns, see :func:`partition_types`.
+        where: Condition of the rows to check; None for all rows.
 
     """
     names = [name.lower() for name in rows.columns]
     checked = rows
-    for name, kind in partitions.items():
-        if not _is_text(kind, rows.schema[name].dataType):
-            continue
-        if names.count(name.lower()) > 1:
-            # Delta refuses rows with two columns of one name.
+    for name, stored_type in partitions.items():
+        # Delta refuses rows with two columns of one name.
+        if not _is_text(stored_type, rows.schema[name].dataType) or names.count(name.lower()) > 1:
             continue
         reason = unstorable_text(name, F.col(quoted(name)))
         fails = reason.isNotNull() if where is None else reason.isNotNull() & where
@@ -119,27 +117,26 @@ def with_storable_values(rows: DataFrame, partitions: Mapping[str, DataType], wh
 
 
 def refuse_clock_changes(spark: SparkSession, table: str, partitions: Mapping[str, DataType]) -> None:
-    """Make sure that a session writes timestamps of partition columns as they are.
+    """Make sure that a session writes the timestamps of partition columns unchanged.
 
     Args:
         spark: Session that writes.
-        table: Canonical URI, for the message.
-        partitions: Stored types of partition columns by name.
+        table: Canonical URI of the table, for the error message.
+        partitions: Stored types of the partition columns, by name.
 
     Raises:
-        SchemaMismatchError: A partition column is a TIMESTAMP, and the session's time zone changes its clocks, or has
-            ever changed them: a value may be of that time.
+        SchemaMismatchError: A partition column is a TIMESTAMP, and the session's time zone has ever changed its clocks.
 
     """
-    moments = [name for name, kind in partitions.items() if isinstance(kind, TimestampType)]
-    if not moments:
+    timestamps = [name for name, stored_type in partitions.items() if isinstance(stored_type, TimestampType)]
+    if not timestamps:
         return
     jvm: Any = spark._jvm  # noqa: SLF001
     zone = str(spark.conf.get(_ZONE))
     if not jvm.org.apache.spark.sql.catalyst.util.DateTimeUtils.getZoneId(zone).getRules().isFixedOffset():
         raise SchemaMismatchError(
             table=table,
-            reason=f"{moments[0]} is a partition column with timestamps, and the clocks of the session's time zone "
+            reason=f"{timestamps[0]} is a partition column with timestamps, and the clocks of the session's time zone "
             f"{zone} change or have changed, so that Delta would store two moments as one: set {_ZONE}=UTC "
             "(spark-submit --conf)",
         )
@@ -148,12 +145,12 @@ def refuse_clock_changes(spark: SparkSession, table: str, partitions: Mapping[st
 def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, state: TableState | None) -> None:
     """Make sure that a predicate does not require a text that a string partition column cannot have.
 
-    Only ``=``, ``<=>`` and ``IN`` are refused, alone or in parts of AND and OR. Other conditions match rows: ``<> ''``,
-    or a function of the column.
+    Only ``=``, ``<=>`` and ``IN`` are refused, alone or in parts of AND and OR. Other conditions can match rows, such
+    as ``<> ''`` or a function of the column.
 
     Args:
         spark: Session that parses the predicate.
-        table: Canonical URI, for the message.
+        table: Canonical URI of the table, for the error message.
         predicate: SQL predicate.
         state: State of the table; None if there is no table.
 
@@ -162,11 +159,9 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
 
     """
     types = {} if state is None else state.partition_types
-    columns = {name.lower(): name for name, kind in types.items() if isinstance(kind, StringType)}
-    if not columns:
-        return
-    if (parsed := parsed_expression(spark, predicate)) is None:
-        # Delta reports it.
+    columns = {name.lower(): name for name, stored_type in types.items() if isinstance(stored_type, StringType)}
+    # Delta reports a predicate that cannot be parsed.
+    if not columns or (parsed := parsed_expression(spark, predicate)) is None:
         return
     jvm: Any = spark._jvm  # noqa: SLF001
     expressions = [parsed]
@@ -178,25 +173,20 @@ def refuse_predicate_of_nulls(spark: SparkSession, table: str, predicate: str, s
             expressions += children
         if operator not in _EQUALITIES:
             continue
-        kinds = [(child.getClass().getSimpleName(), child) for child in children]
-        names = {str(child.name()).strip("`").lower() for kind, child in kinds if kind == "UnresolvedAttribute"}
-        texts = {str(child.value()) for kind, child in kinds if kind == "Literal"}
-        if (found := names & columns.keys()) and (text := texts.intersection(_STORED_AS_NULL)):
-            name = columns[found.pop()]
+        operands = [(child.getClass().getSimpleName(), child) for child in children]
+        names = {str(child.name()).strip("`").lower() for kind, child in operands if kind == "UnresolvedAttribute"}
+        literals = {str(child.value()) for kind, child in operands if kind == "Literal"}
+        if (compared := names & columns.keys()) and (nulls := literals.intersection(_STORED_AS_NULL)):
+            name = columns[compared.pop()]
             raise SchemaMismatchError(
                 table=table,
-                reason=f"the predicate compares the partition column {name} with '{text.pop()}', which Delta stores as "
-                f"null: use {quoted(name)} IS NULL",
+                reason=f"the predicate compares the partition column {name} with '{nulls.pop()}', which Delta stores "
+                f"as null: use {quoted(name)} IS NULL",
             )
 
 
 def long_folder_name(error: BaseException) -> str | None:
-    """Return the reason of a write that failed because a partition's folder has too long a name; None: another reason.
-
-    Args:
-        error: Error of the write.
-
-    """
+    """Return why a write failed, if the name of a partition's folder is too long; None for any other failure."""
     for message in messages_of(error):
         for match in _FOLDER_FAILED.finditer(message):
             for name in (match[1] or match[2]).split("/"):

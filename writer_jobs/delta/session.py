@@ -1,8 +1,8 @@
-"""Spark sessions that can write Delta tables on S3 and on disk, without resolving anything at a start.
+"""Start Spark sessions that can write Delta tables on S3 and on disk, without resolving packages at the start.
 
-Everything set here is a default: a value from ``spark-submit --conf``, ``spark-defaults.conf`` or
-``PYSPARK_SUBMIT_ARGS`` wins. Spark's own rule is the other way round (what a program sets in its ``SparkConf`` beats
-the command line), so the JVM is asked first what it was given, and only what is missing is added.
+Every setting here is a default: a value from ``spark-submit --conf``, ``spark-defaults.conf`` or
+``PYSPARK_SUBMIT_ARGS`` wins. Spark's own rule is the opposite: a program's ``SparkConf`` wins over the command line. So
+this module first reads the settings that the JVM was given, and adds only the missing ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from writer_jobs.errors import UnsupportedSessionError
 
-#: What Delta needs in ``spark.sql.extensions``.
+#: Delta's class in ``spark.sql.extensions``.
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _DELTA_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _NO_CONNECT = (
@@ -30,48 +30,49 @@ _EXTENSIONS = "spark.sql.extensions"
 _ANSI = "spark.sql.ansi.enabled"
 _PROGRESS = "spark.ui.showConsoleProgress"
 
-#: How commits are written: see ``log_store/``.
+#: Log store through which Delta commits: see ``log_store/``.
 LOG_STORE = "io.deltasluice.storage.GuardedLogStore"
 #: Delta's setting that names the log store.
 LOG_STORE_SETTING = "spark.delta.logStore.class"
-#: Delta Kernel reads a setting for each scheme at each commit; in its mode ``STRICT`` Delta commits through Kernel.
-#: :func:`writer_jobs.attach` sets them for the schemes of other file systems, too.
+#: Delta Kernel's settings of the log store for each scheme. Kernel reads them at each commit. Delta commits through
+#: Kernel in its mode ``STRICT``. :func:`writer_jobs.attach` sets them for the schemes of other file systems, too.
 KERNEL_LOG_STORE_SETTINGS = tuple(
     f"spark.hadoop.io.delta.kernel.logStore.{scheme}.impl"
     for scheme in ("s3", "s3a", "s3n", "file", "hdfs", "abfs", "abfss", "wasb", "wasbs", "adl", "gs")
 )
-#: ``required``: no commit without the lock. ``observe``: commit, and log what would be refused. ``off``: do not ask.
+#: Mode of the commit guard. ``required``: refuse a commit without the lock. ``observe``: allow it, and log that
+#: ``required`` would refuse it. ``off``: check nothing.
 GUARD_MODE = "spark.sluice.guard"
 
-#: Delta's own lock on a table, within one driver: a commit that waits for its turn would stop all who read the table.
-#: The conditional put does its work.
+#: Delta's lock on a table within one driver. With it a commit that waits for Sluice's lock would block all readers of
+#: the table in the driver. The conditional put protects commits instead.
 COMMIT_LOCK = "spark.databricks.delta.commitLock.enabled"
 
-#: What a job gets unless it is told otherwise, and why.
+#: Default settings of a job.
 DEFAULTS: Mapping[str, str] = {
     "spark.sql.catalog.spark_catalog": _DELTA_CATALOG,
     GUARD_MODE: "required",
-    # One store, three spellings: whichever a table is written with, it is read by the same client.
+    # The three schemes name one store, so one client reads them all.
     "spark.hadoop.fs.s3.impl": _S3A,
     "spark.hadoop.fs.s3n.impl": _S3A,
     # Delta's 50 tasks per snapshot cost more than the rest of a commit to a small table.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # It would commit a second time within the first commit, and hide its errors.
+    # Auto compaction would commit a second time within the first commit, and hide its errors.
     "spark.databricks.delta.autoCompact.enabled": "false",
     COMMIT_LOCK: "false",
-    # Every acknowledged append leaves its commit in the log, the one of no rows too.
+    # An acknowledged append leaves a commit in the log, even if it has no rows.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
-    # Delta's other connector is young: most statements fail in it.
+    # Most statements fail in Delta's new connector.
     "spark.databricks.delta.v2.enableMode": "NONE",
-    # Standard error belongs to a job's one sentence.
+    # A job writes only its one-sentence error to standard error.
     _PROGRESS: "false",
 }
 
 
 def defaults_for_everybody() -> dict[str, str]:
-    """Return what a ``spark-defaults.conf`` needs for programs that know nothing of :func:`build_session`.
+    """Return the ``spark-defaults.conf`` for programs that do not call :func:`build_session`.
 
-    With these they commit through the guarded log store, and read and write as our own jobs do.
+    With it they commit through the guarded log store, and read and write with the settings of Sluice's jobs.
     """
     stores = dict.fromkeys((LOG_STORE_SETTING, *KERNEL_LOG_STORE_SETTINGS), LOG_STORE)
     return {_EXTENSIONS: DELTA_EXTENSION, **DEFAULTS, **stores}
@@ -86,26 +87,28 @@ def build_session(
 ) -> SparkSession:
     """Return the active session, or start one that can write Delta tables.
 
-    From then on this process ignores one warning: that PySpark does not yet fully support pandas 3.
+    After this call the process ignores PySpark's warning that it does not yet fully support pandas 3.
 
     Args:
-        app_name: name of the application, unless the submitter gave one.
-        jars: jars for a driver that plain ``python`` starts (``spark.jars``). Ignored under ``spark-submit``, which
-            has its own ``--jars``, and where a session is active.
-        launch_conf: more settings for such a driver. They reach its JVM's command line, so that
-            ``spark.driver.memory`` works, and win over ``spark-defaults.conf``.
-        log_level: of the driver, unless ``spark.log.level`` was given.
+        app_name: Name of the application. A name from the submitter wins.
+        jars: Jars for a driver that plain ``python`` starts (``spark.jars``). Ignored under ``spark-submit``, which
+            has its own ``--jars``, and if a session is active.
+        launch_conf: More settings for a driver that plain ``python`` starts. They are on its JVM's command line, so
+            ``spark.driver.memory`` works. They win over ``spark-defaults.conf``.
+        log_level: Log level of the driver. ``spark.log.level`` wins.
 
     Raises:
-        UnsupportedSessionError: the environment asks for Spark Connect, which has no access to Delta's log.
+        UnsupportedSessionError: The environment requests Spark Connect, which has no access to Delta's log.
 
     """
-    _refuse_connect_environment()
-    # spark-submit writes Python's standard error to standard output, where programs print their results. PySpark warns
-    # at the start of a session and at each toPandas(), user-defined function and DataFrame from pandas.
+    mode = os.environ.get("SPARK_API_MODE", "").lower()
+    if mode == "connect" or os.environ.keys() & {"SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"}:
+        raise UnsupportedSessionError(_NO_CONNECT)
+    # spark-submit redirects Python's standard error to standard output, where programs print their results. PySpark
+    # warns at the start of a session and at each toPandas(), user-defined function and DataFrame from pandas.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    running = running_session()
-    if running is None:
+    session = running_session()
+    if session is None:
         conf = driver_conf(jars=jars, launch_conf=launch_conf)
         if conf.get("spark.remote") or (conf.get("spark.api.mode") or "").lower() == "connect":
             raise UnsupportedSessionError(_NO_CONNECT)
@@ -113,20 +116,20 @@ def build_session(
         conf.setIfMissing("spark.master", "local[*]")
         conf.setIfMissing("spark.log.level", log_level)
         SparkContext.getOrCreate(conf)
-        running = SparkSession.builder.getOrCreate()
-    return running
+        session = SparkSession.builder.getOrCreate()
+    return session
 
 
 def running_session() -> SparkSession | None:
-    """Return this process's session; unlike ``SparkSession.getActiveSession``, in whatever thread it was started."""
-    if SparkContext._active_spark_context is None:  # noqa: SLF001 (no public way to ask)
+    """Return this process's session; unlike ``SparkSession.getActiveSession``, also one that another thread started."""
+    if SparkContext._active_spark_context is None:  # noqa: SLF001 (PySpark has no public way)
         return None
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
 def session_with(spark: SparkSession, settings: Mapping[str, str]) -> SparkSession:
-    """Return a session with more settings, for operations that have no option for what they say."""
-    jvm_session = spark._jsparkSession.cloneSession()  # noqa: SLF001 (PySpark has no way to it)
+    """Return a copy of a session with more settings, for operations that have no option for them."""
+    jvm_session = spark._jsparkSession.cloneSession()  # noqa: SLF001 (PySpark has no public way)
     session = type(spark)(spark.sparkContext, jvm_session)
     for name, value in settings.items():
         session.conf.set(name, value)
@@ -138,25 +141,24 @@ def driver_conf(
     jars: Sequence[str | os.PathLike[str]] = (),
     launch_conf: Mapping[str, str] | None = None,
 ) -> SparkConf:
-    """Connect to the driver's JVM, started here unless ``spark-submit`` did; return what it was given, with defaults.
+    """Connect to the driver's JVM, or start it, and return its settings with the defaults added.
 
-    No ``SparkContext`` is started: no executor is asked for, no event log opened. The arguments are those of
+    No ``SparkContext`` is started, so no executor is requested and no event log opened. The arguments are those of
     :func:`build_session`.
     """
     launch = SparkConf(loadDefaults=False)
-    # The JVM behind plain python counts as a shell, and a shell has it on.
+    # Spark treats the JVM of plain python as a shell, and a shell shows progress.
     launch.set(_PROGRESS, DEFAULTS[_PROGRESS])
     if jars:
         launch.set("spark.jars", ",".join(os.fspath(jar) for jar in jars))
-    for key, value in (launch_conf or {}).items():
-        launch.set(key, value)
+    launch.setAll(list((launch_conf or {}).items()))
     SparkContext._ensure_initialized(conf=launch)  # noqa: SLF001 (what SparkContext itself calls, without the context)
     conf = SparkConf()
     for key, value in DEFAULTS.items():
         conf.setIfMissing(key, value)
     conf.set(_EXTENSIONS, _with_delta(conf.get(_EXTENSIONS)))
     if not any("delta.logStore." in key for key, _ in conf.getAll()):
-        # Beside a store that was chosen for one scheme Delta would refuse one for all.
+        # If the user chose a store for one scheme, Delta would refuse a store for all schemes.
         conf.set(LOG_STORE_SETTING, LOG_STORE)
     if conf.get(LOG_STORE_SETTING, None) == LOG_STORE:
         for key in KERNEL_LOG_STORE_SETTINGS:
@@ -165,16 +167,16 @@ def driver_conf(
 
 
 def classic_session(spark: Any) -> SparkSession:
-    """Return ``spark`` if it is a session whose driver is in reach and has Delta.
+    """Return ``spark`` if it is a classic session whose driver has Delta.
 
     Raises:
-        UnsupportedSessionError: it is of Spark Connect, or Delta's jar is not on the driver's class path.
+        UnsupportedSessionError: It is a session of Spark Connect, or Delta's jar is not on the driver's class path.
 
     """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise UnsupportedSessionError(_NO_CONNECT)
     session: SparkSession = spark
-    # py4j takes a class that it does not find for a package.
+    # py4j returns a package for a class that it does not find.
     if isinstance(session._jvm.org.apache.spark.sql.delta.DeltaLog, JavaPackage):  # noqa: SLF001
         raise UnsupportedSessionError(
             "Delta is not on the driver's class path: give spark-submit the --jars that `sluice submit-args` prints, "
@@ -184,7 +186,7 @@ def classic_session(spark: Any) -> SparkSession:
 
 
 def refuse_lenient_casts(spark: SparkSession) -> None:
-    """Make sure that a cast to a type that cannot hold a value fails.
+    """Make sure that a cast fails if the target type cannot hold the value.
 
     Raises:
         UnsupportedSessionError: ``spark.sql.ansi.enabled`` is false.
@@ -197,16 +199,7 @@ def refuse_lenient_casts(spark: SparkSession) -> None:
         )
 
 
-def _refuse_connect_environment() -> None:
-    if (
-        "SPARK_REMOTE" in os.environ
-        or "SPARK_CONNECT_MODE_ENABLED" in os.environ
-        or os.environ.get("SPARK_API_MODE", "").lower() == "connect"
-    ):
-        raise UnsupportedSessionError(_NO_CONNECT)
-
-
 def _with_delta(extensions: str | None) -> str:
-    """Add Delta's extension behind the user's own, which are never dropped."""
-    given = [name.strip() for name in (extensions or "").split(",") if name.strip()]
-    return ",".join(given if DELTA_EXTENSION in given else [*given, DELTA_EXTENSION])
+    """Add Delta's extension after the user's extensions."""
+    names = [name.strip() for name in (extensions or "").split(",") if name.strip()]
+    return ",".join(names if DELTA_EXTENSION in names else [*names, DELTA_EXTENSION])

@@ -1,4 +1,4 @@
-"""A version of a table that Delta has loaded."""
+"""Read schema, partitioning and properties of a loaded version of a table."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import DataType, StructType
+from pyspark.sql.types import DataType, StructField, StructType
 
 from lock_manager import Adoption, PartitionColumn, PartitionSchema
 from lock_manager.intents import NO_VERSION
 from lock_manager.table_records.adoption import ENSEMBLE_PROPERTY, TABLE_PROPERTY
 from writer_jobs.errors import TableError
 
-#: Of a field, under which name files have it, with column mapping.
+#: Metadata key of a field's name in data files, with column mapping.
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
 _TIME_ZONE = "spark.sql.session.timeZone"
 _RETENTION = "delta.setTransactionRetentionDuration"
@@ -27,17 +27,17 @@ FEED_PROPERTY = "sluice.feed"
 
 @dataclass(frozen=True)
 class TableState:
-    """A version of a table, as far as an append has to know it.
+    """Schema, partitioning and properties of a version of a table.
 
     Attributes:
-        version: its number.
-        schema: names and types of its columns, in order.
-        partition_columns: in partition order.
-        supplied_columns: columns that Delta fills in by itself (generated, identity, with a default).
-        forgets_transactions: whether ``txnVersion`` is kept for a limited time only.
-        adoption: which lock on the table counts, None if any does; see :mod:`lock_manager.table_records.adoption`.
-        is_serializable: whether rows that others append to what a transaction has read are a conflict to Delta, as they
-            are by default.
+        version: Number of the version.
+        schema: Names and types of the columns, in order.
+        partition_columns: Names of the partition columns, in partition order.
+        supplied_columns: Columns that Delta fills in by itself (generated, identity, with a default).
+        forgets_transactions: Whether Delta keeps ``txnVersion`` for a limited time only.
+        adoption: Lock that counts for the table, see :mod:`lock_manager.table_records.adoption`; None if any lock does.
+        is_serializable: Whether the isolation level is ``Serializable``, Delta's default: rows that another writer
+            appends to the data that a transaction has read are a conflict.
         generated_columns: Columns whose values Delta computes (generated, identity).
         feed: Value of the table property ``sluice.feed``; None if it is not set.
 
@@ -60,23 +60,23 @@ class TableState:
 
     @property
     def partition_folders(self) -> tuple[str, ...]:
-        """Names of the partition columns as folders of files have them: the logical one, and Delta's own for it."""
-        own = [str((self.schema[name].metadata or {}).get(PHYSICAL_NAME, name)) for name in self.partition_columns]
-        return tuple(dict.fromkeys([*self.partition_columns, *own]))
+        """Names of the partition columns in names of folders: the logical and the physical names."""
+        physical_names = [_physical_name(self.schema[name]) for name in self.partition_columns]
+        return tuple(dict.fromkeys([*self.partition_columns, *physical_names]))
 
 
 class Snapshot:
-    """A version of a table that Delta has loaded: what is asked of it is of that version, and reads no log.
+    """A version of a table that Delta has loaded. Its methods do not look for new versions.
 
     Args:
-        spark: the session.
-        location: of the table.
-        loaded: Delta's own snapshot, in the JVM.
+        spark: Spark session.
+        location: Location of the table.
+        loaded: Delta's snapshot, in the JVM.
 
     Attributes:
-        location: of the table.
-        version: its number, -1 if there is no table.
-        loaded: Delta's own snapshot, for :mod:`writer_jobs.delta.version_files`.
+        location: Location of the table.
+        version: Number of the version; -1 if there is no table.
+        loaded: Delta's snapshot, for :mod:`writer_jobs.delta.version_files`.
 
     """
 
@@ -88,35 +88,35 @@ class Snapshot:
 
     @property
     def committed_at(self) -> datetime:
-        """When the version was committed, by the table's own clock."""
+        """Time of the commit by Delta: the in-commit timestamp, or the modification time of the version file."""
         return datetime.fromtimestamp(int(self.loaded.timestamp()) / 1000, UTC)
 
     @property
     def table_id(self) -> str:
-        """Id of the table, which another table at the same place has not."""
+        """Delta's id of the table. A table that is recreated at the same location gets a new id."""
         return str(self.loaded.metadata().id())
 
     @property
     def file_retention_seconds(self) -> float:
-        """For how long VACUUM spares a file that was removed, or that belongs to no commit."""
+        """Age at which VACUUM deletes a file that was removed from the table, or that belongs to no commit."""
         jvm: Any = self._spark._jvm  # noqa: SLF001
         return int(jvm.org.apache.spark.sql.delta.DeltaLog.tombstoneRetentionMillis(self.loaded.metadata())) / 1000
 
     @property
     def log_retention_seconds(self) -> float:
-        """For how long versions stay in the log."""
+        """Age at which a version can be removed from the log."""
         return int(self.loaded.deltaLog().deltaRetentionMillis(self.loaded.metadata())) / 1000
 
     @property
     def properties(self) -> dict[str, str]:
         """All properties of the table."""
         jvm: Any = self._spark._jvm  # noqa: SLF001
-        found = jvm.scala.jdk.javaapi.CollectionConverters.asJava(self.loaded.metadata().configuration())
-        return {str(name): str(value) for name, value in found.items()}
+        properties = jvm.scala.jdk.javaapi.CollectionConverters.asJava(self.loaded.metadata().configuration())
+        return {str(name): str(value) for name, value in properties.items()}
 
     @property
     def clustering_columns(self) -> tuple[str, ...]:
-        """Columns by which Delta clusters the table; empty: it does not."""
+        """Columns by which Delta clusters the table; empty if it is not clustered."""
         jvm: Any = self._spark._jvm  # noqa: SLF001
         info = getattr(jvm.org.apache.spark.sql.delta.skipping.clustering, "ClusteringColumnInfo$")
         names = getattr(info, "MODULE$").extractLogicalNames(self.loaded)
@@ -124,78 +124,77 @@ class Snapshot:
 
     @property
     def size(self) -> int:
-        """Of its data files, in bytes."""
+        """Size of the data files, in bytes."""
         return int(self.loaded.sizeInBytes())
 
     @property
     def checkpoint_version(self) -> int | None:
-        """Version of the checkpoint from which on it was read; None: there is none."""
+        """Version of the checkpoint from which Delta read this version; None if there is no checkpoint."""
         version = int(self.loaded.logSegment().checkpointProvider().version())
         return None if version < 0 else version
 
     @property
     def checkpoint_interval(self) -> int:
-        """After so many versions Delta writes the next checkpoint."""
+        """Number of versions after which Delta writes the next checkpoint."""
         return int(self.loaded.deltaLog().checkpointInterval(self.loaded.metadata()))
 
     @property
     def cleans_log(self) -> bool:
-        """Whether each checkpoint that a writer writes removes old versions, too."""
+        """Whether Delta removes old versions from the log when it writes a checkpoint."""
         return bool(self.loaded.deltaLog().enableExpiredLogCleanup(self.loaded.metadata()))
 
     def property_of(self, name: str) -> str | None:
         """Return a property of the table; None if it is not set."""
-        found = self.loaded.metadata().configuration().get(name)
-        return str(found.get()) if found.isDefined() else None
+        return _text(self.loaded.metadata().configuration().get(name))
 
     def last_transaction(self, app_id: str) -> int:
         """Return the last ``txnVersion`` of an application, -1 if it has none.
 
-        Delta replays the table's state for it, with a Spark job, and keeps the result until another version comes: a
-        write that follows and carries a transaction has it for nothing.
+        Delta computes the table's state with a Spark job and keeps it until the next version. A write with a
+        transaction that follows needs no further job.
         """
         if self.version < 0:
             return NO_VERSION
-        found = self.loaded.transactions().get(app_id)
-        return int(found.get()) if found.isDefined() else NO_VERSION
+        transaction = self.loaded.transactions().get(app_id)
+        return int(transaction.get()) if transaction.isDefined() else NO_VERSION
 
     @functools.cached_property
     def state(self) -> TableState | None:
-        """Schema, partitioning and adoption; None if there is no table."""
+        """Schema, partitioning and properties; None if there is no table."""
         if self.version < 0:
             return None
         metadata = self.loaded.metadata()
-        # Not Spark's view of the table, which hides what Delta keeps in the fields' metadata.
+        # Spark's schema of the table hides Delta's entries in the fields' metadata.
         schema = StructType.fromJson(json.loads(metadata.schemaString()))
         columns = metadata.partitionColumns()
         properties = metadata.configuration()
-        found = {name: properties.get(name) for name in (ENSEMBLE_PROPERTY, TABLE_PROPERTY)}
-        isolation, feed = properties.get(_ISOLATION), properties.get(FEED_PROPERTY)
+        adoption = {name: _text(properties.get(name)) for name in (ENSEMBLE_PROPERTY, TABLE_PROPERTY)}
+        isolation = _text(properties.get(_ISOLATION))
         return TableState(
             version=self.version,
             schema=schema,
             partition_columns=tuple(str(columns.apply(i)) for i in range(columns.size())),
             supplied_columns=frozenset(field.name for field in schema if _supplied(field.metadata)),
             forgets_transactions=bool(properties.contains(_RETENTION)),
-            adoption=Adoption.of({name: str(value.get()) for name, value in found.items() if value.isDefined()}),
-            is_serializable=not isolation.isDefined() or str(isolation.get()).lower() == "serializable",
+            adoption=Adoption.of({name: value for name, value in adoption.items() if value is not None}),
+            is_serializable=isolation is None or isolation.lower() == "serializable",
             generated_columns=frozenset(field.name for field in schema if _generated(field.metadata)),
-            feed=str(feed.get()) if feed.isDefined() else None,
+            feed=_text(properties.get(FEED_PROPERTY)),
         )
 
     def is_laid_out_as(self, snapshot: Snapshot) -> bool:
         """Return whether the table has the same partition columns, with the same types, as in another snapshot."""
         if self.loaded == snapshot.loaded:
             return True
-        one, two = (None if state is None else state.partition_types for state in (self.state, snapshot.state))
-        return one == two
+        types, other_types = (state and state.partition_types for state in (self.state, snapshot.state))
+        return types == other_types
 
     def partition_schema(self) -> PartitionSchema:
-        """Return the partition columns.
+        """Return the partition columns, for locks on partitions.
 
         Raises:
-            TableError: there is no table, or it is not partitioned.
-            ResourceError: a column's type is one whose values Delta does not write exactly.
+            TableError: There is no table, or it is not partitioned.
+            ResourceError: A partition column has a type whose values Delta does not write exactly.
 
         """
         state = self.state
@@ -205,12 +204,19 @@ class Snapshot:
             )
         if not state.partition_columns:
             raise TableError(f"{self.location} is not partitioned: lock the table")
-        columns = []
-        for name in state.partition_columns:
-            field_of = state.schema[name]
-            physical = (field_of.metadata or {}).get(PHYSICAL_NAME, name)
-            columns.append(PartitionColumn(name, str(field_of.dataType.jsonValue()), str(physical)))
-        return PartitionSchema(tuple(columns), str(self._spark.conf.get(_TIME_ZONE)))
+        fields = (state.schema[name] for name in state.partition_columns)
+        types = ((field, str(field.dataType.jsonValue())) for field in fields)
+        columns = tuple(PartitionColumn(field.name, kind, _physical_name(field)) for field, kind in types)
+        return PartitionSchema(columns, str(self._spark.conf.get(_TIME_ZONE)))
+
+
+def _text(option: Any) -> str | None:
+    """Return the text in a Scala ``Option``."""
+    return str(option.get()) if option.isDefined() else None
+
+
+def _physical_name(field: StructField) -> str:
+    return str((field.metadata or {}).get(PHYSICAL_NAME, field.name))
 
 
 def _supplied(metadata: dict[str, Any]) -> bool:

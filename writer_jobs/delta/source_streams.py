@@ -1,11 +1,10 @@
-"""Streams that read a table, by their checkpoints: what they have not read yet has to stay."""
+"""Find out from their checkpoints how far streams have read a table. Maintenance keeps what they have not read."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import StorageError, TableError
@@ -13,13 +12,14 @@ from writer_jobs.errors import StorageError, TableError
 
 @dataclass(frozen=True)
 class SourceStream:
-    """A stream that reads a table.
+    """Progress of a stream that reads a table.
 
     Attributes:
-        checkpoint: folder with its checkpoint.
-        version: of the table, from which on it may still read; None: it may read anything.
-        log_version: from which on it needs the log. When it is started again, Spark asks for its last batch once more,
-            from the end of the one before; Delta then reads which files that batch had, though none of them. None: any.
+        checkpoint: Folder of the stream's checkpoint.
+        version: First version of the table whose data files the stream may still read; None if it may read any.
+        log_version: First version whose version file the stream needs; None if it may need any. After a restart, Spark
+            plans the last batch again, from the end of the batch before it. Delta then reads the version files of that
+            batch, but not its data files.
 
     """
 
@@ -29,40 +29,40 @@ class SourceStream:
 
 
 def source_streams(files: HadoopFiles, table_id: str, checkpoints: Iterable[str]) -> list[SourceStream]:
-    """Return how far the streams are that read a table; a stream that has not begun yet is left out.
+    """Return the progress of the streams that read a table, without streams that have not planned a batch.
 
-    Source: Spark's offset log, a file for each batch with a line of JSON for each source, of which Delta's has
-    ``reservoirId`` and ``reservoirVersion``.
+    Source: Spark's offset log. It has a file for each batch, with a line of JSON for each source. A Delta source's line
+    has ``reservoirId`` and ``reservoirVersion``.
 
     Args:
-        files: of the file systems.
-        table_id: of the table.
-        checkpoints: folders of their checkpoints.
+        files: The driver's file systems.
+        table_id: Delta's id of the table.
+        checkpoints: Folders of the streams' checkpoints.
 
     Raises:
-        TableError: a checkpoint is of a stream that reads another table, or cannot be understood.
-        StorageError: it is not there, or cannot be read.
+        TableError: A checkpoint belongs to a stream that reads another table, or cannot be parsed.
+        StorageError: A checkpoint does not exist, or cannot be read.
 
     """
-    found = (_source_stream(files, table_id, checkpoint.rstrip("/")) for checkpoint in checkpoints)
-    return [stream for stream in found if stream is not None]
+    streams = (_source_stream(files, table_id, checkpoint.rstrip("/")) for checkpoint in checkpoints)
+    return [stream for stream in streams if stream is not None]
 
 
 def _source_stream(files: HadoopFiles, table_id: str, checkpoint: str) -> SourceStream | None:
     if files.status(checkpoint) is None:
         raise StorageError(f"{checkpoint} is not there: it is named as the checkpoint of a stream that reads the table")
-    planned, done = _batches(files, f"{checkpoint}/offsets"), _batches(files, f"{checkpoint}/commits")
+    planned, committed = _batches(files, f"{checkpoint}/offsets"), _batches(files, f"{checkpoint}/commits")
     if not planned:
         return None
-    # A batch that is planned, and not done, is read again from the end of the one before.
-    whole = sorted(batch for batch in planned if batch in done)
+    # A planned batch that is not committed is read again from the end of the batch before it.
+    completed = sorted(planned & committed)
 
     def version_of(batch: int) -> int:
         return _version(files, f"{checkpoint}/offsets/{batch}", table_id)
 
-    newest = version_of(whole[-1] if whole else max(planned))
-    before = version_of(whole[-2]) if len(whole) > 1 else None
-    return SourceStream(checkpoint, newest if whole else None, before)
+    newest = version_of(completed[-1] if completed else max(planned))
+    previous = version_of(completed[-2]) if len(completed) > 1 else None
+    return SourceStream(checkpoint, newest if completed else None, previous)
 
 
 def _batches(files: HadoopFiles, folder: str) -> set[int]:
@@ -70,26 +70,24 @@ def _batches(files: HadoopFiles, folder: str) -> set[int]:
 
 
 def _version(files: HadoopFiles, path: str, table_id: str) -> int:
-    tables, found = set(), []
-    for line in (files.read_text(path) or "").splitlines():
-        offset = _parsed(line)
-        if offset is None:
-            continue
-        if offset["reservoirId"] == table_id:
-            found.append(int(offset["reservoirVersion"]))
-        tables.add(offset["reservoirId"])
-    if found:
-        # A query may read the table more than once.
-        return min(found)
-    what = f"table {', '.join(sorted(tables))}, and not {table_id}" if tables else "no Delta table"
-    raise TableError(f"{path}: the stream with this checkpoint reads {what}")
+    lines = (files.read_text(path) or "").splitlines()
+    offsets = [offset for line in lines if (offset := _delta_offset(line)) is not None]
+    # A query may read the table more than once.
+    versions = [version for source_id, version in offsets if source_id == table_id]
+    if versions:
+        return min(versions)
+    tables = ", ".join(sorted({source_id for source_id, _ in offsets}))
+    sources = f"table {tables}, and not {table_id}" if tables else "no Delta table"
+    raise TableError(f"{path}: the stream with this checkpoint reads {sources}")
 
 
-def _parsed(line: str) -> dict[str, Any] | None:
+def _delta_offset(line: str) -> tuple[str, int] | None:
+    """Return the table id and the version in a line of a Delta source; None for any other line."""
     try:
-        found = json.loads(line)
+        offset = json.loads(line)
     except ValueError:
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("reservoirId"), str):
+    if not isinstance(offset, dict):
         return None
-    return found if isinstance(found.get("reservoirVersion"), int) else None
+    table_id, version = offset.get("reservoirId"), offset.get("reservoirVersion")
+    return (table_id, version) if isinstance(table_id, str) and isinstance(version, int) else None

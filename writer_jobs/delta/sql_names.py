@@ -1,4 +1,4 @@
-"""Names and texts as Spark's SQL reads them."""
+"""Write names and literals of Spark's SQL, and parse its expressions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS
 
 
 def quoted(name: str) -> str:
-    """Quote the name of a column, or of a table's folder."""
+    """Quote the name of a column, or the location of a table."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def raw_literal(text: str) -> str:
-    """Write a text as a raw literal, in which nothing but its quote has a meaning.
+    """Write a text as a raw literal, which has no escapes.
 
     Raises:
-        ValueError: it has both kinds of quotes.
+        ValueError: The text has both kinds of quotes.
 
     """
     quote = '"' if "'" in text else "'"
@@ -29,23 +29,17 @@ def raw_literal(text: str) -> str:
 
 
 def property_list(properties: Mapping[str, str]) -> str:
-    """Write what ``SET TBLPROPERTIES`` sets.
+    """Write the list of properties for ``SET TBLPROPERTIES``.
 
     Raises:
-        ValueError: a text has both kinds of quotes.
+        ValueError: A name or a value has both kinds of quotes.
 
     """
     return ", ".join(f"{raw_literal(name)} = {raw_literal(value)}" for name, value in properties.items())
 
 
 def parsed_expression(spark: SparkSession, sql: str) -> Any | None:
-    """Return the expression that Spark parses, in the JVM; None if the text is no expression.
-
-    Args:
-        spark: Session that parses it.
-        sql: Text of the expression.
-
-    """
+    """Parse an SQL expression; return Spark's Java object, or None if the text is no expression."""
     jvm_session: Any = spark._jsparkSession  # noqa: SLF001 (PySpark has no parser)
     try:
         return jvm_session.sessionState().sqlParser().parseExpression(sql)

@@ -1,9 +1,7 @@
-"""A table's ``_delta_log`` as the driver sees it: with ``version_files.py`` what touches Delta's internals.
+"""Read a table's ``_delta_log``, and write checkpoints and empty commits.
 
-Two ways lead there. Delta's own ``DeltaLog``, through py4j, for what has to be replayed (the current version, the
-schema, the transactions of an application); and the version files themselves, read through Hadoop's ``FileSystem``,
-for what must not come out of a cache (which commit is ours). Their format is the Delta protocol's:
-https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+Delta's ``DeltaLog`` replays the log, through py4j. Where a cache must not be used, version files are read directly.
+Their format: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -30,21 +29,21 @@ LOG_FOLDER = "_delta_log"
 #: Name of a version's file in the log; the group is its number.
 VERSION_FILE = re.compile(r"(\d{20})\.json")
 _COORDINATOR = "delta.coordinatedCommits.commitCoordinator"
-# Most version files that are read, one request each, for the versions of a run.
+# Most version files to read for the versions of a run, with one request each.
 _RUN_VERSIONS = 1_000
-# To Java an IOException, like some of Delta's own; to us a damaged log.
+# In Java this is an IOException, like some of Delta's errors. Here it means a damaged log.
 _NOT_JSON = "com.fasterxml.jackson.core.JacksonException"
-# Delta itself lets nobody near a catalog-managed table by its path.
+# Delta's error condition for access to a catalog-managed table by its path.
 _PATH_REFUSED = "DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED"
 
 
 @dataclass(frozen=True)
 class Head:
-    """Where a log stands.
+    """Newest version of a log.
 
     Attributes:
-        version: the newest, -1 if there is no table yet.
-        last_transaction: the last ``txnVersion`` of the application that was asked for, -1 if it has none.
+        version: Number of the newest version; -1 if there is no table yet.
+        last_transaction: Last ``txnVersion`` of the requested application; -1 if it has none.
 
     """
 
@@ -54,12 +53,12 @@ class Head:
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit found in the log.
+    """A commit in the log.
 
     Attributes:
-        version: its number.
-        rows: how many it added, None if Delta was told not to count (``history.metricsEnabled``).
-        metrics: all that Delta counted (``operationMetrics``).
+        version: Number of the version.
+        rows: Number of rows that it added; None if Delta's metrics are off (``history.metricsEnabled``).
+        metrics: Delta's ``operationMetrics``.
 
     """
 
@@ -69,7 +68,7 @@ class Commit:
 
     @classmethod
     def of(cls, version: int, metrics: Mapping[str, str]) -> Commit:
-        """Make it of what Delta counted."""
+        """Return the commit with Delta's ``operationMetrics``."""
         rows = metrics.get("numOutputRows")
         return cls(version, None if rows is None else int(rows), metrics)
 
@@ -78,8 +77,8 @@ class DeltaTableLog:
     """The log of the table at one location.
 
     Args:
-        spark: a classic session.
-        location: qualified URI of the table's folder; see :func:`locate_table`.
+        spark: Classic session.
+        location: Qualified URI of the table's folder; see :func:`locate_table`.
 
     """
 
@@ -89,19 +88,18 @@ class DeltaTableLog:
         self._files = HadoopFiles.of(spark)
 
     def snapshot(self) -> Snapshot:
-        """Have Delta look for new versions now (one LIST of the log), and return the newest.
+        """List the log once, and return the newest version.
 
         Raises:
-            TableError: the log is damaged, or the table's commits are not decided by its log.
-            StorageError: the log cannot be read.
+            TableError: The log is damaged, or the table is catalog-managed.
+            StorageError: The log cannot be read.
 
         """
-        nothing = self._spark._jvm.scala.Option.empty()  # noqa: SLF001
-        # Not in the background, also if spark.databricks.delta.stalenessLimit allows that to readers.
-        return self._loaded(lambda log: log.update(False, nothing, nothing))  # noqa: FBT003 (stalenessAcceptable)
+        # False: not in the background, even if spark.databricks.delta.stalenessLimit allows that to readers.
+        return self._loaded(lambda log: log.update(False, self._none, self._none))  # noqa: FBT003 (stalenessAcceptable)
 
     def known(self) -> Snapshot:
-        """Return the newest version that this driver has read, without a request; it looks if it knows of no table.
+        """Return the newest version that this driver has loaded, without a request; list the log if it has loaded none.
 
         Raises:
             TableError, StorageError: See :meth:`snapshot`.
@@ -113,13 +111,13 @@ class DeltaTableLog:
     def _loaded(self, load: Callable[[Any], Any]) -> Snapshot:
         try:
             snapshot = load(self._delta_log())
-            managed = snapshot.version() >= 0 and _is_coordinated(snapshot)
+            is_catalog_managed = snapshot.version() >= 0 and _is_coordinated(snapshot)
         except JVM_ERRORS as error:
             if not has_condition(error, _PATH_REFUSED):
                 self._refuse_unread(error)
                 raise TableError(f"{self.location} cannot be read as a Delta table: {one_sentence(error)}") from error
-            managed = True
-        if managed:
+            is_catalog_managed = True
+        if is_catalog_managed:
             raise TableError(
                 f"{self.location} is a catalog-managed table: its catalog decides its commits, and a lock on its log "
                 "would order nothing"
@@ -127,124 +125,120 @@ class DeltaTableLog:
         return Snapshot(self._spark, self.location, snapshot)
 
     def snapshot_at(self, version: int) -> Snapshot:
-        """Return an older version, which Delta makes from the log.
+        """Return an older version, which Delta reconstructs from the log.
 
         Raises:
-            TableError: there is no such version, or the log has been cleaned up there.
-            StorageError: the log cannot be read.
+            TableError: The version does not exist, or was removed by log clean-up.
+            StorageError: The log cannot be read.
 
         """
-        nothing = self._spark._jvm.scala.Option.empty()  # noqa: SLF001
         try:
-            # However long ago it was: whether it may be read is for whoever reads it.
-            loaded = self._delta_log().getSnapshotAt(version, nothing, nothing, False)  # noqa: FBT003
+            # False: do not refuse a version beyond the table's retention. The caller decides whether to read it.
+            loaded = self._delta_log().getSnapshotAt(version, self._none, self._none, False)  # noqa: FBT003
         except JVM_ERRORS as error:
             self._refuse_unread(error)
             raise TableError(f"version {version} of {self.location} is not there: {one_sentence(error)}") from error
         return Snapshot(self._spark, self.location, loaded)
 
     def make_checkpoint(self, version: int) -> None:
-        """Write a checkpoint of a version, if there is none: it can be read then, whatever of the log is older.
+        """Write a checkpoint of a version, unless it has one. The version can then be read without older versions.
 
-        Delta's pointer to the newest checkpoint stays as it is.
+        Delta's pointer to the newest checkpoint is not changed.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: The checkpoint cannot be written.
 
         """
-        try:
+        with self._storage_errors(f"no checkpoint of {self.location} can be written"):
             delta_log = self._delta_log()
             if not delta_log.checkpointExistsAtVersion(version):
                 delta_log.createCheckpointAtVersion(version)
-        except JVM_ERRORS as error:
-            raise StorageError(f"no checkpoint of {self.location} can be written: {one_sentence(error)}") from error
 
     def make_newest_checkpoint(self) -> int:
-        """Write a checkpoint of the newest version, and have Delta's pointer name it; return the version.
+        """Write a checkpoint of the newest version, update Delta's pointer to it, and return the version.
 
-        The log is not cleaned up behind it: see :meth:`clean_up`.
+        The log is not cleaned up: see :meth:`clean_up`.
 
         Raises:
-            TableError, StorageError: the log cannot be read, or no checkpoint be written.
+            TableError: See :meth:`snapshot`.
+            StorageError: The log cannot be read, or the checkpoint cannot be written.
 
         """
         snapshot = self.snapshot()
-        nothing = self._spark._jvm.scala.Option.empty()  # noqa: SLF001
-        try:
+        with self._storage_errors(f"no checkpoint of {self.location} can be written"):
             delta_log = self._delta_log()
-            info = delta_log.writeCheckpointFiles(snapshot.loaded, nothing)
-            jvm: Any = self._spark._jvm  # noqa: SLF001
+            info = delta_log.writeCheckpointFiles(snapshot.loaded, self._none)
             session = self._spark._jsparkSession  # noqa: SLF001
-            with_checksum = jvm.org.apache.spark.sql.delta.LastCheckpointInfo.checksumEnabled(session)
+            with_checksum = self._jvm.org.apache.spark.sql.delta.LastCheckpointInfo.checksumEnabled(session)
             delta_log.writeLastCheckpointFile(delta_log, info, with_checksum)
-        except JVM_ERRORS as error:
-            raise StorageError(f"no checkpoint of {self.location} can be written: {one_sentence(error)}") from error
         return snapshot.version
 
     def clean_up(self, retention_seconds: float) -> None:
-        """Have Delta remove versions that are older, and that no reader of a newer one needs.
+        """Have Delta remove old versions from the log, unless a reader of a newer version needs them.
 
-        Delta removes what is older than the midnight (UTC) before, and nothing from the newest checkpoint on.
+        Args:
+            retention_seconds: Versions older than the midnight (UTC) before this many seconds ago are removed, if a
+                newer checkpoint exists.
 
         Raises:
-            TableError, StorageError: the log cannot be read, or not be cleaned up.
+            TableError: See :meth:`snapshot`.
+            StorageError: The log cannot be read, or cannot be cleaned up.
 
         """
         snapshot = self.snapshot()
-        try:
+        with self._storage_errors(f"the log of {self.location} cannot be cleaned up"):
             log_store(self._spark, "LogCleanUp").run(snapshot.loaded, int(retention_seconds * 1000))
-        except JVM_ERRORS as error:
-            raise StorageError(f"the log of {self.location} cannot be cleaned up: {one_sentence(error)}") from error
 
     def head(self, app_id: str | None = None) -> Head:
-        """Have Delta look for new versions now, and say which is the newest.
+        """List the log once, and return the number of the newest version.
 
         Args:
-            app_id: also look up the last transaction of this ``txnAppId``; see :meth:`Snapshot.last_transaction`.
+            app_id: Application (``txnAppId``) whose last transaction is also returned; see
+                :meth:`Snapshot.last_transaction`.
 
         Raises:
-            TableError, StorageError: see :meth:`snapshot`.
+            TableError, StorageError: See :meth:`snapshot`.
 
         """
         snapshot = self.snapshot()
         return Head(snapshot.version, NO_VERSION if app_id is None else snapshot.last_transaction(app_id))
 
     def state(self) -> TableState | None:
-        """Return the newest version's schema and partitioning, or None if there is no table yet.
+        """Return the newest version's schema, partitioning and properties; None if there is no table yet.
 
         Raises:
-            TableError, StorageError: see :meth:`snapshot`.
+            TableError, StorageError: See :meth:`snapshot`.
 
         """
         return self.snapshot().state
 
     def find_commit(self, write_id: str, *, after: int, guarded: bool) -> tuple[Commit | None, int]:
-        """Look for the commit of an operation attempt among the versions after one that was current before it.
+        """Find the commit of an operation attempt among the versions that were committed since the attempt began.
 
-        The version files themselves are read, no cache; in an undisturbed table that costs two reads. An empty commit
-        is never the commit of an operation. See :func:`lock_manager.table_records.commit_stamp.is_commit_of`.
+        The version files are read without a cache. If no other writer committed, one file is read. An empty commit is
+        never the commit of an operation. See :func:`lock_manager.table_records.commit_stamp.is_commit_of`.
 
         Args:
-            write_id: id of the attempt.
-            after: version before the commit, -1 for a new table.
-            guarded: whether the guard stamps each commit of this driver. Otherwise ``userMetadata`` is the proof.
+            write_id: Id of the attempt.
+            after: Newest version when the attempt began; -1 for a new table.
+            guarded: Whether the guard stamps each commit of this driver. Otherwise ``userMetadata`` is the proof.
 
         Returns:
-            The commit, or None if the log does not have it, and the last version that was read.
+            The commit, or None if the log does not have it; and the last version that was read.
 
         Raises:
-            StorageError: the log cannot be read, or log clean-up has removed versions where the commit may have been.
-            TableError: see :meth:`snapshot`.
+            StorageError: The log cannot be read, or log clean-up removed versions that may have been the commit.
+            TableError: See :meth:`snapshot`.
 
         """
         version = after
         for version, info in self.infos_after(after):
             if is_commit_of(info, write_id, guarded=guarded):
                 return Commit.of(version, info.get("operationMetrics", {})), version
-        return self._find_behind_gap(write_id, after=version, guarded=guarded)
+        return self._find_after_gap(write_id, after=version, guarded=guarded)
 
-    def _find_behind_gap(self, write_id: str, *, after: int, guarded: bool) -> tuple[Commit | None, int]:
-        """Go on with :meth:`find_commit` where the next version is missing: the log may go on behind it."""
+    def _find_after_gap(self, write_id: str, *, after: int, guarded: bool) -> tuple[Commit | None, int]:
+        """Continue :meth:`find_commit` after a missing version, which log clean-up may have removed."""
         newest = self.head().version
         if newest <= after:
             return None, after
@@ -255,7 +249,7 @@ class DeltaTableLog:
                 return Commit.of(version, info.get("operationMetrics", {})), version
             version -= 1
         if version == after:
-            # Other writers committed after the first look.
+            # Other writers committed these versions after the first search.
             return None, newest
         raise StorageError(
             f"versions {after + 1} to {version} of {self.location} were removed by log clean-up during the write: "
@@ -263,24 +257,31 @@ class DeltaTableLog:
         )
 
     def has_batch(self, batch: str, *, after: int) -> bool:
-        """Tell whether a batch of changes was applied in a version after one; also if the log is cleaned up there.
+        """Return whether a batch of changes may have been applied since a version.
+
+        Args:
+            batch: Id of the batch.
+            after: Version before the first one to search.
+
+        Returns:
+            True if a version has the batch, or if log clean-up removed a version.
 
         Raises:
-            StorageError, TableError: the log cannot be read.
+            TableError, StorageError: See :meth:`snapshot`.
 
         """
-        # First: what is committed meanwhile is not missing.
+        # The head is read first, so that versions that are committed meanwhile do not hide a missing one.
         newest = self.head().version
         infos = [info for _, info in self.infos_after(after)]
         return any(batch_of(info) == batch for info in infos) or len(infos) < newest - after
 
     def infos_after(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the versions after one, and the ``commitInfo`` of each, up to the first that is missing.
+        """Yield the versions after a version with their ``commitInfo``, up to the first missing version.
 
-        The version files themselves are read, no cache.
+        The version files are read without a cache.
 
         Raises:
-            StorageError: the log cannot be read.
+            StorageError: The log cannot be read.
 
         """
         version += 1
@@ -289,19 +290,20 @@ class DeltaTableLog:
             version += 1
 
     def find_run(self, run_id: str, *, newest: int) -> tuple[Mapping[str, Any] | None, int]:
-        """Look for the newest commit that a run of the append job made, from a version backwards.
+        """Find the newest commit of a run of the append job.
 
-        The version files are read one after the other, until that commit, the beginning, or what log clean-up has left.
+        The version files are read backwards until that commit, version 0, or the first version that log clean-up
+        removed.
 
         Args:
-            run_id: of the run.
-            newest: version to begin with.
+            run_id: Id of the run.
+            newest: Version to begin with.
 
         Returns:
-            What the commit notes of its run, or None if it is not there, and the last version that was read.
+            The commit's note of its run, or None if the log has no such commit; and the last version that was read.
 
         Raises:
-            StorageError: the log cannot be read.
+            StorageError: The log cannot be read.
 
         """
         oldest = newest + 1
@@ -312,9 +314,9 @@ class DeltaTableLog:
         return None, oldest
 
     def run_versions(self, run_id: str, *, newest: int) -> dict[int, int]:
-        """Return the version of each commit of a run, as far as the log has them.
+        """Return the versions of a run's commits by the commits' numbers, as far as the log has them.
 
-        At most 1,000 version files are read, backwards, until the run's first commit or the end of the log.
+        At most 1,000 version files are read, backwards, until the run's first commit or the beginning of the log.
 
         Args:
             run_id: Id of the run.
@@ -333,40 +335,37 @@ class DeltaTableLog:
         return versions
 
     def _runs_before(self, version: int) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """Yield the versions before one, the newest first, each with its note of a run; empty if it has none."""
+        """Yield the versions before a version, newest first, with their notes of a run; empty without a note."""
         while version > 0 and (line := self._first_line(version - 1)) is not None:
             version -= 1
             yield version, run_of(commit_info_of(line))
 
     def commit_nothing(self) -> int:
-        """Make an empty commit, and return its version.
+        """Commit without actions, and return the version.
 
-        Delta makes it, with whatever the table's features ask of a commit.
+        Delta prepares the commit, with everything that the table's features require.
 
         Raises:
-            TableError, StorageError: see :meth:`snapshot`.
-            SluiceError: what the commit guard found.
+            StorageError: The commit cannot be made.
+            SluiceError: The commit guard refused.
 
         """
-        jvm: Any = self._spark._jvm  # noqa: SLF001
-        nothing = jvm.scala.Option.empty()
-        delta = jvm.org.apache.spark.sql.delta
+        delta = self._jvm.org.apache.spark.sql.delta
         operation = getattr(getattr(delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
-        no_actions = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
-        try:
-            transaction = self._delta_log().startTransaction(nothing, nothing)
+        no_actions = getattr(getattr(self._jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+        with self._storage_errors(f"no commit can be made to {self.location}"):
+            transaction = self._delta_log().startTransaction(self._none, self._none)
             return int(transaction.commit(no_actions, operation))
-        except JVM_ERRORS as error:
-            raise StorageError(f"no commit can be made to {self.location}: {one_sentence(error)}") from error
 
     def refuse_foreign_folder(self) -> None:
-        """Make sure that the folder holds a Delta table, or nothing yet that a first append could harm.
+        """Make sure that the location is a Delta table, or a folder without files.
 
-        An empty log is what a first append leaves behind that was killed: Delta makes the folder, then the data files.
+        A folder with an empty log is allowed: a killed first append leaves one, because Delta creates the log's folder
+        before the data files.
 
         Raises:
-            TableError: it is a file, or a folder with other files and no log.
-            StorageError: it cannot be read; a bucket that does not exist is one such case.
+            TableError: The location is a file, or a folder with other files and no log.
+            StorageError: The location cannot be read, for example because the bucket does not exist.
 
         """
         folder = self._files.status(self.location)
@@ -377,12 +376,7 @@ class DeltaTableLog:
             raise TableError(f"{self.location} is not a Delta table: it has files, but no {LOG_FOLDER}")
 
     def _refuse_unread(self, error: BaseException) -> None:
-        """Raise if a store did not answer, or refused: that says nothing of the table.
-
-        Raises:
-            StorageError: it was so.
-
-        """
+        """Raise ``StorageError`` if the store refused or did not answer, which is no error of the table."""
         damaged = is_java(error, _NOT_JSON) or has_condition(error, "DELTA_")
         if isinstance(error, LOST_CONTACT) or (is_java(error, "java.io.IOException") and not damaged):
             raise StorageError(f"the log of {self.location} cannot be read: {one_sentence(error)}") from error
@@ -390,13 +384,29 @@ class DeltaTableLog:
     def _first_line(self, version: int) -> str | None:
         return self._files.read_first_line(f"{self.location}/{LOG_FOLDER}/{version:020d}.json")
 
+    @property
+    def _jvm(self) -> Any:
+        return self._spark._jvm  # noqa: SLF001
+
+    @property
+    def _none(self) -> Any:
+        """Scala's ``None``."""
+        return self._jvm.scala.Option.empty()
+
+    @contextmanager
+    def _storage_errors(self, failure: str) -> Iterator[None]:
+        """Raise ``StorageError`` with a description of the failure if a call into the JVM fails."""
+        try:
+            yield
+        except JVM_ERRORS as error:
+            raise StorageError(f"{failure}: {one_sentence(error)}") from error
+
     def _delta_log(self) -> Any:
-        jvm: Any = self._spark._jvm  # noqa: SLF001
-        return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
+        return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self.location)  # noqa: SLF001
 
 
 def commit_info_of(line: str) -> dict[str, Any]:
-    """Return the ``commitInfo`` in a line of a version file; empty if it has none."""
+    """Parse the ``commitInfo`` in a line of a version file; return an empty object if there is none."""
     try:
         action = json.loads(line)
     except ValueError:

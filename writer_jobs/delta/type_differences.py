@@ -1,13 +1,12 @@
-"""Compare the types of rows with those of a table, at every depth: struct fields, array elements, map keys and values.
+"""Compare the types of rows with the types of a table: columns, struct fields, array elements, map keys and values.
 
-The paths are those of Delta's ``ALTER TABLE``: ``address.zip``, ``lines.element.amount``, ``labels.value.text``.
+Paths have the form of Delta's ``ALTER TABLE``: ``address.zip``, ``lines.element.amount``, ``labels.value.text``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import cast
 
 from pyspark.sql.types import (
@@ -32,13 +31,14 @@ from pyspark.sql.types import (
 
 from writer_jobs.delta.sql_names import quoted
 
+#: Function of a column's name. It returns equal texts for names of the same column.
 Fold = Callable[[str], str]
-"""Returns equal texts for names that mean one column."""
 
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 _FRACTIONS = (FloatType, DoubleType)
-#: Digits before the point of a decimal to which Delta widens a type of whole numbers.
+#: Digits before the decimal point of the smallest decimal to which Delta widens a type of whole numbers.
 DIGITS: dict[type[DataType], int] = {ByteType: 10, ShortType: 10, IntegerType: 10, LongType: 20}
+# By the type of a column: types whose values a cast to it keeps, or refuses with an error (a number out of range).
 _EXACT_IN: dict[type[DataType], tuple[type[DataType], ...]] = {
     StringType: (StringType, BooleanType, *_WHOLE, *_FRACTIONS, DecimalType, DateType, TimestampNTZType),
     FloatType: (ByteType, ShortType),
@@ -46,12 +46,11 @@ _EXACT_IN: dict[type[DataType], tuple[type[DataType], ...]] = {
     TimestampNTZType: (DateType,),
     **dict.fromkeys((*_WHOLE, DecimalType), _WHOLE),
 }
-"""By the type of a column, the other types of which it holds each value, or Spark fails: a number that is too large."""
 
 
 @dataclass(frozen=True)
 class TypeDifference:
-    """A field of rows that has another type in the table, or is not there.
+    """A field of rows that the table lacks or has with another type.
 
     Attributes:
         path: Names from the column to the field, with ``element``, ``key`` and ``value`` for arrays and maps.
@@ -66,12 +65,12 @@ class TypeDifference:
 
     @property
     def name(self) -> str:
-        """The path for a message."""
+        """Path for an error message."""
         return ".".join(self.path)
 
     @property
     def quoted_path(self) -> str:
-        """The path for a statement."""
+        """Path for an SQL statement."""
         return ".".join(map(quoted, self.path))
 
     @property
@@ -86,17 +85,17 @@ class TypeDifference:
 
     @property
     def can_evolve(self) -> bool:
-        """Whether ``ALTER TABLE`` gives the table this field with the type of the rows."""
+        """Whether ``ALTER TABLE`` can give the table this field with the type of the rows."""
         return self.is_unknown or self.is_wider
 
     @property
     def is_refused(self) -> bool:
-        """Whether a value could be changed when it is cast to the type of the table."""
+        """Whether a cast to the type of the table could change a value."""
         return self.table is not None and not holds(self.table, self.rows)
 
     @property
     def is_appended(self) -> bool:
-        """Whether Delta appends the field of the rows as it is.
+        """Whether Delta appends the field of the rows without a cast.
 
         Source: Delta's ``SchemaMergingUtils.mergeDataTypes``. Parquet stores byte, short and int as one type.
         """
@@ -115,13 +114,13 @@ def type_differences(
 ) -> Iterator[TypeDifference]:
     """Yield the fields of rows that the table lacks or has with another type.
 
-    A field that only the table has is no difference.
+    Fields that only the table has are not reported.
 
     Args:
-        table: Type of the table, of one of its columns or of a part of one.
+        table: Type of the table, or of a part of it.
         rows: Type of the same part of the rows.
-        fold: Returns equal texts for names that mean one column.
-        path: Names that lead to this part.
+        fold: See :data:`Fold`.
+        path: Names from the column to this part.
 
     """
     if isinstance(table, StructType) and isinstance(rows, StructType):
@@ -142,19 +141,19 @@ def type_differences(
 
 
 def missing_fields(table: DataType, rows: DataType) -> Iterator[str]:
-    """Yield the nested fields that the rows lack, of columns and fields that both have."""
+    """Yield the paths of the table's nested fields that the rows lack, in columns that both have."""
     names = {name.lower() for name in rows.names} if isinstance(rows, StructType) else set()
     for difference in type_differences(rows, table):
-        if difference.is_unknown and (len(difference.path) > 1 and difference.path[0].lower() in names):
+        if difference.is_unknown and len(difference.path) > 1 and difference.path[0].lower() in names:
             yield difference.name
 
 
 def is_wider(wide: DataType, narrow: DataType) -> bool:
-    """Return whether Delta can widen a column from one type to the other, which holds each value of the first.
+    """Return whether Delta can widen a column from ``narrow`` to ``wide``, which holds every value of ``narrow``.
 
-    Source: Delta's protocol, "Type Widening": byte, short, int and long, in that order; float to double; decimals that
-    have as many digits before and behind the point; byte, short and int to decimals with 10 digits before the point,
-    long to those with 20.
+    Source: Delta's protocol, "Type Widening": byte, short, int and long, in that order; float to double; a decimal to
+    one with at least as many digits before and after the decimal point; byte, short and int to a decimal with at least
+    10 digits before the point, long to one with at least 20.
     """
     if isinstance(wide, _WHOLE) and isinstance(narrow, _WHOLE):
         return _WHOLE.index(type(wide)) > _WHOLE.index(type(narrow))
@@ -166,17 +165,17 @@ def is_wider(wide: DataType, narrow: DataType) -> bool:
     return isinstance(wide, DoubleType) and isinstance(narrow, FloatType)
 
 
-def wider_of(one: DataType, two: DataType) -> DataType | None:
-    """Return the type of the two to which Delta can widen the other; None if there is none."""
-    if one == two or is_wider(one, two):
-        return one
-    return two if is_wider(two, one) else None
+def wider_of(left_type: DataType, right_type: DataType) -> DataType | None:
+    """Return the type to which Delta can widen the other; None if it can widen neither."""
+    if left_type == right_type or is_wider(left_type, right_type):
+        return left_type
+    return right_type if is_wider(right_type, left_type) else None
 
 
 def holds(table: DataType, rows: DataType) -> bool:
-    """Return whether a cast from the type of rows to that of the table keeps each value, or fails.
+    """Return whether a cast from the type of the rows to the type of the table keeps each value, or fails.
 
-    It depends on no time zone: a timestamp is not held as text, and a local time or a date not as a timestamp.
+    A cast that depends on the time zone does not count: a timestamp to text, a local time or a date to a timestamp.
     """
     if isinstance(table, StructType | ArrayType | MapType):
         return type(table) is type(rows) and not any(
@@ -195,15 +194,15 @@ def type_to_read(table: DataType, inferred: DataType, fold: Fold = str.lower, *,
 
     Args:
         table: Type of a column.
-        inferred: Type that Spark infers from the JSON; of a JSON object a struct, also where the table has a map.
-        fold: Returns equal texts for names that mean one column.
-        widens: Whether to read with the inferred type where it is wider.
+        inferred: Type that Spark infers from the JSON: a struct for a JSON object, also if the table has a map.
+        fold: See :data:`Fold`.
+        widens: Whether to return the inferred type where it is wider.
 
     """
     if isinstance(table, StructType) and isinstance(inferred, StructType):
         names_in_json = {fold(field.name): field for field in inferred}
         names = {fold(field.name) for field in table}
-        # Spark's JSON reader matches names exactly: the names are those of the files.
+        # Spark's JSON reader matches names exactly, so the returned type has the names in the files.
         columns = [
             StructField(field.name, field.dataType)
             if (match := names_in_json.get(fold(field.name))) is None
@@ -214,60 +213,76 @@ def type_to_read(table: DataType, inferred: DataType, fold: Fold = str.lower, *,
     if isinstance(table, ArrayType) and isinstance(inferred, ArrayType):
         return ArrayType(type_to_read(table.elementType, inferred.elementType, fold, widens=widens))
     if isinstance(table, MapType) and isinstance(inferred, StructType):
-        values = (field.dataType for field in inferred)
-        value = reduce(lambda kind, new: type_to_read(kind, new, fold, widens=widens), values, table.valueType)
-        return MapType(table.keyType, value)
+        value_type = table.valueType
+        for field in inferred:
+            value_type = type_to_read(value_type, field.dataType, fold, widens=widens)
+        return MapType(table.keyType, value_type)
     return inferred if widens and is_wider(inferred, table) else table
 
 
 def merged_schema(table: StructType | None, schemas: Sequence[StructType], fold: Fold) -> StructType:
-    """Return the schema to read files with: of each field the widest type, in the files or in the table.
+    """Return the schema to read files with. Each field has its widest type in the files and the table.
 
     Args:
         table: Schema of the table; None if there is no table.
         schemas: Schemas of the files.
-        fold: Returns equal texts for names that mean one column.
+        fold: See :data:`Fold`.
 
     Raises:
-        ValueError: No type is as wide as the others; the message has the path and two types.
+        ValueError: Two types of a field cannot be widened to one type; the message has the path and both types.
 
     """
     columns = StructType() if table is None else table
-    first: DataType = schemas[0]
-    return cast("StructType", reduce(lambda kind, new: _merged(columns, kind, new, fold, ()), schemas, first))
+    merged: DataType = schemas[0]
+    for schema in schemas:
+        merged = _merged(columns, merged, schema, fold, ())
+    return cast("StructType", merged)
 
 
-def _merged(table: DataType | None, one: DataType, two: DataType, fold: Fold, path: tuple[str, ...]) -> DataType:
-    def part(name: str, attribute: str) -> DataType:
-        first, second, third = (getattr(kind, attribute, None) for kind in (table, one, two))
-        return _merged(first, second, third, fold, (*path, name))
+def _merged(table: DataType | None, merged: DataType, new: DataType, fold: Fold, path: tuple[str, ...]) -> DataType:
+    """Return the type that holds the values of two types.
 
-    if isinstance(one, StructType) and isinstance(two, StructType):
+    Args:
+        table: Type of the same part of the table; None if the table does not have it.
+        merged: Type merged from the files so far.
+        new: Type in another file.
+        fold: See :data:`Fold`.
+        path: Names from the column to this part.
+
+    """
+
+    def part_of(name: str, attribute: str) -> DataType:
+        table_part, part, new_part = (getattr(kind, attribute, None) for kind in (table, merged, new))
+        return _merged(table_part, part, new_part, fold, (*path, name))
+
+    if isinstance(merged, StructType) and isinstance(new, StructType):
         types = {fold(field.name): field.dataType for field in (table if isinstance(table, StructType) else ())}
-        fields = {fold(field.name): field for field in one}
-        for field in two:
+        fields = {fold(field.name): field for field in merged}
+        for field in new:
             key = fold(field.name)
-            first = fields.setdefault(key, field)
-            kind = _merged(types.get(key), first.dataType, field.dataType, fold, (*path, first.name))
-            fields[key] = StructField(first.name, kind)
+            merged_field = fields.setdefault(key, field)
+            field_type = _merged(
+                types.get(key), merged_field.dataType, field.dataType, fold, (*path, merged_field.name)
+            )
+            fields[key] = StructField(merged_field.name, field_type)
         return StructType(list(fields.values()))
-    if isinstance(one, ArrayType) and isinstance(two, ArrayType):
-        return ArrayType(part("element", "elementType"))
-    if isinstance(one, MapType) and isinstance(two, MapType):
-        return MapType(part("key", "keyType"), part("value", "valueType"))
-    if table is not None and all(kind == table or is_wider(table, kind) for kind in (one, two)):
+    if isinstance(merged, ArrayType) and isinstance(new, ArrayType):
+        return ArrayType(part_of("element", "elementType"))
+    if isinstance(merged, MapType) and isinstance(new, MapType):
+        return MapType(part_of("key", "keyType"), part_of("value", "valueType"))
+    if table is not None and all(kind == table or is_wider(table, kind) for kind in (merged, new)):
         return table
-    if (wider := wider_of(one, two)) is not None:
+    if (wider := wider_of(merged, new)) is not None:
         return wider
-    raise ValueError(f"{'.'.join(path)}: {one.simpleString()} and {two.simpleString()}")
+    raise ValueError(f"{'.'.join(path)}: {merged.simpleString()} and {new.simpleString()}")
 
 
 def mismatch(differences: Iterable[TypeDifference]) -> str | None:
-    """Return a sentence about fields that a table lacks, and about types that cannot be cast; None without any."""
-    listed = list(differences)
-    unknown = [difference.name for difference in listed if difference.is_unknown]
-    types = [str(difference) for difference in listed if not difference.is_unknown]
-    parts = [f"the table has no column {', '.join(unknown)}"] if unknown else []
+    """Return an error message about fields that a table lacks and types that do not match; None if there are none."""
+    fields = list(differences)
+    unknown = [field.name for field in fields if field.is_unknown]
+    types = [str(field) for field in fields if not field.is_unknown]
+    reasons = [f"the table has no column {', '.join(unknown)}"] if unknown else []
     if types:
-        parts.append(f"the types do not match ({'; '.join(types)}): cast the rows to the types of the table")
-    return "; ".join(parts) or None
+        reasons.append(f"the types do not match ({'; '.join(types)}): cast the rows to the types of the table")
+    return "; ".join(reasons) or None
