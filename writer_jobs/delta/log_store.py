@@ -24,4 +24,4 @@ def log_store(spark: SparkSession, name: str) -> Any:
 def follow_transactions(spark: SparkSession) -> None:
     """Have the log store track this thread's transactions, also those of OPTIMIZE; without the log store do nothing."""
     with suppress(Py4JError):
-        log_store(spark, "ActiveTransaction").follow()
+        log_store(spark, "ActiveTransaction").track()

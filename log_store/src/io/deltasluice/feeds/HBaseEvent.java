@@ -14,9 +14,9 @@ import org.apache.spark.sql.RowFactory;
 import org.apache.spark.sql.api.java.UDF1;
 
 /**
- * Reads an event of Apache HBase's Kafka proxy, null if the bytes are none.
+ * Decodes an event of Apache HBase's Kafka proxy. Returns null if the bytes are not an event.
  *
- * <p>Its schema is HbaseKafkaEvent.avro of the project hbase-connectors.
+ * <p>The schema is HbaseKafkaEvent.avro of the project hbase-connectors.
  */
 public final class HBaseEvent implements UDF1<byte[], Row> {
   private static final long serialVersionUID = 1L;
@@ -53,15 +53,15 @@ public final class HBaseEvent implements UDF1<byte[], Row> {
           bytes(event, "qualifier"),
           bytes(event, "family"),
           bytes(event, "table"));
-    } catch (IOException | AvroRuntimeException | IndexOutOfBoundsException | NegativeArraySizeException problem) {
+    } catch (IOException | AvroRuntimeException | IndexOutOfBoundsException | NegativeArraySizeException e) {
       return null;
     }
   }
 
   private static byte[] bytes(GenericRecord event, String name) {
     ByteBuffer buffer = (ByteBuffer) event.get(name);
-    byte[] found = new byte[buffer.remaining()];
-    buffer.get(found);
-    return found;
+    byte[] bytes = new byte[buffer.remaining()];
+    buffer.get(bytes);
+    return bytes;
   }
 }

@@ -10,45 +10,46 @@ import scala.Function0;
 import scala.Option;
 
 /**
- * The transaction of Delta's that this thread is in.
+ * Finds the Delta transaction of the current thread.
  *
- * <p>Most commands make theirs the thread's active one. OPTIMIZE does not, so threads that write with a lock are given
- * an observer, to which Delta shows each transaction that it starts.
+ * <p>Most commands make their transaction the thread's active one. OPTIMIZE does not. So threads that write under a
+ * lock have this observer, which Delta calls for each transaction that it starts.
  */
 public final class ActiveTransaction implements TransactionExecutionObserver {
-  /** Whoever commits it holds it. */
+  /** Weak, because Delta holds the transaction until its commit. */
   private WeakReference<OptimisticTransaction> newest = new WeakReference<>(null);
 
   private Option<TransactionExecutionObserver> next = Option.empty();
 
   private ActiveTransaction() {}
 
-  /** Has Delta show the transactions of this thread, from now on. */
-  public static void follow() {
+  /** Starts to track the transactions of this thread. */
+  public static void track() {
     if (TransactionExecutionObserver$.MODULE$.getObserver() == NoOpTransactionExecutionObserver$.MODULE$) {
       TransactionExecutionObserver$.MODULE$.setObserver(new ActiveTransaction());
     }
   }
 
-  /** Returns it if it is of the table at this location; else null. */
+  /** Returns the transaction of this thread; null if it has none on the table at this location. */
   static OptimisticTransaction of(String table) {
     Option<OptimisticTransaction> active = OptimisticTransaction.getActive();
     if (active.isDefined()) {
-      return isOf(table, active.get());
+      return ifOn(table, active.get());
     }
     ChainableExecutionObserver<?> observer = TransactionExecutionObserver$.MODULE$.getObserver();
-    return observer instanceof ActiveTransaction followed ? isOf(table, followed.newest.get()) : null;
+    return observer instanceof ActiveTransaction tracker ? ifOn(table, tracker.newest.get()) : null;
   }
 
-  private static OptimisticTransaction isOf(String table, OptimisticTransaction found) {
-    return found != null && found.deltaLog().dataPath().toString().equals(table) ? found : null;
+  private static OptimisticTransaction ifOn(String table, OptimisticTransaction transaction) {
+    boolean isOnTable = transaction != null && transaction.deltaLog().dataPath().toString().equals(table);
+    return isOnTable ? transaction : null;
   }
 
   @Override
   public OptimisticTransaction startingTransaction(Function0<OptimisticTransaction> start) {
-    OptimisticTransaction started = start.apply();
-    newest = new WeakReference<>(started);
-    return started;
+    OptimisticTransaction transaction = start.apply();
+    newest = new WeakReference<>(transaction);
+    return transaction;
   }
 
   @Override
@@ -61,20 +62,15 @@ public final class ActiveTransaction implements TransactionExecutionObserver {
     return prepare.apply();
   }
 
-  @Override
-  public void beginDoCommit() {}
+  @Override public void beginDoCommit() {}
 
-  @Override
-  public void beginBackfill() {}
+  @Override public void beginBackfill() {}
 
-  @Override
-  public void beginPostCommit() {}
+  @Override public void beginPostCommit() {}
 
-  @Override
-  public void transactionCommitted() {}
+  @Override public void transactionCommitted() {}
 
-  @Override
-  public void transactionAborted() {}
+  @Override public void transactionAborted() {}
 
   @Override
   public Option<TransactionExecutionObserver> nextObserver() {
@@ -82,7 +78,7 @@ public final class ActiveTransaction implements TransactionExecutionObserver {
   }
 
   @Override
-  public void nextObserver_$eq(Option<TransactionExecutionObserver> given) {
-    next = given;
+  public void nextObserver_$eq(Option<TransactionExecutionObserver> observer) {
+    next = observer;
   }
 }

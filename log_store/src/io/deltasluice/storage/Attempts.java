@@ -7,19 +7,19 @@ import java.util.Locale;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 
-/** What became of the attempts to commit under each hold. Python takes it at the end of the hold. */
+/** The attempts to commit under each hold, with their outcomes. Python reads them at the end of the hold. */
 public final class Attempts {
-  /** What became of one attempt. */
+  /** The outcome of one attempt. */
   enum Outcome {
-    /** The put was sent, or is about to be. */
+    /** The put was sent, or is sent next. */
     PENDING,
-    /** Stored, by us. */
+    /** This attempt stored the version. */
     COMMITTED,
-    /** The version is another transaction's. */
+    /** Another transaction has the version. */
     TAKEN,
-    /** Nothing was stored, and nothing is on its way. */
+    /** Nothing was stored, and nothing will be. */
     REJECTED,
-    /** No answer, and the version was still free afterwards. */
+    /** The store gave no answer, and the version was free afterwards. */
     UNKNOWN
   }
 
@@ -36,16 +36,16 @@ public final class Attempts {
       this.id = id;
     }
 
-    void ended(Outcome how) {
-      outcome = how;
+    void end(Outcome finalOutcome) {
+      outcome = finalOutcome;
     }
 
     Outcome outcome() {
       return outcome;
     }
 
-    /** Takes note that the thread has left the attempt, if it did not say with which outcome. */
-    void endedSomehow() {
+    /** Ends the attempt with {@link Outcome#UNKNOWN} if it has no outcome. */
+    void endIfPending() {
       if (outcome == Outcome.PENDING) {
         outcome = Outcome.UNKNOWN;
       }
@@ -56,7 +56,7 @@ public final class Attempts {
 
   private Attempts() {}
 
-  /** Begins an attempt under these holds; under none where the guard is off or only observes: nobody will ask. */
+  /** Begins an attempt under these holds. There are none if the guard is off or only observes. */
   static Attempt begin(List<String> holds, long version, String txn, String id) {
     Attempt attempt = new Attempt(version, txn, id);
     for (String hold : holds) {
@@ -74,10 +74,10 @@ public final class Attempts {
    * {@code attempt} and {@code outcome}.
    */
   public static String of(String hold) throws JsonProcessingException {
-    var all = CommitBody.JSON.createArrayNode();
+    var array = CommitBody.JSON.createArrayNode();
     BY_HOLD.computeIfPresent(hold, (key, list) -> {
       for (Attempt attempt : list) {
-        all.addObject()
+        array.addObject()
             .put("version", attempt.version)
             .put("txn", attempt.txn)
             .put("attempt", attempt.id)
@@ -85,15 +85,15 @@ public final class Attempts {
       }
       return list;
     });
-    return CommitBody.JSON.writeValueAsString(all);
+    return CommitBody.JSON.writeValueAsString(array);
   }
 
-  /** Returns the name by which Python knows an outcome. */
+  /** Returns Python's name of an outcome. */
   static String name(Outcome outcome) {
     return outcome.name().toLowerCase(Locale.ROOT);
   }
 
-  /** Forgets a hold. */
+  /** Removes the attempts of a hold. */
   public static void forget(String hold) {
     BY_HOLD.remove(hold);
   }

@@ -15,31 +15,31 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Checkpoints that a commit has made due, and that are written when its lock is given back.
+ * The checkpoints that commits made due. They are written after the table's lock is released.
  *
- * <p>Delta writes a checkpoint behind every tenth commit, before the statement returns. Whoever waits for the table's lock
- * would wait for that, too.
+ * <p>Delta writes a checkpoint after every tenth commit, before the statement returns. The next holder of the table's
+ * lock would wait for that, too.
  */
 public final class Checkpoints implements PostCommitHook {
   private static final Logger LOG = LoggerFactory.getLogger(Checkpoints.class);
   private static final Checkpoints HOOK = new Checkpoints();
 
-  /** With so many versions since the last one, it does not wait for the lock's end: that may be hours away. */
-  private static final int MOST_BEHIND = 100;
+  /** Versions without a checkpoint after which it is written under the lock, because a lock may be held for hours. */
+  private static final int MAX_VERSIONS_SINCE = 100;
 
   /**
    * A checkpoint that is due.
    *
-   * @param version the file of its version, as it was when the commit was over
+   * @param version status of the version file, after the commit
    */
   private record Due(SparkSession session, CommittedTransaction committed, FileStatus version) {}
 
-  /** By location of their tables, the newest of each. */
+  /** The newest due checkpoint of each table, by the table's location. */
   private static final Map<String, Due> DUE = new ConcurrentHashMap<>();
 
   private Checkpoints() {}
 
-  /** Has the checkpoint that the commit of this thread may make due written later. */
+  /** Replaces Delta's checkpoint hook in the transaction of this thread, so that a due checkpoint is written later. */
   static void defer(VersionFile file) {
     OptimisticTransaction active = ActiveTransaction.of(file.table());
     if (active != null && active.containsPostCommitHook(CheckpointHook$.MODULE$)) {
@@ -48,7 +48,7 @@ public final class Checkpoints implements PostCommitHook {
     }
   }
 
-  /** Returns the locations of the tables of which one is due, as a JSON array. */
+  /** Returns the locations of the tables with a due checkpoint, as a JSON array. */
   public static String due() {
     ArrayNode tables = CommitBody.JSON.createArrayNode();
     DUE.keySet().forEach(tables::add);
@@ -56,33 +56,33 @@ public final class Checkpoints implements PostCommitHook {
   }
 
   /**
-   * Takes what is due for a table; whoever does so sees to it.
+   * Removes and returns a table's due checkpoint, which the caller then writes.
    *
-   * @return to be given to {@link #write}; null if another thread was faster
+   * @return argument of {@link #write}; null if another thread has taken it
    */
   public static Object take(String table) {
     return DUE.remove(table);
   }
 
-  /** Puts back what was taken, unless something newer is due by now. */
-  public static void putBack(String table, Object taken) {
-    DUE.merge(table, (Due) taken, Checkpoints::newer);
+  /** Puts a checkpoint back, unless a newer one is due by now. */
+  public static void putBack(String table, Object due) {
+    DUE.merge(table, (Due) due, Checkpoints::newer);
   }
 
-  /** Writes a checkpoint, by Delta's own hook; none if the table was removed, or made anew, and its version is gone. */
-  public static void write(Object taken) throws IOException {
-    Due due = (Due) taken;
+  /** Writes a checkpoint with Delta's hook, unless the table was removed or replaced, so that its version is gone. */
+  public static void write(Object checkpoint) throws IOException {
+    Due due = (Due) checkpoint;
     Path file = due.version.getPath();
-    if (!SameFile.isThere(file, due.version, due.committed.deltaLog().newDeltaHadoopConf())) {
+    if (FileIdentity.isUnchanged(file, due.version, due.committed.deltaLog().newDeltaHadoopConf())) {
+      CheckpointHook$.MODULE$.run(due.session, due.committed);
+    } else {
       LOG.info("{} is gone: no checkpoint of it is written", file);
-      return;
     }
-    CheckpointHook$.MODULE$.run(due.session, due.committed);
   }
 
   @Override
   public String name() {
-    return "Checkpoint, when the lock is given back";
+    return "Checkpoint, after the lock is released";
   }
 
   @Override
@@ -90,8 +90,8 @@ public final class Checkpoints implements PostCommitHook {
     if (!committed.maintenanceOperation().shouldCheckpoint()) {
       return;
     }
-    long behind = committed.committedVersion() - committed.postCommitSnapshot().checkpointProvider().version();
-    if (behind > MOST_BEHIND || committed.maintenanceOperation().amtTriggerModeOpt().isDefined()) {
+    long versionsSince = committed.committedVersion() - committed.postCommitSnapshot().checkpointProvider().version();
+    if (versionsSince > MAX_VERSIONS_SINCE || committed.maintenanceOperation().amtTriggerModeOpt().isDefined()) {
       CheckpointHook$.MODULE$.run(spark, committed);
       return;
     }
@@ -104,7 +104,7 @@ public final class Checkpoints implements PostCommitHook {
     }
   }
 
-  private static Due newer(Due one, Due other) {
-    return one.committed.committedVersion() > other.committed.committedVersion() ? one : other;
+  private static Due newer(Due current, Due next) {
+    return current.committed.committedVersion() > next.committed.committedVersion() ? current : next;
   }
 }

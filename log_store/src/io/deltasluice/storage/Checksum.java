@@ -4,7 +4,6 @@ import io.delta.storage.CloseableIterator;
 import io.delta.storage.LogStore;
 import java.io.IOException;
 import java.util.ArrayList;
-import java.util.Iterator;
 import java.util.List;
 import java.util.Set;
 import java.util.regex.Matcher;
@@ -30,24 +29,23 @@ import scala.util.Either;
 import scala.util.Right;
 
 /**
- * The checksum of a version ({@code <20 digits>.crc}: size, number of files, metadata), as its writer is about to write
- * it.
+ * Derives the checksum of a version ({@code <20 digits>.crc}: size, number of files, metadata) before it is written.
  *
- * <p>Delta writes that file some moments after the version. Behind a lock that is held for the commit alone the next
- * writer comes in these very moments. Without a checksum it has to read the whole state of the table, in two Spark jobs,
- * and so has everybody after it. So here the checksum is made of the one before it and of the version itself, by the same
- * method of Delta's by which the writer makes it.
+ * <p>Delta writes the checksum file shortly after the version. If the lock is held for the commit alone, the next
+ * writer reads the table in between. Without a checksum it must compute the state of the table in two Spark jobs, and
+ * so must each writer after it. So this class derives the checksum from the previous checksum and the version, with the
+ * method of Delta that the writer uses.
  */
 final class Checksum implements RecordChecksum {
   private static final Logger LOG = LoggerFactory.getLogger(Checksum.class);
   private static final Pattern NAME = Pattern.compile("(\\d{20})\\.crc");
 
-  /** Of these it is known that Delta itself derives the checksum of their commits. */
+  /** Operations for which Delta derives the checksum in this way. */
   private static final Set<String> OPERATIONS =
       Set.of("WRITE", "STREAMING UPDATE", "DELETE", "UPDATE", "MERGE", "OPTIMIZE");
 
-  /** Of so many versions in a row the checksum may be missing. */
-  private static final int MOST = 8;
+  /** Most consecutive versions without a checksum file. */
+  private static final int MAX_DEPTH = 8;
 
   private static final ThreadLocal<Integer> DEPTH = ThreadLocal.withInitial(() -> 0);
 
@@ -61,14 +59,14 @@ final class Checksum implements RecordChecksum {
   }
 
   /**
-   * Returns what would be in a checksum file that is not there.
+   * Returns the content of a missing checksum file.
    *
-   * @param reader for the version's own file
-   * @return its only line; null for any other file, and if it cannot be derived
+   * @param reader reads the version file
+   * @return the only line; null if the path is no checksum file, or the checksum cannot be derived
    */
-  static String derived(Path path, LogStore reader, Configuration conf) {
+  static String contentOf(Path path, LogStore reader, Configuration conf) {
     Matcher name = NAME.matcher(path.getName());
-    if (!name.matches() || DEPTH.get() == MOST) {
+    if (!name.matches() || DEPTH.get() == MAX_DEPTH) {
       return null;
     }
     DEPTH.set(DEPTH.get() + 1);
@@ -77,8 +75,8 @@ final class Checksum implements RecordChecksum {
       DeltaLog log = logOf(spark, path.getParent());
       return new Checksum(log, spark).derive(Long.parseLong(name.group(1)), reader, conf);
     } catch (Exception | LinkageError e) {
-      // Scala throws checked exceptions without a word; whatever it is, the file is not there.
-      LOG.debug("{} is not derived", path, e);
+      // Scala throws undeclared checked exceptions. After any exception the file stays missing.
+      LOG.debug("{} cannot be derived", path, e);
       if (e instanceof InterruptedException) {
         Thread.currentThread().interrupt();
       }
@@ -90,31 +88,29 @@ final class Checksum implements RecordChecksum {
 
   private static DeltaLog logOf(SparkSession spark, Path folder) {
     OptimisticTransaction active = ActiveTransaction.of(folder.getParent().toString());
-    // Without one, the log that asks is in Delta's cache; while it is being put there, this is an error.
+    // Without a transaction, Delta's cache has the log. While Delta is adding it to the cache, forTable fails.
     return active != null ? active.deltaLog() : DeltaLog.forTable(spark, folder.getParent());
   }
 
   private String derive(long version, LogStore reader, Configuration conf) throws IOException {
-    Option<VersionChecksum> before = log.readChecksum(version - 1, Option.empty());
-    if (before.isEmpty() || before.get().metadata() == null || before.get().protocol() == null) {
+    Option<VersionChecksum> previous = log.readChecksum(version - 1, Option.empty());
+    if (previous.isEmpty() || previous.get().metadata() == null || previous.get().protocol() == null) {
       return null;
     }
     List<Action> actions = new ArrayList<>();
     Path file = VersionFile.in(log.logPath(), version);
     try (CloseableIterator<String> lines = reader.read(file, conf)) {
-      for (Iterator<String> each = lines; each.hasNext(); ) {
-        actions.add(Action$.MODULE$.fromJson(each.next()));
-      }
+      lines.forEachRemaining(line -> actions.add(Action$.MODULE$.fromJson(line)));
     }
     if (actions.isEmpty() || !(actions.get(0) instanceof CommitInfo info) || !OPERATIONS.contains(info.operation())) {
       return null;
     }
     boolean withFiles =
-        before.get().allFiles().isDefined() && actions.stream().noneMatch(each -> each instanceof Metadata);
-    Either<String, VersionChecksum> found = incrementallyDeriveChecksum(
+        previous.get().allFiles().isDefined() && actions.stream().noneMatch(action -> action instanceof Metadata);
+    Either<String, VersionChecksum> checksum = incrementallyDeriveChecksum(
         spark, log, version, CollectionConverters.asScala(actions).toSeq(), Option.empty(), Option.empty(),
-        info.operation(), info.txnId(), new Right<>(before.get()), false, withFiles);
-    return found.isRight() ? JsonUtils$.MODULE$.mapper().writeValueAsString(found.toOption().get()) : null;
+        info.operation(), info.txnId(), new Right<>(previous.get()), false, withFiles);
+    return checksum.isRight() ? JsonUtils$.MODULE$.mapper().writeValueAsString(checksum.toOption().get()) : null;
   }
 
   @Override
@@ -133,7 +129,7 @@ final class Checksum implements RecordChecksum {
   }
 
   @Override
-  public void org$apache$spark$internal$Logging$$log__$eq(Logger given) {
-    logger = given;
+  public void org$apache$spark$internal$Logging$$log__$eq(Logger newLogger) {
+    logger = newLogger;
   }
 }

@@ -19,7 +19,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeSet;
 
-/** The lines of one commit, kept so that they can be put again, with our own note in their {@code commitInfo}. */
+/** The lines of one commit, which can be put several times, with Sluice's stamp in their {@code commitInfo}. */
 final class CommitBody {
   static final ObjectMapper JSON = new ObjectMapper();
 
@@ -32,10 +32,10 @@ final class CommitBody {
   private final List<String> lines = new ArrayList<>();
   private final String info;
 
-  /** What {@link #lines} say; null before somebody asks. */
+  /** Parsed {@link #lines}; null until they are first used. */
   private Contents contents;
 
-  /** Name that no other attempt has, whoever makes it. */
+  /** Unique id of the attempt. */
   final String attempt;
 
   /** {@code commitInfo.txnId}, or null. */
@@ -47,31 +47,31 @@ final class CommitBody {
   /** {@code commitInfo.operationMetrics}, or an empty object. */
   final JsonNode metrics;
 
-  /** Whether it says anew what the table is. */
+  /** Whether the commit has a {@code metaData} action. */
   final boolean hasMetadata;
 
-  /** Whether Delta says that nothing of the table was read for it. */
+  /** {@code commitInfo.isBlindAppend}: whether the transaction read nothing of the table. */
   private final boolean isBlindAppend;
 
-  /** Whether it has an in-commit timestamp, which Delta took when it prepared the commit. */
+  /** Whether the commit has an in-commit timestamp, which Delta sets when it prepares the commit. */
   private final boolean hasTimestamp;
 
   CommitBody(Iterator<String> actions, String attempt) {
     this.attempt = attempt;
-    String found = null;
+    String infoLine = null;
     boolean metadata = false;
     while (actions.hasNext()) {
       String line = actions.next();
-      if (found == null && line.startsWith(INFO)) {
-        found = line;
+      if (infoLine == null && line.startsWith(INFO)) {
+        infoLine = line;
       } else {
         lines.add(line);
         metadata |= line.startsWith(METADATA);
       }
     }
-    info = found;
+    info = infoLine;
     hasMetadata = metadata;
-    JsonNode node = commitInfo(found);
+    JsonNode node = commitInfo(infoLine);
     txn = node.path("txnId").asText(null);
     operation = node.path("operation").asText(null);
     metrics = node.path("operationMetrics").isObject() ? node.get("operationMetrics") : JSON.createObjectNode();
@@ -79,58 +79,60 @@ final class CommitBody {
     hasTimestamp = node.has("inCommitTimestamp");
   }
 
-  /** Returns the file's content. The note comes first in the first line, all else as Delta wrote it. */
+  /** Returns the content of the version file. The stamp is the first field of the first line. */
   byte[] bytes(ObjectNode stamp) {
     stamp.put("attempt", attempt);
-    String note = INFO + "\"" + STAMP + "\":" + stamp;
+    String stampedInfo = INFO + "\"" + STAMP + "\":" + stamp;
     ByteArrayOutputStream out = new ByteArrayOutputStream();
-    // A driver may be told to write no commitInfo; ours is needed.
-    String rest = info == null ? "}}" : info.substring(INFO.length());
-    append(out, info == null || rest.startsWith("}") ? note + rest : note + "," + rest);
+    // Delta's commitInfo can be turned off, but the stamp needs one.
+    String fields = info == null ? "}}" : info.substring(INFO.length());
+    append(out, stampedInfo + (fields.startsWith("}") ? "" : ",") + fields);
     lines.forEach(line -> append(out, line));
     return out.toByteArray();
   }
 
   /**
-   * Returns what the commit touches, for whoever holds partitions only.
+   * Returns the parts of the table that the commit changes, for a hold on partitions.
    *
-   * @return JSON object: {@code partitions} (the distinct {@code partitionValues} of its files), {@code unplaced}
-   *     (whether a file has none, or a line cannot be read), {@code actions} (names of its actions that are of the whole table)
+   * @return JSON object: {@code partitions} (distinct {@code partitionValues} of the files), {@code unplaced} (whether
+   *     a file has no partition values, or a line cannot be parsed), {@code actions} (names of the actions on the whole
+   *     table)
    */
   ObjectNode footprint() {
-    Contents all = contents();
-    ObjectNode found = JSON.createObjectNode();
-    found.putArray("partitions").addAll(all.partitions);
-    found.put("unplaced", all.unplaced || all.unreadable);
-    named(found.putArray("actions"), all.ofTable);
-    return found;
+    Contents contents = contents();
+    ObjectNode footprint = JSON.createObjectNode();
+    footprint.putArray("partitions").addAll(contents.partitions);
+    footprint.put("unplaced", contents.hasUnplacedFile || contents.hasUnreadableLine);
+    contents.tableActions.forEach(footprint.putArray("actions")::add);
+    return footprint;
   }
 
   /**
-   * Returns what a commit whose data files were written without the lock is made of.
+   * Returns the properties of a commit whose data files were written without the lock.
    *
-   * @return JSON object: {@code blind} (nothing of the table was read), {@code removes} (it takes files out of the
-   *     table), {@code dated} (it has an in-commit timestamp, and may change rows), {@code actions} (as of
-   *     {@link #footprint}, and {@code unreadable})
+   * @return JSON object: {@code blind} (the transaction read nothing of the table), {@code removes} (the commit removes
+   *     files), {@code dated} (it has an in-commit timestamp, and may change rows), {@code actions} (names of the
+   *     actions on the whole table, and {@code unreadable} if a line cannot be parsed)
    */
   ObjectNode staged() {
-    Contents all = contents();
-    ObjectNode found = JSON.createObjectNode();
-    found.put("blind", isBlindAppend);
-    found.put("removes", !all.removed.isEmpty());
-    found.put("dated", hasTimestamp && all.changesRows);
-    ArrayNode actions = named(found.putArray("actions"), all.ofTable);
-    if (all.unreadable) {
+    Contents contents = contents();
+    ObjectNode staged = JSON.createObjectNode();
+    staged.put("blind", isBlindAppend);
+    staged.put("removes", !contents.removed.isEmpty());
+    staged.put("dated", hasTimestamp && contents.changesRows);
+    ArrayNode actions = staged.putArray("actions");
+    contents.tableActions.forEach(actions::add);
+    if (contents.hasUnreadableLine) {
       actions.add("unreadable");
     }
-    return found;
+    return staged;
   }
 
   /**
-   * Returns the paths of the files that were written for it, as the log has them: not of those that it adds again, with
-   * another deletion vector.
+   * Returns the paths in the log of the data files that were written for the commit. Files that the commit adds again
+   * with another deletion vector are left out.
    */
-  Set<String> written() {
+  Set<String> newFiles() {
     Set<String> paths = new LinkedHashSet<>(contents().added);
     paths.removeAll(contents().removed);
     return paths;
@@ -143,56 +145,51 @@ final class CommitBody {
     return contents;
   }
 
-  private static ArrayNode named(ArrayNode array, Set<String> names) {
-    names.forEach(array::add);
-    return array;
-  }
-
-  /** What the lines say, each read once. */
+  /** The parsed lines. */
   private static final class Contents {
     final Set<JsonNode> partitions = new LinkedHashSet<>();
-    final Set<String> ofTable = new TreeSet<>();
+    final Set<String> tableActions = new TreeSet<>();
     final Set<String> added = new LinkedHashSet<>();
     final Set<String> removed = new HashSet<>();
 
-    /** Whether a file does not say to which partition it belongs. */
-    boolean unplaced;
+    /** Whether a file has no partition values. */
+    boolean hasUnplacedFile;
 
-    /** Whether a line cannot be understood: it may touch anything. */
-    boolean unreadable;
+    /** Whether a line cannot be parsed. Such a line may change anything. */
+    boolean hasUnreadableLine;
 
-    /** Whether a file is not marked as one that only holds rows of the table in another place. */
+    /** Whether a file may change rows: its {@code dataChange} is not false. */
     boolean changesRows;
 
     Contents(List<String> lines) {
       for (String line : lines) {
-        JsonNode tree = whole(line);
+        JsonNode tree = parseStrictly(line);
         if (tree.isObject() && tree.size() == 1) {
           Map.Entry<String, JsonNode> action = tree.properties().iterator().next();
-          take(action.getKey(), action.getValue());
+          addAction(action.getKey(), action.getValue());
         } else {
-          unreadable = true;
+          hasUnreadableLine = true;
         }
       }
     }
 
-    private void take(String name, JsonNode action) {
+    private void addAction(String name, JsonNode action) {
       if (FILES.contains(name)) {
-        file(name, action);
+        addFile(name, action);
       } else if (name.equals("domainMetadata")) {
-        ofTable.add(name + " " + action.path("domain").asText());
+        tableActions.add(name + " " + action.path("domain").asText());
       } else if (!name.equals("txn") && !name.equals("commitInfo")) {
-        ofTable.add(name);
+        tableActions.add(name);
       }
     }
 
-    private void file(String name, JsonNode action) {
-      // Of a file that is removed Delta leaves nulls out, which may be all of them; older ones say nothing.
+    private void addFile(String name, JsonNode action) {
+      // In the object of a removed file Delta leaves out nulls. Older actions have no object.
       JsonNode values = action.path("partitionValues");
       if (values.isObject()) {
         partitions.add(values);
       } else {
-        unplaced = true;
+        hasUnplacedFile = true;
       }
       changesRows |= name.equals("cdc") || action.path("dataChange").asBoolean(true);
       String path = action.path("path").asText();
@@ -204,18 +201,19 @@ final class CommitBody {
     }
   }
 
-  /** Tells whether the first line of a version file is of this very transaction. */
-  boolean wrote(String firstLine) {
-    JsonNode found = commitInfo(firstLine);
-    return attempt.equals(found.path(STAMP).path("attempt").asText(null))
-        || (txn != null && txn.equals(found.path("txnId").asText(null)));
+  /** Returns whether a version file with this first line was written by this transaction. */
+  boolean isWrittenIn(String firstLine) {
+    JsonNode node = commitInfo(firstLine);
+    return attempt.equals(node.path(STAMP).path("attempt").asText(null))
+        || (txn != null && txn.equals(node.path("txnId").asText(null)));
   }
 
   private static JsonNode commitInfo(String line) {
-    return tree(line == null ? "{}" : line).path("commitInfo");
+    return parse(line == null ? "{}" : line).path("commitInfo");
   }
 
-  private static JsonNode whole(String line) {
+  /** Parses a line that must not have more than one value; a missing node if it cannot be parsed. */
+  private static JsonNode parseStrictly(String line) {
     try {
       return STRICT.readTree(line);
     } catch (JsonProcessingException e) {
@@ -223,7 +221,7 @@ final class CommitBody {
     }
   }
 
-  private static JsonNode tree(String line) {
+  private static JsonNode parse(String line) {
     try {
       return JSON.readTree(line);
     } catch (JsonProcessingException e) {

@@ -2,7 +2,7 @@ package io.deltasluice.storage;
 
 import java.io.IOException;
 
-/** A commit that was refused before anything was sent to the store: the version is as it was. */
+/** A commit was refused before anything was sent to the store. The table is unchanged. */
 public final class CommitRefusedException extends IOException {
   private static final long serialVersionUID = 1L;
 
@@ -10,9 +10,9 @@ public final class CommitRefusedException extends IOException {
   private final String attempt;
 
   /**
-   * @param reason name of the error that Python raises for it, such as {@code LockNotHeldError}
-   * @param attempt under which Python remembers that error; empty if it was not asked
-   * @param message one sentence
+   * @param reason name of the error that Python raises, such as {@code LockNotHeldError}
+   * @param attempt id of the attempt for which Python stores the error; empty if Python was not asked
+   * @param message error message of one sentence
    */
   public CommitRefusedException(String reason, String attempt, String message) {
     super(message);
@@ -20,22 +20,17 @@ public final class CommitRefusedException extends IOException {
     this.attempt = attempt;
   }
 
-  /**
-   * A refusal of the log store's own, of which Python was not asked.
-   *
-   * @param reason name of the error that Python raises for it
-   * @param message one sentence
-   */
+  /** Refuses a commit without asking Python. */
   CommitRefusedException(String reason, String message) {
     this(reason, "", message);
   }
 
-  /** The attempt under which Python remembers the error; empty if it was not asked. */
+  /** Returns the id of the attempt for which Python stores the error; empty if Python was not asked. */
   public String attempt() {
     return attempt;
   }
 
-  /** Name of the error that Python raises for it. */
+  /** Returns the name of the error that Python raises. */
   public String reason() {
     return reason;
   }

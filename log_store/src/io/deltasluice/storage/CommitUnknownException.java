@@ -2,7 +2,7 @@ package io.deltasluice.storage;
 
 import java.io.IOException;
 
-/** A put that was sent and got no answer, of a version that is still free: it may be on its way. */
+/** A put got no response, and its version is still free. The put may still arrive at the store. */
 public final class CommitUnknownException extends IOException {
   private static final long serialVersionUID = 1L;
 
@@ -10,10 +10,10 @@ public final class CommitUnknownException extends IOException {
   private final String attempt;
 
   /**
-   * @param table URI
-   * @param attempt by which the commit would be known ({@code commitInfo.sluice.attempt})
-   * @param message one sentence
-   * @param cause what the last put ended with
+   * @param table URI of the table
+   * @param attempt id of the attempt, which the commit would contain ({@code commitInfo.sluice.attempt})
+   * @param message error message of one sentence
+   * @param cause error of the last put
    */
   public CommitUnknownException(String table, String attempt, String message, Throwable cause) {
     super(message, cause);
@@ -21,12 +21,12 @@ public final class CommitUnknownException extends IOException {
     this.attempt = attempt;
   }
 
-  /** URI of the table. */
+  /** Returns the URI of the table. */
   public String table() {
     return table;
   }
 
-  /** By which the commit would be known. */
+  /** Returns the id of the attempt. */
   public String attempt() {
     return attempt;
   }

@@ -13,30 +13,29 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Proves, once for each driver and store, that the store refuses to replace a file by a conditional put.
+ * Proves, once for each driver and store, that a conditional put does not replace an existing file.
  *
- * <p>Servers that speak S3's protocol may accept {@code If-None-Match} and ignore it. Two writers would both win one
- * version there, and the first one's commit would be lost without an error.
+ * <p>Some servers of S3's protocol accept {@code If-None-Match} and ignore it. Two writers could both win one version
+ * there, and the first one's commit would be lost without an error.
  *
- * <p>The proof is one refused put of {@link #NAME} beside the version files. The object stays in the store, so each later
- * driver needs one request. It is not deleted, because a writer's role may not delete anything of a log, and because
- * puts that are refused leave no versions in a bucket that keeps versions. Readers, VACUUM and Delta's log clean-up
- * ignore its name.
+ * <p>The proof is one refused put of {@link #NAME} in the log's folder. The object stays in the store, so each later
+ * driver needs one request. It is not deleted, because a writer's role may not delete objects of a log, and because
+ * refused puts leave no versions in a versioned bucket. Readers, VACUUM and Delta's log clean-up ignore the object.
  */
 final class ConditionalPutProof {
-  /** Name of the object, in the log of the table that a driver commits to first. */
+  /** Name of the object, in the log of the first table to which a driver commits. */
   static final String NAME = "_sluice_conditional_put";
 
   private static final Logger LOG = LoggerFactory.getLogger(ConditionalPutProof.class);
   private static final byte[] CONTENT =
       "Sluice puts this object with If-None-Match to prove that the store honours it.\n".getBytes(StandardCharsets.UTF_8);
 
-  /** Attempts for each put, if the store gives no usable answer. */
+  /** Attempts for each put, if the store gives no usable response. */
   private static final int ATTEMPTS = 4;
 
   private static final long PAUSE_MILLIS = 200;
 
-  /** Stores that have passed. A failure is not kept: the store may be repaired while the driver runs. */
+  /** Proven stores. Failures are not cached, because a store may be repaired while the driver runs. */
   private static final Set<String> PROVEN = ConcurrentHashMap.newKeySet();
 
   private ConditionalPutProof() {}
@@ -46,17 +45,17 @@ final class ConditionalPutProof {
    *
    * @param put creates a file on condition that there is none
    * @throws CommitRefusedException the store replaced a file
-   * @throws IOException the store gave no usable answer: nothing is proven
+   * @throws IOException the store gave no usable response, so nothing is proven
    */
   static void require(PutIfAbsent put, VersionFile file, Configuration conf) throws IOException {
-    String store = store(file.path().getFileSystem(conf));
+    String store = describe(file.path().getFileSystem(conf));
     if (PROVEN.contains(store)) {
       return;
     }
     Path scratch = new Path(file.path().getParent(), NAME);
-    // The first put creates the object, unless an earlier driver did: then it is refused, which is the proof.
-    for (int number = 1; number <= 2; number++) {
-      if (!created(put, scratch, store, conf)) {
+    // If an earlier driver created the object, the first put is refused. Otherwise the second put is.
+    for (int trial = 1; trial <= 2; trial++) {
+      if (!tryCreate(put, scratch, store, conf)) {
         PROVEN.add(store);
         LOG.info("{} refuses to replace {}", store, scratch);
         return;
@@ -67,8 +66,8 @@ final class ConditionalPutProof {
         + "which `sluice doctor --table " + file.table() + "` checks");
   }
 
-  /** Names the store behind a file system: one bucket name may exist at several endpoints. */
-  private static String store(FileSystem fs) {
+  /** Returns a description of a file system's store. One bucket name may exist at several endpoints. */
+  private static String describe(FileSystem fs) {
     Configuration conf = fs.getConf();
     String endpoint = conf.getTrimmed("fs.s3a.endpoint", "");
     String region = conf.getTrimmed("fs.s3a.endpoint.region", "");
@@ -76,26 +75,27 @@ final class ConditionalPutProof {
         + (region.isEmpty() ? "" : " in " + region);
   }
 
-  private static boolean created(PutIfAbsent put, Path scratch, String store, Configuration conf) throws IOException {
-    for (int number = 1; ; number++) {
+  /** Returns whether the put created the object; false if the store refused to replace it. */
+  private static boolean tryCreate(PutIfAbsent put, Path scratch, String store, Configuration conf) throws IOException {
+    for (int attempt = 1; ; attempt++) {
       try {
         put.put(scratch, CONTENT, conf);
         return true;
       } catch (FileAlreadyExistsException e) {
         return false;
       } catch (IOException | RuntimeException e) {
-        if (number == ATTEMPTS) {
+        if (attempt == ATTEMPTS) {
           throw new IOException("nothing was committed, because " + store + " gave no answer that proves that it "
               + "honours If-None-Match: " + e.getMessage(), e);
         }
       }
-      pause(number, store);
+      pause(attempt, store);
     }
   }
 
-  private static void pause(int number, String store) throws InterruptedIOException {
+  private static void pause(int attempt, String store) throws InterruptedIOException {
     try {
-      Thread.sleep(PAUSE_MILLIS * number);
+      Thread.sleep(PAUSE_MILLIS * attempt);
     } catch (InterruptedException e) {
       Thread.currentThread().interrupt();
       throw new InterruptedIOException("interrupted before " + store + " was proven to honour If-None-Match: nothing is "

@@ -24,10 +24,10 @@ import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructType;
 
 /**
- * Every file below a folder, by what listings say of it, and without a request for any file.
+ * Lists every file below a folder, without a request for a single file.
  *
- * <p>Spark's own data source of files ({@code binaryFile}) asks the store for each file once more, which is slow where
- * there are many, and fails if one was removed meanwhile.
+ * <p>Spark's data source of files ({@code binaryFile}) makes a request for each file, which is slow for many files, and
+ * fails if a file was removed meanwhile.
  */
 public final class FileListing {
   private static final StructType SCHEMA =
@@ -37,76 +37,77 @@ public final class FileListing {
           .add("modified_ms", DataTypes.LongType, false);
   private static final int THREADS = 16;
 
-  /** So many files are sent to executors with one task: a task has a largest size. */
-  private static final int FILES_OF_A_TASK = 50_000;
+  /** Files in one task, because the size of a task is limited. */
+  private static final int FILES_PER_TASK = 50_000;
 
   private final FileSystem files;
   private final String base;
-  private final Set<String> shown;
+  private final Set<String> visibleNames;
   private final List<Row> rows = new ArrayList<>();
 
-  private FileListing(FileSystem files, Path folder, List<String> shown) {
+  private FileListing(FileSystem files, Path folder, List<String> visibleNames) {
     String path = files.makeQualified(folder).toUri().getPath();
     this.files = files;
     this.base = path.endsWith("/") ? path : path + "/";
-    this.shown = Set.copyOf(shown);
+    this.visibleNames = Set.copyOf(visibleNames);
   }
 
   /**
-   * Lists a folder and all below it, but for what Delta's VACUUM passes over: names that begin with a dot or an
-   * underscore.
+   * Lists the files below a folder. Files and folders whose names begin with a dot or an underscore are left out, as by
+   * Delta's VACUUM.
    *
-   * @param shown names that are listed all the same; with an equals sign at its end, one stands for all that begin so
-   * @return {@code path} below the folder, not percent-encoded, {@code length} in bytes, {@code modified_ms} since the
+   * @param visibleNames names that are listed although they begin with a dot or an underscore; a name that ends with an
+   *     equals sign stands for all names with this prefix
+   * @return {@code path} below the folder, not percent-encoded; {@code length} in bytes; {@code modified_ms} since the
    *     epoch
-   * @throws IOException if the folder is not there, or cannot be listed
+   * @throws IOException the folder does not exist, or cannot be listed
    */
-  public static Dataset<Row> of(SparkSession spark, String folder, List<String> shown) throws IOException {
+  public static Dataset<Row> of(SparkSession spark, String folder, List<String> visibleNames) throws IOException {
     Path path = new Path(folder);
     FileSystem files = path.getFileSystem(spark.sessionState().newHadoopConf());
-    FileListing listing = new FileListing(files, path, shown);
+    FileListing listing = new FileListing(files, path, visibleNames);
     if (files.getUri().getScheme().startsWith("s3")) {
       listing.listFlat(path);
     } else {
       listing.walk(path);
     }
-    int tasks = listing.rows.size() / FILES_OF_A_TASK + 1;
+    int tasks = listing.rows.size() / FILES_PER_TASK + 1;
     JavaSparkContext context = JavaSparkContext.fromSparkContext(spark.sparkContext());
     return spark.createDataFrame(context.parallelize(listing.rows, tasks), SCHEMA);
   }
 
-  /** A store without folders lists all that begins with a name at once. */
+  /** Lists a store without folders, which lists all files with a prefix at once. */
   private void listFlat(Path folder) throws IOException {
-    RemoteIterator<LocatedFileStatus> found = files.listFiles(folder, true);
-    while (found.hasNext()) {
-      add(found.next());
+    RemoteIterator<LocatedFileStatus> listing = files.listFiles(folder, true);
+    while (listing.hasNext()) {
+      add(listing.next());
     }
   }
 
-  /** Level by level, the folders of one beside each other. */
+  /** Lists a tree level by level, the folders of a level in parallel. */
   private void walk(Path folder) throws IOException {
     ExecutorService pool = Executors.newFixedThreadPool(THREADS, FileListing::daemon);
     try {
       List<FileStatus> level = List.of(files.listStatus(folder));
       while (!level.isEmpty()) {
         List<Callable<FileStatus[]>> next = new ArrayList<>();
-        for (FileStatus each : level) {
-          if (!each.isDirectory()) {
-            add(each);
-          } else if (!isHidden(each.getPath().getName())) {
-            next.add(() -> list(each.getPath()));
+        for (FileStatus file : level) {
+          if (!file.isDirectory()) {
+            add(file);
+          } else if (!isHidden(file.getPath().getName())) {
+            next.add(() -> list(file.getPath()));
           }
         }
         level = new ArrayList<>();
-        for (Future<FileStatus[]> listed : pool.invokeAll(next)) {
-          level.addAll(List.of(listed.get()));
+        for (Future<FileStatus[]> listing : pool.invokeAll(next)) {
+          level.addAll(List.of(listing.get()));
         }
       }
-    } catch (ExecutionException failed) {
-      throw failed.getCause() instanceof IOException cause ? cause : new IOException(failed.getCause());
-    } catch (InterruptedException interrupted) {
+    } catch (ExecutionException e) {
+      throw e.getCause() instanceof IOException cause ? cause : new IOException(e.getCause());
+    } catch (InterruptedException e) {
       Thread.currentThread().interrupt();
-      throw new IOException(interrupted);
+      throw new IOException(e);
     } finally {
       pool.shutdownNow();
     }
@@ -121,7 +122,7 @@ public final class FileListing {
   private FileStatus[] list(Path folder) throws IOException {
     try {
       return files.listStatus(folder);
-    } catch (FileNotFoundException gone) {
+    } catch (FileNotFoundException e) {
       return new FileStatus[0];
     }
   }
@@ -131,17 +132,17 @@ public final class FileListing {
     if (!path.startsWith(base)) {
       return;
     }
-    String below = path.substring(base.length());
-    for (String name : below.split("/")) {
+    String relativePath = path.substring(base.length());
+    for (String name : relativePath.split("/")) {
       if (isHidden(name)) {
         return;
       }
     }
-    rows.add(RowFactory.create(below, file.getLen(), file.getModificationTime()));
+    rows.add(RowFactory.create(relativePath, file.getLen(), file.getModificationTime()));
   }
 
   private boolean isHidden(String name) {
-    boolean isShown = shown.contains(name) || shown.contains(name.substring(0, name.indexOf('=') + 1));
-    return (name.startsWith(".") || name.startsWith("_")) && !isShown;
+    boolean isVisible = visibleNames.contains(name) || visibleNames.contains(name.substring(0, name.indexOf('=') + 1));
+    return (name.startsWith(".") || name.startsWith("_")) && !isVisible;
   }
 }

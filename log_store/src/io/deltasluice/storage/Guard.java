@@ -24,82 +24,82 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 import scala.Option;
 
-/** Asks Python, at every commit, whether the hold to which it belongs still stands. */
+/** Asks Python at every commit whether its hold is still valid. */
 public final class Guard {
   /**
-   * Local property of Spark's threads: ids of the blocks to which the thread is bound, with commas, the innermost last; one
-   * that locks partitions only ends with {@code *}.
+   * Local property of Spark's threads: ids of the blocks to which the thread is bound, separated by commas, the
+   * innermost last. The id of a block that locks partitions ends with {@code *}.
    */
   public static final String BLOCKS = "spark.sluice.block";
 
-  /** Local property of Spark's threads: id of the operation attempt that the thread executes. */
+  /** Local property of Spark's threads: id of the thread's operation attempt. */
   public static final String WRITE = "spark.sluice.write";
 
-  /** Local property of Spark's threads: name of the guard that knows these holds. */
+  /** Local property of Spark's threads: name of the guard of these blocks' holds. */
   public static final String NAME = "spark.sluice.guard.name";
 
   /**
-   * Local property of Spark's threads: name of the ticket of a write that is yet to get its lock, when it commits; it
-   * ends with {@code *} if the lock is of partitions only.
+   * Local property of Spark's threads: name of the ticket of a write that gets its lock when it commits. The name ends
+   * with {@code *} if the lock is on partitions.
    */
   public static final String TICKET = "spark.sluice.ticket";
 
-  /** Table properties about which Python is told. */
-  private static final String OWN_PROPERTIES = "sluice.";
+  /** Prefix of the table properties that are sent to Python. */
+  private static final String PROPERTY_PREFIX = "sluice.";
 
-  private static final char OF_PARTITIONS = '*';
+  private static final char PARTITIONS_MARK = '*';
 
   /** Setting of the driver: {@code required} (the default), {@code observe} or {@code off}. */
   public static final String MODE = "spark.sluice.guard";
 
-  /** In a JVM without Spark: what {@link #BLOCKS} is with it. */
-  private static final InheritableThreadLocal<String> BOUND = new InheritableThreadLocal<>();
+  /** Replaces {@link #BLOCKS} in a JVM without Spark. */
+  private static final InheritableThreadLocal<String> BLOCKS_WITHOUT_SPARK = new InheritableThreadLocal<>();
 
   private static final Logger LOG = LoggerFactory.getLogger(Guard.class);
-  // Not the committing thread: its wait has an end, and Spark may interrupt it.
+  // The committing thread waits for these threads with a time-out, and Spark may interrupt it.
   private static final ExecutorService CALLS = Executors.newCachedThreadPool(work -> {
     Thread thread = new Thread(work, "sluice-guard");
     thread.setDaemon(true);
     return thread;
   });
 
-  /** By name, the newest last. Several Python processes may use one JVM, and each knows its own holds only. */
+  /** Guards by name, the newest last. Several Python processes may use one JVM, and each knows only its own holds. */
   private static final Map<String, PythonGuard> GUARDS = Collections.synchronizedMap(new LinkedHashMap<>());
 
   private Guard() {}
 
-  /** What the guard says of a commit. */
+  /** The guard's permission for a commit: ids of the holds that cover it, and its stamp. */
   record Verdict(List<String> holds, ObjectNode stamp) {}
 
   enum Mode { REQUIRED, OBSERVE, OFF }
 
   /**
-   * Has a Python process decide on the commits of the threads that are bound to it, from now on.
+   * Installs the guard of a Python process. It decides on the commits of the threads that are bound to it.
    *
-   * @param name of its guard
-   * @param port on 127.0.0.1 where it listens
-   * @param questionKey by which it knows this JVM
-   * @param answerKey by which this JVM knows it
-   * @param timeoutMillis to wait for its answer; no answer is a refusal
-   * @throws IOException it cannot be reached
+   * @param name name of the guard
+   * @param port port on 127.0.0.1 on which the process listens
+   * @param questionKey secret with which this JVM proves itself
+   * @param answerKey secret with which the process proves itself
+   * @param timeoutMillis milliseconds to wait for an answer; no answer is a refusal
+   * @throws IOException the process cannot be reached
    */
   public static void install(String name, int port, String questionKey, String answerKey, long timeoutMillis)
       throws IOException {
     PythonGuard guard = new PythonGuard(port, questionKey, answerKey, timeoutMillis);
-    guard.greet();
+    guard.connect();
     GUARDS.put(name, guard);
   }
 
-  /** Binds this thread to blocks, in a JVM without Spark; null unbinds it. */
+  /** Binds this thread to blocks in a JVM without Spark; null unbinds it. */
   public static void bind(String blocks) {
-    BOUND.set(blocks);
+    BLOCKS_WITHOUT_SPARK.set(blocks);
   }
 
   /**
-   * Returns what the guard says of a commit.
+   * Asks the guard for a commit.
    *
-   * @throws CommitRefusedException it refuses, or cannot be asked, and the mode is {@code required}
-   * @throws InterruptedIOException the thread was interrupted: a stream that is stopped, for one
+   * @throws CommitRefusedException the guard refuses or does not answer, and the mode is {@code required}
+   * @throws InterruptedIOException the thread was interrupted, for example because its stream is stopped
    */
   static Verdict ask(VersionFile file, CommitBody body) throws CommitRefusedException, InterruptedIOException {
     Mode mode = mode();
@@ -120,35 +120,36 @@ public final class Guard {
     }
   }
 
-  /** Returns the ticket of this thread's write, null if it has none: then its lock is held already, or it has none. */
+  /** Returns the ticket of this thread's write; null if the write holds its lock already, or has no lock. */
   static String ticket() {
-    SparkContext context = context();
-    return context == null ? null : context.getLocalProperty(TICKET);
+    return localProperty(TICKET);
   }
 
-  /** Returns whether a commit of this thread may be allowed: without a block and a ticket it is refused. */
+  /** Returns whether the guard may allow a commit of this thread. It refuses one with neither a block nor a ticket. */
   static boolean mayAllow() throws CommitRefusedException {
     return blocks() != null || ticket() != null || mode() != Mode.REQUIRED;
   }
 
-  /** Tells whether this thread writes under a lock that it holds, or that its write waits for. */
+  /** Returns whether this thread holds a lock for its write, or its write has a ticket for one. */
   static boolean isBound() {
     return context() != null && (blocks() != null || ticket() != null);
   }
 
-  /** Returns what a commit is made of, and what its transaction has read; null if that is not known. */
-  static ObjectNode described(CommitBody body, ReadVersion read) {
+  /**
+   * Returns the properties of a commit with a ticket: {@link CommitBody#staged}, and {@code read}, the version that its
+   * transaction has read; null if that is not known.
+   */
+  static ObjectNode describe(CommitBody body, ReadVersion read) {
     ObjectNode staged = body.staged();
-    staged.set("read", read == null ? null : read.toJson(OWN_PROPERTIES));
+    staged.set("read", read == null ? null : read.toJson(PROPERTY_PREFIX));
     return staged;
   }
 
   /**
-   * Asks for the lock, in the name of a ticket, and tells whether it is held by now. Python lets some time go by before
-   * it says no.
+   * Requests the lock of a ticket, and returns whether it is held. Python waits for some time before it returns false.
    *
-   * @param staged see {@link #described}
-   * @throws CommitRefusedException there will be no lock for this commit
+   * @param staged see {@link #describe}
+   * @throws CommitRefusedException this commit cannot get the lock
    * @throws InterruptedIOException the thread was interrupted
    */
   static boolean hasTurn(String ticket, VersionFile file, CommitBody body, ObjectNode staged)
@@ -160,9 +161,9 @@ public final class Guard {
   }
 
   /**
-   * Says what became of a put for which a ticket had the lock: it may be given back.
+   * Reports the outcome of a put to Python, which then may release the lock of the ticket.
    *
-   * @return whether Python has heard it; if not, it finds out when the write ends
+   * @return whether Python has received it; if not, it reads the outcome when the write ends
    */
   static boolean tell(String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome) {
     ObjectNode request = request(file, body);
@@ -173,7 +174,7 @@ public final class Guard {
       answer(request, file, body);
       return true;
     } catch (IOException e) {
-      LOG.warn("what became of version {} of {} could not be told: {}", file.version(), file.table(), e.toString());
+      LOG.warn("the outcome of version {} of {} was not reported: {}", file.version(), file.table(), e.toString());
       return false;
     }
   }
@@ -218,31 +219,31 @@ public final class Guard {
     List<String> covering = new ArrayList<>();
     answer.path("holds").forEach(hold -> covering.add(hold.asText()));
     if (covering.isEmpty() || !answer.path("stamp").isObject()) {
-      throw new CommitRefusedException("LockLostError", "the commit guard gave an answer that means nothing");
+      throw new CommitRefusedException("LockLostError", "the commit guard gave an invalid answer");
     }
     return new Verdict(covering, (ObjectNode) answer.get("stamp"));
   }
 
-  private static boolean isOfPartitions(String bound) {
-    return bound != null && bound.indexOf(OF_PARTITIONS) >= 0;
+  private static boolean isOfPartitions(String ids) {
+    return ids != null && ids.indexOf(PARTITIONS_MARK) >= 0;
   }
 
   private static JsonNode answerOf(String request, VersionFile file)
       throws CommitRefusedException, InterruptedIOException {
-    String bound = bound();
-    for (Map.Entry<String, PythonGuard> each : guards(bound)) {
-      PythonGuard asked = each.getValue();
-      Future<String> call = CALLS.submit(() -> asked.check(request));
+    String ownGuard = localProperty(NAME);
+    for (Map.Entry<String, PythonGuard> entry : guards(ownGuard)) {
+      PythonGuard guard = entry.getValue();
+      Future<String> call = CALLS.submit(() -> guard.check(request));
       String problem;
       try {
-        return CommitBody.JSON.readTree(call.get(asked.timeoutMillis(), TimeUnit.MILLISECONDS));
+        return CommitBody.JSON.readTree(call.get(guard.timeoutMillis(), TimeUnit.MILLISECONDS));
       } catch (TimeoutException e) {
-        problem = "did not answer for " + asked.timeoutMillis() / 1000 + " s";
+        problem = "did not answer for " + guard.timeoutMillis() / 1000 + " s";
       } catch (ExecutionException e) {
         if (e.getCause() instanceof ConnectException) {
-          // That Python has ended, and its holds are gone.
-          GUARDS.remove(each.getKey(), asked);
-          if (each.getKey().equals(bound) && (blocks() != null || ticket() != null)) {
+          // The Python process has ended, and its holds are lost.
+          GUARDS.remove(entry.getKey(), guard);
+          if (entry.getKey().equals(ownGuard) && (blocks() != null || ticket() != null)) {
             throw new CommitRefusedException("LockLostError", "the Python process that held the lock on " + file.table()
                 + " for this thread has ended");
           }
@@ -250,7 +251,7 @@ public final class Guard {
         }
         problem = "failed: " + e.getCause();
       } catch (IOException e) {
-        problem = "gave an answer that is no JSON";
+        problem = "gave an answer that is not JSON";
       } catch (InterruptedException e) {
         Thread.currentThread().interrupt();
         throw new InterruptedIOException("interrupted before version " + file.version() + " of " + file.table()
@@ -266,37 +267,36 @@ public final class Guard {
             + "PySpark installs one; a driver without Python cannot write a guarded table (" + MODE + "=required)");
   }
 
-  /** Returns the guard to which this thread is bound, and then the others, the newest first. */
-  private static List<Map.Entry<String, PythonGuard>> guards(String bound) {
+  /** Returns the guard of this thread, and then the other guards, the newest first. */
+  private static List<Map.Entry<String, PythonGuard>> guards(String ownGuard) {
     List<Map.Entry<String, PythonGuard>> all;
     synchronized (GUARDS) {
       all = new ArrayList<>(GUARDS.entrySet());
     }
     Collections.reverse(all);
-    all.sort(Comparator.comparing(each -> !each.getKey().equals(bound)));
+    all.sort(Comparator.comparing(entry -> !entry.getKey().equals(ownGuard)));
     return all;
-  }
-
-  private static String bound() {
-    SparkContext context = context();
-    return context == null ? null : context.getLocalProperty(NAME);
   }
 
   private static String blocks() {
     SparkContext context = context();
-    return context == null ? BOUND.get() : context.getLocalProperty(BLOCKS);
+    return context == null ? BLOCKS_WITHOUT_SPARK.get() : context.getLocalProperty(BLOCKS);
   }
 
   private static String write() {
+    return localProperty(WRITE);
+  }
+
+  private static String localProperty(String name) {
     SparkContext context = context();
-    return context == null ? null : context.getLocalProperty(WRITE);
+    return context == null ? null : context.getLocalProperty(name);
   }
 
   /**
-   * Ends the operation attempt of this thread: its commit was made. A later commit of the thread, by a hook of Delta's for
-   * one, does not belong to it.
+   * Ends the operation attempt of this thread after its commit. A later commit of the thread, for example by one of
+   * Delta's hooks, does not belong to the attempt.
    */
-  static void committed() {
+  static void endAttempt() {
     if (write() != null) {
       context().setLocalProperty(WRITE, null);
     }

@@ -23,32 +23,32 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * A Delta log store for which every version has exactly one winner, and every winner held the table's lock.
+ * A Delta log store that gives every version exactly one winner, which held the table's lock.
  *
- * <p>For each scheme it reads and lists as Delta's own store does, but for {@link LogListing} and {@link Checksum}.
- * Version files alone ({@code _delta_log/<20 digits>.json}) are written another way: first the {@link Guard} is asked,
- * then the file is created if, and only if, there is none of that name. A version that another transaction has is a
- * {@link FileAlreadyExistsException}, upon which Delta looks for conflicts and tries the next version; any other
+ * <p>For each scheme it reads and lists like Delta's own store, except for {@link LogListing} and {@link Checksum}. It
+ * writes version files ({@code _delta_log/<20 digits>.json}) differently: it asks the {@link Guard}, and then creates
+ * the file only if there is none of that name. If another transaction has the version, it throws
+ * {@link FileAlreadyExistsException}, after which Delta checks for conflicts and tries the next version. Any other
  * exception ends the write.
  *
- * <p>Set {@code spark.delta.logStore.class} to this class, and no other log store beside it.
+ * <p>Set {@code spark.delta.logStore.class} to this class, and set no other log store.
  */
 public class GuardedLogStore extends LogStore {
   private static final Logger LOG = LoggerFactory.getLogger(GuardedLogStore.class);
 
-  /** How often a put without an answer is repeated while the version is still free. */
-  private static final int PUTS = 4;
+  /** Most puts of a version, if the store does not respond and the version is still free. */
+  private static final int MAX_PUTS = 4;
 
   private static final long PAUSE_MILLIS = 200;
 
-  /** For so long nobody looks again whether a version is free: in the end the put finds out. */
-  private static final long FRESH_NANOS = 50_000_000;
+  /** Time after which a version is checked again before its put, in nanoseconds. */
+  private static final long RECHECK_NANOS = 50_000_000;
 
-  /** The schemes for which it is known how a file is created only if there is none. */
+  /** The schemes for which the log store can create a file only if there is none. */
   public static final List<String> SCHEMES =
       List.of("s3", "s3a", "s3n", "file", "hdfs", "abfs", "abfss", "wasb", "wasbs", "adl", "gs");
 
-  /** How a scheme is read, and how its version files are created; {@code put} is null where that cannot be done. */
+  /** Reader of a scheme, and put of its version files; {@code put} is null if files cannot be created conditionally. */
   private record Storage(LogStore reader, PutIfAbsent put) {}
 
   private final Map<String, Storage> storages = new ConcurrentHashMap<>();
@@ -63,19 +63,37 @@ public class GuardedLogStore extends LogStore {
     try {
       return reader.read(path, conf);
     } catch (FileNotFoundException e) {
-      String checksum = Guard.isBound() ? Checksum.derived(path, reader, conf) : null;
+      String checksum = Guard.isBound() ? Checksum.contentOf(path, reader, conf) : null;
       if (checksum == null) {
         throw e;
       }
-      return new OneLine(checksum);
+      return singleLine(checksum);
     }
   }
 
   @Override
   public Iterator<FileStatus> listFrom(Path path, Configuration conf) throws IOException {
-    List<FileStatus> found = LogListing.from(path, conf);
-    // Delta's own way also says whether the folder is there at all.
-    return found.isEmpty() ? storage(path, conf).reader.listFrom(path, conf) : found.iterator();
+    List<FileStatus> files = LogListing.from(path, conf);
+    // Delta's own store throws an exception if the folder does not exist.
+    return files.isEmpty() ? storage(path, conf).reader.listFrom(path, conf) : files.iterator();
+  }
+
+  private static CloseableIterator<String> singleLine(String line) {
+    Iterator<String> lines = List.of(line).iterator();
+    return new CloseableIterator<>() {
+      @Override
+      public boolean hasNext() {
+        return lines.hasNext();
+      }
+
+      @Override
+      public String next() {
+        return lines.next();
+      }
+
+      @Override
+      public void close() {}
+    };
   }
 
   @Override
@@ -107,78 +125,72 @@ public class GuardedLogStore extends LogStore {
       throw new CommitRefusedException("TableError",
           path + ": for this scheme no way is known to create a file only if there is none");
     }
-    // Also before the lock is asked for: to catch up with others costs nobody anything then.
+    // Before the lock is requested, because Delta's check for conflicts then delays no other writer.
     refuseTaken(path, conf);
-    long looked = System.nanoTime();
+    long checkedAt = System.nanoTime();
     if (Guard.isBound()) {
       Checkpoints.defer(file);
     }
     CommitBody body = new CommitBody(actions, UUID.randomUUID().toString());
     String ticket = Guard.ticket();
     if (ticket != null) {
-      StagedFiles.remember(ticket, file, body, conf);
+      StagedFiles.add(ticket, file, body, conf);
     }
     if (Guard.mayAllow()) {
       storage.put.requireProof(file, conf);
     }
     if (ticket != null) {
-      awaitTurn(ticket, file, body, looked, conf);
+      awaitTurn(ticket, file, body, checkedAt, conf);
     }
     Guard.Verdict verdict = Guard.ask(file, body);
-    Attempts.Attempt attempt =
-        Attempts.begin(verdict.holds(), file.version(), body.txn, body.attempt);
+    Attempts.Attempt attempt = Attempts.begin(verdict.holds(), file.version(), body.txn, body.attempt);
     StagedFiles staged = ticket == null ? null : StagedFiles.take(ticket);
     try {
       put(storage, file, body, body.bytes(verdict.stamp()), attempt, conf);
     } finally {
-      // An error of the JVM's own may have come when the put was on its way.
-      attempt.endedSomehow();
+      // An Error of the JVM may have been thrown after the put was sent.
+      attempt.endIfPending();
       if (attempt.outcome() == Attempts.Outcome.COMMITTED) {
-        Guard.committed();
+        Guard.endAttempt();
       }
       if (ticket != null) {
-        tell(ticket, staged, file, body, attempt.outcome(), verdict.holds());
+        reportOutcome(ticket, staged, file, body, attempt.outcome(), verdict.holds());
       }
     }
   }
 
-  private static void tell(
-      String ticket,
-      StagedFiles staged,
-      VersionFile file,
-      CommitBody body,
-      Attempts.Outcome outcome,
-      List<String> holds) {
+  private static void reportOutcome(String ticket, StagedFiles staged, VersionFile file, CommitBody body,
+      Attempts.Outcome outcome, List<String> holds) {
     if (staged != null && (outcome == Attempts.Outcome.TAKEN || outcome == Attempts.Outcome.REJECTED)) {
       staged.putBack(ticket);
     }
     if (Guard.tell(ticket, file, body, outcome) && outcome == Attempts.Outcome.COMMITTED) {
-      // Python knows all that there is to know, and will not ask.
+      // Python has the outcome, and does not read it again.
       holds.forEach(Attempts::forget);
     }
   }
 
   /**
-   * Waits, in front of a version that is free, for the lock under which it can be put.
+   * Waits for the lock under which a free version can be put.
    *
-   * @param lookedAt when the version was free
-   * @throws FileAlreadyExistsException somebody else had this version first. Delta looks whether that is a conflict, and
-   *     comes back for the next one; the place in the queue is kept, and so is the lock.
+   * @param freeAt {@link System#nanoTime} at which the version was free
+   * @throws FileAlreadyExistsException another writer has the version. Delta checks for conflicts, and calls again for
+   *     the next version. The ticket keeps its place in the queue, or its lock.
    */
-  private static void awaitTurn(String ticket, VersionFile file, CommitBody body, long lookedAt, Configuration conf)
+  private static void awaitTurn(String ticket, VersionFile file, CommitBody body, long freeAt, Configuration conf)
       throws IOException {
-    long looked = lookedAt;
+    long checkedAt = freeAt;
     ReadVersion read = ReadVersion.of(file);
-    ObjectNode staged = Guard.described(body, read);
+    ObjectNode staged = Guard.describe(body, read);
     staged.set("hooks", PostCommitHooks.of(ActiveTransaction.of(file.table())));
     while (!Guard.hasTurn(ticket, file, body, staged)) {
       refuseTaken(file.path(), conf);
-      looked = System.nanoTime();
+      checkedAt = System.nanoTime();
     }
-    if (System.nanoTime() - looked > FRESH_NANOS) {
+    if (System.nanoTime() - checkedAt > RECHECK_NANOS) {
       refuseTaken(file.path(), conf);
     }
-    if (read == null || !read.stands(body.written(), conf)) {
+    if (read == null || !read.isCurrent(body.newFiles(), conf)) {
       throw new CommitRefusedException("NotStagedError",
           "the table that was read is not at " + file.table() + " any more: it was created, removed or replaced");
     }
@@ -193,55 +205,55 @@ public class GuardedLogStore extends LogStore {
   private void put(
       Storage storage, VersionFile file, CommitBody body, byte[] content, Attempts.Attempt attempt, Configuration conf)
       throws IOException {
-    IOException problem = null;
-    boolean again = true;
-    for (int number = 1; again; number++) {
+    IOException failure = null;
+    boolean retry = true;
+    for (int number = 1; retry; number++) {
       try {
         storage.put.put(file.path(), content, conf);
-        attempt.ended(Attempts.Outcome.COMMITTED);
+        attempt.end(Attempts.Outcome.COMMITTED);
         return;
       } catch (PutIfAbsent.RejectedException e) {
-        if (problem == null) {
-          attempt.ended(Attempts.Outcome.REJECTED);
+        if (failure == null) {
+          attempt.end(Attempts.Outcome.REJECTED);
           throw e.reason();
         }
-        // An earlier put may still be on its way.
-        problem.addSuppressed(e);
+        // An earlier put may still arrive.
+        failure.addSuppressed(e);
       } catch (FileAlreadyExistsException e) {
-        problem = problem == null ? e : problem;
+        failure = failure == null ? e : failure;
       } catch (IOException e) {
-        problem = e;
+        failure = e;
       } catch (RuntimeException e) {
-        problem = new IOException(e);
+        failure = new IOException(e);
       }
       switch (owner(storage, file, body, conf)) {
         case OURS -> {
-          LOG.info("version {} of {} is ours, though the store said: {}", file.version(), file.table(),
-              problem.toString());
-          attempt.ended(Attempts.Outcome.COMMITTED);
+          LOG.info("version {} of {} is committed, although the store responded: {}", file.version(), file.table(),
+              failure.toString());
+          attempt.end(Attempts.Outcome.COMMITTED);
           return;
         }
-        case ANOTHER -> {
-          attempt.ended(Attempts.Outcome.TAKEN);
+        case OTHER_WRITER -> {
+          attempt.end(Attempts.Outcome.TAKEN);
           throw new FileAlreadyExistsException(file.path().toString());
         }
-        default -> again = number < PUTS && pause(number);
+        default -> retry = number < MAX_PUTS && pause(number);
       }
     }
-    attempt.ended(Attempts.Outcome.UNKNOWN);
+    attempt.end(Attempts.Outcome.UNKNOWN);
     throw new CommitUnknownException(file.table(), body.attempt,
-        "version " + file.version() + " was put, and the store gave no answer: " + problem.getMessage(), problem);
+        "version " + file.version() + " was put, and the store gave no answer: " + failure.getMessage(), failure);
   }
 
-  private enum Owner { OURS, ANOTHER, NOBODY_YET, UNKNOWN }
+  private enum Owner { OURS, OTHER_WRITER, NONE, UNKNOWN }
 
   private static Owner owner(Storage storage, VersionFile file, CommitBody body, Configuration conf) {
-    // With that flag set nothing can be read. Nothing is put after this look, either.
+    // An interrupted thread cannot read. The flag is set again, and prevents the next put.
     boolean interrupted = Thread.interrupted();
     try (CloseableIterator<String> lines = storage.reader.read(file.path(), conf)) {
-      return lines.hasNext() && body.wrote(lines.next()) ? Owner.OURS : Owner.ANOTHER;
+      return lines.hasNext() && body.isWrittenIn(lines.next()) ? Owner.OURS : Owner.OTHER_WRITER;
     } catch (FileNotFoundException e) {
-      return Owner.NOBODY_YET;
+      return Owner.NONE;
     } catch (IOException | RuntimeException e) {
       return Owner.UNKNOWN;
     } finally {
@@ -251,7 +263,7 @@ public class GuardedLogStore extends LogStore {
     }
   }
 
-  /** Waits before the next put; false if the thread was interrupted: then nothing more is put. */
+  /** Waits before the next put. Returns false if the thread was interrupted and must not put again. */
   private static boolean pause(int number) {
     try {
       Thread.sleep(PAUSE_MILLIS * number);
@@ -263,27 +275,21 @@ public class GuardedLogStore extends LogStore {
   }
 
   private Storage storage(Path path, Configuration conf) throws IOException {
-    String named = path.toUri().getScheme();
-    String scheme = (named == null ? path.getFileSystem(conf).getScheme() : named).toLowerCase(Locale.ROOT);
-    return storages.computeIfAbsent(scheme, this::storageOf);
+    String scheme = path.toUri().getScheme();
+    String actualScheme = scheme == null ? path.getFileSystem(conf).getScheme() : scheme;
+    return storages.computeIfAbsent(actualScheme.toLowerCase(Locale.ROOT), this::storageOf);
   }
 
   private Storage storageOf(String scheme) {
     Configuration conf = initHadoopConf();
-    switch (scheme) {
-      case "s3", "s3a", "s3n":
-        return new Storage(new S3SingleDriverLogStore(conf), new PutIfAbsent.S3a());
-      case "file":
-        return new Storage(new HDFSLogStore(conf), new PutIfAbsent.HardLink());
-      case "hdfs":
-        return delegated(new HDFSLogStore(conf));
-      case "abfs", "abfss", "wasb", "wasbs", "adl":
-        return delegated(new AzureLogStore(conf));
-      case "gs":
-        return delegated(new GCSLogStore(conf));
-      default:
-        return new Storage(new HDFSLogStore(conf), null);
-    }
+    return switch (scheme) {
+      case "s3", "s3a", "s3n" -> new Storage(new S3SingleDriverLogStore(conf), new PutIfAbsent.S3a());
+      case "file" -> new Storage(new HDFSLogStore(conf), new PutIfAbsent.HardLink());
+      case "hdfs" -> delegated(new HDFSLogStore(conf));
+      case "abfs", "abfss", "wasb", "wasbs", "adl" -> delegated(new AzureLogStore(conf));
+      case "gs" -> delegated(new GCSLogStore(conf));
+      default -> new Storage(new HDFSLogStore(conf), null);
+    };
   }
 
   private static Storage delegated(LogStore store) {

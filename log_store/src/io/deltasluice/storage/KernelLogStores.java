@@ -16,64 +16,64 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Delta Kernel's own log stores. With {@code spark.databricks.delta.v2.enableMode=STRICT} Delta commits an INSERT through
- * its Kernel, which takes the log store of each scheme from {@code io.delta.kernel.logStore.<scheme>.impl}, and Delta's
- * stock store where that is not set. Source: {@code LogStoreProvider} of Delta Kernel 4.4.0.
+ * Sets the log stores of Delta Kernel. With {@code spark.databricks.delta.v2.enableMode=STRICT} Delta commits an INSERT
+ * through Kernel, which reads the log store of each scheme from {@code io.delta.kernel.logStore.<scheme>.impl}. Without
+ * the setting Kernel uses Delta's stock store. Source: {@code LogStoreProvider} of Delta Kernel 4.4.0.
  */
 public final class KernelLogStores {
   private static final Logger LOG = LoggerFactory.getLogger(KernelLogStores.class);
   private static final Pattern FILE_SYSTEM = Pattern.compile("fs\\.([a-z][a-z0-9+-]*)\\.impl");
 
-  /** Noted in a configuration of which the other file systems were looked for: that takes milliseconds. */
+  /** Marks a configuration whose file systems have been searched, which takes milliseconds. */
   private static final String SEARCHED = "io.deltasluice.kernel.searched";
 
   private KernelLogStores() {}
 
   /**
-   * Has Kernel commit through the guarded log store, for every scheme of which this JVM has a file system.
+   * Makes Kernel commit through the guarded log store, for every scheme that has a file system in this JVM.
    *
-   * @param conf the driver's configuration; Kernel reads it at each commit
-   * @return the settings that name another log store already, as {@code key=value}; these stay as they are
+   * @param conf the driver's configuration, which Kernel reads at each commit
+   * @return the settings that name another log store, as {@code key=value}; they are not changed
    */
   public static List<String> guard(Configuration conf) {
-    List<String> others = new ArrayList<>();
+    List<String> otherStores = new ArrayList<>();
     for (String scheme : schemes(conf)) {
       String key = "io.delta.kernel.logStore." + scheme + ".impl";
-      String given = conf.get(key);
-      if (given == null) {
+      String store = conf.get(key);
+      if (store == null) {
         conf.set(key, GuardedLogStore.class.getName());
-      } else if (!given.equals(GuardedLogStore.class.getName())) {
-        others.add(key + "=" + given);
+      } else if (!store.equals(GuardedLogStore.class.getName())) {
+        otherStores.add(key + "=" + store);
       }
     }
-    return others;
+    return otherStores;
   }
 
   private static Set<String> schemes(Configuration conf) {
-    Set<String> found = new TreeSet<>(GuardedLogStore.SCHEMES);
+    Set<String> schemes = new TreeSet<>(GuardedLogStore.SCHEMES);
     if (conf.getBoolean(SEARCHED, false)) {
-      return found;
+      return schemes;
     }
     conf.setBoolean(SEARCHED, true);
-    for (Map.Entry<String, String> each : conf) {
-      Matcher match = FILE_SYSTEM.matcher(each.getKey());
+    for (Map.Entry<String, String> setting : conf) {
+      Matcher match = FILE_SYSTEM.matcher(setting.getKey());
       if (match.matches()) {
-        found.add(match.group(1));
+        schemes.add(match.group(1));
       }
     }
-    Iterator<ServiceLoader.Provider<FileSystem>> loaded = ServiceLoader.load(FileSystem.class).stream().iterator();
-    boolean more = true;
-    while (more) {
+    Iterator<ServiceLoader.Provider<FileSystem>> providers = ServiceLoader.load(FileSystem.class).stream().iterator();
+    boolean hasNext = true;
+    while (hasNext) {
       try {
-        more = loaded.hasNext();
-        if (more) {
-          found.add(loaded.next().get().getScheme());
+        hasNext = providers.hasNext();
+        if (hasNext) {
+          schemes.add(providers.next().get().getScheme());
         }
       } catch (ServiceConfigurationError | RuntimeException | LinkageError e) {
-        // A file system that cannot be loaded, or names no scheme, is none that Kernel could write to.
-        LOG.debug("a file system of this JVM is passed over: {}", e.toString());
+        // Kernel cannot write to a file system that cannot be loaded or has no scheme.
+        LOG.debug("a file system of this JVM is ignored: {}", e.toString());
       }
     }
-    return found;
+    return schemes;
   }
 }

@@ -5,14 +5,14 @@ import org.apache.spark.sql.delta.Snapshot;
 import scala.Option;
 import scala.Some;
 
-/** Delta's own clean-up of a log, with a retention that the caller chooses. */
+/** Cleans up a log with Delta's method, but with the caller's retention. */
 public final class LogCleanUp {
   private LogCleanUp() {}
 
   /**
-   * Removes the versions that are older, and that no reader of a newer one needs.
+   * Removes old versions that no reader of a newer version needs.
    *
-   * @param retentionMillis as long a version is kept, and on to the next midnight (UTC)
+   * @param retentionMillis milliseconds to keep a version; Delta keeps it until the next midnight (UTC) after that
    */
   public static void run(Snapshot snapshot, long retentionMillis) {
     MetadataCleanup log = snapshot.deltaLog();

@@ -18,10 +18,10 @@ import org.slf4j.LoggerFactory;
 import software.amazon.awssdk.services.s3.model.ListObjectsV2Request;
 
 /**
- * Lists a log on S3 from one of its files on, without asking for all that comes before.
+ * Lists the log of a table on S3 from one of its files on, without the files before it.
  *
- * <p>Every new snapshot lists the log, and every look for conflicts. Delta's own stores list the whole folder for that:
- * every version since the last clean-up of the log, by default of thirty days.
+ * <p>Delta lists the log for every new snapshot and every check for conflicts. Delta's own stores list the whole
+ * folder: every version since the last clean-up of the log, by default 30 days.
  */
 final class LogListing {
   private static final Logger LOG = LoggerFactory.getLogger(LogListing.class);
@@ -29,9 +29,9 @@ final class LogListing {
   private LogListing() {}
 
   /**
-   * Returns the files of the folder whose names are not before that of {@code path}, by name.
+   * Returns the files in the folder of a path whose names are not before the name of the path, by name.
    *
-   * @return empty where it has to be found out in another way
+   * @return an empty list if the folder must be listed by Delta's own store
    */
   static List<FileStatus> from(Path path, Configuration conf) throws IOException {
     String name = path.getName();
@@ -39,25 +39,25 @@ final class LogListing {
       return List.of();
     }
     try {
-      List<FileStatus> found = S3a.listed(path.getFileSystem(conf), path);
-      found.removeIf(each -> each.getPath().getName().compareTo(name) < 0);
-      found.sort(Comparator.comparing(each -> each.getPath().getName()));
-      return found;
+      List<FileStatus> files = S3a.list(path.getFileSystem(conf), path);
+      files.removeIf(file -> file.getPath().getName().compareTo(name) < 0);
+      files.sort(Comparator.comparing(file -> file.getPath().getName()));
+      return files;
     } catch (RuntimeException | LinkageError e) {
-      // Without S3A, or with another version of it; or one that refuses requests of others.
-      LOG.debug("{} is listed in Delta's way", path, e);
+      // The driver has no S3A or another version of it, or this S3A refuses such requests.
+      LOG.debug("{} is listed by Delta's own store", path, e);
       return List.of();
     }
   }
 
-  /** Apart, for a driver may be without S3A. */
+  /** A class of its own, because the driver may not have the classes of S3A. */
   private static final class S3a {
-    static List<FileStatus> listed(FileSystem fs, Path path) throws IOException {
-      List<FileStatus> found = new ArrayList<>();
+    static List<FileStatus> list(FileSystem fs, Path path) throws IOException {
+      List<FileStatus> files = new ArrayList<>();
       if (!(fs instanceof S3AFileSystem s3) || s3.getConf().getInt("fs.s3a.list.version", 2) != 2
           || s3.hasPathCapability(path, "fs.s3a.capability.s3express.storage")) {
-        // In a directory bucket the order of the keys is not that of the names.
-        return found;
+        // A directory bucket does not list its keys in the order of their names.
+        return files;
       }
       Path from = s3.makeQualified(path);
       Path folder = from.getParent();
@@ -67,16 +67,16 @@ final class LogListing {
           .prefix(s3.pathToKey(folder) + "/")
           .delimiter("/")
           .maxKeys(s3.getConf().getInt("fs.s3a.paging.maximum", 5000))
-          // Behind the last key that comes before this one, or near it: what is too much is left out later.
+          // A key shortly before the first one. The caller removes the files before the first one.
           .startAfter(key.substring(0, key.length() - 1) + (char) (key.charAt(key.length() - 1) - 1))
           .build();
-      RemoteIterator<S3AFileStatus> each = s3.getListing().createFileStatusListingIterator(
+      RemoteIterator<S3AFileStatus> listing = s3.getListing().createFileStatusListingIterator(
           folder, S3ListRequest.v2(request), any -> true, new Listing.AcceptAllButSelfAndS3nDirs(folder),
           s3.getActiveAuditSpan());
-      while (each.hasNext()) {
-        found.add(each.next());
+      while (listing.hasNext()) {
+        files.add(listing.next());
       }
-      return found;
+      return files;
     }
   }
 }

@@ -11,28 +11,28 @@ import org.apache.hadoop.fs.LocatedFileStatus;
 import org.apache.hadoop.fs.Path;
 import org.apache.hadoop.fs.RemoteIterator;
 
-/** The folder of a table whose first version waits for its lock. */
+/** Checks the folder of a table whose first version waits for its lock. */
 final class NewTable {
   private NewTable() {}
 
   /**
-   * Returns whether the first version can be put: the log has no file of any version, and all data files are there.
+   * Returns whether the first version can be put: the log has no files of versions, and all data files exist.
    *
-   * <p>Another writer may have created the table meanwhile and dropped it with all files below its folder, or removed
+   * <p>Meanwhile, another writer may have created the table and dropped it with all files below its folder, or removed
    * the first versions from its log.
    *
    * @param log folder of the log
-   * @param written paths of the data files, relative to the table and percent-encoded
+   * @param newFiles paths of the data files, relative to the table and percent-encoded
    */
-  static boolean isComplete(Path log, Set<String> written, Configuration conf) throws IOException {
+  static boolean isComplete(Path log, Set<String> newFiles, Configuration conf) throws IOException {
     FileSystem files = log.getFileSystem(conf);
     Path folder = files.makeQualified(log.getParent());
     Set<String> missing = new HashSet<>();
-    for (String name : written) {
+    for (String name : newFiles) {
       missing.add(new Path(folder, URI.create(name).getPath()).toUri().getPath());
     }
     try {
-      // One request for each 1,000 files of an object store.
+      // An object store needs one request for each 1,000 files.
       RemoteIterator<LocatedFileStatus> listing = files.listFiles(folder, true);
       while (listing.hasNext()) {
         Path path = listing.next().getPath();
@@ -42,7 +42,7 @@ final class NewTable {
         missing.remove(path.toUri().getPath());
       }
     } catch (FileNotFoundException e) {
-      // No folder, so no file.
+      // Without a folder, all data files are missing.
     }
     return missing.isEmpty();
   }

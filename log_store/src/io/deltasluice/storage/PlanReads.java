@@ -34,22 +34,22 @@ import org.apache.spark.sql.sources.BaseRelation;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * What the plans and conditions of a write read, as far as that is known.
+ * Finds the tables and files that the plans and conditions of a write read.
  *
  * <p>Delta registers a read of the table that it writes only if it plans the scan inside the transaction. It does not
- * register a change feed, an older version, what Spark answers from its cache, or a raw file ({@code PrepareDeltaScan},
- * {@code OptimisticTransaction.getDeltaScanGenerator}; tag v4.4.0). So its conflict check does not cover them.
+ * register a read of a change feed, an older version, Spark's cache or a raw file ({@code PrepareDeltaScan},
+ * {@code OptimisticTransaction.getDeltaScanGenerator}; tag v4.4.0). So its conflict check does not cover these reads.
  */
 final class PlanReads {
   /**
-   * Leaves that read no table. The rows of an RDD, and of a checkpoint, were planned before the writer was called: the
-   * lock could not make them newer. A reference to a common table expression has its plan elsewhere in the tree.
+   * Leaves that read no table. The rows of an RDD or a checkpoint were planned before the writer was called, so a lock
+   * cannot make them newer. A reference to a common table expression has its plan elsewhere in the tree.
    */
   private static final List<Class<? extends LogicalPlan>> NO_TABLE = List.of(
       LocalRelation.class, OneRowRelation.class, ResolvedInlineTable.class, Range.class, LogicalRDD.class,
       ExternalRDD.class, CTERelationRef.class, UnionLoopRef.class);
 
-  /** Relations of other stores, by the names of their classes: some come in jars of their own. */
+  /** Names of the classes that read other stores. Some are in jars that the driver may not have. */
   private static final Set<String> OTHER_STORES = Set.of(
       "org.apache.spark.sql.execution.datasources.jdbc.JDBCRelation", "org.apache.spark.sql.kafka010.KafkaRelation");
 
@@ -57,16 +57,16 @@ final class PlanReads {
   private final ArrayNode reads;
 
   /**
-   * @param session parses the conditions, and knows its functions
-   * @param reads gets an object for each read: {@code roots} of the files, with {@code table_id} for a Delta table or its
-   *     change feed; or {@code unknown} (its name)
+   * @param session session that parses the conditions and resolves their functions
+   * @param reads array to which each read adds an object: {@code roots} of the files, with {@code table_id} for a Delta
+   *     table or its change feed; or {@code unknown}, the name of a read that may read any table
    */
   PlanReads(SparkSession session, ArrayNode reads) {
     this.session = session;
     this.reads = reads;
   }
 
-  /** Adds what is read by a {@code Dataset}, a {@code Column}, or a condition in SQL. */
+  /** Adds the reads of a {@code Dataset}, a {@code Column} or an SQL condition. */
   void add(Object read) {
     if (read instanceof Dataset<?> rows) {
       addPlan(rows.queryExecution().analyzed());
@@ -123,7 +123,7 @@ final class PlanReads {
     }
   }
 
-  /** It is not resolved yet, so a subquery, or a function that may hide one, is not looked into. */
+  /** Adds the reads of an unresolved expression. A subquery, and a function that may hide one, are unknown reads. */
   private void addExpression(Expression expression) {
     if (expression instanceof PlanExpression<?>) {
       addUnknown("a subquery in a condition or an assignment");
@@ -140,7 +140,7 @@ final class PlanReads {
     FunctionIdentifier name = FunctionRegistry$.MODULE$.builtinFunctionIdentifier(function.nameParts().head());
     FunctionRegistry functions = sessionState().functionRegistry();
     var builtin = FunctionRegistry$.MODULE$.builtin().lookupFunction(name);
-    // A session may put another one in its place.
+    // A session may replace a builtin function.
     return builtin.isDefined() && builtin.equals(functions.lookupFunction(name));
   }
 

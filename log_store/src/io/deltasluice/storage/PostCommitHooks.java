@@ -21,16 +21,16 @@ import org.apache.spark.sql.delta.sources.DeltaSQLConf;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
- * What Delta runs behind a commit, and must not run behind the gate, where the lock is released already.
+ * Finds the hooks that Delta runs after a commit and that must not run after the lock is released at the gate.
  *
- * <p>There the hooks of two commits run at the same time, and the older one may be the last to write. A hook that
- * commits has no lock. All hooks of a transaction are registered before its version is written
+ * <p>After the release the hooks of two commits may run at the same time, and the hook of the older commit may write
+ * last. A hook that commits has no lock. All hooks of a transaction are registered before its version is written
  * ({@code OptimisticTransaction.scala}, {@code TransactionalWrite.writeFiles}; tag v4.4.0).
  */
 final class PostCommitHooks {
   private PostCommitHooks() {}
 
-  /** Returns the names of a transaction's hooks that are not known to be harmless; null if it is not known. */
+  /** Returns the names of a transaction's hooks that may do harm; null without a transaction. */
   static ArrayNode of(OptimisticTransaction transaction) {
     if (transaction == null) {
       return null;
@@ -44,7 +44,7 @@ final class PostCommitHooks {
     return names;
   }
 
-  /** Returns the names of those that every commit to a table runs, as far as its metadata shows them. */
+  /** Returns the names of the hooks that may do harm and that, by the table's metadata, every commit runs. */
   static ArrayNode of(Snapshot snapshot) {
     ArrayNode names = CommitBody.JSON.createArrayNode();
     if (snapshot.version() < 0) {
@@ -62,13 +62,13 @@ final class PostCommitHooks {
     return names;
   }
 
-  /** Tells whether it is on the list of what is harmless, or does nothing with these settings. */
+  /** Returns whether a hook is known to be harmless, or does nothing with these settings. */
   private static boolean isHarmless(PostCommitHook hook, Metadata metadata, Protocol protocol) {
     if (hook == ChecksumHook$.MODULE$ || hook instanceof UpdateMetricsHook) {
       return true;
     }
     if (hook == CheckpointHook$.MODULE$ || hook instanceof Checkpoints) {
-      // Of such a table the checkpoint is a commit.
+      // In a table with this feature a checkpoint is a commit.
       return !protocol.isFeatureSupported(AdaptiveMetadataTableFeature$.MODULE$);
     }
     if (hook == HudiConverterHook$.MODULE$) {

@@ -19,12 +19,12 @@ import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
 
-/** How one kind of storage creates a file that must not exist yet, whole or not at all. */
+/** Creates a file, completely or not at all, on condition that it does not exist. */
 interface PutIfAbsent {
   /**
-   * What the C library says of the errors that mean that no link was made, and none will be: EPERM, EOPNOTSUPP, ENOSYS,
-   * EMLINK, EXDEV, EROFS. Java has the words only. In another language, and with every other error, it is not known: a
-   * server of NFS may make a link whose client gave up waiting (EIO, ETIMEDOUT).
+   * The C library's messages of the errors after which no link exists, now or later: EPERM, EOPNOTSUPP, ENOSYS, EMLINK,
+   * EXDEV, EROFS. Java has only the message. After any other error, or with messages in another language, the outcome
+   * is unknown: an NFS server may create a link after its client timed out (EIO, ETIMEDOUT).
    */
   Set<String> NO_LINK = Set.of(
       "Operation not permitted",
@@ -37,21 +37,21 @@ interface PutIfAbsent {
   /**
    * Creates the file.
    *
-   * @throws FileAlreadyExistsException there is one; it may be ours, if an earlier answer was lost
-   * @throws RejectedException nothing was stored, and nothing of it is on its way
-   * @throws IOException anything else: it may have been stored, or be on its way
+   * @throws FileAlreadyExistsException the file exists; an earlier put with a lost response may have created it
+   * @throws RejectedException nothing was stored, and nothing will be
+   * @throws IOException any other failure: the content may have been stored, or may be stored later
    */
   void put(Path path, byte[] content, Configuration conf) throws IOException;
 
   /**
-   * Makes sure, before a version file is put, that {@link #put} does not replace an existing file on its storage.
+   * Makes sure, before a version file is put, that {@link #put} does not replace an existing file in its storage.
    *
-   * @throws CommitRefusedException it does
-   * @throws IOException the storage gave no answer that proves it
+   * @throws CommitRefusedException {@link #put} replaces files
+   * @throws IOException the storage gave no response that proves it
    */
   void requireProof(VersionFile file, Configuration conf) throws IOException;
 
-  /** A store's definite no. */
+  /** A store definitely did not store the content. */
   final class RejectedException extends IOException {
     private static final long serialVersionUID = 1L;
 
@@ -72,17 +72,17 @@ interface PutIfAbsent {
       FSDataOutputStreamBuilder<?, ?> builder = fs.createFile(path);
       FSDataOutputStream out;
       try {
-        // Whether it exists is for S3 to say, with the PUT. S3A's own look at it before that could only be outdated.
+        // S3 checks with the PUT whether the file exists. S3A's earlier check would add nothing, so it is turned off.
         out = builder
             .overwrite(true)
             .must("fs.option.create.conditional.overwrite", true)
             .opt("fs.s3a.create.performance", true)
             .build();
       } catch (IOException | RuntimeException e) {
-        // A file system that cannot do it says so here.
+        // The file system does not support the option.
         throw new RejectedException(e);
       }
-      // Nothing is sent before the end, unless it is larger than a part; that is made one object by the end, too.
+      // Nothing is sent before close(), except parts of a large content, which close() combines to an object.
       boolean written = false;
       try {
         out.write(content);
@@ -97,28 +97,22 @@ interface PutIfAbsent {
       try {
         out.close();
       } catch (IOException e) {
-        throw explained(e, path);
+        // S3A and the SDK retry, and return only the last response. So even a 403 does not prove that an earlier
+        // request of this put was not stored.
+        throw statusOf(e) == 412 ? new FileAlreadyExistsException(path.toString()) : e;
       }
     }
 
     @Override
     public void requireProof(VersionFile file, Configuration conf) throws IOException {
-      // Many servers speak this protocol, and some ignore the header.
+      // Some servers of this protocol ignore the header.
       ConditionalPutProof.require(this, file, conf);
     }
 
-    /**
-     * Tells a version that exists from everything else. S3A and the SDK repeat a request by themselves, and show its
-     * last answer only: even a 403 does not tell that an earlier request of this very put was not stored.
-     */
-    private static IOException explained(IOException e, Path path) {
-      return statusOf(e) == 412 ? new FileAlreadyExistsException(path.toString()) : e;
-    }
-
-    /** Returns the HTTP status behind an exception of S3A, 0 if there was no answer. */
+    /** Returns the HTTP status that caused an exception of S3A; 0 if there was no response. */
     private static int statusOf(Throwable e) {
-      for (Throwable layer = e; layer != null; layer = layer.getCause()) {
-        if (layer instanceof software.amazon.awssdk.awscore.exception.AwsServiceException service) {
+      for (Throwable cause = e; cause != null; cause = cause.getCause()) {
+        if (cause instanceof software.amazon.awssdk.awscore.exception.AwsServiceException service) {
           return service.statusCode();
         }
       }
@@ -126,7 +120,7 @@ interface PutIfAbsent {
     }
   }
 
-  /** A local disk: a file of another name, then a hard link, which fails if the name exists. */
+  /** A local disk: writes a temporary file, and creates a hard link to it, which fails if the name exists. */
   final class HardLink implements PutIfAbsent {
     @Override
     public void put(Path path, byte[] content, Configuration conf) throws IOException {
@@ -138,19 +132,19 @@ interface PutIfAbsent {
           Files.createDirectories(target.getParent());
           try (FileChannel channel =
               FileChannel.open(temporary, StandardOpenOption.CREATE_NEW, StandardOpenOption.WRITE)) {
-            ByteBuffer left = ByteBuffer.wrap(content);
-            while (left.hasRemaining()) {
-              channel.write(left);
+            ByteBuffer buffer = ByteBuffer.wrap(content);
+            while (buffer.hasRemaining()) {
+              channel.write(buffer);
             }
             channel.force(true);
           }
-          // A checksum that an earlier file of this name has left behind would condemn this one.
+          // The checksum file of an earlier file of this name would not match this file.
           Files.deleteIfExists(target.resolveSibling("." + target.getFileName() + ".crc"));
         } catch (IOException e) {
           throw new RejectedException(e);
         }
         PutIfAbsent.link(target, temporary);
-        // The name has to survive a power cut, too.
+        // The new name must survive a power failure, too.
         try (FileChannel folder = FileChannel.open(target.getParent(), StandardOpenOption.READ)) {
           folder.force(true);
         }
@@ -161,18 +155,18 @@ interface PutIfAbsent {
 
     @Override
     public void requireProof(VersionFile file, Configuration conf) {
-      // link(2) fails where the name exists: POSIX demands it, and the kernel does it.
+      // POSIX requires that link(2) fails if the name exists.
     }
   }
 
-  /** Gives a file its final name, which must be free. */
+  /** Links a file to its final name, which must be free. */
   private static void link(java.nio.file.Path target, java.nio.file.Path temporary) throws IOException {
     try {
       Files.createLink(target, temporary);
     } catch (AccessDeniedException | UnsupportedOperationException e) {
       throw noLink(target, e);
     } catch (FileSystemException e) {
-      // Of a name that exists, or a folder that does not, Java says no more than that.
+      // Java throws this class also if the name exists, or its folder does not.
       throw e.getReason() != null && NO_LINK.contains(e.getReason()) ? noLink(target, e) : e;
     }
   }
@@ -184,7 +178,7 @@ interface PutIfAbsent {
     return cause instanceof IOException failure ? failure : new IOException(cause);
   }
 
-  /** A file system for which Delta's own log store puts if absent. */
+  /** A file system on which Delta's own log store creates files only if they are absent. */
   record Delegated(io.delta.storage.LogStore store) implements PutIfAbsent {
     @Override
     public void put(Path path, byte[] content, Configuration conf) throws IOException {
@@ -194,8 +188,8 @@ interface PutIfAbsent {
 
     @Override
     public void requireProof(VersionFile file, Configuration conf) {
-      // HDFS, Azure and Google each have one service, whose rename or create is documented to fail where the name exists.
-      // A trial would prove nothing: Delta's stores for them look whether the file exists before they ask the service.
+      // The services of HDFS, Azure and Google document that their rename or create fails if the name exists. A trial
+      // would prove nothing, because Delta's stores check whether the file exists before they call the service.
     }
   }
 }

@@ -10,8 +10,8 @@ import java.nio.charset.StandardCharsets;
 import java.security.MessageDigest;
 
 /**
- * The guard of one Python process, which is asked over a TCP connection of its own ({@code guard_server.py}): one
- * question a connection, so that a process that ended is found out at once.
+ * The guard of one Python process ({@code guard_server.py}). Each question opens a TCP connection, which fails at once
+ * if the process has ended.
  */
 final class PythonGuard implements CommitGuard {
   private final InetSocketAddress address;
@@ -20,10 +20,10 @@ final class PythonGuard implements CommitGuard {
   private final long timeoutMillis;
 
   /**
-   * @param port on 127.0.0.1
-   * @param questionKey by which Python knows this JVM
-   * @param answerKey by which this JVM knows Python
-   * @param timeoutMillis to wait for an answer
+   * @param port port on 127.0.0.1
+   * @param questionKey secret with which this JVM proves itself
+   * @param answerKey secret with which Python proves itself
+   * @param timeoutMillis milliseconds to wait for an answer
    */
   PythonGuard(int port, String questionKey, String answerKey, long timeoutMillis) {
     address = new InetSocketAddress("127.0.0.1", port);
@@ -32,25 +32,25 @@ final class PythonGuard implements CommitGuard {
     this.timeoutMillis = timeoutMillis;
   }
 
-  /** How long to wait for an answer. */
+  /** Returns the milliseconds to wait for an answer. */
   long timeoutMillis() {
     return timeoutMillis;
   }
 
-  /** Makes sure that Python can be reached, and is the right one. */
-  void greet() throws IOException {
+  /** Makes sure that the Python process can be reached. */
+  void connect() throws IOException {
     check("");
   }
 
   /**
-   * Returns the answer.
+   * Sends a question and returns the answer.
    *
    * @throws java.net.ConnectException the process has ended
-   * @throws IOException no answer, or one of somebody else
+   * @throws IOException there is no answer, or another process listens on the port
    */
   @Override
   public String check(String request) throws IOException {
-    // A channel, because an interrupt closes it.
+    // An interrupt closes a channel, but not a socket.
     try (SocketChannel channel = SocketChannel.open(address)) {
       OutputStream out = channel.socket().getOutputStream();
       out.write((questionKey + "\n" + request + "\n").getBytes(StandardCharsets.UTF_8));
@@ -59,7 +59,7 @@ final class PythonGuard implements CommitGuard {
       String key = answers.readLine();
       String answer = key != null && isAnswerKey(key) ? answers.readLine() : null;
       if (answer == null) {
-        throw new IOException("what listens on " + address + " is not the Python process that was to be asked");
+        throw new IOException("the process that listens on " + address + " is not the Python process of this guard");
       }
       return answer;
     }

@@ -14,20 +14,20 @@ import scala.collection.immutable.Map;
 import scala.collection.immutable.Seq;
 
 /**
- * The version of a table that the transaction of this thread has read, or that there was no table.
+ * The version of a table that the transaction of this thread has read, or the fact that there was no table.
  *
- * <p>A commit that waits for its lock must not land in another table at the same location, made in the meantime: there
- * it would refer to data files that were deleted. So the file of the version that was read must still be the same. A
- * commit that creates the table needs its own data files, and a log without versions.
+ * <p>A commit that waits for its lock must not go to another table that was created at the same location meanwhile.
+ * There it would refer to deleted data files. So the file of the version that was read must be unchanged. A commit that
+ * creates the table needs its own data files, and a log without versions.
  */
 final class ReadVersion {
-  /** {@code version} of a transaction that found no table. */
+  /** {@code version} if there was no table. */
   private static final long NO_TABLE = -1;
 
   private final Path file;
   private final long version;
   private final long modified;
-  private final FileStatus known;
+  private final FileStatus status;
   private final Snapshot snapshot;
 
   private ReadVersion(VersionFile next, Snapshot snapshot) {
@@ -36,19 +36,19 @@ final class ReadVersion {
     file = VersionFile.in(next.path().getParent(), Math.max(version, 0));
     modified = snapshot.logSegment().lastCommitFileModificationTimestamp();
     Seq<FileStatus> deltas = snapshot.logSegment().deltas();
-    // Behind a checkpoint there may be none, and several versions may be in one compacted file.
-    known = deltas.isEmpty() || !deltas.last().getPath().getName().equals(file.getName()) ? null : deltas.last();
+    // The snapshot may consist of a checkpoint only, or have several versions in one compacted file.
+    status = deltas.isEmpty() || !deltas.last().getPath().getName().equals(file.getName()) ? null : deltas.last();
   }
 
-  /** Returns what the transaction of this thread has read; null if the thread has no transaction on this table. */
+  /** Returns the version that the transaction of this thread has read; null if it has no transaction on this table. */
   static ReadVersion of(VersionFile next) {
     OptimisticTransaction active = ActiveTransaction.of(next.table());
     return active == null ? null : new ReadVersion(next, active.snapshot());
   }
 
   /**
-   * Returns the age at which VACUUM deletes a file that is not in the table, in milliseconds: by the snapshot of this
-   * thread's transaction, or by the newest that this driver has if another connector commits.
+   * Returns the age at which VACUUM deletes a file that is not in the table, in milliseconds. It is read from the
+   * snapshot of this thread's transaction, or from the driver's newest snapshot if another connector commits.
    */
   static long retentionMillis(VersionFile next) {
     OptimisticTransaction active = ActiveTransaction.of(next.table());
@@ -58,29 +58,30 @@ final class ReadVersion {
     return DeltaLog.tombstoneRetentionMillis(snapshot.metadata());
   }
 
-  /** Returns {@code version} (-1: no table) and {@code properties} of the table whose names begin with a prefix. */
+  /** Returns {@code version} (-1: no table) and {@code properties}, the table's properties with a prefix. */
   ObjectNode toJson(String prefix) {
-    ObjectNode found = CommitBody.JSON.createObjectNode();
-    found.put("version", version);
-    ObjectNode properties = found.putObject("properties");
-    if (version == NO_TABLE) {
-      // Delta's snapshot of no table has the session's defaults for new tables.
-      return found;
+    ObjectNode json = CommitBody.JSON.createObjectNode();
+    json.put("version", version);
+    ObjectNode properties = json.putObject("properties");
+    // Without a table, Delta's snapshot has the session's default properties for new tables.
+    if (version != NO_TABLE) {
+      Map<String, String> all = snapshot.metadata().configuration();
+      all.foreach(pair -> pair._1().startsWith(prefix) ? properties.put(pair._1(), pair._2()) : null);
     }
-    Map<String, String> all = snapshot.metadata().configuration();
-    all.foreach(pair -> pair._1().startsWith(prefix) ? properties.put(pair._1(), pair._2()) : null);
-    return found;
+    return json;
   }
 
   /**
-   * Returns whether a commit can follow: the table still has this version, or there is still no table.
+   * Returns whether the transaction can commit: the table still has this version, or there is still no table.
    *
-   * @param written paths of the data files that were written for the commit, relative to the table
+   * @param newFiles paths of the commit's data files, relative to the table
    */
-  boolean stands(Set<String> written, Configuration conf) throws IOException {
+  boolean isCurrent(Set<String> newFiles, Configuration conf) throws IOException {
     if (version == NO_TABLE) {
-      return NewTable.isComplete(file.getParent(), written, conf);
+      return NewTable.isComplete(file.getParent(), newFiles, conf);
     }
-    return known == null ? SameFile.isThere(file, modified, conf) : SameFile.isThere(file, known, conf);
+    return status == null
+        ? FileIdentity.isUnchanged(file, modified, conf)
+        : FileIdentity.isUnchanged(file, status, conf);
   }
 }

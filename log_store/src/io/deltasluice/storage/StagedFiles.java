@@ -11,7 +11,7 @@ import org.apache.hadoop.fs.Path;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** The files of writes that wait for their lock, or had it: what can be deleted if nothing was committed. */
+/** The data files of writes with a ticket. They can be deleted if the write commits nothing. */
 public final class StagedFiles {
   private static final Logger LOG = LoggerFactory.getLogger(StagedFiles.class);
   private static final Map<String, StagedFiles> BY_TICKET = new ConcurrentHashMap<>();
@@ -26,16 +26,15 @@ public final class StagedFiles {
     this.conf = conf;
   }
 
-  /** Takes note of the files that a write has made. */
-  static void remember(String ticket, VersionFile file, CommitBody body, Configuration conf) {
-    BY_TICKET.computeIfAbsent(ticket, key -> new StagedFiles(new Path(file.table()), body.written(), conf));
+  /** Registers the data files of a write. */
+  static void add(String ticket, VersionFile file, CommitBody body, Configuration conf) {
+    BY_TICKET.computeIfAbsent(ticket, key -> new StagedFiles(new Path(file.table()), body.newFiles(), conf));
   }
 
   /**
-   * Deletes the files of a write, and forgets it. To be called only if it is certain that it is not in the table, and
-   * never will be.
+   * Deletes the data files of a write. The caller must know that no commit has them, now or later.
    *
-   * @return how many were deleted; what could not be is left to VACUUM
+   * @return number of deleted files; VACUUM deletes files that could not be deleted
    */
   public static int delete(String ticket) {
     StagedFiles staged = BY_TICKET.remove(ticket);
@@ -48,18 +47,18 @@ public final class StagedFiles {
           deleted += path.getFileSystem(staged.conf).delete(path, false) ? 1 : 0;
         }
       } catch (IOException | RuntimeException e) {
-        LOG.warn("{} belongs to no commit and could not be deleted; VACUUM will", name, e);
+        LOG.warn("{} belongs to no commit and could not be deleted; VACUUM will delete it", name, e);
       }
     }
     return deleted;
   }
 
-  /** Gives the files of a write out of hand, before its put: from now on they may belong to a commit. */
+  /** Unregisters the data files of a write before its put, after which a commit may have them. */
   static StagedFiles take(String ticket) {
     return BY_TICKET.remove(ticket);
   }
 
-  /** Takes them back: the put was definitely not stored. */
+  /** Registers the files again, after the put was definitely not stored. */
   void putBack(String ticket) {
     BY_TICKET.put(ticket, this);
   }

@@ -9,53 +9,54 @@ import org.apache.spark.sql.delta.DeltaLog;
 import org.apache.spark.sql.delta.Snapshot;
 import scala.Option;
 
-/** What Python wants to know before a write goes through the gate, in one answer: each call from there takes its time. */
+/** Facts that Python needs before a write goes through the gate. One call returns all, because calls are slow. */
 public final class StagingFacts {
   private static final String IDENTITY = "\"delta.identity.";
 
   private StagingFacts() {}
 
   /**
-   * Returns what is known of a write, as a JSON object.
+   * Returns the facts about a write, as a JSON object.
    *
-   * @param session the writer's
-   * @param other that of the rows that are written, whose settings count too; null if it is the same
-   * @param reads the plans, columns and SQL conditions that the caller gave, see {@link PlanReads#add}
-   * @param location of the table
-   * @param settings names of settings of a session, with commas
-   * @return {@code guard} (mode), {@code settings} (a list of values by name, of each session),
-   *     {@code version} (of the table, the newest that this driver knows), {@code identity} (whether it has such columns),
-   *     {@code dated} (whether its commits have in-commit timestamps),
-   *     {@code table_id} (Delta's), {@code hooks} (see {@link PostCommitHooks#of(Snapshot)}), {@code reads} (see
+   * @param session session of the writer
+   * @param rowSession session of the rows, whose settings count too; null if it is the writer's
+   * @param reads plans, columns and SQL conditions of the write, see {@link PlanReads#add}
+   * @param location location of the table
+   * @param settings names of session settings, separated by commas
+   * @return {@code guard} (the guard's mode), {@code settings} (for each session an object with the values by name),
+   *     {@code version} (newest version of the table that this driver has loaded), {@code identity} (whether the table
+   *     has identity columns), {@code dated} (whether its commits have in-commit timestamps), {@code table_id} (Delta's
+   *     id of the table), {@code hooks} (see {@link PostCommitHooks#of(Snapshot)}), {@code reads} (see
    *     {@link PlanReads})
    */
-  public static String of(SparkSession session, SparkSession other, List<?> reads, String location, String settings) {
+  public static String of(
+      SparkSession session, SparkSession rowSession, List<?> reads, String location, String settings) {
     ObjectNode facts = CommitBody.JSON.createObjectNode();
     facts.put("guard", session.sparkContext().conf().get(Guard.MODE, "required"));
     ArrayNode sessions = facts.putArray("settings");
-    named(session, settings, sessions.addObject());
-    if (other != null) {
-      named(other, settings, sessions.addObject());
+    putSettings(sessions.addObject(), session, settings);
+    if (rowSession != null) {
+      putSettings(sessions.addObject(), rowSession, settings);
     }
     Snapshot snapshot = DeltaLog.forTable(session, location).unsafeVolatileSnapshot();
     facts.put("version", snapshot.version());
     facts.put("identity", snapshot.version() >= 0 && snapshot.metadata().schemaString().contains(IDENTITY));
-    facts.put("dated", snapshot.version() >= 0 && isDated(snapshot));
+    facts.put("dated", snapshot.version() >= 0 && hasInCommitTimestamps(snapshot));
     facts.put("table_id", snapshot.version() < 0 ? null : snapshot.metadata().id());
     facts.set("hooks", PostCommitHooks.of(snapshot));
-    PlanReads plans = new PlanReads(other == null ? session : other, facts.putArray("reads"));
+    PlanReads plans = new PlanReads(rowSession == null ? session : rowSession, facts.putArray("reads"));
     reads.forEach(plans::add);
     return facts.toString();
   }
 
-  private static boolean isDated(Snapshot snapshot) {
+  private static boolean hasInCommitTimestamps(Snapshot snapshot) {
     return (Boolean) DeltaConfigs.IN_COMMIT_TIMESTAMPS_ENABLED().fromMetaData(snapshot.metadata());
   }
 
-  private static void named(SparkSession session, String settings, ObjectNode found) {
+  private static void putSettings(ObjectNode values, SparkSession session, String settings) {
     for (String name : settings.split(",")) {
       Option<String> value = session.conf().getOption(name);
-      found.put(name, value.isDefined() ? value.get() : null);
+      values.put(name, value.isDefined() ? value.get() : null);
     }
   }
 }

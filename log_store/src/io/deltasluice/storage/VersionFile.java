@@ -9,7 +9,7 @@ record VersionFile(Path path, String table, long version) {
   private static final String LOG = "_delta_log";
   private static final Pattern NAME = Pattern.compile("(\\d{20})\\.json");
 
-  /** Returns what {@code path} stands for, or null if it is no version file. */
+  /** Returns the version file at a path, or null for any other file. */
   static VersionFile of(Path path) {
     Matcher name = NAME.matcher(path.getName());
     Path log = path.getParent();
@@ -19,12 +19,12 @@ record VersionFile(Path path, String table, long version) {
     return new VersionFile(path, log.getParent().toString(), Long.parseLong(name.group(1)));
   }
 
-  /** Returns the file of a version in a table's log folder. */
+  /** Returns the path of a version's file in a table's log folder. */
   static Path in(Path log, long version) {
     return new Path(log, String.format("%020d.json", version));
   }
 
-  /** Tells whether {@code path} is a commit that a coordinator or a catalog decides on, not the log. */
+  /** Returns whether a path is a staged commit, which a coordinator or a catalog commits later. */
   static boolean isStagedCommit(Path path) {
     Path folder = path.getParent();
     return folder != null
