@@ -1,6 +1,6 @@
-"""A fair lock on Delta tables, handed out by ZooKeeper. Needs kazoo and nothing else; knows nothing of Spark.
+"""A fair lock on Delta tables, granted by ZooKeeper. Depends on kazoo only, and not on Spark.
 
-Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`: the tree is drawn in ``lock_manager.errors``.
+Use :class:`ZookeeperLockManager`. Every error is a :class:`SluiceError`; ``lock_manager.errors`` shows the tree.
 """
 
 from lock_manager.coordinator import Hold, Intents, LockManager

@@ -1,4 +1,4 @@
-"""A secret from AWS Secrets Manager, for the driver that makes the lock manager (extra ``aws``)."""
+"""Read a secret from AWS Secrets Manager (extra ``aws``), for the driver that creates the lock manager."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from lock_manager.errors import SettingsError
 
 _CONNECT_SECONDS = 5
 _READ_SECONDS = 10
-#: ARN of a secret; the group ``region`` is the AWS region that has it.
+#: ARN of a secret; the group ``region`` is its AWS region.
 ARN = re.compile(r"arn:aws[a-z-]*:secretsmanager:(?P<region>[a-z0-9-]+):\d{12}:secret:\S+")
 
 
 @functools.lru_cache(maxsize=4)
 def fetch(arn: str) -> str:
-    """Return the text of a secret, asked for once per process: each locked block reads the settings again.
+    """Return the text of a secret; requested once per process, although each locked block reads the settings again.
 
     Args:
-        arn: ``arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME``; boto3 finds the AWS credentials as it always does.
+        arn: ``arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME``. boto3 finds the AWS credentials by its own rules.
 
     Raises:
-        SettingsError: it is no such ARN, boto3 is not installed, or AWS does not give the secret.
+        SettingsError: The ARN is malformed, boto3 is not installed, or AWS refuses the secret.
 
     """
     match = ARN.fullmatch(arn)
     if match is None:
-        # It is not shown: somebody may have put the secret itself there.
-        raise SettingsError("SLUICE_ZK_SECRET is no arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME")
+        # The message leaves the value out: it may be the secret itself.
+        raise SettingsError("SLUICE_ZK_SECRET must be arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME")
     try:
         import boto3  # noqa: PLC0415 (an extra, and half a second)
-        from botocore.config import Config  # noqa: PLC0415 (likewise)
-        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 (likewise)
+        from botocore.config import Config  # noqa: PLC0415
+        from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
     except ImportError:
         raise SettingsError(
             "SLUICE_ZK_SECRET needs the package boto3: pip install '.[aws]' in a clone of Sluice"
@@ -43,28 +43,26 @@ def fetch(arn: str) -> str:
     config = Config(connect_timeout=_CONNECT_SECONDS, read_timeout=_READ_SECONDS, retries={"total_max_attempts": 3})
     try:
         client = boto3.client("secretsmanager", region_name=match["region"], config=config)
-        with _unlogged():
-            answer = client.get_secret_value(SecretId=arn)
-    except ClientError as error:
-        reason = error.response.get("Error", {}).get("Code", "ClientError")
-        raise SettingsError(f"SLUICE_ZK_SECRET={arn}: AWS does not give it ({reason})") from error
-    except BotoCoreError as error:
-        raise SettingsError(f"SLUICE_ZK_SECRET={arn}: AWS does not give it ({error})") from error
-    if "SecretString" not in answer:
+        with _response_not_logged():
+            response = client.get_secret_value(SecretId=arn)
+    except (ClientError, BotoCoreError) as error:
+        code = error.response.get("Error", {}).get("Code", "ClientError") if isinstance(error, ClientError) else error
+        raise SettingsError(f"SLUICE_ZK_SECRET={arn}: AWS does not return the secret ({code})") from error
+    if "SecretString" not in response:
         raise SettingsError(f"SLUICE_ZK_SECRET={arn}: the secret is binary and must be JSON text")
-    return str(answer["SecretString"])
+    return str(response["SecretString"])
 
 
 @contextmanager
-def _unlogged() -> Iterator[None]:
-    """Keep the answer out of the log: botocore writes every body there at DEBUG."""
-    parsers, asking = logging.getLogger("botocore.parsers"), threading.get_ident()
+def _response_not_logged() -> Iterator[None]:
+    """Keep this thread's response out of the log: botocore logs every body at DEBUG."""
+    logger, thread_id = logging.getLogger("botocore.parsers"), threading.get_ident()
 
-    def is_another_threads(record: logging.LogRecord) -> bool:
-        return record.thread != asking
+    def is_from_another_thread(record: logging.LogRecord) -> bool:
+        return record.thread != thread_id
 
-    parsers.addFilter(is_another_threads)
+    logger.addFilter(is_from_another_thread)
     try:
         yield
     finally:
-        parsers.removeFilter(is_another_threads)
+        logger.removeFilter(is_from_another_thread)

@@ -11,22 +11,22 @@ def split_column_names(text: str) -> tuple[str, ...]:
     """Split a comma-separated list of column names; backticks quote a name that contains a comma.
 
     Args:
-        text: for example ``year,`a,b```. Two backticks within backticks are one.
+        text: For example ``year,`a,b```. Two backticks within backticks stand for one.
 
     Returns:
-        The names; an empty one where the list has nothing between two commas.
+        The names; an empty name where the list has nothing between two commas.
 
     Raises:
-        ValueError: a backtick without its counterpart, or text next to a quoted name.
+        ValueError: A backtick has no counterpart, or a quoted name has text next to it.
 
     """
     names: list[str] = []
-    at = 0
+    position = 0
     while True:
-        match = _NAME.match(text, at)
+        match = _NAME.match(text, position)
         if match is None:
             raise ValueError(f"{text!r} has a backtick without its counterpart, or text next to a quoted name")
         names.append(match[1].replace("``", "`") if match[1] is not None else match[2].strip())
-        at = match.end()
+        position = match.end()
         if not match[3]:
             return tuple(names)

@@ -1,4 +1,4 @@
-"""One deadline over everything that a request takes, on the monotonic clock."""
+"""One deadline over all steps of a request, on the monotonic clock."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import time
 
 
 class Deadline:
-    """A point in monotonic time up to which something may take."""
+    """A deadline that starts when it is created.
+
+    Args:
+        seconds: Time until the deadline.
+
+    """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._start = time.monotonic()
 
     def remaining(self) -> float:
-        """Seconds left, never negative."""
+        """Return the seconds left, never negative."""
         return max(0.0, self._start + self.seconds - time.monotonic())
 
     def elapsed(self) -> float:
-        """Seconds since it was set."""
+        """Return the seconds since it was created."""
         return time.monotonic() - self._start

@@ -1,14 +1,14 @@
-"""Intents: what a hold was about to put into a table's log, kept where it outlives the hold.
+"""Intents: records of the versions that a hold was about to put, stored so that they outlive the hold.
 
 Just before a version file is put, the request that confirms the hold also writes its intent. The release removes the
 intent once the outcome of every put is known. So an intent that a new holder finds is unfinished: its writer was
-killed, paused or cut off, and its put may still arrive. Before the new holder reads anything it fills that version with
-an empty commit, unless the version is there already. Then the late put can only fail.
+killed, paused or cut off, and its put may still arrive. Before the new holder reads anything, it fills that version
+with an empty commit, unless the version exists already. Then the late put can only fail.
 
-An attempt belongs to its hold and table, not to the block of code that made it: it stays open until its outcome is
+An attempt belongs to its hold and table, not to the block of code that made it. It stays open until its outcome is
 known, however many blocks begin and end under the hold in between.
 
-Pure: the coordinator keeps the intents.
+This module has the rule only; the coordinator stores the intents.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 NO_VERSION = -1
-"""The newest version of a table that is not there."""
+"""The newest version of a table that does not exist."""
 
 UNREADABLE = 2**63 - 1
-"""The version of an intent that cannot be read: of another release, say. It may be any."""
+"""The version of an intent that cannot be read, for example one of another release. It may be any version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """What a hold was about to put.
+    """A version that a hold was about to put.
 
     Attributes:
-        hold_id: of the hold; the znode's name begins with it.
-        version: of the table.
-        txn: Delta's name of the transaction, None if it has none.
-        attempt: unique name of this attempt.
-        token: fencing token of the hold.
+        hold_id: Id of the hold; the znode's name begins with it.
+        version: Version of the table.
+        txn: Delta's transaction id; None if it has none.
+        attempt: Unique id of this attempt to put.
+        token: Fencing token of the hold.
 
     """
 
@@ -44,39 +44,39 @@ class Intent:
     token: int
 
     def data(self) -> bytes:
-        """Return what its znode holds."""
+        """Return the content of its znode."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def parse(cls, data: bytes) -> Intent:
-        """Read what :meth:`data` wrote.
+        """Parse the content of a znode that :meth:`data` wrote.
 
         Raises:
-            ValueError: something else is there.
+            ValueError: The content is malformed.
 
         """
         try:
-            said = json.loads(data)
+            record = json.loads(data)
             return cls(
-                hold_id=str(said["hold_id"]),
-                version=int(said["version"]),
-                txn=None if said["txn"] is None else str(said["txn"]),
-                attempt=str(said["attempt"]),
-                token=int(said["token"]),
+                hold_id=str(record["hold_id"]),
+                version=int(record["version"]),
+                txn=None if record["txn"] is None else str(record["txn"]),
+                attempt=str(record["attempt"]),
+                token=int(record["token"]),
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"no intent: {data[:100]!r}") from error
+            raise ValueError(f"not an intent: {data[:100]!r}") from error
 
 
 def version_to_fill(intents: Iterable[Intent], newest: int) -> int | None:
-    """Return the version that a new holder has to see filled before it reads, None if there is none.
+    """Return the version that must be filled before a new holder reads; None if every intended version exists.
 
-    Any intent of a version that is not there yet asks for the next one: also if another does not fit, because it cannot
-    be read, or because the table was dropped and made again under that hold. An empty commit costs little.
+    That is always the next version. An intent may name a later one: it may be unreadable, or the table may have been
+    dropped and created again under that hold. An empty commit costs little.
 
     Args:
-        intents: that holds before left behind.
-        newest: version of the table, which must exist: an empty commit would make none.
+        intents: Unfinished intents of earlier holds.
+        newest: Newest version of the table, which must exist: an empty commit creates no table.
 
     """
     return newest + 1 if any(intent.version > newest for intent in intents) else None

@@ -1,17 +1,18 @@
-"""The rule on nested acquires: what each thread of this process holds, through any of its lock managers.
+"""The rule on nested acquires, over all lock managers of this process.
 
 A thread that holds a lock and waits for another can be part of a deadlock. One rule prevents this in each *ensemble*: a
-thread gets again what it already holds, and may wait only for tables that come later in the order of tables than all
-that it holds. So no two threads wait for each other. Managers of one ensemble count as one, however their host lists
-are spelled: the UUID at the lock root identifies the ensemble. Different lock roots and ensembles are unrelated.
+thread may acquire again the locks that it already holds. It may wait only for tables that come later in the order of
+tables than all tables that it holds. So no two threads wait for each other. Managers of one ensemble count as one,
+however their host lists are spelled: the UUID at the lock root identifies the ensemble. Different lock roots and
+ensembles are unrelated.
 
-What this cannot decide:
+The rule does not cover:
 
 * Two ensembles, or two lock roots of one: there is no order between them. A thread that holds a table in the first and
-  waits in the second may wait for one that does the reverse, until the deadline of one of the two.
-* Threads that wait for each other by other means: one that holds a table and joins a thread that asks for it. A hold
-  counts for the thread that acquired it, whoever works under it.
-* An ensemble that was restored from a copy of another one has the UUID of that one, and counts as the same.
+  waits in the second may wait for a thread that does the reverse, until the deadline of one of the two.
+* Threads that wait for each other by other means, such as a thread that holds a table and joins a thread that asks for
+  it. A hold counts for the thread that acquired it, whichever thread works under it.
+* An ensemble that was restored from a copy of another ensemble. It has the same UUID and counts as the same ensemble.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from lock_manager.scope import TableScope
 _H = TypeVar("_H", bound=Hold)
 
 
-class Registry:
-    """Holds by the thread that acquired them, in the order of their acquisition; thread-safe.
+class HoldRegistry:
+    """The holds of each thread, in the order of their acquisition; thread-safe.
 
-    It keeps nothing alive: a hold that stands is kept by its manager's threads.
+    It keeps no hold alive: the threads of a manager do that while the hold stands.
     """
 
     def __init__(self) -> None:
@@ -45,70 +46,70 @@ class Registry:
         self._holds = weakref.WeakKeyDictionary()
 
     def add(self, hold: Hold) -> None:
-        """Note that ``hold.thread`` has it."""
+        """Add a hold for ``hold.thread``."""
         with self._lock:
-            self._holds[hold.thread] = (*self._others(hold), weakref.ref(hold))
+            self._holds[hold.thread] = (*self._without(hold), weakref.ref(hold))
 
     def remove(self, hold: Hold) -> None:
-        """Note that it was released, or that its manager was closed."""
+        """Remove a hold that was released, or whose manager was closed."""
         with self._lock:
-            self._holds[hold.thread] = self._others(hold)
+            self._holds[hold.thread] = self._without(hold)
 
     def of(self, thread: threading.Thread) -> list[Hold]:
-        """Return what a thread has, in every ensemble; also what is lost and not given back."""
+        """Return the holds of a thread in every ensemble, including lost ones that were not released."""
         with self._lock:
-            known = self._holds.get(thread, ())
-        return [hold for each in known if (hold := each()) is not None]
+            references = self._holds.get(thread, ())
+        return [hold for reference in references if (hold := reference()) is not None]
 
-    def _others(self, hold: Hold) -> tuple[weakref.ref[Hold], ...]:
-        return tuple(each for each in self._holds.get(hold.thread, ()) if each() not in (None, hold))
+    def _without(self, hold: Hold) -> tuple[weakref.ref[Hold], ...]:
+        references = self._holds.get(hold.thread, ())
+        return tuple(reference for reference in references if reference() not in (None, hold))
 
 
-#: Of this process: the holds of its threads, whichever manager gave them.
-REGISTRY = Registry()
+#: The holds of this process, of every manager.
+REGISTRY = HoldRegistry()
 os.register_at_fork(after_in_child=REGISTRY.reset)
 
 
-def covering(held: Sequence[_H], wanted: Mapping[str, TableScope]) -> _H | None:
-    """Return the hold among ``held`` that covers what is asked for; None if they have nothing to do with it.
+def find_covering_hold(held: Sequence[_H], requested: Mapping[str, TableScope]) -> _H | None:
+    """Return the hold that covers a request; None if a new hold is needed.
 
     Args:
-        held: what a thread holds in one ensemble.
-        wanted: what it asks for there, by canonical URI of the table.
+        held: Holds of the thread in one ensemble.
+        requested: Requested scope there, by canonical URI of the table.
 
     Raises:
-        LockOrderError: it holds something that makes the request a possible deadlock.
+        LockOrderError: Waiting for the request could deadlock with a hold of the thread.
 
     """
     for hold in held:
-        if hold.covers(wanted):
+        if hold.covers(requested):
             return hold
     for hold in held:
-        for uri in wanted:
-            if uri in hold.scope and hold.scope[uri].covers(wanted[uri]):
-                raise LockOrderError(
-                    f"this thread holds {uri} already and asks for it together with others: ask for the others "
-                    "only, or for all of them at once in the beginning",
-                    resource=uri,
-                )
+        for uri, scope in requested.items():
             if uri in hold.scope:
-                raise LockOrderError(_sentence_on(hold.scope[uri], wanted[uri]), resource=uri)
+                raise LockOrderError(_overlap_message(hold.scope[uri], scope), resource=uri)
             if max(hold.scope) > uri:
                 raise LockOrderError(
-                    f"this thread holds {max(hold.scope)} and asks for {uri}, while another may hold them the "
-                    f"other way round: ask for both at once (acquire_all), or for {uri} first",
+                    f"this thread holds {max(hold.scope)} and asks for {uri}; another thread may hold {uri} and ask "
+                    f"for {max(hold.scope)}: acquire both at once (acquire_all), or {uri} first",
                     resource=uri,
                 )
     return None
 
 
-def _sentence_on(has: TableScope, wanted: TableScope) -> str:
-    if has.shared and not wanted.shared:
+def _overlap_message(held: TableScope, requested: TableScope) -> str:
+    if held.covers(requested):
         return (
-            f"this thread shares {has} and asks to have {wanted} alone: two that did so would wait for each other; "
-            "ask for it alone from the start, or release first"
+            f"this thread already holds {requested.table.uri} and asks for it together with other tables: ask for the "
+            "other tables only, or acquire all of them at once (acquire_all)"
+        )
+    if held.shared and not requested.shared:
+        return (
+            f"this thread holds a shared lock on {held} and asks for an exclusive lock on {requested}: two threads "
+            "that do so would wait for each other; acquire the exclusive lock from the start, or release first"
         )
     return (
-        f"this thread holds {has} and asks for {wanted}: two that did so may wait for each other; ask for all of "
-        "it at once, or release first"
+        f"this thread holds {held} and asks for {requested}: two threads that do so may wait for each other; acquire "
+        "all of it at once, or release first"
     )

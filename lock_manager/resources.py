@@ -1,18 +1,19 @@
-"""What is locked: a table's canonical URI, its key and its znode.
+"""The name under which a table is locked: its canonical URI, and the key derived from it.
 
-Two spellings of one table must be one lock, so every spelling goes through :func:`canonical_table_uri`:
+All spellings of one table must lead to one lock. :func:`canonical_table_uri` normalizes them:
 
-* ``s3://``, ``s3a://`` and ``s3n://`` are one scheme (``s3``): they are three clients of one store.
-* ``abfs``, ``abfss``, ``wasb`` and ``wasbs`` are one scheme (``abfs``), and the two endpoints of an Azure account,
-  ``ACCOUNT.blob.CLOUD`` and ``ACCOUNT.dfs.CLOUD``, are one host (``dfs``), in every cloud:
+* ``s3://``, ``s3a://`` and ``s3n://`` are three clients of one store, so they become one scheme (``s3``).
+* ``abfs``, ``abfss``, ``wasb`` and ``wasbs`` become one scheme (``abfs``). The two endpoints of an Azure account,
+  ``ACCOUNT.blob.CLOUD`` and ``ACCOUNT.dfs.CLOUD``, become one host (``dfs``), in every cloud:
   https://learn.microsoft.com/azure/storage/blobs/data-lake-storage-introduction-abfs-uri
 * Scheme and host are lower-case; ``hdfs``' default port is dropped.
-* No duplicate or trailing slashes; ``.`` and ``..`` are resolved, as Hadoop's ``Path`` does.
-* A local path is an absolute ``file:`` URI with symbolic links resolved.
+* Duplicate and trailing slashes are removed; ``.`` and ``..`` are resolved, as Hadoop's ``Path`` does.
+* A local path becomes an absolute ``file:`` URI with symbolic links resolved.
 * Nothing is percent-decoded: Hadoop's ``Path`` takes a string literally, and ``%20`` is a legal part of an S3 key.
 
-Two names of one store that do not show it (an S3 access point and its bucket, an HDFS name service and its name node)
-stay two: the table's adoption tells them apart, see :mod:`lock_manager.table_records.adoption`.
+The form of some names does not show that they lead to one store (an S3 access point and its bucket, an HDFS name service
+and its name node). They stay different here; the table's adoption decides which of them counts, see
+:mod:`lock_manager.table_records.adoption`.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from lock_manager.errors import ResourceError
 
 _URI = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://(?P<host>[^/]*))?(?P<path>/.*)?", re.DOTALL)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-#: Clients, or ways to connect, of one store.
-_ONE_SCHEME = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
-#: ``CONTAINER@ACCOUNT.blob.core.windows.net``; a newer account has the number of its DNS zone behind its name.
+#: Schemes of one store, by alias.
+_SCHEME_ALIASES = {"s3a": "s3", "s3n": "s3", "abfss": "abfs", "wasb": "abfs", "wasbs": "abfs"}
+#: ``CONTAINER@ACCOUNT.blob.core.windows.net``; the name of a newer account ends with the number of its DNS zone.
 _AZURE_ENDPOINT = re.compile(r"(?P<account>[^.]+(?:\.z\d+)?)\.(?:blob|dfs)\.(?P<cloud>.+)")
 _DEFAULT_PORTS = {"hdfs": ":8020"}
 
 
 def canonical_table_uri(table: str | os.PathLike[str]) -> str:
-    """Return the one spelling of a table's location under which it is locked.
+    """Return the canonical URI of a table's location, under which the table is locked.
 
     Args:
-        table: a URI (``s3a://bucket/path``, ``file:/path``, ``hdfs://…``), an absolute path, or a relative path that
-            contains a slash (``./flights``). A bare word is refused: it may be a catalog name, and only Spark can say
-            where such a table lives.
+        table: A URI (``s3a://bucket/path``, ``file:/path``, ``hdfs://…``), an absolute path, or a relative path that
+            contains a slash (``./flights``). A bare word is refused: it may be a catalog name, which only Spark can
+            resolve.
 
     Raises:
-        ResourceError: the name is empty, has a control character, no host where its scheme needs one, or climbs above
-            its root.
+        ResourceError: The name is empty, contains a control character, lacks the host that its scheme needs, or climbs
+            above its root.
 
     """
-    name = _checked(os.fspath(table))
+    name = _validated(os.fspath(table))
     match = _URI.fullmatch(name)
     if match is None:
         return _canonical_file(name)
@@ -60,7 +61,7 @@ def canonical_table_uri(table: str | os.PathLike[str]) -> str:
         if not path:
             raise ResourceError(f"{name!r} has no path: write file:/path")
         return _canonical_file(path)
-    scheme = _ONE_SCHEME.get(scheme, scheme)
+    scheme = _SCHEME_ALIASES.get(scheme, scheme)
     if not host:
         raise ResourceError(f"{name!r} has no bucket or host: write {scheme}://BUCKET/path")
     host = host.removesuffix(_DEFAULT_PORTS.get(scheme, ":"))
@@ -69,7 +70,7 @@ def canonical_table_uri(table: str | os.PathLike[str]) -> str:
     return f"{scheme}://{host}{_normal_path(path, name)}"
 
 
-def _checked(name: str) -> str:
+def _validated(name: str) -> str:
     if not name.strip():
         raise ResourceError("a table's location is empty: give a URI such as s3a://bucket/table, or a path")
     if name != name.strip():
@@ -88,7 +89,7 @@ def _checked(name: str) -> str:
 
 
 def _canonical_file(path: str) -> str:
-    # First as Hadoop reads the string ("a/link/.." is "a"), then as the file system does.
+    # Normalize as Hadoop does ("a/link/.." is "a"), then resolve links as the file system does.
     return "file:" + os.path.realpath(_normal_path(str(os.path.join(os.getcwd(), path)), path) or "/")  # noqa: PTH109, PTH118 (a Path would drop './..' by other rules)
 
 
@@ -105,19 +106,19 @@ def _normal_path(path: str, name: str) -> str:
 
 
 def table_key(uri: str) -> str:
-    """Return the name of the znode of the table with this canonical URI."""
+    """Return the key of a table, 64 hexadecimal digits, from its canonical URI: the name of its znode."""
     return hashlib.sha256(uri.encode()).hexdigest()
 
 
 @dataclass(frozen=True, order=True)
 class TableResource:
-    """A table, as the lock knows it.
+    """A table as the lock identifies it.
 
     Attributes:
-        uri: canonical URI; made so from any spelling, see :func:`canonical_table_uri`.
+        uri: Canonical URI. The constructor takes any spelling that :func:`canonical_table_uri` takes.
 
     Raises:
-        ResourceError: no usable location.
+        ResourceError: The location is not usable.
 
     """
 
@@ -129,10 +130,10 @@ class TableResource:
 
     @classmethod
     def of(cls, table: str | os.PathLike[str] | TableResource) -> TableResource:
-        """Make the resource of any spelling of a table's location.
+        """Return the resource for any spelling of a table's location.
 
         Raises:
-            ResourceError: see :func:`canonical_table_uri`.
+            ResourceError: The location is not usable.
 
         """
         return table if isinstance(table, TableResource) else cls(os.fspath(table))

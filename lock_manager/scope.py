@@ -9,24 +9,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager.guard_registry import schema_of
-from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
+from lock_manager.partitions import MOST_PARTITIONS, Partition, format_partitions, smallest_cover
 from lock_manager.resources import TableResource
 
 log = logging.getLogger(__name__)
 
-_MOST_TOLD = 12
-_MOST_TOLD_CHARACTERS = 2000
-"""How much of the names of partitions a contender says of itself: it is read by everybody who looks."""
+# Limits of the partition names that a contender stores: every inspection of the queue reads them.
+_MAX_STORED_NAMES = 12
+_MAX_STORED_CHARACTERS = 2000
 
 
 @dataclass(frozen=True)
 class TableScope:
-    """What is asked for, or held, of one table.
+    """The part of one table that is requested or held.
 
     Attributes:
-        table: the table.
-        partitions: in the one order, none part of another; None for the whole table.
-        shared: together with other shared holders.
+        table: The table.
+        partitions: Partitions in lock order, none of which contains another; None for the whole table.
+        shared: Whether other shared holders may hold at the same time.
 
     """
 
@@ -42,60 +42,60 @@ class TableScope:
         *,
         shared: bool = False,
     ) -> TableScope:
-        """Make the scope; of more than 64 partitions it is the table.
+        """Return the scope of some partitions; of the whole table if they are more than 64.
 
         Args:
-            resource: location of the table.
-            partitions: of it, or values by column, for which the commit guard looks up how the table is partitioned.
-            shared: together with other shared holders.
+            resource: Location of the table.
+            partitions: Partitions of it, or values by column; for those the commit guard looks up the partition columns.
+            shared: Whether other shared holders may hold at the same time.
 
         Raises:
-            ValueError: no partition.
-            ResourceError: no usable location, or no such partition.
-            UnguardedError: values by column, in a process without the commit guard.
+            ValueError: ``partitions`` is empty.
+            ResourceError: The location is not usable, or a partition does not fit the table.
+            UnguardedError: Values by column were given in a process without the commit guard.
 
         """
         table = TableResource.of(resource)
         if partitions is None:
             return cls(table, None, shared)
         if not partitions:
-            raise ValueError("partitions=[] asks for nothing: leave it out for the whole table")
-        made = [each for each in partitions if isinstance(each, Partition)]
-        if named := [each for each in partitions if not isinstance(each, Partition)]:
-            # Once: the table's log is read for it.
+            raise ValueError("partitions=[] names no partition: leave it out for the whole table")
+        requested = [partition for partition in partitions if isinstance(partition, Partition)]
+        if column_values := [values for values in partitions if not isinstance(values, Partition)]:
+            # One call for all: it reads the table's log.
             schema = schema_of(resource.uri if isinstance(resource, TableResource) else resource)
-            made += map(schema.partition, named)
-        cover = smallest_cover(made)
+            requested += map(schema.partition, column_values)
+        cover = smallest_cover(requested)
         if len(cover) > MOST_PARTITIONS:
-            log.warning("%d partitions of %s are asked for: locking the whole table", len(cover), table.uri)
+            log.warning("%d partitions of %s are requested: locking the whole table", len(cover), table.uri)
             return cls(table, None, shared)
         return cls(table, cover, shared)
 
     def __str__(self) -> str:
         if self.partitions is None:
             return self.table.uri
-        names = ", ".join(str(each) for each in self.partitions[:3])
-        more = f" and {len(self.partitions) - 3} more" if len(self.partitions) > 3 else ""  # noqa: PLR2004
-        return f"{self.table.uri} [{names}{more}]"
+        return f"{self.table.uri} [{format_partitions(self.partitions, 3)}]"
 
     def told(self) -> dict[str, Any]:
-        """Return what a contender says of it, for people: some names of partitions, and how many there are."""
+        """Return the fields that a contender stores for people: some names of partitions, and their number."""
         if self.partitions is None:
             return {}
-        names, left = [], _MOST_TOLD_CHARACTERS
-        for each in self.partitions[:_MOST_TOLD]:
-            left -= len(str(each))
-            if left < 0:
+        names, free_characters = [], _MAX_STORED_CHARACTERS
+        for partition in self.partitions[:_MAX_STORED_NAMES]:
+            free_characters -= len(str(partition))
+            if free_characters < 0:
                 break
-            names.append(str(each))
+            names.append(str(partition))
         return {"partitions": names, "partition_count": len(self.partitions)}
 
     def covers(self, other: TableScope) -> bool:
-        """Tell whether this scope includes all of ``other``."""
+        """Return whether this scope includes all of ``other``."""
         if self.table != other.table or (self.shared and not other.shared):
             return False
         return self.partitions is None or (other.partitions is not None and self.contains(other.partitions))
 
     def contains(self, partitions: Collection[Partition]) -> bool:
-        """Tell whether every one of these partitions lies in it."""
-        return self.partitions is None or all(any(own.contains(each) for own in self.partitions) for each in partitions)
+        """Return whether all of these partitions lie in this scope."""
+        return self.partitions is None or all(
+            any(locked.contains(partition) for locked in self.partitions) for partition in partitions
+        )

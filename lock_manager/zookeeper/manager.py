@@ -21,7 +21,7 @@ from lock_manager.errors import (
 )
 from lock_manager.events import Event, tell
 from lock_manager.guard_registry import guard_is_installed
-from lock_manager.nesting import REGISTRY, covering
+from lock_manager.nesting import REGISTRY, find_covering_hold
 from lock_manager.partitions import Partition
 from lock_manager.queue_entry import QueueEntry
 from lock_manager.resources import TableResource
@@ -406,7 +406,7 @@ class ZookeeperLockManager:
 
         """
         while True:
-            hold = covering([hold for hold in self._held_by(thread) if not hold.over], wanted)
+            hold = find_covering_hold([hold for hold in self._held_by(thread) if not hold.over], wanted)
             if hold is None or hold.enter_again():
                 return hold
 

@@ -84,7 +84,7 @@ def test_another_manager_refuses_what_would_be_refused_in_one(
     low, high = f"{table}/a", f"{table}/b"
     with one.acquire(high), pytest.raises(LockOrderError, match=f"{low} first"):
         other.acquire(low)
-    with one.acquire(low), other.acquire(high), pytest.raises(LockOrderError, match="together with others"):
+    with one.acquire(low), other.acquire(high), pytest.raises(LockOrderError, match="together with other tables"):
         other.acquire_all([low, f"{table}/c"])
     with one.acquire(table, shared=True), pytest.raises(LockOrderError, match="alone from the start"):
         other.acquire(table)

@@ -64,7 +64,7 @@ def test_a_moment_without_a_zone_is_of_the_session_s() -> None:
     ],
 )  # fmt: skip
 def test_a_value_that_does_not_fit_is_refused(kind: str, value: object) -> None:
-    with pytest.raises(ResourceError, match="is no value of the"):
+    with pytest.raises(ResourceError, match="does not fit the"):
         form(kind, value)
 
 

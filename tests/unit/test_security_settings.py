@@ -239,8 +239,8 @@ def test_from_files(tmp_path):
         ({"SLUICE_ZK_PASSWORD_FILE": "x", "SLUICE_ZK_PASSWORD": SECRET}, "both set"),
         ({"SLUICE_ZK_SECRET_FILE": "x", "SLUICE_ZK_SECRET": SECRET}, "both set"),
         ({"SLUICE_ZK_SECRET_FILE": SECRET}, "SLUICE_ZK_SECRET_FILE names cannot be read"),
-        ({"SLUICE_ZK_SECRET": SECRET}, "no arn:aws:secretsmanager"),
-        ({"SLUICE_ZK_SECRET": json.dumps(SASL)}, "no arn:aws:secretsmanager"),
+        ({"SLUICE_ZK_SECRET": SECRET}, "must be arn:aws:secretsmanager"),
+        ({"SLUICE_ZK_SECRET": json.dumps(SASL)}, "must be arn:aws:secretsmanager"),
     ],
 )
 def test_malformed_environment(environ, says):
