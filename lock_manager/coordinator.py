@@ -1,22 +1,22 @@
-"""The protocols of a coordinator: what grants locks, and what the rest of this project needs of it.
+"""The protocols of a coordinator, the service that grants locks.
 
 The only coordinator today is ZooKeeper (:mod:`lock_manager.zookeeper`). The commit guard, the writer, the jobs and the
-commands ``adopt``, ``status`` and ``break`` use these protocols. They name ZooKeeper's classes only where they make a
-manager or an inspector. The commands ``doctor`` and ``ensemble`` are about ZooKeeper and ask it directly.
+commands ``adopt``, ``status`` and ``break`` use these protocols. They name ZooKeeper's classes only where they create a
+manager or an inspector. The commands ``doctor`` and ``ensemble`` are about ZooKeeper and use it directly.
 ``tests/unit/test_imports.py`` lists every module of ``sluice`` and ``writer_jobs`` that may import
 :mod:`lock_manager.zookeeper`.
 
-``tests/contract`` is the contract that each coordinator keeps: its LockManager, its Hold and its Intents. It does not
-cover the Inspector.
+``tests/contract`` tests the contract of each coordinator: its LockManager, its Hold and its Intents. It does not cover
+the Inspector.
 
-**What a coordinator's id means.** Fencing tokens compare within one coordinator only, and a table counts the locks of
-one coordinator only. So each has a UUID that it keeps where the locks are: ZooKeeper at the lock root. It is made once
-and lives as long as the coordinator's data. It is stored in every commit
-(:mod:`lock_manager.table_records.commit_stamp`) and in the properties of adopted tables
-(:mod:`lock_manager.table_records.adoption`), in both as ``ensemble``. That word stays for another coordinator, too,
-because it is in tables: read it as "the coordinator". The same holds for the errors: ``EnsembleUnavailableError`` (no
-answer in time), ``EnsembleRefusedError`` (an answer that is a refusal), ``EnsembleFormatError`` (what is kept there was
-written by another release), ``EnsembleMismatchError`` (the table counts the locks of another one).
+**The id of a coordinator.** Fencing tokens compare within one coordinator only, and only the locks of one coordinator
+count for a table. So each coordinator stores a UUID beside its locks; ZooKeeper stores it at the lock root. The UUID is
+created once and lives as long as the coordinator's data. Every commit
+(:mod:`lock_manager.table_records.commit_stamp`) and the properties of adopted tables
+(:mod:`lock_manager.table_records.adoption`) contain it as ``ensemble``. Because that word is stored in tables, other
+coordinators keep it: read it as "the coordinator". The same applies to the errors: ``EnsembleUnavailableError`` (no
+answer in time), ``EnsembleRefusedError`` (a refusal), ``EnsembleFormatError`` (the stored data is of another release)
+and ``EnsembleMismatchError`` (the locks of another coordinator count for the table).
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings
 
 WAITING_LOGGER = "lock_manager.zookeeper.queue"
-"""Name of the logger on which a coordinator says now and then, at level INFO, whom a waiter waits for.
+"""Logger on which a coordinator reports from time to time, at level INFO, which contender a waiter waits for.
 
-It is the name of ZooKeeper's module for queues. It stays, because programs set the level of this logger.
+The name is that of ZooKeeper's module for queues. It stays, because programs set the level of this logger.
 """
 
 
 class Cancellation:
-    """Makes one acquire give up, which waits in another thread or has not begun yet."""
+    """Cancels one acquire, which waits in another thread or has not begun yet."""
 
     def __init__(self) -> None:
         self.requested = threading.Event()
-        self._wake: Callable[[], None] = lambda: None
+        self._callback: Callable[[], None] = lambda: None
 
     def request(self) -> None:
         """Make the acquire raise LockCancelledError, now or when it begins."""
         self.requested.set()
-        self._wake()
+        self._callback()
 
-    def wakes(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` at each :meth:`request` from now on."""
-        self._wake = wake
+    def on_request(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` at each later :meth:`request`."""
+        self._callback = callback
 
 
 class Intents(Protocol):
-    """What a hold is about to put into the log of one table, and what holds before it left unfinished.
+    """The intents of a hold on one table, and the unfinished intents of earlier holds.
 
     Attributes:
-        unfinished: names of unfinished intents that were found when the hold began, and are not cleared yet.
+        unfinished: Names of the unfinished intents that existed when the hold began and are not cleared yet.
 
     """
 
@@ -71,51 +71,51 @@ class Intents(Protocol):
 
     @property
     def open(self) -> Mapping[str, int]:
-        """Attempts of this hold whose outcome is not known yet: the version that each may put, by name."""
+        """The version that each attempt of this hold may still put, by id of the attempt: those of unknown outcome."""
 
     @property
     def settled(self) -> bool:
-        """Whether the hold has noted an intent, and what became of all that it put is known."""
+        """Whether the hold has written an intent, and the outcome of all its puts is known."""
 
     def settle(self, attempts: Iterable[str]) -> None:
-        """Note that the outcome of these attempts is known: each was stored, or never will be."""
+        """Record that the outcome of these attempts is known: each was stored, or never will be."""
 
     def read(self) -> list[Intent]:
-        """Return the unfinished intents of holds before this one.
+        """Return the unfinished intents of earlier holds.
 
         Raises:
-            EnsembleUnavailableError: no answer in time.
-            LockLostError, LockNotHeldError: this hold is over.
+            EnsembleUnavailableError: There was no answer in time.
+            LockLostError, LockNotHeldError: This hold has ended.
 
         """
 
     def clear(self) -> None:
-        """Forget the unfinished intents, as they were read: their versions are filled now.
+        """Delete the unfinished intents that were read: their versions are filled now.
 
-        An intent that has changed since it was read is of a hold that lives. It stays.
+        An intent that has changed since it was read belongs to a live hold and stays.
 
         Raises:
-            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: as :meth:`Hold.check`.
+            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: See :meth:`Hold.check`.
 
         """
 
 
 class Hold(Protocol):
-    """A lock on a table, on partitions of it, or on several, held by this process until released or lost.
+    """A lock on one or several tables or on partitions of them, held by this process until it is released or lost.
 
     Attributes:
-        hold_id: unique name of this hold.
-        resource: what is held, for people.
-        scope: what is held of each table, by canonical URI.
-        shared: whether other shared holders may hold at the same time.
-        tokens: fencing token by key of each locked node; a later exclusive hold of a node has a larger one.
-        exclusive_keys: keys of the nodes that it holds alone.
+        hold_id: Unique id of this hold.
+        resource: Names of the locked tables and partitions, for people.
+        scope: Held scope of each table, by canonical URI.
+        shared: Whether other shared holders may hold at the same time.
+        tokens: Fencing token of each locked node, by key. A later exclusive hold of a node has a larger token.
+        exclusive_keys: Keys of the nodes that are locked exclusively.
         ensemble_id: UUID of the coordinator; see the module.
-        requested_at: when ``acquire`` was called, seconds since the epoch.
-        acquired_at: acquisition time, seconds since the epoch.
-        waited_seconds: from one to the other, on the monotonic clock.
-        released_at: when the release was asked for, seconds since the epoch; None before.
-        thread: that acquired it, for the rule on nested acquires.
+        requested_at: When ``acquire`` was called, seconds since the epoch.
+        acquired_at: When the lock was acquired, seconds since the epoch.
+        waited_seconds: Time between these two, on the monotonic clock.
+        released_at: When ``release`` was called, seconds since the epoch; None before.
+        thread: Thread that acquired it, for the rule on nested acquires.
 
     """
 
@@ -146,97 +146,97 @@ class Hold(Protocol):
 
     @property
     def token(self) -> int:
-        """The largest fencing token: of a hold on one table the only one."""
+        """The largest fencing token; a hold on one table has only one."""
 
     @property
     def lost(self) -> str | None:
-        """How the hold was lost, None as long as that is not known."""
+        """How the hold was lost; None while no loss is known."""
 
     @property
     def over(self) -> bool:
-        """Whether it is known to be lost, was released, or ended with the manager that gave it."""
+        """Whether the hold has ended: known to be lost, released, or its manager closed."""
 
     @property
     def intents(self) -> Intents:
-        """The intents on the one table; see :meth:`intents_of`.
+        """The intents on the only table; see :meth:`intents_of`.
 
         Raises:
-            ValueError: there are several.
+            ValueError: The hold has several tables.
 
         """
 
     def intents_of(self, table: str) -> Intents:
-        """Return the intents on a table, by its canonical URI."""
+        """Return the intents on a table, given by its canonical URI."""
 
     def covers(self, other: Mapping[str, TableScope]) -> bool:
-        """Tell whether this hold includes all of ``other``."""
+        """Return whether this hold includes all of ``other``."""
 
     def enter_again(self) -> bool:
-        """Count one more acquire by the thread that has it; each is to be followed by a release.
+        """Count one more acquire by its thread. Each acquire needs its own release.
 
         Returns:
-            False if it is over by now.
+            False if the hold has ended.
 
         """
 
     def is_valid(self) -> bool:
-        """Tell, without asking anybody, whether nobody else can have been given the lock yet."""
+        """Return, without a request, whether it is certain that no other contender has got the lock."""
 
     def check(self, timeout_seconds: float | None = None) -> None:
-        """Ask the coordinator whether this hold stands. Wakes nobody, changes nothing.
+        """Ask the coordinator whether this hold stands. The request changes nothing and wakes no waiter.
 
         Raises:
-            LockLostError: it does not stand.
-            LockNotHeldError: it was released.
-            EnsembleUnavailableError: no answer in time; whether it stands is not known.
-            EnsembleRefusedError: an answer that says neither; likewise.
-            ClosedError: the manager was closed, or belongs to the parent of a fork.
+            LockLostError: The hold does not stand.
+            LockNotHeldError: The hold was released.
+            EnsembleUnavailableError: There was no answer in time; whether the hold stands is unknown.
+            EnsembleRefusedError: The request was refused; whether the hold stands is unknown.
+            ClosedError: The manager was closed, or belongs to the parent of a fork.
 
         """
 
     def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
-        """Ask as :meth:`check` does and, in the same request, note that ``version`` is about to be put.
+        """Check the hold as :meth:`check` does and, in the same request, write the intent to put ``version``.
 
         Raises:
-            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError, ClosedError: as
-                :meth:`check`. The version must not be put then.
+            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError, ClosedError: See
+                :meth:`check`. The version must not be put.
 
         """
 
     def on_loss(self, callback: Callable[[Self], None]) -> None:
-        """Have ``callback`` called once with this hold when it turns out to be lost, in a thread of its own."""
+        """Call ``callback`` once with this hold, in a separate thread, when the loss of the hold is noticed."""
 
     def record_commit(self, version: int, table: str | None = None) -> None:
-        """Note that ``version`` of the table was committed under a check that this hold passed."""
+        """Record that ``version`` of the table was committed under a successful check of this hold."""
 
     @property
     def commits(self) -> Mapping[str, tuple[int, ...]]:
-        """Versions that were recorded by :meth:`record_commit`, by table."""
+        """Versions that :meth:`record_commit` recorded, by table."""
 
     def release(self) -> None:
-        """Give the lock back; takes at most some seconds, also in an outage.
+        """Release the lock; this takes some seconds at most, also in an outage.
 
         Raises:
-            LockLostError: it had been lost before.
-            LockNotHeldError: it was released before.
-            ClosedError: in a forked child: the hold is the parent's.
+            LockLostError: The hold was lost.
+            LockNotHeldError: The hold was already released.
+            ClosedError: The hold belongs to the parent of a fork.
 
         """
 
     def __enter__(self) -> Self:
-        """Begin a block that ends with the release."""
+        """Return the hold; the end of the block releases it."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release, unless the block did."""
+        """Release the hold, unless the block did."""
 
 
 class LockManager(Protocol):
-    """Hands out locks on Delta tables, in the order in which they were asked for.
+    """A source of locks on Delta tables, granted in the order of the requests.
 
     Attributes:
-        settings: with which it was made.
+        settings: Its settings.
 
     """
 
@@ -245,13 +245,14 @@ class LockManager(Protocol):
 
     @property
     def session_timeout_seconds(self) -> float:
-        """How long after the death of a holder its locks are given to others, in seconds."""
+        """Seconds after the death of a holder until other contenders get its locks."""
 
     def connect(self, timeout_seconds: float = ...) -> None:
-        """Connect now; ``acquire`` does it by itself.
+        """Connect now instead of at the first ``acquire``.
 
         Raises:
-            EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError, ClosedError: it cannot be used.
+            EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError, ClosedError: The coordinator cannot be
+                used.
 
         """
 
@@ -272,48 +273,47 @@ class LockManager(Protocol):
         timeout_seconds: float | None = None,
         cancellation: Cancellation | None = None,
     ) -> Hold:
-        """Lock several tables, or partitions of them, under one hold: all or nothing, and without a deadlock."""
+        """Lock several tables, or partitions of them, under one hold: all or none, and without a deadlock."""
 
     def cancel(self, resource: str | os.PathLike[str] | TableResource) -> int:
-        """Have every ``acquire`` of this manager that waits for ``resource`` give up; count them."""
+        """Cancel every ``acquire`` of this manager that waits for ``resource``; return their number."""
 
     def close(self) -> None:
-        """Cancel who waits, and end every lock of this manager; bounded, also in an outage."""
+        """Cancel the waiting acquires and end every lock of this manager, in bounded time also in an outage."""
 
 
 class Inspector(Protocol):
-    """Looks at the locks of all tables, and takes one away; acquires none. Also a context manager.
+    """A view of the locks of all tables, which can also remove a holder; also a context manager.
 
-    Every method raises EnsembleUnavailableError if the coordinator does not answer in time, EnsembleRefusedError if it
-    refuses, and EnsembleFormatError if what is kept there was written by an unknown release.
+    It acquires no lock. Every method raises EnsembleUnavailableError if the coordinator does not answer in time,
+    EnsembleRefusedError if it refuses, and EnsembleFormatError if an unknown release wrote its data.
     """
 
     def ensemble_id(self) -> str | None:
-        """Return the UUID of the coordinator; None if nothing was ever locked there."""
+        """Return the UUID of the coordinator; None if no table was ever locked there."""
 
     def tables(self) -> list[TableLocks]:
         """Return every table that was ever locked, by URI."""
 
     def table(self, resource: TableResource) -> TableLocks:
-        """Return one table; one without entries if nobody ever asked for it."""
+        """Return one table; it has no entries if it was never locked."""
 
     def remove(self, table: TableLocks, holder: QueueEntry) -> bool:
-        """Take the lock away from a holder, so that it is fenced and the next one gets the lock.
+        """Remove a holder, so that it is fenced and the next contender gets the lock.
 
         Args:
-            table: as it was looked at.
-            holder: one of its entries. It is removed only if it is still the one that was looked at, by its id and its
-                token.
+            table: Table as returned by this inspector.
+            holder: One of its entries. It is removed only if its id and token are still the same.
 
         Returns:
-            False if it does not hold any more; then nothing was removed.
+            False if it no longer holds the lock; nothing is removed then.
 
         """
 
     def __enter__(self) -> Self:
-        """Begin a block that ends with the close."""
+        """Return the inspector; the end of the block closes it."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End what the looking needed."""
+        """Release the resources of the inspector."""

@@ -260,7 +260,7 @@ class TableNameMismatchError(AdoptionMismatchError):
 
     def __init__(self, *, resource: str, adopted_name: str) -> None:
         super().__init__(
-            f"{resource} is adopted under the name {adopted_name}, and a lock on another name excludes no writer of it: "
+            f"{resource} is adopted under the name {adopted_name}, and a lock on another name excludes no writer: "
             "if both names lead to one table, use the adopted name; if the table was copied or moved here, give it its "
             f"own name with `sluice adopt {resource} --zookeeper HOSTS --move`",
             resource=resource,

@@ -1,7 +1,7 @@
-"""Events of this process's locks and commits, for observers. By default there are none.
+"""Events of this process's locks and commits, for observers. By default there are no observers.
 
-An observer is called in the thread in which it happens, often with a lock of ours held: it must be quick, must not
-block, and must not use a lock manager. What it raises is logged and changes nothing.
+An observer is called in the thread of the event, often while an internal lock is held. It must be quick, must not
+block, and must not use a lock manager. Its exceptions are logged and change nothing.
 """
 
 from __future__ import annotations
@@ -16,53 +16,53 @@ log = logging.getLogger(__name__)
 
 
 class Event(StrEnum):
-    """What happened, and what ``seconds`` says of it."""
+    """The kind of an event."""
 
     #: An ``acquire`` began.
     QUEUED = "queued"
-    #: It got the lock; seconds that it waited.
+    #: An ``acquire`` got the lock; ``seconds`` it waited.
     ACQUIRED = "acquired"
-    #: It did not: timed out, cancelled, interrupted, no ensemble; seconds that it waited.
+    #: An ``acquire`` timed out, was cancelled or interrupted, or had no ensemble; ``seconds`` it waited.
     GAVE_UP = "gave up"
-    #: A hold was given back in order; seconds that it was held.
+    #: A hold was released; ``seconds`` it was held.
     RELEASED = "released"
-    #: A hold turned out to be lost; seconds since the acquisition.
+    #: The loss of a hold was noticed; ``seconds`` since the acquisition.
     LOST = "lost"
     #: A version was committed under a hold.
     COMMITTED = "committed"
-    #: The commit guard refused a commit; ``error`` is the name of what it raised.
+    #: The commit guard refused a commit; ``error`` is the name of the error class.
     REFUSED = "refused"
 
 
 class Observer(Protocol):
-    """Who is told."""
+    """A callable that receives events."""
 
     def __call__(self, event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
-        """Take note of an event on a table (its canonical URI)."""
+        """Handle an event on a table, given by its canonical URI."""
 
 
 _observers: tuple[Observer, ...] = ()
-_changing = threading.Lock()
+_observers_lock = threading.Lock()
 
 
 def observe(observer: Observer) -> Callable[[], None]:
-    """Have ``observer`` told from now on; return what ends that."""
-    global _observers  # noqa: PLW0603 (an assignment, so that telling needs no lock)
-    with _changing:
+    """Add an observer of all later events; return a function that removes it."""
+    global _observers  # noqa: PLW0603 (an assignment, so that emit needs no lock)
+    with _observers_lock:
         _observers = (*_observers, observer)
 
-    def end() -> None:
+    def remove() -> None:
         global _observers  # noqa: PLW0603
-        with _changing:
-            _observers = tuple(each for each in _observers if each is not observer)
+        with _observers_lock:
+            _observers = tuple(present for present in _observers if present is not observer)
 
-    return end
+    return remove
 
 
-def tell(event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
-    """Tell every observer."""
+def emit(event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
+    """Call every observer with an event."""
     for observer in _observers:
         try:
             observer(event, table, seconds=seconds, error=error)
-        except Exception:  # an observer's bug must not end a hold
+        except Exception:  # a failing observer must not end a hold
             log.exception("an observer raised at %r", event.value)

@@ -1,6 +1,6 @@
-"""Whether this process's commits pass the commit guard: without it partitions cannot be locked one by one.
+"""Whether the commit guard checks this process's commits. Without it, partitions cannot be locked one by one.
 
-Two holders of different partitions commit to one log. What keeps each of them inside its partitions is the guard.
+Holders of different partitions commit to one log. The guard keeps each of them within its partitions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _installed: list[SchemaOf] = []
 
 
 def declare_installed(schema_of: SchemaOf | None) -> None:
-    """Say that every commit of this process passes the commit guard, so that partitions can be locked.
+    """Declare that the commit guard checks every commit of this process, so that partitions can be locked.
 
     Args:
-        schema_of: looks up how a table is partitioned; None: commits do not pass it, or do so no more.
+        schema_of: Returns the partition columns of the table at a location; None: the guard does not check commits.
 
     """
     _installed[:] = [] if schema_of is None else [schema_of]
 
 
 def guard_is_installed() -> bool:
-    """Tell whether every commit of this process passes the commit guard."""
+    """Return whether the commit guard checks every commit of this process."""
     return bool(_installed)
 
 
@@ -36,8 +36,8 @@ def schema_of(location: str | os.PathLike[str]) -> PartitionSchema:
     """Return the partition columns of the table at a location.
 
     Raises:
-        UnguardedError: there is no guard, which would know.
-        SluiceError: there is no such table, or it is not partitioned.
+        UnguardedError: The commit guard is not installed.
+        SluiceError: The table does not exist or is not partitioned.
 
     """
     if not _installed:

@@ -1,10 +1,9 @@
-"""Metrics for Prometheus, by table: waiting, holding, losses, refusals, commits of this process.
+"""Metrics of this process for Prometheus, by table: waits, holds, losses, refusals, commits.
 
-Needs ``prometheus-client`` (``pip install '.[metrics]'``), which is imported when metrics are asked for and
-not before; nothing else in this package knows of it.
+They need ``prometheus-client`` (``pip install '.[metrics]'``), which is imported when an exporter is created.
 
 ====================================  =========  ======================================================
-name                                  kind       labels beside ``table``
+name                                  kind       labels besides ``table``
 ====================================  =========  ======================================================
 ``sluice_lock_wait_seconds``          histogram  ``outcome``: ``acquired``, ``gave_up``
 ``sluice_lock_hold_seconds``          histogram  ``outcome``: ``released``, ``lost``
@@ -14,7 +13,7 @@ name                                  kind       labels beside ``table``
 ``sluice_commit_refusals_total``      counter    ``error``: ``LockNotHeldError``, ``LockLostError`` and so on
 ====================================  =========  ======================================================
 
-:mod:`writer_jobs.maintenance.gauges` has those of the tables' health.
+:mod:`writer_jobs.maintenance.gauges` has the metrics of the tables' health.
 """
 
 from __future__ import annotations
@@ -39,58 +38,58 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Metric
     from prometheus_client.samples import Sample
 
-_THIS_MACHINE = "127.0.0.1"
+_LOCALHOST = "127.0.0.1"
 log = logging.getLogger(__name__)
 
 WRITE_SECONDS = 15.0
-"""How often a textfile is written: as often as Prometheus asks by default, or more."""
+"""Seconds between two writes of a textfile; Prometheus scrapes every 60 s by default."""
 
 _SUFFIX = ".prom"
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+):)?(?P<port>\d{1,5})")
 _MAX_PORT = 65535
 _FILE_LABEL = "file"
-_ADD_UP = ("counter", "histogram", "summary")
+_CONTINUED_TYPES = ("counter", "histogram", "summary")
 _CREATED = "_created"
-# From an idle lock's milliseconds to an hour behind slow writers.
+# Seconds: from the milliseconds of a free lock to an hour behind slow writers.
 _BUCKETS = (0.01, 0.05, 0.25, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0)
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where metrics go: an address to serve at, or a file to write.
+    """The address at which metrics are served, or the file to which they are written.
 
     Attributes:
-        host: to serve at.
-        port: likewise; 0 is any that is free.
-        file: to write, for node_exporter's textfile collector; None to serve.
+        host: Host to serve at.
+        port: Port to serve at; 0 is any free port.
+        file: File for node_exporter's textfile collector; None to serve.
 
     """
 
-    host: str = _THIS_MACHINE
+    host: str = _LOCALHOST
     port: int = 0
     file: Path | None = None
 
     @classmethod
     def parse(cls, text: str) -> Destination:
-        """Read ``PORT``, ``HOST:PORT`` or ``FILE.prom``.
+        """Parse ``PORT``, ``HOST:PORT`` or ``FILE.prom``.
 
         Raises:
-            SettingsError: it is none of them.
+            SettingsError: The text has none of these forms.
 
         """
         match = _ADDRESS.fullmatch(text)
         if match is not None and int(match["port"]) <= _MAX_PORT:
-            return cls((match["host"] or _THIS_MACHINE).strip("[]"), int(match["port"]))
+            return cls((match["host"] or _LOCALHOST).strip("[]"), int(match["port"]))
         if Path(text).suffix == _SUFFIX:
             return cls(file=Path(text))
         raise SettingsError(f"metrics={text!r}: must be PORT, HOST:PORT or the name of a file that ends with {_SUFFIX}")
 
 
 class Metrics:
-    """An observer (see :mod:`lock_manager.events`) that counts for Prometheus.
+    """An observer (see :mod:`lock_manager.events`) that counts events in Prometheus metrics.
 
     Args:
-        registry: to count in.
+        registry: Registry of the metrics.
 
     Raises:
         MetricsError: prometheus-client is not installed.
@@ -100,22 +99,22 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         prometheus = _prometheus()
 
-        def made(kind: Any, name: str, says: str, *labels: str, **options: Any) -> Any:
-            return kind(name, says, ("table", *labels), registry=registry, **options)
+        def create(metric_class: Any, name: str, documentation: str, *labels: str, **options: Any) -> Any:
+            return metric_class(name, documentation, ("table", *labels), registry=registry, **options)
 
         histogram, counter = prometheus.Histogram, prometheus.Counter
-        self._waits = made(
+        self._waits = create(
             histogram, "sluice_lock_wait_seconds", "Seconds that an acquire took.", "outcome", buckets=_BUCKETS
         )
-        self._holds = made(
+        self._holds = create(
             histogram, "sluice_lock_hold_seconds", "Seconds that a lock was held.", "outcome", buckets=_BUCKETS
         )
-        self._contenders = made(
+        self._contenders = create(
             prometheus.Gauge, "sluice_lock_contenders", "Acquires of this process that wait or hold.", "state"
         )
-        self._losses = made(counter, "sluice_lock_losses", "Holds that were lost.")
-        self._commits = made(counter, "sluice_commits", "Versions committed under a hold.")
-        self._refusals = made(counter, "sluice_commit_refusals", "Commits that the guard refused.", "error")
+        self._losses = create(counter, "sluice_lock_losses", "Holds that were lost.")
+        self._commits = create(counter, "sluice_commits", "Versions committed under a hold.")
+        self._refusals = create(counter, "sluice_commit_refusals", "Commits that the guard refused.", "error")
 
     def __call__(self, event: Event, table: str, *, seconds: float = 0.0, error: str = "") -> None:
         """Count an event."""
@@ -144,41 +143,41 @@ class Metrics:
 
 
 class MetricsExporter:
-    """Counts from now on, and serves or writes what it counts until it is closed; also a context manager.
+    """Counts events and exports the metrics until it is closed; also a context manager.
 
-    Start it before the locks that it is to count. Whoever can reach the address can read the tables' names: by default
-    that is this machine.
+    Start it before the locks that it counts. Every client of the address can read the names of the tables; by default
+    only this machine can connect.
 
     Args:
         destination: ``PORT``, ``HOST:PORT``, ``FILE.prom``, or a :class:`Destination`. A file is written every 15 s and
-            at the end, and stays; its folder must be there. Give every job a file of its own: the next run continues
-            the counters of the file, and its path is the label ``file`` of each series in it.
+            at the end, and is kept; its folder must exist. Give each job its own file: the next run continues the
+            counters of the file, and each series in it has the file's path as label ``file``.
 
     Attributes:
         address: ``http://HOST:PORT/metrics``; None if a file is written.
-        registry: whose metrics are served or written; more may be registered. It has what this process counted.
+        registry: Registry of the exported metrics, with the counts of this process; more metrics may be registered.
 
     Raises:
-        SettingsError: ``destination`` is none.
+        SettingsError: ``destination`` is malformed.
         MetricsError: prometheus-client is not installed, the port is taken, or the file cannot be written.
 
     """
 
     def __init__(self, destination: str | Destination) -> None:
-        where = Destination.parse(destination) if isinstance(destination, str) else destination
+        target = Destination.parse(destination) if isinstance(destination, str) else destination
         self.address: str | None = None
         self.registry: CollectorRegistry = _prometheus().CollectorRegistry()
         metrics = Metrics(self.registry)
         try:
-            self._stop = self._serve(where) if where.file is None else self._keep_writing(where.file)
+            self._stop = self._serve(target) if target.file is None else self._keep_writing(target.file)
         except OSError as error:
-            what = str(where.file or f"{where.host}:{where.port}")
-            raise MetricsError(f"metrics cannot go to {what}: {error.strerror or error}") from error
-        self._end = observe(metrics)
+            name = str(target.file or f"{target.host}:{target.port}")
+            raise MetricsError(f"metrics cannot go to {name}: {error.strerror or error}") from error
+        self._remove_observer = observe(metrics)
 
     def close(self) -> None:
-        """Count and serve no more; a file is written once more."""
-        self._end()
+        """Stop counting and serving; write a file for the last time."""
+        self._remove_observer()
         self._stop()
 
     def __enter__(self) -> Self:
@@ -189,9 +188,9 @@ class MetricsExporter:
     ) -> None:
         self.close()
 
-    def _serve(self, where: Destination) -> Callable[[], None]:
-        server, thread = _prometheus().start_http_server(where.port, addr=where.host, registry=self.registry)
-        host = f"[{where.host}]" if ":" in where.host else where.host
+    def _serve(self, target: Destination) -> Callable[[], None]:
+        server, thread = _prometheus().start_http_server(target.port, addr=target.host, registry=self.registry)
+        host = f"[{target.host}]" if ":" in target.host else target.host
         self.address = f"http://{host}:{server.server_port}/metrics"
 
         def stop() -> None:
@@ -201,85 +200,85 @@ class MetricsExporter:
 
         return stop
 
-    def _keep_writing(self, file: Path) -> Callable[[], None]:
-        continued = _ContinuedFile(file, self.registry)
-        continued.write()
-        ended = threading.Event()
+    def _keep_writing(self, path: Path) -> Callable[[], None]:
+        file = _ContinuedFile(path, self.registry)
+        file.write()
+        closed = threading.Event()
 
-        def write_again() -> None:
+        def write() -> None:
             try:
-                continued.write()
+                file.write()
             except OSError as error:
-                # Whatever the job does is worth more than that.
-                log.warning("the metrics were not written to %s: %s", file, error)
+                # A failed write of metrics must not end the job.
+                log.warning("the metrics were not written to %s: %s", path, error)
 
         def keep_writing() -> None:
-            while not ended.wait(WRITE_SECONDS):
-                write_again()
+            while not closed.wait(WRITE_SECONDS):
+                write()
 
         thread = threading.Thread(target=keep_writing, name="sluice-metrics", daemon=True)
         thread.start()
 
         def stop() -> None:
-            ended.set()
+            closed.set()
             thread.join()
-            write_again()
+            write()
 
         return stop
 
 
 class _ContinuedFile:
-    """What a file is to have: this process's metrics, the counters continued from what the file had before.
+    """A textfile with the metrics of this process, whose counters continue those of earlier runs.
 
-    A job that is over before it is asked writes each value once. If every run began at 0, two equal runs would leave
-    one constant value, and ``increase()`` and ``rate()`` of that are 0. Gauges are not continued, for they may be true
-    no more. The time at which a counter began (``_created``) stays that of the first run.
+    Prometheus sees only the last value of a run that ends before it is scraped. If every run began at 0, two equal runs
+    would leave one constant value, and its ``increase()`` and ``rate()`` are 0. Gauges are not continued, because they
+    may no longer be true. The creation time of a counter (``_created``) stays that of the first run.
 
-    Each sample gets the label ``file``, as node_exporter names it: it drops a series that two files have.
+    Each sample gets the label ``file``, as node_exporter names it, because node_exporter drops a series that two files
+    contain.
 
-    Two runs of a job may overlap. So each time the file is read again, and gets what this process has counted since it
-    wrote it the last time.
+    Two runs of a job may overlap. So each write reads the file again and adds only the counts since this process's
+    previous write.
 
     Args:
-        file: to continue, if it is there. What cannot be parsed is left out, with a warning.
-        registry: this process's.
+        path: File to continue, if it exists. A file that cannot be parsed is replaced, with a warning.
+        registry: Registry of this process.
 
     """
 
-    def __init__(self, file: Path, registry: CollectorRegistry) -> None:
+    def __init__(self, path: Path, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._file = file
-        self._labels = {_FILE_LABEL: os.path.abspath(file)}  # noqa: PTH100 (node_exporter leaves symbolic links, too)
-        # What this process had counted when it wrote the file the last time, by name.
+        self._path = path
+        self._labels = {_FILE_LABEL: os.path.abspath(path)}  # noqa: PTH100 (keeps symbolic links, as node_exporter does)
         self._written: dict[str, Metric] = {}
 
     def write(self) -> None:
         """Write the file.
 
         Raises:
-            OSError: it cannot be read or written.
+            OSError: The file cannot be read or written.
 
         """
-        with _alone_at(self._file):
-            before = _counters_of(self._file)
-            counted = {metric.name: metric for metric in self._registry.collect()}
-            continued = list(self._continued(before, counted))
-            # All that it asks of a registry.
-            _prometheus().write_to_textfile(str(self._file), SimpleNamespace(collect=lambda: continued))
-            self._written = counted
+        with _exclusive_access(self._path):
+            stored = _read_counters(self._path)
+            current = {metric.name: metric for metric in self._registry.collect()}
+            metrics = list(self._merged(stored, current))
+            # write_to_textfile needs only the method collect of a registry.
+            _prometheus().write_to_textfile(str(self._path), SimpleNamespace(collect=lambda: metrics))
+            self._written = current
 
-    def _continued(self, before: Mapping[str, Metric], counted: Mapping[str, Metric]) -> Iterator[Metric]:
-        for name, metric in {**before, **counted}.items():
-            # One that only the file has, or only this process, stays as it is.
-            both = name in before and name in counted
-            samples = _added(before[name], metric, self._written.get(name)) if both else metric.samples
-            continued = copy.copy(metric)
-            continued.samples = [sample._replace(labels=sample.labels | self._labels) for sample in samples]
-            yield continued
+    def _merged(self, stored: Mapping[str, Metric], current: Mapping[str, Metric]) -> Iterator[Metric]:
+        for name, metric in {**stored, **current}.items():
+            samples = metric.samples
+            if name in stored and name in current:
+                samples = _sum_samples(stored[name], metric, self._written.get(name))
+            merged = copy.copy(metric)
+            merged.samples = [sample._replace(labels=sample.labels | self._labels) for sample in samples]
+            yield merged
 
 
 @contextmanager
-def _alone_at(file: Path) -> Iterator[None]:
+def _exclusive_access(file: Path) -> Iterator[None]:
     """Keep other processes of this machine from writing a file, by a lock on its folder."""
     folder = os.open(file.parent, os.O_RDONLY)
     try:
@@ -289,44 +288,53 @@ def _alone_at(file: Path) -> Iterator[None]:
         os.close(folder)
 
 
-def _counters_of(file: Path) -> dict[str, Metric]:
-    """Return the counters and histograms of a file, by name, without the label of the file."""
+def _read_counters(file: Path) -> dict[str, Metric]:
+    """Return the counters and histograms of a file by name, without the label ``file``."""
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 (an optional extra)
 
-    found: dict[str, Metric] = {}
+    counters: dict[str, Metric] = {}
     try:
         for metric in text_string_to_metric_families(file.read_text(encoding="utf-8")):
-            if metric.type in _ADD_UP:
-                found[metric.name] = metric
-            # The text format has the times at which counters began as gauges behind them.
-            elif (base := metric.name.removesuffix(_CREATED)) in found:
-                found[base].samples.extend(metric.samples)
+            if metric.type in _CONTINUED_TYPES:
+                counters[metric.name] = metric
+            # In the text format the creation times of a counter follow it as a gauge.
+            elif (base_name := metric.name.removesuffix(_CREATED)) in counters:
+                counters[base_name].samples.extend(metric.samples)
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        log.warning("the counters of %s begin anew, for it cannot be parsed: %s", file, error)
+        log.warning("the counters of %s begin at 0, because the file cannot be parsed: %s", file, error)
         return {}
-    for metric in found.values():
+    for metric in counters.values():
         for sample in metric.samples:
             sample.labels.pop(_FILE_LABEL, None)
-    return found
+    return counters
 
 
-def _added(before: Metric, metric: Metric, written: Metric | None) -> list[Sample]:
-    """Return the samples of a metric: those of the file, and what this process has counted since it wrote it."""
-    bounds, bounds_before = ({sample.labels.get("le") for sample in each.samples} for each in (metric, before))
-    if before.type != metric.type or (metric.samples and bounds != bounds_before):
-        return metric.samples
-    known = {_key(sample): sample.value for sample in (() if written is None else written.samples)}
-    added = {_key(sample): sample for sample in before.samples}
-    for sample in metric.samples:
-        earlier = added.get(_key(sample))
-        if earlier is None:
-            added[_key(sample)] = sample
+def _sum_samples(stored: Metric, current: Metric, written: Metric | None) -> list[Sample]:
+    """Return the samples of the file, increased by the counts of this process since its previous write.
+
+    Args:
+        stored: Metric in the file.
+        current: Metric of this process.
+        written: Metric of this process at its previous write; None if there was none.
+
+    """
+    stored_bounds, current_bounds = (
+        {sample.labels.get("le") for sample in metric.samples} for metric in (stored, current)
+    )
+    if stored.type != current.type or (current.samples and stored_bounds != current_bounds):
+        return current.samples
+    written_values = {_key(sample): sample.value for sample in (() if written is None else written.samples)}
+    sums = {_key(sample): sample for sample in stored.samples}
+    for sample in current.samples:
+        key = _key(sample)
+        if key not in sums:
+            sums[key] = sample
         elif not sample.name.endswith(_CREATED):
-            more = sample.value - known.get(_key(sample), 0.0)
-            added[_key(sample)] = sample._replace(value=earlier.value + more)
-    return list(added.values())
+            increase = sample.value - written_values.get(key, 0.0)
+            sums[key] = sample._replace(value=sums[key].value + increase)
+    return list(sums.values())
 
 
 def _key(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:

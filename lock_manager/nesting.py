@@ -71,22 +71,22 @@ REGISTRY = HoldRegistry()
 os.register_at_fork(after_in_child=REGISTRY.reset)
 
 
-def find_covering_hold(held: Sequence[_H], requested: Mapping[str, TableScope]) -> _H | None:
+def find_covering_hold(holds: Sequence[_H], request: Mapping[str, TableScope]) -> _H | None:
     """Return the hold that covers a request; None if a new hold is needed.
 
     Args:
-        held: Holds of the thread in one ensemble.
-        requested: Requested scope there, by canonical URI of the table.
+        holds: Holds of the thread in one ensemble.
+        request: Requested scopes there, by canonical URI of the table.
 
     Raises:
         LockOrderError: Waiting for the request could deadlock with a hold of the thread.
 
     """
-    for hold in held:
-        if hold.covers(requested):
+    for hold in holds:
+        if hold.covers(request):
             return hold
-    for hold in held:
-        for uri, scope in requested.items():
+    for hold in holds:
+        for uri, scope in request.items():
             if uri in hold.scope:
                 raise LockOrderError(_overlap_message(hold.scope[uri], scope), resource=uri)
             if max(hold.scope) > uri:

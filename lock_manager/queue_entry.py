@@ -1,4 +1,4 @@
-"""Who holds a table or its partitions, and who waits: what an inspector of :mod:`lock_manager.coordinator` returns."""
+"""Holders and waiters of a table and its partitions, as :class:`lock_manager.coordinator.Inspector` returns them."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: The whole table, among the names of partitions.
+#: Name of the whole table among the names of partitions.
 WHOLE_TABLE = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedNode:
-    """One queue in which an entry is: that of the table, or of a partition.
+    """The place of an entry in one queue, that of the table or of a partition.
 
     Attributes:
-        partition: whose queue it is, as ``year=2013/month=1``, escaped as Hive does; empty for the whole table.
-        path: by which the coordinator finds the entry there; with ZooKeeper the path of the contender's znode.
-        shared: whether what the entry is for is shared, be it this or something below.
-        on_the_way: whether the entry is there only for something below.
-        token: fencing token.
+        partition: Partition of the queue, such as ``year=2013/month=1``, escaped as in Hive; empty for the whole table.
+        path: Coordinator's name of the place; with ZooKeeper the path of the contender's znode.
+        shared: Whether the request is shared, for this partition or for one below.
+        on_the_way: Whether the request is for a partition below, and not for this one.
+        token: Fencing token.
 
     """
 
@@ -33,15 +33,15 @@ class QueuedNode:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueEntry:
-    """What one ``acquire`` holds or waits for in one table.
+    """The hold or request of one ``acquire`` on one table.
 
     Attributes:
-        hold_id: of the hold, or of what may become one; unique.
-        nodes: where it is in a queue, the table's first.
-        waits_for: entries that have to leave before; empty if it holds.
-        data: what it says of itself, as far as it does: host, pid, job, app_id, requested_at and (once it holds)
-            acquired_at, and of a request for partitions the names of some, partitions, and their partition_count.
-        created_at: when it queued up, seconds since the epoch, by the coordinator's clock.
+        hold_id: Unique id of the hold, or of the request that may become one.
+        nodes: Places in queues, the table's first.
+        waits_for: Ids of the entries that must leave first; empty if the lock is held.
+        data: Fields that the contender stores, each optional: host, pid, job, app_id, requested_at, once it holds
+            acquired_at, and for partitions some of their names (partitions) and their number (partition_count).
+        created_at: When it joined the queue, seconds since the epoch, by the coordinator's clock.
 
     """
 
@@ -53,81 +53,82 @@ class QueueEntry:
 
     @property
     def holds(self) -> bool:
-        """Whether it holds the lock: nobody is ahead, and it stands in every queue that it asked for.
+        """Whether it holds the lock: no entry is ahead, and it has a place in every queue that it requested.
 
-        A request that waits in one queue has deleted its entries in the later ones. It joins them again at its turn.
+        A request that waits in one queue has left the later queues. It joins them again at its turn.
         """
-        whole = not any(node.on_the_way for node in self.targets) and len(self.targets) >= self._count
-        return whole and not self.waits_for
+        is_complete = not any(node.on_the_way for node in self.targets) and len(self.targets) >= self._stored_count
+        return is_complete and not self.waits_for
 
     @property
     def token(self) -> int:
-        """Fencing token: that of its first node, which all have that it joined at the same time."""
+        """Fencing token of the first node. Nodes that were joined together have the same token."""
         return self.nodes[0].token
 
     @property
     def targets(self) -> tuple[QueuedNode, ...]:
-        """What it is for: its nodes, without those in which it is only on the way to another of its own."""
-        return tuple(node for node in self.nodes if not any(_is_below(other, node) for other in self.nodes))
+        """The innermost nodes: those of the requested table or partitions."""
+        return tuple(node for node in self.nodes if not any(_is_below(inner, node) for inner in self.nodes))
 
     @property
     def partitions(self) -> tuple[str, ...]:
-        """Partitions that it is for, as far as they are known; see :attr:`more_partitions`, and :attr:`within`."""
-        standing = [node.partition for node in self.targets if not node.on_the_way and node.partition != WHOLE_TABLE]
-        return tuple(dict.fromkeys([*standing, *self._told]))
+        """Requested partitions, as far as they are known; see :attr:`more_partitions` and :attr:`within`."""
+        joined = [node.partition for node in self.targets if not node.on_the_way and node.partition != WHOLE_TABLE]
+        return tuple(dict.fromkeys([*joined, *self._stored_names]))
 
     @property
     def more_partitions(self) -> int:
-        """How many it asks for beside those that are known by name, as far as it says."""
-        return max(0, self._count - len(self.partitions))
+        """Number of requested partitions whose names are not known."""
+        return max(0, self._stored_count - len(self.partitions))
 
     @property
     def within(self) -> tuple[str, ...]:
-        """Where it asks for partitions, if it is not known for which: the innermost queues that it stands in."""
-        on_the_way = tuple(node.partition for node in self.targets if node.on_the_way)
-        return () if self.partitions else on_the_way
+        """The innermost queues of a request for partitions whose names are not known; else empty."""
+        return () if self.partitions else tuple(node.partition for node in self.targets if node.on_the_way)
 
     @property
-    def _told(self) -> list[str]:
-        told = self.data.get("partitions")
-        return [each for each in told if isinstance(each, str)] if isinstance(told, list) else []
+    def _stored_names(self) -> list[str]:
+        names = self.data.get("partitions")
+        return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
 
     @property
-    def _count(self) -> int:
-        said = self.data.get("partition_count")
-        return said if isinstance(said, int) else 0
+    def _stored_count(self) -> int:
+        count = self.data.get("partition_count")
+        return count if isinstance(count, int) else 0
 
     @property
     def shared(self) -> bool:
-        """Whether it shares what it is for."""
+        """Whether the lock is shared."""
         return all(node.shared for node in self.targets)
 
     @property
     def since(self) -> float:
-        """Since when it holds or waits, seconds since the epoch.
+        """Time since which it holds or waits, seconds since the epoch.
 
-        By its own word, on its own clock, where it gives one; else when it queued up, by the coordinator's clock. A
-        hold says since when it holds after its first second.
+        This is the contender's own time, by its own clock, if it is stored; else :attr:`created_at`. A hold stores it
+        after its first second.
         """
-        said = self.data.get("acquired_at" if self.holds else "requested_at")
-        sane = isinstance(said, int | float) and not isinstance(said, bool) and math.isfinite(said) and said > 0
-        return float(said) if sane else self.created_at  # type: ignore[arg-type]
+        stored = self.data.get("acquired_at" if self.holds else "requested_at")
+        is_time = (
+            isinstance(stored, int | float) and not isinstance(stored, bool) and math.isfinite(stored) and stored > 0
+        )
+        return float(stored) if is_time else self.created_at  # type: ignore[arg-type]
 
 
-def _is_below(one: QueuedNode, other: QueuedNode) -> bool:
-    if one.partition == other.partition:
-        return False
-    return other.partition == WHOLE_TABLE or one.partition.startswith(other.partition + "/")
+def _is_below(inner: QueuedNode, outer: QueuedNode) -> bool:
+    if outer.partition == WHOLE_TABLE:
+        return inner.partition != WHOLE_TABLE
+    return inner.partition.startswith(f"{outer.partition}/")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableLocks:
-    """Who holds a table or its partitions, and who waits.
+    """The queue entries of one table and its partitions.
 
     Attributes:
-        uri: canonical URI; None if it is not known. With ZooKeeper, another program may have made the znode.
-        key: by which the coordinator keeps it; with ZooKeeper the name of its znode.
-        entries: in the order in which they queued up.
+        uri: Canonical URI; None if it is not known: with ZooKeeper, another program may have created the znode.
+        key: Coordinator's key of the table; with ZooKeeper the name of its znode.
+        entries: Entries in the order in which they joined.
 
     """
 
@@ -137,20 +138,20 @@ class TableLocks:
 
     @property
     def name(self) -> str:
-        """URI, or what there is instead."""
+        """The URI, or the znode if the URI is not known."""
         return self.uri or f"znode {self.key}"
 
     @property
     def is_internal(self) -> bool:
-        """Whether this is a name below a table's log, which maintenance and checkpoints lock, and no table."""
+        """Whether this is not a table, but a name below a table's log that maintenance or checkpoints lock."""
         return "/_delta_log/" in (self.uri or "")
 
     @property
     def holders(self) -> tuple[QueueEntry, ...]:
-        """Those that hold, first come first."""
+        """The entries that hold the lock, in order."""
         return tuple(entry for entry in self.entries if entry.holds)
 
     @property
     def waiters(self) -> tuple[QueueEntry, ...]:
-        """Those that wait, first come first."""
+        """The entries that wait, in order."""
         return tuple(entry for entry in self.entries if not entry.holds)

@@ -11,9 +11,8 @@ All spellings of one table must lead to one lock. :func:`canonical_table_uri` no
 * A local path becomes an absolute ``file:`` URI with symbolic links resolved.
 * Nothing is percent-decoded: Hadoop's ``Path`` takes a string literally, and ``%20`` is a legal part of an S3 key.
 
-The form of some names does not show that they lead to one store (an S3 access point and its bucket, an HDFS name service
-and its name node). They stay different here; the table's adoption decides which of them counts, see
-:mod:`lock_manager.table_records.adoption`.
+Some names lead to one store and do not show it (an S3 access point and its bucket, an HDFS name service and its name
+node). They stay different here; the table's adoption (:mod:`lock_manager.table_records.adoption`) decides which counts.
 """
 
 from __future__ import annotations

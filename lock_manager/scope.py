@@ -46,7 +46,8 @@ class TableScope:
 
         Args:
             resource: Location of the table.
-            partitions: Partitions of it, or values by column; for those the commit guard looks up the partition columns.
+            partitions: Partitions of it, or values by column. For those the commit guard looks up the partition columns
+                of the table.
             shared: Whether other shared holders may hold at the same time.
 
         Raises:
@@ -60,12 +61,12 @@ class TableScope:
             return cls(table, None, shared)
         if not partitions:
             raise ValueError("partitions=[] names no partition: leave it out for the whole table")
-        requested = [partition for partition in partitions if isinstance(partition, Partition)]
+        scope_partitions = [partition for partition in partitions if isinstance(partition, Partition)]
         if column_values := [values for values in partitions if not isinstance(values, Partition)]:
-            # One call for all: it reads the table's log.
+            # One call for all values, because it reads the table's log.
             schema = schema_of(resource.uri if isinstance(resource, TableResource) else resource)
-            requested += map(schema.partition, column_values)
-        cover = smallest_cover(requested)
+            scope_partitions += map(schema.partition, column_values)
+        cover = smallest_cover(scope_partitions)
         if len(cover) > MOST_PARTITIONS:
             log.warning("%d partitions of %s are requested: locking the whole table", len(cover), table.uri)
             return cls(table, None, shared)

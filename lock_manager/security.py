@@ -1,8 +1,8 @@
-"""Credentials, TLS and ACLs: how a client proves who it is, protects its connection, and shares its znodes.
+"""Credentials, TLS and ACLs of a client.
 
 Settings come from keywords, the environment, a JSON file or a JSON secret at AWS. They never come from a URL or a
-command line, which other users of the machine and every log can see. No secret is in a repr, in a message or in kazoo's
-log.
+command line, which other users of the machine can see and logs contain. No secret appears in a repr, in a message or in
+kazoo's log.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from lock_manager.errors import SettingsError
 
 #: Prefix of the environment variables for credentials, TLS and ACLs.
 ENVIRONMENT_PREFIX = "SLUICE_ZK_"
-#: Variable with the ARN of a secret in AWS Secrets Manager, which has all of them as JSON.
+#: Variable with the ARN of a secret in AWS Secrets Manager that contains these settings as JSON.
 SECRET = "SLUICE_ZK_SECRET"  # noqa: S105 (the variable's name)
-_SECRET_FILE = "SLUICE_ZK_SECRET_FILE"  # noqa: S105 (likewise)
-_HOW = "docs/security.md explains"
-_FROM_FILE = ("password", "tls_key_password")
+_SECRET_FILE = "SLUICE_ZK_SECRET_FILE"  # noqa: S105 (the variable's name)
+_SEE_DOCS = "docs/security.md explains"
+_FILE_SETTINGS = ("password", "tls_key_password")
 _TLS_FIELDS = ("tls_ca", "tls_certificate", "tls_key", "tls_key_password")
 _SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-# An x509 id is a distinguished name: it has commas, and ends where the permissions do.
+# An x509 id is a distinguished name, which contains commas: the entry ends after the permissions.
 _ACL_ENTRY = re.compile(r"(?P<scheme>[a-z][a-z0-9]*):(?P<id>.*?):(?P<permissions>[cdrwa]+)(?:,(?=[a-z][a-z0-9]*:)|$)")
 
 
 @dataclass(frozen=True)
 class AclEntry:
-    """What somebody may do with a znode.
+    """The permissions of one identity on a znode.
 
     Attributes:
-        scheme: how the server knows whom it is about, such as ``x509``.
-        id: whom, in that scheme.
-        permissions: letters of ``cdrwa``: create, delete, read, write, administer.
+        scheme: Authentication scheme, such as ``x509``.
+        id: Identity in that scheme.
+        permissions: Letters of ``cdrwa``: create, delete, read, write, administer.
 
     """
 
@@ -50,30 +50,31 @@ class AclEntry:
     permissions: str
 
 
-#: All rights for whom the server knows us as.
-_FOR_US = AclEntry("auth", "", "cdrwa")
+#: All permissions for every identity of this client that the server has authenticated.
+_OWNER_ONLY = AclEntry("auth", "", "cdrwa")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Security:
-    """Credentials, TLS and the ACL of new znodes. Without arguments: none of them, as ZooKeeper is by default.
+    """Credentials, TLS and the ACL of new znodes; none of them by default, as in ZooKeeper.
 
     Attributes:
-        auth: ``sasl`` (mechanism DIGEST-MD5: the server knows its users) or ``digest`` (the server believes any name;
-            it means something only to ACLs, and the password crosses the network as it is: use it with TLS).
-        username: for either.
-        password: for either. Not in the repr.
-        tls: encrypt, and verify the server's certificate, its host name included. Implied by the next four.
-        tls_ca: authorities that may vouch for a server: path of a PEM file, or PEM text; the system's when not given.
-        tls_certificate: our own certificate, with its chain: path of a PEM file, or PEM text.
-        tls_key: its private key: path of a PEM file, or PEM text. Not in the repr.
-        tls_key_password: if the key is encrypted. Not in the repr.
-        acl: of every znode that we create, as in zkCli: ``scheme:id:permissions``, comma-separated. When not given:
-            ``auth::cdrwa`` (all rights for whom the server knows us as, nobody else) with credentials or a client
-            certificate, else open to all (``world:anyone:cdrwa``).
+        auth: ``sasl`` (mechanism DIGEST-MD5: the server has a list of users) or ``digest`` (the server accepts any
+            name, which only ACLs use, and the password crosses the network unencrypted: use it with TLS).
+        username: User name for ``auth``.
+        password: Password for ``auth``. Not in the repr.
+        tls: Whether to encrypt, and to verify the server's certificate and its host name. The next four settings imply
+            it.
+        tls_ca: Certificate authorities of servers: path of a PEM file, or PEM text; by default the system's.
+        tls_certificate: Certificate of this client, with its chain: path of a PEM file, or PEM text. Not in the repr.
+        tls_key: Private key of the certificate: path of a PEM file, or PEM text. Not in the repr.
+        tls_key_password: Password of an encrypted key. Not in the repr.
+        acl: ACL of every new znode in zkCli's notation: ``scheme:id:permissions``, comma-separated. By default
+            ``auth::cdrwa`` (all permissions for this client's identity, none for others) with credentials or a client
+            certificate, else ``world:anyone:cdrwa`` (open to all).
 
     Raises:
-        SettingsError: one of them is malformed, is missing its other half, or names a file that cannot be used.
+        SettingsError: A setting is malformed, lacks its counterpart, or names a file that cannot be used.
 
     """
 
@@ -88,21 +89,21 @@ class Security:
     acl: str | None = None
 
     def __post_init__(self) -> None:
-        """Validate, which reads the PEM files."""
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if each.name != "tls" and value is not None and (not isinstance(value, str) or not value.strip()):
-                raise SettingsError(f"security setting {each.name} must be a text that is not empty: {_HOW}")
+        """Validate the settings; this reads the PEM files."""
+        for name in (setting.name for setting in fields(self)):
+            value = getattr(self, name)
+            if name != "tls" and value is not None and (not isinstance(value, str) or not value.strip()):
+                raise SettingsError(f"security setting {name} must be a text that is not empty: {_SEE_DOCS}")
         if not isinstance(self.tls, bool):
             raise SettingsError(f"security setting tls={self.tls!r}: must be True or False")
         self._check_credentials()
         if any(getattr(self, name) is not None for name in _TLS_FIELDS):
             object.__setattr__(self, "tls", True)
         if (self.tls_certificate is None) != (self.tls_key is None):
-            lacking = "tls_key" if self.tls_key is None else "tls_certificate"
-            raise SettingsError(f"half a key pair: {lacking} is not set; give tls_certificate and tls_key: {_HOW}")
+            missing = "tls_key" if self.tls_key is None else "tls_certificate"
+            raise SettingsError(f"half a key pair: {missing} is not set; give tls_certificate and tls_key: {_SEE_DOCS}")
         if self.tls_key_password is not None and self.tls_key is None:
-            raise SettingsError(f"tls_key_password is set and tls_key is not: {_HOW}")
+            raise SettingsError(f"tls_key_password is set and tls_key is not: {_SEE_DOCS}")
         if self.tls:
             self.tls_context()
         self.new_znodes()
@@ -110,12 +111,13 @@ class Security:
     def _check_credentials(self) -> None:
         if self.auth not in (None, "digest", "sasl"):
             raise SettingsError(f"security setting auth={self.auth!r}: must be sasl or digest")
-        for name in ("auth", "username", "password"):
-            given = [each for each in ("auth", "username", "password") if getattr(self, each) is not None]
-            if given and name not in given:
-                raise SettingsError(f"half of the credentials: {given[0]} is set and {name} is not: {_HOW}")
+        names = ("auth", "username", "password")
+        present = [name for name in names if getattr(self, name) is not None]
+        missing = [name for name in names if name not in present]
+        if present and missing:
+            raise SettingsError(f"half of the credentials: {present[0]} is set and {missing[0]} is not: {_SEE_DOCS}")
         if self.username is not None and ":" in self.username:
-            raise SettingsError("security setting username: must have no colon, which would end it")
+            raise SettingsError("security setting username: must not contain a colon, which ends the name")
         if self.auth == "sasl" and importlib.util.find_spec("puresasl") is None:
             raise SettingsError("auth=sasl needs the package pure-sasl: pip install '.[sasl]' in a clone of Sluice")
 
@@ -125,38 +127,35 @@ class Security:
 
         ``SLUICE_ZK_PASSWORD_FILE`` and ``SLUICE_ZK_TLS_KEY_PASSWORD_FILE`` name a file instead.
         ``SLUICE_ZK_SECRET_FILE`` names a JSON file, ``SLUICE_ZK_SECRET`` an AWS secret (``arn:aws:secretsmanager:…``,
-        extra ``aws``, asked for once per process): an object with any of the attributes as keys, such as
+        extra ``aws``, requested once per process): an object with any of the attributes as keys, such as
         ``{"auth": "sasl", "username": "etl", "password": "…"}``. Single variables win over it.
 
         Raises:
-            SettingsError: a value is malformed, or a file or secret cannot be read.
+            SettingsError: A value is malformed, or a file or secret cannot be read.
 
         """
         environ = os.environ if environ is None else environ
-        names = [each.name for each in fields(cls)]
-        variables = {name: ENVIRONMENT_PREFIX + name.upper() for name in names}
-        found = _document(environ)
-        found |= {name: environ[variable] for name, variable in variables.items() if variable in environ}
-        for name in _FROM_FILE:
+        variables = {setting.name: ENVIRONMENT_PREFIX + setting.name.upper() for setting in fields(cls)}
+        settings = _read_document(environ)
+        settings |= {name: environ[variable] for name, variable in variables.items() if variable in environ}
+        for name in _FILE_SETTINGS:
             variable = f"{variables[name]}_FILE"
             if variable in environ:
                 if variables[name] in environ:
                     raise SettingsError(f"{variable} and {variables[name]} are both set: unset one of them")
-                found[name] = _read(environ[variable], variable).rstrip("\r\n")
-        if isinstance(found.get("tls"), str):
-            switch = _SWITCH.get(found["tls"].lower())
+                settings[name] = _read(environ[variable], variable).rstrip("\r\n")
+        if isinstance(settings.get("tls"), str):
+            switch = _SWITCH.get(settings["tls"].lower())
             if switch is None:
-                raise SettingsError(f"{variables['tls']}={found['tls']!r}: must be 1 or 0")
-            found["tls"] = switch
-        return cls(**found)
-
-    # -- for the client ------------------------------------------------------------------------------------------
+                raise SettingsError(f"{variables['tls']}={settings['tls']!r}: must be 1 or 0")
+            settings["tls"] = switch
+        return cls(**settings)
 
     def tls_context(self) -> ssl.SSLContext:
-        """Return how to speak TLS, of the files as they are now: TLS 1.2 or later, host names verified.
+        """Return a TLS context from the current files: TLS 1.2 or later, host names verified.
 
         Raises:
-            SettingsError: a file is missing or no such thing, or key and certificate do not belong together.
+            SettingsError: A file is missing or malformed, or key and certificate do not belong together.
 
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -168,74 +167,74 @@ class Security:
             try:
                 context.load_verify_locations(cadata=authorities)
             except (ssl.SSLError, ValueError) as error:
-                raise SettingsError("tls_ca holds no certificate in PEM, or one that is broken") from error
+                raise SettingsError("tls_ca contains no valid certificate in PEM") from error
         if self.tls_certificate is not None and self.tls_key is not None:
             with ExitStack() as stack:
                 certificate = stack.enter_context(_pem_file(self.tls_certificate, "tls_certificate"))
                 key = stack.enter_context(_pem_file(self.tls_key, "tls_key"))
                 try:
-                    # Without any password OpenSSL would ask at the terminal.
+                    # Without a password OpenSSL would ask at the terminal.
                     context.load_cert_chain(certificate, key, password=self.tls_key_password or "")
                 except (ssl.SSLError, ValueError) as error:
                     raise SettingsError(
-                        "tls_certificate and tls_key are no pair of certificate and private key in PEM, or "
+                        "tls_certificate and tls_key are not a certificate and its private key in PEM, or "
                         "tls_key_password is missing or wrong"
                     ) from error
         return context
 
     def sasl_options(self) -> dict[str, str] | None:
-        """Return what kazoo's ``sasl_options`` takes."""
+        """Return the value of kazoo's ``sasl_options``; None without SASL."""
         if self.auth != "sasl" or self.username is None or self.password is None:
             return None
         return {"mechanism": "DIGEST-MD5", "username": self.username, "password": self.password}
 
     def auth_data(self) -> list[tuple[str, str]] | None:
-        """Return what kazoo's ``auth_data`` takes."""
+        """Return the value of kazoo's ``auth_data``; None without digest authentication."""
         return [("digest", f"{self.username}:{self.password}")] if self.auth == "digest" else None
 
     def new_znodes(self) -> list[AclEntry] | None:
-        """Return who may do what with new znodes; None: everybody everything.
+        """Return the ACL of new znodes; None if they are open to all.
 
         Raises:
             SettingsError: ``acl`` is malformed.
 
         """
         if self.acl is not None:
-            return list(_parsed_acl(self.acl))
-        return [_FOR_US] if self.auth or self.tls_certificate else None
+            return list(_parse_acl(self.acl))
+        return [_OWNER_ONLY] if self.auth or self.tls_certificate else None
 
 
-def _document(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the JSON file or secret says, empty if none is named."""
+def _read_document(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings in the JSON file or secret; empty if the environment names none."""
     if SECRET in environ and _SECRET_FILE in environ:
         raise SettingsError(f"{SECRET} and {_SECRET_FILE} are both set: unset one of them")
     if SECRET in environ:
-        from lock_manager.aws_secret import fetch  # noqa: PLC0415 (boto3 is for those who use it)
+        from lock_manager.aws_secret import fetch  # noqa: PLC0415 (boto3 is optional)
 
-        where, text = f"the secret {environ[SECRET]}", fetch(environ[SECRET])
+        source, text = f"the secret {environ[SECRET]}", fetch(environ[SECRET])
     elif _SECRET_FILE in environ:
-        where, text = f"the file that {_SECRET_FILE} names", _read(environ[_SECRET_FILE], _SECRET_FILE)
+        source, text = f"the file that {_SECRET_FILE} names", _read(environ[_SECRET_FILE], _SECRET_FILE)
     else:
         return {}
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except ValueError:
-        # Not even its position is told, and not as a cause: that error carries the whole text.
-        raise SettingsError(f"{where} is no JSON") from None
-    names = [each.name for each in fields(Security)]
-    if not isinstance(found, dict):
-        raise SettingsError(f"{where} must be a JSON object with some of the keys {', '.join(names)}")
-    if unknown := sorted(set(found) - set(names)):
-        raise SettingsError(f"{where} has the unknown key {unknown[0]!r}; it may have {', '.join(names)}")
-    return found
+        # The JSON error contains the whole text, so it is neither quoted nor chained.
+        raise SettingsError(f"{source} is not JSON") from None
+    names = [setting.name for setting in fields(Security)]
+    if not isinstance(document, dict):
+        raise SettingsError(f"{source} must be a JSON object with some of the keys {', '.join(names)}")
+    if unknown := sorted(set(document) - set(names)):
+        raise SettingsError(f"{source} has the unknown key {unknown[0]!r}; it may have {', '.join(names)}")
+    return document
 
 
 def _read(path: str, name: str) -> str:
-    """Return what a file holds; its path is not told, for somebody may have put the secret itself in its place."""
+    """Return the text of a file. The message leaves out the path, which may be the secret itself by mistake."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise SettingsError(f"the file that {name} names cannot be read ({reason})") from None
 
 
@@ -245,14 +244,14 @@ def _pem(value: str, name: str) -> str:
 
 @contextmanager
 def _pem_file(value: str, name: str) -> Iterator[str]:
-    """Give OpenSSL a file, which is all that it takes: one that only we can read, for that moment."""
+    """Write a temporary file for OpenSSL, which takes files only; only this user can read it."""
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".pem") as file:
         file.write(_pem(value, name))
         file.flush()
         yield file.name
 
 
-def _parsed_acl(text: str) -> Iterator[AclEntry]:
+def _parse_acl(text: str) -> Iterator[AclEntry]:
     position = 0
     while position < len(text):
         match = _ACL_ENTRY.match(text, position)

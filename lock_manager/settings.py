@@ -1,4 +1,4 @@
-"""One frozen, validated object with every setting of the lock; a default is written here and nowhere else."""
+"""The settings of the lock, in one frozen and validated object; the only place of their defaults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENVIRONMENT_PREFIX = "SLUICE_"
 _URL_SCHEME = "zk"
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?)(:(?P<port>\d{1,5}))?")
 _MAX_PORT = 65535
-_LONGEST_SECONDS = 7 * 24 * 3600.0
+_MAX_SECONDS = 7 * 24 * 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +25,19 @@ class LockSettings:
     """Settings of a :class:`~lock_manager.zookeeper.manager.ZookeeperLockManager`.
 
     Attributes:
-        zk_hosts: ``host:port,host:port[/chroot]``; the port defaults to 2181.
-        timeout_seconds: total deadline of an ``acquire`` that gives none of its own, connecting included.
-            0 means: only if it is free now.
-        session_timeout_seconds: asked of the server, which may grant less. A dead holder's lock is free after it.
-        max_hold_seconds: a hold longer than this is given up, and the commit guard refuses what it still wants to
-            commit: against a job that hangs and keeps its session alive. None for no bound.
-        lock_root: znode below which tables are locked.
-        job: name of this job, shown to those who wait behind it.
-        app_id: Spark application id, likewise.
-        security: credentials, TLS and the ACL of new znodes; none of them by default.
+        zk_hosts: ``host:port,host:port[/chroot]``. The port defaults to 2181.
+        timeout_seconds: Default deadline of an ``acquire``, connecting included. 0: acquire only if the lock is free.
+        session_timeout_seconds: Session time-out requested from the server, which may grant less. A dead holder's lock
+            is free after it.
+        max_hold_seconds: Time after which a hold is given up and the commit guard refuses its commits. It limits jobs
+            that hang and keep their session alive. None: no limit.
+        lock_root: Znode below which tables are locked.
+        job: Name of this job, shown to waiters.
+        app_id: Spark application id, shown to waiters.
+        security: Credentials, TLS and the ACL of new znodes; none of them by default.
 
     Raises:
-        SettingsError: a value is malformed or outside its range; the message shows both, but never a secret.
+        SettingsError: A value is malformed or outside its range. The message shows both, but never a secret.
 
     """
 
@@ -66,10 +66,10 @@ class LockSettings:
 
     @classmethod
     def merged(cls, base: str | LockSettings, **overrides: Any) -> LockSettings:
-        """Return settings from a host list or from other settings, with some of them changed.
+        """Return settings from a host list or from other settings, with overrides.
 
         Raises:
-            SettingsError: a value is malformed or outside its range.
+            SettingsError: A value is malformed or outside its range.
 
         """
         return replace(base, **overrides) if isinstance(base, LockSettings) else cls(zk_hosts=base, **overrides)
@@ -80,26 +80,23 @@ class LockSettings:
     ) -> LockSettings:
         """Read ``SLUICE_ZK_HOSTS``, ``SLUICE_TIMEOUT_SECONDS`` and so on; keywords win over the environment.
 
-        ``security`` is read as :meth:`Security.from_env` says.
+        :meth:`Security.from_env` reads ``security``.
 
         Args:
-            environ: the environment, by default this process's.
-            hosts_hint: how this program's user names the ensemble otherwise, for the message if nobody did.
-            overrides: settings by name.
+            environ: The environment; by default that of this process.
+            hosts_hint: Another way for the user to name the ensemble, for the message if no hosts are set.
+            overrides: Settings by name.
 
         Raises:
-            SettingsError: A value is malformed, or ``SLUICE_ZK_HOSTS`` is not set or blank and ``zk_hosts`` not given.
+            SettingsError: A value is malformed, or neither ``SLUICE_ZK_HOSTS`` nor ``zk_hosts`` names an ensemble.
 
         """
         environ = os.environ if environ is None else environ
-        found = {
-            name: environ[ENVIRONMENT_PREFIX + name.upper()]
-            for name in _plain_fields()
-            if ENVIRONMENT_PREFIX + name.upper() in environ
-        }
+        variables = {name: ENVIRONMENT_PREFIX + name.upper() for name in _plain_fields()}
+        texts = {name: environ[variable] for name, variable in variables.items() if variable in environ}
         if not names_ensemble(environ):
-            found.pop("zk_hosts", None)
-        values = {**_typed(found, where=f"{ENVIRONMENT_PREFIX}* in the environment"), **overrides}
+            texts.pop("zk_hosts", None)
+        values = {**_parse_numbers(texts, source=f"{ENVIRONMENT_PREFIX}* in the environment"), **overrides}
         if "zk_hosts" not in values:
             raise SettingsError(f"no ensemble given: set {ENVIRONMENT_PREFIX}ZK_HOSTS=host:port,… or {hosts_hint}")
         if "security" not in values:
@@ -110,60 +107,61 @@ class LockSettings:
     def from_url(cls, url: str, **overrides: Any) -> LockSettings:
         """Read ``zk://host:port,host:port/chroot?timeout_seconds=60&job=nightly``; keywords win over the URL.
 
-        A URL carries no credentials: it ends up in logs and on command lines. Give ``security`` as a keyword.
+        A URL must not contain credentials, because it appears in logs and on command lines. Pass ``security`` as a
+        keyword.
 
         Raises:
-            SettingsError: it is no such URL, or has an unknown or malformed parameter.
+            SettingsError: The URL is malformed, or has an unknown or malformed parameter.
 
         """
         parts = urlsplit(url)
         _refuse_credentials(parts.netloc)
-        # Without the values, of which somebody may have made one a password.
-        shown = url.partition("?")[0]
+        # Messages leave out the query, which may contain a password.
+        base_url = url.partition("?")[0]
         if parts.scheme != _URL_SCHEME:
             raise SettingsError(
-                f"{shown!r} is no ZooKeeper URL: write zk://host:port,host:port[/chroot][?setting=value]"
+                f"{base_url!r} is not a ZooKeeper URL: write zk://host:port,host:port[/chroot][?setting=value]"
             )
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         unknown = sorted(set(query) - _plain_fields() | ({"zk_hosts"} & set(query)))
         if unknown:
-            raise SettingsError(f"{shown!r}: unknown setting {unknown[0]!r}")
+            raise SettingsError(f"{base_url!r}: unknown setting {unknown[0]!r}")
         path = "" if parts.path == "/" else parts.path
-        return cls(**{"zk_hosts": parts.netloc + path, **_typed(query, where=repr(shown)), **overrides})
+        return cls(**{"zk_hosts": parts.netloc + path, **_parse_numbers(query, source=repr(base_url)), **overrides})
 
 
 def _plain_fields() -> set[str]:
-    """Return the names of the fields that are one text or number each."""
-    return {each.name for each in fields(LockSettings)} - {"security"}
+    """Return the names of the fields that one text can set."""
+    return {setting.name for setting in fields(LockSettings)} - {"security"}
 
 
 def _refuse_credentials(hosts: str) -> None:
     if "@" in hosts:
         raise SettingsError(
-            "the host list has an '@': credentials are not given with the hosts, which are shown in logs and on "
-            "command lines; docs/security.md says how"
+            "the host list contains an '@': it appears in logs and on command lines, so set credentials as "
+            "docs/security.md describes"
         )
 
 
-def _typed(values: Mapping[str, str], where: str) -> dict[str, Any]:
-    typed: dict[str, Any] = dict(values)
+def _parse_numbers(texts: Mapping[str, str], source: str) -> dict[str, Any]:
+    values: dict[str, Any] = dict(texts)
     for name in ("timeout_seconds", "session_timeout_seconds", "max_hold_seconds"):
-        if name in values:
+        if name in texts:
             try:
-                typed[name] = float(values[name])
+                values[name] = float(texts[name])
             except ValueError:
-                raise SettingsError(f"{name}={values[name]!r} ({where}): must be a number of seconds") from None
-    return typed
+                raise SettingsError(f"{name}={texts[name]!r} ({source}): must be a number of seconds") from None
+    return values
 
 
-def check_seconds(name: str, value: float, low: float = 0, high: float = _LONGEST_SECONDS) -> None:
+def check_seconds(name: str, value: float, low: float = 0, high: float = _MAX_SECONDS) -> None:
     """Raise SettingsError unless ``value`` is a number of seconds in the range."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise SettingsError(f"{name}={value!r}: must be a number of seconds from {low:g} to {high:g}")
 
 
 def names_ensemble(environ: Mapping[str, str]) -> bool:
-    """Whether ``SLUICE_ZK_HOSTS`` is set and not blank."""
+    """Return whether ``SLUICE_ZK_HOSTS`` is set and not blank."""
     return bool(environ.get(f"{ENVIRONMENT_PREFIX}ZK_HOSTS", "").strip())
 
 
@@ -175,6 +173,8 @@ def _check_hosts(zk_hosts: str) -> None:
     for host in hosts.split(","):
         match = _HOST.fullmatch(host.strip())
         if match is None or (match["port"] and not 1 <= int(match["port"]) <= _MAX_PORT):
-            raise SettingsError(f"zk_hosts={zk_hosts!r}: {host!r} is no host:port; write host:port,host:port[/chroot]")
+            raise SettingsError(f"zk_hosts={zk_hosts!r}: {host!r} is not host:port; write host:port,host:port[/chroot]")
     if slash and (not chroot or any(part in ("", ".", "..") for part in chroot.split("/"))):
-        raise SettingsError(f"zk_hosts={zk_hosts!r}: {slash + chroot!r} is no chroot; write host:port,host:port/chroot")
+        raise SettingsError(
+            f"zk_hosts={zk_hosts!r}: {slash + chroot!r} is not a chroot; write host:port,host:port/chroot"
+        )

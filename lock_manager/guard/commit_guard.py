@@ -27,7 +27,7 @@ from lock_manager.errors import (
     ResourceError,
     SluiceError,
 )
-from lock_manager.events import Event, tell
+from lock_manager.events import Event, emit
 from lock_manager.guard.guarded_hold import OF_PARTITIONS, AllowedPut, GuardedHold
 from lock_manager.guard.ticket import Ticket
 from lock_manager.resources import canonical_table_uri
@@ -112,7 +112,7 @@ class CommitGuard:
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
         if not awaits_turn and not (has_ticket and isinstance(refusal, NotStagedError)):
             # A commit without a turn was not refused: it has no lock yet, or is repeated with the lock held throughout.
-            tell(Event.REFUSED, table, error=type(refusal).__name__)
+            emit(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:
                 self._refusals[attempt] = refusal

@@ -1,1 +1,1 @@
-"""Formats that are stored in tables: the stamp of a commit, the adoption of a table, pins."""
+"""Formats of records in tables: the stamp of a commit, the adoption of a table, pins."""

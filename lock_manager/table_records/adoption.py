@@ -1,11 +1,11 @@
-"""The adoption of a table: two table properties that say which lock on it counts.
+"""The adoption of a table: two table properties that define which lock on it counts.
 
-A lock of another ensemble excludes nobody, and neither does a lock on another name. Some names are known to be one by
-their form alone (:mod:`lock_manager.resources`). Others are not: an S3 access point and its bucket, an HDFS name
-service and its name nodes, two mounts of one file system. So ``sluice adopt`` writes the ensemble and the name into the
-table itself, where every writer reads them, by whatever name it reaches the table.
+A lock of another ensemble or on another name does not exclude the other writers. :mod:`lock_manager.resources`
+recognizes some names of one table by their form, but not all: an S3 access point and its bucket, an HDFS name service
+and its name nodes, two mounts of one file system. So ``sluice adopt`` writes the ensemble and the name into the table
+itself. Every writer reads them there, whatever name it uses for the table.
 
-The adopted name is compared letter by letter, because its hash becomes the name of a znode.
+The adopted name is compared exactly, because its hash becomes the name of a znode.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ UNSET_PROPERTIES = "UNSET TBLPROPERTIES"
 
 @dataclass(frozen=True)
 class Adoption:
-    """Which ensemble has adopted a table, and under which name.
+    """The ensemble that has adopted a table, and the adopted name.
 
     Attributes:
         ensemble: UUID of the ensemble whose lock counts.
-        table: canonical URI under which the table is locked; None if an earlier release adopted it, which noted none.
+        table: Canonical URI under which the table is locked; None if an early release, which stored none, adopted it.
 
     """
 
@@ -40,28 +40,28 @@ class Adoption:
 
     @classmethod
     def of(cls, properties: Mapping[str, str]) -> Adoption | None:
-        """Return the adoption that a table's properties contain, None if nobody adopted it."""
+        """Return the adoption in a table's properties; None if the table is not adopted."""
         ensemble = properties.get(ENSEMBLE_PROPERTY)
         return cls(ensemble, properties.get(TABLE_PROPERTY) or None) if ensemble else None
 
     @property
     def properties(self) -> dict[str, str]:
-        """The table properties that say so."""
+        """The table properties of this adoption."""
         return {ENSEMBLE_PROPERTY: self.ensemble} | ({TABLE_PROPERTY: self.table} if self.table is not None else {})
 
     def check(self, *, ensemble: str, table: str) -> None:
-        """Make sure that a lock is the one that counts.
+        """Raise unless a lock is the one that counts.
 
         Args:
-            ensemble: UUID of the ensemble that gave it.
-            table: canonical URI that it is of.
+            ensemble: UUID of the ensemble that granted the lock.
+            table: Canonical URI that is locked.
 
         Raises:
-            TableNameMismatchError: it is of another name.
-            EnsembleMismatchError: it is of another ensemble.
+            TableNameMismatchError: The lock is on another name.
+            EnsembleMismatchError: The lock is of another ensemble.
 
         """
-        # The name first: what was copied here is moved once, to its own name and to its ensemble.
+        # The name is checked first: one move gives a copied table both its own name and its ensemble.
         if self.table is not None and self.table != table:
             raise TableNameMismatchError(resource=table, adopted_name=self.table)
         if self.ensemble != ensemble:

@@ -1,11 +1,11 @@
-"""What a commit records of us, written and read here: its stamp, and the note of its writer.
+"""The two records of Sluice in a commit: the stamp of its hold, and the note of its writer.
 
-The stamp tells of the hold under which the commit was made. It is the key ``sluice`` of the commit's ``commitInfo``.
-The commit guard has the log store write it as an object. A writer that the guard does not see (delta-rs) writes it as
-text, and then it is the writer's own word.
+The stamp describes the hold under which the commit was made. It is the key ``sluice`` of the commit's ``commitInfo``.
+The log store writes it as an object, which it gets from the commit guard. A writer without the guard (delta-rs) writes
+it as text; then it is the writer's claim, which the guard has not checked.
 
-The note is what the write says of itself: commit id, run, what its caller gave. It is the key ``sluice`` in the JSON of
-Delta's ``userMetadata``.
+The note describes the write: commit id, run, the caller's metadata. It is the key ``sluice`` in the JSON of Delta's
+``userMetadata``.
 
 The commit id is the write id of one attempt of one operation. The stamp contains it only if the thread that executed
 the attempt made the commit (:func:`is_commit_of`). An empty commit that fills a version has neither a commit id nor a
@@ -24,39 +24,39 @@ from typing import Any
 from lock_manager.coordinator import Hold
 
 _STAMP = "sluice"
-# Keys of the stamp, of the note, or of both. Tables have them, so they keep their names.
+# Keys of the stamp, of the note, or of both. They are stored in tables, so their names must not change.
 _COMMIT_ID, _ATTEMPT, _FILLS = "commit_id", "attempt", "occupies"
 _EXCLUSIVE, _SHARED = "exclusive", "shared"
 _OBSERVED = "observed"
 # A caller's metadata cannot set these keys of the stamp.
 _RESERVED = frozenset({_COMMIT_ID, _FILLS, _OBSERVED})
 MAINTENANCE = "maintenance"
-"""Key of the note of a commit of maintenance: which action, and of what."""
+"""Key of the record of a commit of maintenance: the action and its subject."""
 CHANGES = "changes"
-"""Key of the note of a commit that applied a batch of changes; its value is the batch's id."""
+"""Key of the record of a commit that applied a batch of changes; its value is the batch's id."""
 _RUN = "run"
-"""Key of the note of a commit of a run; its value has the run's id and the number of the commit."""
+"""Key of the record of a commit of a run; its value has the run's id and the number of the commit."""
 WATERMARK = "watermark"
-"""Key of the note of a commit with rows of a stream: before which event time it has all rows that were in time.
+"""Key of the record of a commit with rows of a stream: the event time up to which no timely row is missing.
 
-Its value has the time in ISO 8601 (``at``) and the stream's id (``stream``; null if the rows came without one).
+Its value has the time in ISO 8601 (``at``) and the stream's id (``stream``; null if the rows came without a stream).
 """
 
 
 @dataclass(frozen=True)
 class CommitStamp:
-    """What was noted of the hold under which a commit was made (``commitInfo.sluice``).
+    """The record of the hold under which a commit was made (``commitInfo.sluice``).
 
     Attributes:
-        commit_id: unique name of the write, or of the attempt to commit it if it was given none.
-        hold: id of the hold.
-        ensemble: who handed out the tokens; tokens of different ensembles do not compare.
-        tokens: fencing tokens of its exclusive locks, by key of the locked node.
-        shared_tokens: of its shared locks.
-        acquired_at: when the hold began, seconds since the epoch, by the writer's clock.
-        job: what the writer called itself.
-        fenced: whether the commit guard noted it, which had the hold confirmed before it let the commit pass. Else it
-            is the writer's own word (see :func:`commit_metadata`).
+        commit_id: Unique id of the write, or of the attempt to commit if the write has none.
+        hold: Id of the hold.
+        ensemble: UUID of the ensemble that granted the tokens. Tokens of different ensembles do not compare.
+        tokens: Fencing tokens of the exclusive locks, by key of the locked node.
+        shared_tokens: Fencing tokens of the shared locks, by key of the locked node.
+        acquired_at: When the hold began, seconds since the epoch, by the writer's clock.
+        job: Name of the writer's job.
+        fenced: Whether the commit guard confirmed the hold before it allowed the commit. Otherwise the stamp is the
+            writer's claim (see :func:`commit_metadata`).
 
     """
 
@@ -77,13 +77,13 @@ def stamp_of(
     write_id: str | None = None,
     fills: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """Return what a commit under this hold records; :func:`parse_stamp` reads it.
+    """Return the stamp of a commit under this hold; :func:`parse_stamp` parses it.
 
     Args:
-        hold: under which the commit is made.
-        metadata: what it records beside the hold itself, such as ``job``; JSON values.
-        write_id: id of the operation attempt to which the commit belongs; None if it belongs to none.
-        fills: of an empty commit that fills a version: ids of the holds that left the intents for it unfinished.
+        hold: Hold of the commit.
+        metadata: Further fields, such as ``job``; JSON values.
+        write_id: Id of the operation attempt to which the commit belongs; None if it belongs to none.
+        fills: For an empty commit: ids of the holds whose unfinished intents it fills.
 
     """
     return {
@@ -101,21 +101,21 @@ def stamp_of(
 
 
 def parse_stamp(info: Mapping[str, Any]) -> CommitStamp | None:
-    """Read the stamp in a ``commitInfo``; None if there is none, or none that this release understands."""
+    """Parse the stamp in a ``commitInfo``; None if it has none, or one that this release cannot parse."""
     try:
-        said = info[_STAMP]
-        # The guard writes an object; delta-rs lets a writer note nothing but text.
-        fenced = not isinstance(said, str)
-        said = said if fenced else json.loads(said)
-        nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in said["nodes"]]
+        record = info[_STAMP]
+        # The guard writes an object; delta-rs writes text only.
+        fenced = not isinstance(record, str)
+        record = record if fenced else json.loads(record)
+        nodes = [(str(node["key"]), str(node["mode"]), int(node["token"])) for node in record["nodes"]]
         return CommitStamp(
-            commit_id=next(iter(commit_ids_of(info)), None) or str(said[_ATTEMPT]),
-            hold=str(said["hold"]),
-            ensemble=str(said["ensemble"]),
+            commit_id=next(iter(commit_ids_of(info)), None) or str(record[_ATTEMPT]),
+            hold=str(record["hold"]),
+            ensemble=str(record["ensemble"]),
             tokens={key: token for key, mode, token in nodes if mode == _EXCLUSIVE},
             shared_tokens={key: token for key, mode, token in nodes if mode == _SHARED},
-            acquired_at=float(said["acquired_at"]),
-            job=said.get("job"),
+            acquired_at=float(record["acquired_at"]),
+            job=record.get("job"),
             fenced=fenced,
         )
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -126,35 +126,29 @@ def stamped_info(info: Mapping[str, Any], stamp: Mapping[str, Any], attempt: str
     """Return a ``commitInfo`` with a stamp, as the guarded log store writes it (``CommitBody.java``).
 
     Args:
-        info: as Delta writes it.
-        stamp: see :func:`stamp_of`.
-        attempt: id of the attempt to commit.
+        info: ``commitInfo`` as Delta writes it.
+        stamp: Stamp that :func:`stamp_of` returns.
+        attempt: Id of the attempt to commit.
 
     """
     return {_STAMP: {**stamp, _ATTEMPT: attempt}, **info}
 
 
 def note_of_write(metadata: Mapping[str, Any], commit_id: str) -> dict[str, Any]:
-    """Return the note of a write.
-
-    Args:
-        metadata: what the caller has noted; JSON values.
-        commit_id: unique name of the write, by which its commit is found.
-
-    """
+    """Return the note of a write: the caller's metadata (JSON values) and the unique id that finds its commit."""
     return {**metadata, _COMMIT_ID: commit_id}
 
 
 def note_as_user_metadata(note: Mapping[str, Any], user: str | None = None) -> str:
-    """Return a write's note as Delta's ``userMetadata``; :func:`note_of` reads it.
+    """Return a write's note as Delta's ``userMetadata``; :func:`note_of` parses it.
 
     Args:
-        note: JSON values.
-        user: the caller's own ``userMetadata``, which is kept beside it.
+        note: Note of the write; JSON values.
+        user: The caller's own ``userMetadata``, which is kept.
 
     """
-    own = {} if user is None else {"user": user}
-    return json.dumps({_STAMP: note, **own}, separators=(",", ":"))
+    user_field = {} if user is None else {"user": user}
+    return json.dumps({_STAMP: note, **user_field}, separators=(",", ":"))
 
 
 def is_empty_commit(info: Mapping[str, Any]) -> bool:
@@ -167,9 +161,9 @@ def is_commit_of(info: Mapping[str, Any], write_id: str, *, guarded: bool) -> bo
 
     Args:
         info: ``commitInfo`` of the commit.
-        write_id: id of the attempt.
-        guarded: whether the guard refuses every commit that it does not allow. Then only its stamp is proof. Otherwise
-            the note in ``userMetadata`` is.
+        write_id: Id of the attempt.
+        guarded: Whether the guard refuses every commit that it does not allow. Then the id in its stamp counts, else
+            that in the note.
 
     """
     if is_empty_commit(info):
@@ -199,13 +193,13 @@ def commit_ids_of(info: Mapping[str, Any]) -> list[str]:
 
 
 def batch_of(info: Mapping[str, Any]) -> str | None:
-    """Return the id of the batch of changes that a commit applied, by its stamp or its note; None if it is of none."""
+    """Return the id of the batch of changes that a commit applied, from its stamp or its note; None if it has none."""
     batch = _record_of(info, CHANGES)
     return None if batch is None else str(batch)
 
 
 def maintenance_of(info: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what a commit of maintenance notes of itself, by its stamp or its note; None if it is none."""
+    """Return the record of a commit of maintenance, from its stamp or its note; None for other commits."""
     return _object(_record_of(info, MAINTENANCE)) or None
 
 
@@ -216,34 +210,34 @@ def run_note(run_id: str, commit: int, commits: int, **more: Any) -> dict[str, A
         run_id: Id of the run.
         commit: Number of the commit, from 1.
         commits: Number of commits of the run.
-        more: What else the commit records of its run; JSON values.
+        more: Further fields; JSON values.
 
     """
     return {_RUN: {"id": run_id, "commit": commit, "commits": commits, **more}}
 
 
 def run_of(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the note of a run in a commit, from its stamp or its note; empty if there is none."""
+    """Return the record of a run in a commit, from its stamp or its note; empty if it has none."""
     return _object(_record_of(info, _RUN))
 
 
 def watermark_of(info: Mapping[str, Any]) -> tuple[datetime, str | None] | None:
-    """Return the watermark that a commit notes, and the stream whose it is; None if it notes none."""
+    """Return the watermark in a commit, and the id of its stream; None if the commit has none."""
     watermark = _object(_record_of(info, WATERMARK))
     try:
-        at, stream = datetime.fromisoformat(watermark["at"]), watermark.get("stream")
+        event_time, stream = datetime.fromisoformat(watermark["at"]), watermark.get("stream")
     except (KeyError, TypeError, ValueError):
         return None
-    return at, None if stream is None else str(stream)
+    return event_time, None if stream is None else str(stream)
 
 
 def _record_of(info: Mapping[str, Any], key: str) -> object:
-    """Return a record of the write from the stamp, or from the note if the stamp has none."""
+    """Return one record of a write from the stamp, or from the note if the stamp has none."""
     return _stamp_record(info).get(key) or note_of(info).get(key)
 
 
 def _stamp_record(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the guard's stamp; empty if there is none, or if it is of an empty commit."""
+    """Return the guard's stamp; empty if the commit has none or is an empty commit."""
     return {} if is_empty_commit(info) else _object(info.get(_STAMP))
 
 
@@ -252,25 +246,25 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def observed_refusal(info: Mapping[str, Any]) -> str | None:
-    """Return the name of the error with which the guard would have refused a commit that it only observed."""
+    """Return the name of the error of a commit that the guard would have refused, but only observed; else None."""
     reason = _object(info.get(_STAMP)).get(_OBSERVED)
     return None if reason is None else str(reason)
 
 
 def commit_metadata(hold: Hold, *, job: str | None = None) -> dict[str, str]:
-    """Return what a writer without the guard notes in its commit, so that ``sluice verify`` can check the order.
+    """Return the stamp for a commit of a writer without the guard, so that ``sluice verify`` can check the order.
 
-    For delta-rs: ``CommitProperties(custom_metadata=commit_metadata(hold))``. To be made anew for every commit, right
-    after :meth:`HeldLock.check`: it names hold, fencing token and ensemble, and this one attempt. It is the writer's
-    own word: nobody refuses the commit if the hold is lost by then. See docs/python-writers.md.
+    For delta-rs: ``CommitProperties(custom_metadata=commit_metadata(hold))``. Call it for every commit, directly after
+    :meth:`HeldLock.check`: the stamp contains the hold, its ensemble and fencing tokens, and an id of this one attempt.
+    It is the writer's claim: the commit is not refused if the hold is lost meanwhile. See docs/python-writers.md.
 
     Args:
-        hold: under which the commit is made.
-        job: what the writer calls itself.
+        hold: Hold of the commit.
+        job: Name of the writer's job.
 
     Returns:
         One key, ``sluice``, with a JSON object as text.
 
     """
-    said = stamp_of(hold, {_ATTEMPT: uuid.uuid4().hex, **({} if job is None else {"job": job})})
-    return {_STAMP: json.dumps(said, separators=(",", ":"))}
+    stamp = stamp_of(hold, {_ATTEMPT: uuid.uuid4().hex, **({} if job is None else {"job": job})})
+    return {_STAMP: json.dumps(stamp, separators=(",", ":"))}

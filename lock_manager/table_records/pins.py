@@ -1,4 +1,4 @@
-"""A pin: which versions of which tables are kept, for which moment, and until when."""
+"""Pins: versions of tables that are kept until an expiry time, for one moment in event time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from lock_manager import canonical_table_uri
 from lock_manager.errors import PinError
 
-#: Name of the folder below a table's location that has its pins. Spark's readers and VACUUM pass over it.
+#: Name of the folder with a table's pins, below its location. Spark's readers and VACUUM skip it.
 PINS_FOLDER = "_sluice_pins"
 _FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -20,16 +20,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 @dataclass(frozen=True, kw_only=True)
 class PinnedTable:
-    """A table of a pin.
+    """One table of a pin.
 
     Attributes:
-        table: canonical URI.
-        location: as Spark reads it.
-        table_id: of the table whose version it is: another one may be made at its place.
-        version: that is kept.
-        committed_at: when that version was committed, by the table's own clock: retention counts from then on.
-        passed_version: the first one at which the watermarks of all streams were past the pin's moment; None: unknown.
-        event_time: column with a row's event time; None: all rows of the version count.
+        table: Canonical URI.
+        location: Location as Spark reads it.
+        table_id: Delta's table id. A table that is recreated at the same location gets a new one.
+        version: Pinned version.
+        committed_at: When that version was committed, by the table's own clock. Retention counts from then on.
+        passed_version: First version at which the watermarks of all streams had passed the pin's moment; None: unknown.
+        event_time: Column with the event time of a row; None: all rows of the version count.
 
     """
 
@@ -42,27 +42,27 @@ class PinnedTable:
     event_time: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values; :meth:`of_json` reads them."""
+        """Return the fields as JSON values; :meth:`from_json` parses them."""
         return {**asdict(self), "committed_at": self.committed_at.isoformat()}
 
     @classmethod
-    def of_json(cls, said: dict[str, Any]) -> PinnedTable:
-        """Read what :meth:`to_json` wrote; it raises whatever Python does if it is something else."""
-        return cls(**{**said, "committed_at": datetime.fromisoformat(said["committed_at"])})
+    def from_json(cls, record: dict[str, Any]) -> PinnedTable:
+        """Parse the output of :meth:`to_json`; a malformed record raises a builtin exception."""
+        return cls(**{**record, "committed_at": datetime.fromisoformat(record["committed_at"])})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pin:
-    """One moment of one or several tables, kept until a day.
+    """One moment of one or several tables, kept until it expires.
 
     Attributes:
-        name: unique within each of its tables.
-        pin_id: unique at all: a pin of the same name that was made anew has another one.
-        at: rows up to this event time count, and those of this very time; None: all rows of the versions.
-        created_at: when it was made.
-        expires_at: until when it is kept.
-        tables: in the order in which they were given.
-        job: what its maker called itself.
+        name: Name, unique within each of its tables.
+        pin_id: Unique id. A pin that is created again under the same name gets a new one.
+        at: Rows with an event time up to and including this one count; None: all rows of the versions.
+        created_at: When it was created.
+        expires_at: Until when it is kept.
+        tables: The tables, in the order of the request.
+        job: Name of the job that created it.
 
     """
 
@@ -75,87 +75,88 @@ class Pin:
     job: str | None = None
 
     def has_expired(self, now: datetime | None = None) -> bool:
-        """Tell whether it is kept no longer."""
+        """Return whether the pin has expired."""
         return self.expires_at <= (now or datetime.now(UTC))
 
     def of(self, table: str) -> PinnedTable:
-        """Return what is kept of a table, by its canonical URI.
+        """Return the pinned table with this location.
 
         Raises:
-            PinError: nothing.
+            PinError: The table is not pinned.
 
         """
         uri = canonical_table_uri(table)
-        for each in self.tables:
-            if each.table == uri:
-                return each
-        raise PinError(f"pin {self.name} is of {', '.join(each.table for each in self.tables)}, not of {uri}")
+        for pinned in self.tables:
+            if pinned.table == uri:
+                return pinned
+        raise PinError(f"pin {self.name} is of {', '.join(pinned.table for pinned in self.tables)}, not of {uri}")
 
-    def refuse_other(self, tables: Collection[str], at: datetime | None) -> None:
-        """Make sure that it is of these tables, and of this moment if one is given.
+    def check_tables_and_moment(self, tables: Collection[str], at: datetime | None) -> None:
+        """Raise unless the pin has exactly these tables and, if ``at`` is given, this moment.
 
         Raises:
-            PinError: it is not.
+            PinError: The tables or the moment differ.
 
         """
-        given, there = ({canonical_table_uri(each) for each in tables}, {each.table for each in self.tables})
-        if given != there:
-            raise PinError(f"pin {self.name} is of {', '.join(sorted(there))}, not of {', '.join(sorted(given))}")
+        requested_uris, pinned_uris = set(map(canonical_table_uri, tables)), {pinned.table for pinned in self.tables}
+        if requested_uris != pinned_uris:
+            raise PinError(
+                f"pin {self.name} is of {', '.join(sorted(pinned_uris))}, not of {', '.join(sorted(requested_uris))}"
+            )
         if at is not None and at != self.at:
             moment = "all rows" if self.at is None else self.at.isoformat()
             raise PinError(f"pin {self.name} is of {moment}, not of {at.isoformat()}: choose another name")
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values; :meth:`of_text` reads them."""
+        """Return the fields as JSON values; :meth:`of_text` parses their text."""
         moments = {name: getattr(self, name) for name in ("at", "created_at", "expires_at")}
         return {
             "format": _FORMAT,
             **asdict(self),
             **{name: None if value is None else value.isoformat() for name, value in moments.items()},
-            "tables": [each.to_json() for each in self.tables],
+            "tables": [pinned.to_json() for pinned in self.tables],
         }
 
     @classmethod
-    def of_text(cls, text: str, where: str) -> Pin:
-        """Read a pin.
+    def of_text(cls, text: str, path: str) -> Pin:
+        """Parse the text of a pin's file.
 
         Args:
-            text: of its file.
-            where: the file is, for the message.
+            text: Text of the file.
+            path: Path of the file, for the message.
 
         Raises:
-            PinError: it is damaged, or of a later release.
+            PinError: The file is damaged, or of a later release.
 
         """
         try:
-            said = json.loads(text)
-            if said["format"] != _FORMAT:
-                raise PinError(f"{where} is a pin of a later release: use that one")
+            record = json.loads(text)
+            if record["format"] != _FORMAT:
+                raise PinError(f"{path} is a pin of a later release: use that release")
             return cls(
-                name=str(said["name"]),
-                pin_id=str(said["pin_id"]),
-                at=None if said["at"] is None else datetime.fromisoformat(said["at"]),
-                created_at=datetime.fromisoformat(said["created_at"]),
-                expires_at=datetime.fromisoformat(said["expires_at"]),
-                tables=tuple(map(PinnedTable.of_json, said["tables"])),
-                job=said["job"],
+                name=str(record["name"]),
+                pin_id=str(record["pin_id"]),
+                at=None if record["at"] is None else datetime.fromisoformat(record["at"]),
+                created_at=datetime.fromisoformat(record["created_at"]),
+                expires_at=datetime.fromisoformat(record["expires_at"]),
+                tables=tuple(map(PinnedTable.from_json, record["tables"])),
+                job=record["job"],
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             if isinstance(error, PinError):
                 raise
-            raise PinError(
-                f"{where} is no pin that can be read ({error}): remove the file, or bring it back"
-            ) from error
+            raise PinError(f"{path} is not a readable pin ({error}): delete or restore the file") from error
 
 
 def check_name(name: str) -> None:
-    """Make sure that a pin may have this name.
+    """Raise unless a pin may have this name.
 
     Raises:
-        PinError: it may not.
+        PinError: The name has other characters or is too long.
 
     """
     if _NAME.fullmatch(name) is None:
         raise PinError(
-            f"a pin cannot be called {name!r}: it has letters, digits, dots, dashes and underscores, at most 100"
+            f"a pin cannot be called {name!r}: use at most 100 letters, digits, dots, dashes and underscores, and begin "
+            "with a letter or digit"
         )

@@ -12,7 +12,7 @@ from typing import Self
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import LockError, LockLostError, LockNotHeldError
-from lock_manager.events import Event, tell
+from lock_manager.events import Event, emit
 from lock_manager.intents import Intent
 from lock_manager.scope import TableScope
 from lock_manager.settings import check_seconds
@@ -127,7 +127,7 @@ class HeldLock:
             for table, node in request.tables.items()
         }
         for table in self.scope:
-            tell(Event.ACQUIRED, table, seconds=waited_seconds)
+            emit(Event.ACQUIRED, table, seconds=waited_seconds)
         services.keepalive.add(self._standing)
 
     @property
@@ -247,7 +247,7 @@ class HeldLock:
         versions = self._commits.setdefault(self._only(table), [])
         if version not in versions:
             versions.append(version)
-            tell(Event.COMMITTED, self._only(table))
+            emit(Event.COMMITTED, self._only(table))
 
     @property
     def commits(self) -> dict[str, tuple[int, ...]]:
@@ -386,7 +386,7 @@ class HeldLock:
 
     def _tell_end(self, event: Event) -> None:
         for table in self.scope:
-            tell(event, table, seconds=max(0.0, time.time() - self.acquired_at))
+            emit(event, table, seconds=max(0.0, time.time() - self.acquired_at))
 
     def _tell(self, callback: Callable[[HeldLock], None]) -> None:
         def tell() -> None:

@@ -19,7 +19,7 @@ from lock_manager.errors import (
     LockNotHeldError,
     UnguardedError,
 )
-from lock_manager.events import Event, tell
+from lock_manager.events import Event, emit
 from lock_manager.guard_registry import guard_is_installed
 from lock_manager.nesting import REGISTRY, find_covering_hold
 from lock_manager.partitions import Partition
@@ -303,7 +303,7 @@ class ZookeeperLockManager:
         thread: threading.Thread,
     ) -> HeldLock:
         for table in request.tables:
-            tell(Event.QUEUED, table)
+            emit(Event.QUEUED, table)
         try:
             acquired = acquisition.run()
             hold = HeldLock(
@@ -320,7 +320,7 @@ class ZookeeperLockManager:
                 self._holds.append(hold)
         except BaseException:
             for table in request.tables:
-                tell(Event.GAVE_UP, table, seconds=deadline.elapsed())
+                emit(Event.GAVE_UP, table, seconds=deadline.elapsed())
             acquisition.abandon(self._cleanup)
             raise
         return hold

@@ -98,7 +98,7 @@ class Acquisition:
         # A try-lock does not wait in the queue, but its question has to be answered.
         self._answer_by = Deadline(_TRY_SECONDS) if self._try_only else deadline
         self._wake = threading.Event()
-        request.cancellation.wakes(self.wake)
+        request.cancellation.on_request(self.wake)
         self._hold_id = ""
         self._session_id = 0
         self._unsure = False

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lock_manager import LockLostError, LockTimeoutError, SettingsError, TableResource, ZookeeperLockManager
 from lock_manager.errors import MetricsError
-from lock_manager.events import Event, observe, tell
+from lock_manager.events import Event, emit, observe
 from lock_manager.guard.commit_guard import CommitGuard
 from lock_manager.guard.guarded_hold import GuardedHold
 from lock_manager.metrics import Destination, MetricsExporter, _ContinuedFile
@@ -127,24 +127,24 @@ def test_a_textfile_is_kept_up_to_date(
 ) -> None:
     monkeypatch.setattr("lock_manager.metrics.WRITE_SECONDS", 0.05)
     with MetricsExporter(str(tmp_path / "a.prom")):
-        tell(Event.COMMITTED, LABEL)
+        emit(Event.COMMITTED, LABEL)
         eventually(lambda: samples((tmp_path / "a.prom").read_text()).get(("sluice_commits_total", LABEL)) == 1)
 
 
 def test_the_next_run_continues_the_counters_of_its_file_and_not_its_gauges(tmp_path: Path) -> None:
     file = tmp_path / "nightly.prom"
     with MetricsExporter(str(file)):
-        tell(Event.QUEUED, LABEL)
-        tell(Event.ACQUIRED, LABEL, seconds=0.5)
-        tell(Event.COMMITTED, LABEL)
-        tell(Event.COMMITTED, LABEL)
+        emit(Event.QUEUED, LABEL)
+        emit(Event.ACQUIRED, LABEL, seconds=0.5)
+        emit(Event.COMMITTED, LABEL)
+        emit(Event.COMMITTED, LABEL)
     first = file.read_text()
     with MetricsExporter(str(file)):
         at_once = samples(file.read_text())
-        tell(Event.QUEUED, LABEL)
-        tell(Event.ACQUIRED, LABEL, seconds=20.0)
-        tell(Event.COMMITTED, LABEL)
-        tell(Event.COMMITTED, "s3://lake/another")
+        emit(Event.QUEUED, LABEL)
+        emit(Event.ACQUIRED, LABEL, seconds=20.0)
+        emit(Event.COMMITTED, LABEL)
+        emit(Event.COMMITTED, "s3://lake/another")
     second = file.read_text()
 
     assert samples(first)["sluice_lock_contenders", LABEL, "holding"] == 1
@@ -218,10 +218,10 @@ def test_a_file_that_is_none_of_ours_is_replaced_with_a_warning(
     file = tmp_path / "a.prom"
     file.write_bytes(b'sluice_commits_total{table="x" \xff')
     with MetricsExporter(str(file)):
-        tell(Event.COMMITTED, LABEL)
+        emit(Event.COMMITTED, LABEL)
     assert samples(file.read_text())["sluice_commits_total", LABEL] == 1
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        f"the counters of {file} begin anew, for it cannot be parsed"
+        f"the counters of {file} begin at 0, because the file cannot be parsed"
     ]
 
 
@@ -230,7 +230,7 @@ def test_two_files_have_no_series_in_common_for_node_exporter_would_drop_one(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with MetricsExporter("a.prom"), MetricsExporter("b.prom"), MetricsExporter("0") as served:
-        tell(Event.COMMITTED, LABEL)
+        emit(Event.COMMITTED, LABEL)
         assert served.address is not None
     for name in ("a.prom", "b.prom"):
         labels = {"table": LABEL, "file": str(tmp_path / name)}

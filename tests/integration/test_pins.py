@@ -233,10 +233,10 @@ def test_a_pin_that_is_not_there_or_is_damaged(
         remove_pin(spark, str(table), "x", manager=manager)
     (table / "_sluice_pins").mkdir()
     (table / "_sluice_pins" / "x.json").write_text('{"format": 1')
-    with pytest.raises(PinError, match="is no pin that can be read"):
+    with pytest.raises(PinError, match="is not a readable pin"):
         find_pin(spark, str(table), "x")
     # What it keeps is not known, so nothing is removed.
-    with pytest.raises(PinError, match="is no pin that can be read"):
+    with pytest.raises(PinError, match="is not a readable pin"):
         vacuum(spark, str(table), retain=NOW, manager=manager)
 
 

@@ -99,7 +99,7 @@ class Memory:
         """Join the queues, and wait for the turn in each."""
         resource = ", ".join(entry.table for entry in entries)
         deadline = Deadline(seconds)
-        cancellation.wakes(lambda: self.leave([]))
+        cancellation.on_request(lambda: self.leave([]))
         for entry in entries:
             self.queues[entry.table].append(entry)
         while not all(map(self._has_turn, entries)):

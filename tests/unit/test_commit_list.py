@@ -146,7 +146,7 @@ def test_both_commands_have_help_and_refuse_what_makes_no_sense(command: str) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--zookeeper", "a:b:c"], "is no host:port"),
+        (["--zookeeper", "a:b:c"], "is not host:port"),
         (["--zookeeper", "a:1", "--conf", "novalue"], "expected KEY=VALUE"),
         ([], "no ensemble given"),
     ],

@@ -198,7 +198,7 @@ def test_an_output_that_cannot_be_used_is_named_and_nothing_is_written(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"zookeeper_connection_string": "zk1:99999"}, "is no host:port"),
+        ({"zookeeper_connection_string": "zk1:99999"}, "is not host:port"),
         ({"lock_root": "locks"}, "absolute znode path"),
         ({"secret_arns": "x"}, "object of ARNs by role"),
     ],

@@ -18,7 +18,7 @@ import pytest
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from lock_manager.events import Event, tell
+from lock_manager.events import Event, emit
 from lock_manager.metrics import MetricsExporter
 from tests.unit.test_grafana_board import BOARD, as_grafana_asks, needs_promtool, panels, promtool
 from tests.unit.test_health_page import cared_for
@@ -131,16 +131,16 @@ def night(prometheus: Prometheus, file: Path, minute: int) -> Iterator[MetricsEx
 
 def write(*, commits: int, ends: Event = Event.RELEASED, gives_up: bool = False) -> None:
     """Have the events of a writer that waits 2 s and holds the lock for 3 s."""
-    tell(Event.QUEUED, TABLE)
-    tell(Event.ACQUIRED, TABLE, seconds=2.0)
+    emit(Event.QUEUED, TABLE)
+    emit(Event.ACQUIRED, TABLE, seconds=2.0)
     for _ in range(commits):
-        tell(Event.COMMITTED, TABLE)
-    tell(ends, TABLE, seconds=3.0)
+        emit(Event.COMMITTED, TABLE)
+    emit(ends, TABLE, seconds=3.0)
     if ends is Event.LOST:
-        tell(Event.REFUSED, TABLE, error="LockLostError")
+        emit(Event.REFUSED, TABLE, error="LockLostError")
     if gives_up:
-        tell(Event.QUEUED, TABLE)
-        tell(Event.GAVE_UP, TABLE, seconds=2.0)
+        emit(Event.QUEUED, TABLE)
+        emit(Event.GAVE_UP, TABLE, seconds=2.0)
 
 
 def maintain(prometheus: Prometheus, exporter: MetricsExporter) -> None:
@@ -315,11 +315,11 @@ def test_a_job_that_is_scraped_for_hours_and_started_again(prometheus: Prometheu
         serve(10, exporter)
         write(commits=2)
         serve(100, exporter)
-        tell(Event.QUEUED, TABLE)
+        emit(Event.QUEUED, TABLE)
         serve(105, exporter)
-        tell(Event.ACQUIRED, TABLE, seconds=2.0)
+        emit(Event.ACQUIRED, TABLE, seconds=2.0)
         serve(106, exporter)
-        tell(Event.RELEASED, TABLE, seconds=3.0)
+        emit(Event.RELEASED, TABLE, seconds=3.0)
         prometheus.minute = 110
         write(commits=0, ends=Event.LOST, gives_up=True)
         serve(110, exporter)
@@ -374,8 +374,8 @@ def test_a_job_that_was_killed_holds_no_more_once_its_file_is_old(
     file = tmp_path / "nightly.prom"
     holding = f'state="holding",table="{TABLE}"}} 1.0'
     with MetricsExporter(str(file)):
-        tell(Event.QUEUED, TABLE)
-        tell(Event.ACQUIRED, TABLE, seconds=2.0)
+        emit(Event.QUEUED, TABLE)
+        emit(Event.ACQUIRED, TABLE, seconds=2.0)
         eventually(lambda: holding in file.read_text(encoding="utf-8"))
         left_behind = file.read_text(encoding="utf-8")
     prometheus.minute = 1

@@ -250,7 +250,7 @@ def test_malformed_environment(environ, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (SECRET, "is no JSON"),
+        (SECRET, "is not JSON"),
         (json.dumps(SECRET), "JSON object"),
         (json.dumps({**SASL, "passwd": SECRET}), "unknown key 'passwd'"),
         (json.dumps({**SASL, "password": [SECRET]}), "password must be a text"),
@@ -288,7 +288,7 @@ def test_an_aws_secret_that_is_not_given(aws):
     binary = aws.create_secret(Name="binary", SecretBinary=b"x")["ARN"]
     assert "binary" in refused(read, SLUICE_ZK_SECRET=binary)
     text = aws.create_secret(Name="text", SecretString=SECRET)["ARN"]
-    assert f"the secret {text} is no JSON" in refused(read, SLUICE_ZK_SECRET=text)
+    assert f"the secret {text} is not JSON" in refused(read, SLUICE_ZK_SECRET=text)
 
 
 def test_an_aws_secret_without_credentials(monkeypatch):

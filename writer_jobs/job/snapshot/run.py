@@ -51,7 +51,7 @@ def _pin(context: JobContext[SnapshotArguments]) -> tuple[Pin, bool]:
             if arguments.expires is None:
                 raise
         else:
-            pin.refuse_other([locate_table(spark, table) for table in arguments.tables], arguments.at)
+            pin.check_tables_and_moment([locate_table(spark, table) for table in arguments.tables], arguments.at)
             return pin, False
     if arguments.expires is None:
         raise PinError(f"{arguments.table} has no pin {arguments.pin}: give --expires to make one")
