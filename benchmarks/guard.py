@@ -92,7 +92,7 @@ def measure(table: str, jvms: dict[str, StoreJvm], guard: CommitGuard, hold: Hel
     stamps = [
         json.loads(jvms["off"].read(table, last)[0])["commitInfo"]["sluice"] for last in (version - 2, version - 1)
     ]
-    if len(bound.passed) != warm_up + options.commits or sum("hold" in stamp for stamp in stamps) != 1:
+    if len(bound.allowed_puts) != warm_up + options.commits or sum("hold" in stamp for stamp in stamps) != 1:
         raise SystemExit("the guard was not asked by one of the two stores, and by that at every commit")
     without, guarded = seconds["off"], seconds["required"]
     return {

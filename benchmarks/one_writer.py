@@ -56,7 +56,7 @@ class WatchedGuard(CommitGuard):
 
     def check(self, request: str) -> str:
         asked = json.loads(request)
-        kind = "staged" if "staged" in asked else "outcome" if "outcome" in asked else "verdict"
+        kind = asked["kind"]
         self.at.setdefault(kind, time.time())
         answer = super().check(request)
         self.at.setdefault(f"{kind} answered", time.time())
@@ -66,7 +66,7 @@ class WatchedGuard(CommitGuard):
 def phases(began: float, guard: WatchedGuard, done: CommitResult, released: float, ended: float) -> dict[str, float]:
     at = guard.at
     marks = [
-        began, at["staged"], done.acquired_at, at["verdict"], at["verdict answered"], at["outcome"], released, ended,
+        began, at["turn"], done.acquired_at, at["commit"], at["commit answered"], at["outcome"], released, ended,
     ]  # fmt: skip
     return dict(zip(PHASES, (after - before for before, after in itertools.pairwise(marks)), strict=True))
 
@@ -92,7 +92,7 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGu
         began = time.time()
         done = writer.append(rows, hold="commit")
         ended = time.time()
-        if "staged" in guard.at:
+        if "turn" in guard.at:
             parts.append(phases(began, guard, done, released[-1], ended))
         return ended - began
 

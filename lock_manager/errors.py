@@ -165,13 +165,13 @@ class LockError(SluiceError):
         self.resource = resource
 
 
-def describe_ahead(ahead: int, holder: dict[str, Any] | None) -> str:
+def describe_ahead(count: int, holder: dict[str, Any] | None) -> str:
     """Return a phrase with the number of contenders ahead and, if known, the host, pid and job of the first."""
     if holder is None:
-        return f"{ahead} ahead"
+        return f"{count} ahead"
     process = f"{holder.get('host', 'an unknown host')} pid {holder.get('pid', '?')}"
     job = f", job {holder['job']}" if holder.get("job") else ""
-    return f"{ahead} ahead; first in the queue is {process}{job}"
+    return f"{count} ahead; first in the queue is {process}{job}"
 
 
 class LockTimeoutError(LockError, TimeoutError):

@@ -138,13 +138,20 @@ class Cycle:
             return
         # Delta's own store asks no guard: so it is asked here, and only the condition is missing.
         attempt = uuid.uuid4().hex
-        asked = {"table": self._table, "version": version, "attempt": attempt, "txn": self._txn, "blocks": bound.name}
+        asked = {
+            "kind": "commit",
+            "table": self._table,
+            "version": version,
+            "attempt": attempt,
+            "txn": self._txn,
+            "blocks": bound.name,
+        }
         answer = self._worker.guard.check(json.dumps(asked))
         said = json.loads(answer)
         if "refused" in said:
             raise WriteError("refused", said["refused"], said["message"])
         self._worker.jvm.write(self._table, version, [stamped(lines[0], answer, attempt), *lines[1:]], block=bound.name)
-        bound.passed.pop(attempt)
+        bound.allowed_puts.pop(attempt)
         bound.hold.intents.settle([attempt])
 
     def _failed(self, bound: GuardedHold, error: WriteError) -> str:

@@ -97,7 +97,7 @@ class SparkWorker(Worker):
     def asked(self, request: Mapping[str, Any]) -> None:
         """Have the cycle to whose hold the committing thread is bound say so."""
         cycle = self.cycles.get(self.guard.hold_of(request))
-        if cycle is not None and "outcome" in request:
+        if cycle is not None and request.get("kind") == "outcome":
             cycle.told(request)
         elif cycle is not None and is_on_a_put(request):
             cycle.asked(request)

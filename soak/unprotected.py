@@ -13,7 +13,7 @@ from typing import Any, cast
 from lock_manager.coordinator import Hold
 from lock_manager.errors import LockNotHeldError, SluiceError
 from lock_manager.guard.commit_guard import CommitGuard
-from lock_manager.guard.guarded_hold import OF_PARTITIONS, AllowedPut, GuardedHold
+from lock_manager.guard.guarded_hold import PARTITIONS_SUFFIX, AllowedPut, GuardedHold
 from lock_manager.resources import canonical_table_uri
 from lock_manager.zookeeper.held_lock import HeldLock
 from lock_manager.zookeeper.manager import ZookeeperLockManager
@@ -24,7 +24,7 @@ _NEVER_MS = 1 << 50
 
 def is_on_a_put(asked: Mapping[str, Any]) -> bool:
     """Tell whether a request asks for a put, not for the lock before it, and does not tell its outcome."""
-    return "staged" not in asked and "outcome" not in asked
+    return asked.get("kind") == "commit"
 
 
 class WatchedGuard(CommitGuard):
@@ -54,10 +54,10 @@ class WatchedGuard(CommitGuard):
         """Return the id of the hold under which a commit would be made, by its ticket or block; empty if none."""
         if request.get("ticket"):
             ticket = self._tickets.get(str(request["ticket"]))
-            block = None if ticket is None else ticket.bound
+            block = None if ticket is None else ticket.block
         else:
             name = str(request.get("blocks") or "").rpartition(",")[2]
-            block = self._blocks.get(name.rstrip(OF_PARTITIONS))
+            block = self._blocks.get(name.rstrip(PARTITIONS_SUFFIX))
         return "" if block is None else block.hold.hold_id
 
 
@@ -92,7 +92,7 @@ class SharedIdentityGuard(WatchedGuard):
 
     def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         answer = super()._check(request)
-        waiting = [ticket for ticket in self._tickets.values() if ticket.bound is None]
+        waiting = [ticket for ticket in self._tickets.values() if ticket.block is None]
         if is_on_a_put(request) and not request.get("ticket") and waiting:
             answer["stamp"].pop("occupies", None)
             answer["stamp"] |= waiting[-1].attempt.note
@@ -106,11 +106,11 @@ class ForgetfulGuard(WatchedGuard):
         if not is_on_a_put(asked):
             return super()._check(asked)
         guarded = self._covering(asked)[-1]
-        guarded.passed[str(asked["attempt"])] = AllowedPut(int(asked["version"]), asked.get("write"))
+        guarded.allowed_puts[str(asked["attempt"])] = AllowedPut(int(asked["version"]), asked.get("write"))
         try:
             guarded.hold.check()
         except SluiceError:
-            del guarded.passed[str(asked["attempt"])]
+            del guarded.allowed_puts[str(asked["attempt"])]
             raise
         return {"holds": [guarded.hold.hold_id], "stamp": guarded.stamp(asked.get("write"))}
 

@@ -1,10 +1,16 @@
 """The commit guard, Python side: the log store asks it at each commit whether the lock is held.
 
-Just before it puts a version, the log store (``log_store/``, in the driver's JVM) sends one JSON object, and puts the
-version only after a yes. A commit belongs to the blocks to which its thread is bound. That this process holds *some*
-lock on the table does not count, nor does another block under the same hold.
+The log store (``log_store/``, in the driver's JVM) sends each request as a JSON object, whose ``kind`` is one of these
+(``CommitGuard.java`` has the other fields):
 
-Knows nothing of Spark: :mod:`writer_jobs.commit.driver_guard` brings the question here.
+* ``turn``: A commit that waits for its lock asks whether it has the lock by now.
+* ``outcome``: The log store reports the outcome of a put that waited for its lock.
+* ``commit``: The log store asks, just before it puts a version, whether it may. It puts only after a yes.
+
+A request of any other kind is refused. A commit belongs to the blocks to which its thread is bound. Other locks of this
+process on the table do not count, nor do other blocks under the same hold.
+
+This module does not depend on Spark: :mod:`writer_jobs.commit.driver_guard` connects it to the driver.
 """
 
 from __future__ import annotations
@@ -28,22 +34,22 @@ from lock_manager.errors import (
     SluiceError,
 )
 from lock_manager.events import Event, emit
-from lock_manager.guard.guarded_hold import OF_PARTITIONS, AllowedPut, GuardedHold
+from lock_manager.guard.guarded_hold import PARTITIONS_SUFFIX, AllowedPut, GuardedHold
 from lock_manager.guard.ticket import Ticket
 from lock_manager.resources import canonical_table_uri
 from lock_manager.table_records.adoption import UNSET_PROPERTIES
 
 log = logging.getLogger(__name__)
 
-_REMEMBERED_REFUSALS = 256
-_MILLIS = 1000
+_MAX_REFUSALS = 256
+_MILLIS_PER_SECOND = 1000
 
 
 class CommitGuard:
-    """Decides on commits by the holds that it knows; one for a process.
+    """Decides on commits by the blocks and tickets that are registered; one per process.
 
     Attributes:
-        observed: how many commits it would have refused, had the driver not been told to observe only.
+        observed: Number of commits that it refused in a driver in ``observe`` mode, which commits them nevertheless.
 
     """
 
@@ -52,6 +58,7 @@ class CommitGuard:
         self._blocks: dict[str, GuardedHold] = {}
         self._tickets: dict[str, Ticket] = {}
         self._refusals: OrderedDict[str, SluiceError] = OrderedDict()
+        self._handlers = {"turn": self._answer_turn, "outcome": self._record_outcome, "commit": self._allow_commit}
         self.observed = 0
 
     def add(self, guarded: GuardedHold) -> None:
@@ -60,150 +67,162 @@ class CommitGuard:
             self._blocks[guarded.block_id] = guarded
 
     def remove(self, guarded: GuardedHold) -> None:
-        """Refuse the block's commits from now on."""
+        """Refuse the later commits of the block."""
         with self._lock:
             self._blocks.pop(guarded.block_id, None)
 
     def open(self, ticket: Ticket) -> None:
-        """Have commits wait that belong to this ticket, until it is granted or refused."""
+        """Let the commit of this ticket wait until the ticket is granted or refused."""
         with self._lock:
             self._tickets[ticket.name] = ticket
 
     def close(self, ticket: Ticket) -> None:
-        """Refuse the commits of this ticket from now on."""
+        """Refuse the later commits of this ticket."""
         with self._lock:
             self._tickets.pop(ticket.name, None)
 
     def others_of(self, guarded: GuardedHold) -> list[GuardedHold]:
-        """Return the other open blocks under the same hold: of other tables, of other threads, or around this one."""
+        """Return the other open blocks under the same hold: of other tables or threads, or nested with this one."""
         hold_id = guarded.hold.hold_id
         with self._lock:
             blocks = list(self._blocks.values())
         return [block for block in blocks if block is not guarded and block.hold.hold_id == hold_id]
 
     def refusal(self, attempt: str) -> SluiceError | None:
-        """Return with what error an attempt was refused, if that was not long ago."""
+        """Return the error with which a recent attempt was refused; None if there was none."""
         with self._lock:
-            found = self._refusals.get(attempt)
-        # A copy, for every raise adds to what it raises.
-        return copy.copy(found)
+            error = self._refusals.get(attempt)
+        # A copy, because each raise extends the traceback of the error.
+        return copy.copy(error)
 
     def refusal_in(self, text: str) -> SluiceError | None:
-        """Return the refusal whose message ``text`` repeats: of an exception that went through Java as text."""
+        """Return the recent refusal whose message ``text`` contains: Java passes exceptions on as text."""
         with self._lock:
             return next((error for error in reversed(self._refusals.values()) if str(error) in text), None)
 
     def check(self, request: str) -> str:
-        """Decide on one attempt; never raises. See ``CommitGuard.java`` for both objects."""
+        """Answer one request; never raises. See ``CommitGuard.java`` for both JSON objects."""
         attempt, observe, table = "", False, "unknown"
-        awaits_turn = has_ticket = False
+        is_turn = has_ticket = False
         try:
-            asked: dict[str, Any] = json.loads(request)
-            attempt, observe, table = asked["attempt"], bool(asked.get("observe")), str(asked["table"])
-            awaits_turn, has_ticket = "staged" in asked, bool(asked.get("ticket"))
+            fields: dict[str, Any] = json.loads(request)
+            attempt, observe, table = fields["attempt"], bool(fields.get("observe")), str(fields["table"])
+            is_turn, has_ticket = fields.get("kind") == "turn", bool(fields.get("ticket"))
             with suppress(ResourceError):
                 table = canonical_table_uri(table)
-            return json.dumps(self._check(asked))
+            return json.dumps(self._check(fields))
         except SluiceError as error:
             refusal = error
-        except Exception as error:  # whatever it is, the commit must not be written for it
+        except Exception as error:  # any failure must prevent the commit
             log.exception("the commit guard failed")
             reason = f"the commit guard failed: {type(error).__name__}: {error}"
             refusal = LockLostError(resource=table, hold_id="", reason=reason)
-        if not awaits_turn and not (has_ticket and isinstance(refusal, NotStagedError)):
-            # A commit without a turn was not refused: it has no lock yet, or is repeated with the lock held throughout.
+        if not is_turn and not (has_ticket and isinstance(refusal, NotStagedError)):
+            # Commits in front of their lock do not count: they wait, or are repeated with the lock held throughout.
             emit(Event.REFUSED, table, error=type(refusal).__name__)
         with self._lock:
             if attempt:
                 self._refusals[attempt] = refusal
-            while len(self._refusals) > _REMEMBERED_REFUSALS:
+            while len(self._refusals) > _MAX_REFUSALS:
                 self._refusals.popitem(last=False)
             self.observed += observe
         if observe:
             log.warning("required mode would refuse (the %d. time in this driver): %s", self.observed, refusal)
         return json.dumps({"refused": type(refusal).__name__, "message": str(refusal)})
 
-    def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        version, attempt = int(asked["version"]), str(asked["attempt"])
-        if "staged" in asked:
-            return {"turn": self._ticket(asked).has_turn(asked["staged"])}
-        if "outcome" in asked:
-            self._ticket(asked).ended(asked)
-            return {}
-        with self._lock:
-            *others, guarded = self._covering(asked)
-            if guarded.refusal is not None:
-                raise guarded.refusal
-            write_id = asked.get("write")
-            guarded.check_write(write_id, asked.get("retention_ms", 0) / _MILLIS)
-            # A hold that this block is around, or inside of, is asked once, for the innermost block.
-            gates = {each.hold.hold_id: each for each in (*others, guarded)}
-            for each in gates.values():
-                each.passed[attempt] = AllowedPut(version, write_id)
-        try:
-            if guarded.name.endswith(OF_PARTITIONS):
-                # A log store of another release, which does not say what is touched, counts as touching all.
-                guarded.check_footprint(asked.get("footprint", {}))
-            # While a table is moved two ensembles grant its lock: a commit needs both holds, and an intent at both.
-            for each in gates.values():
-                each.hold.intend(version, txn=asked.get("txn"), attempt=attempt, table=each.table)
-        except (EnsembleUnavailableError, EnsembleRefusedError) as error:
-            self._withdraw(gates.values(), attempt)
-            # Whether it stands is not known: to a commit that is as good as lost.
+    def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        kind = request.get("kind")
+        if kind not in self._handlers:
             raise LockLostError(
-                resource=guarded.hold.resource, hold_id=guarded.hold.hold_id, reason=f"not confirmed: {error}"
+                resource=str(request["table"]),
+                hold_id="",
+                reason=f"the commit guard got a request of the unknown kind {kind!r}; use the log store's jar and the "
+                "Python package of one release",
+            )
+        return self._handlers[kind](request)
+
+    def _answer_turn(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        return {"turn": self._ticket(request).has_turn(request["staged"])}
+
+    def _record_outcome(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        self._ticket(request).record_outcome(request)
+        return {}
+
+    def _allow_commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        version, attempt, write_id = int(request["version"]), str(request["attempt"]), request.get("write")
+        with self._lock:
+            *outer_blocks, block = self._covering(request)
+            if block.refusal is not None:
+                raise block.refusal
+            block.check_write(write_id, request.get("retention_ms", 0) / _MILLIS_PER_SECOND)
+            # Nested blocks of one hold need one confirmation; the innermost block gets it.
+            blocks_by_hold = {covering.hold.hold_id: covering for covering in (*outer_blocks, block)}
+            for covering in blocks_by_hold.values():
+                covering.allowed_puts[attempt] = AllowedPut(version, write_id)
+        try:
+            if block.name.endswith(PARTITIONS_SUFFIX):
+                # A missing footprint counts as touching the whole table.
+                block.check_footprint(request.get("footprint", {}))
+            # While a table is moved two ensembles grant its lock: a commit needs both holds, and an intent at both.
+            for covering in blocks_by_hold.values():
+                covering.hold.intend(version, txn=request.get("txn"), attempt=attempt, table=covering.table)
+        except (EnsembleUnavailableError, EnsembleRefusedError) as error:
+            self._withdraw(blocks_by_hold.values(), attempt)
+            # Whether the hold stands is unknown, so the commit is refused as if it were lost.
+            raise LockLostError(
+                resource=block.hold.resource, hold_id=block.hold.hold_id, reason=f"not confirmed: {error}"
             ) from error
         except Exception:
-            self._withdraw(gates.values(), attempt)
+            self._withdraw(blocks_by_hold.values(), attempt)
             raise
-        if asked.get("metadata") and asked.get("operation") != UNSET_PROPERTIES:
-            guarded.new_metadata = True
-        return {"holds": list(gates), "stamp": guarded.stamp(write_id)}
+        if request.get("metadata") and request.get("operation") != UNSET_PROPERTIES:
+            block.new_metadata = True
+        return {"holds": list(blocks_by_hold), "stamp": block.stamp(write_id)}
 
     @staticmethod
-    def _withdraw(gates: Iterable[GuardedHold], attempt: str) -> None:
-        """Forget an attempt that is refused: it is not made, whichever gate let it pass."""
-        for each in gates:
-            del each.passed[attempt]
-            each.hold.intents_of(each.table).settle([attempt])
+    def _withdraw(blocks: Iterable[GuardedHold], attempt: str) -> None:
+        """Remove a refused attempt from all blocks: its put will not be made."""
+        for block in blocks:
+            del block.allowed_puts[attempt]
+            block.hold.intents_of(block.table).settle([attempt])
 
-    def _ticket(self, asked: Mapping[str, Any]) -> Ticket:
-        ticket = self._tickets.get(str(asked.get("ticket")))
+    def _ticket(self, request: Mapping[str, Any]) -> Ticket:
+        ticket = self._tickets.get(str(request.get("ticket")))
         if ticket is None:
             raise LockNotHeldError(
-                f"version {asked['version']} of {asked['table']} was not committed: the write that was to have the "
-                "lock for it is over",
-                resource=str(asked["table"]),
+                f"version {request['version']} of {request['table']} was not committed: its write has already ended",
+                resource=str(request["table"]),
             )
         return ticket
 
-    def _covering(self, asked: Mapping[str, Any]) -> list[GuardedHold]:
+    def _covering(self, request: Mapping[str, Any]) -> list[GuardedHold]:
+        """Return the blocks that allow a commit, the innermost last."""
         try:
-            uri = canonical_table_uri(asked["table"])
+            uri = canonical_table_uri(request["table"])
         except ResourceError as error:
-            raise LockNotHeldError(str(error), resource=str(asked["table"])) from error
-        what = f"version {asked['version']} of {uri} ({asked.get('operation') or 'unknown operation'})"
-        if asked.get("ticket"):
-            granted = self._ticket(asked).hold(asked.get("write"))
+            raise LockNotHeldError(str(error), resource=str(request["table"])) from error
+        commit = f"version {request['version']} of {uri} ({request.get('operation') or 'unknown operation'})"
+        if request.get("ticket"):
+            granted = self._ticket(request).granted_block(request.get("write"))
             if granted.table != uri:
-                raise LockNotHeldError(f"{what} was not committed: it holds {granted.hold.resource}", resource=uri)
+                raise LockNotHeldError(f"{commit} was not committed: it holds {granted.hold.resource}", resource=uri)
             return [granted]
-        names = [name.rstrip(OF_PARTITIONS) for name in (asked.get("blocks") or "").split(",") if name]
+        names = [name.rstrip(PARTITIONS_SUFFIX) for name in (request.get("blocks") or "").split(",") if name]
         if not names:
             raise LockNotHeldError(
-                f"{what} was not committed: the thread is bound to no lock; write it inside "
+                f"{commit} was not committed: the thread is bound to no lock; write it inside "
                 "`with locked(spark, table):`, in the same thread or a pyspark.InheritableThread",
                 resource=uri,
             )
-        bound = [self._blocks[name] for name in dict.fromkeys(names) if name in self._blocks]
-        covering = [guarded for guarded in bound if guarded.table == uri]
+        blocks = [self._blocks[name] for name in dict.fromkeys(names) if name in self._blocks]
+        covering = [block for block in blocks if block.table == uri]
         if not covering:
-            others = ", ".join(dict.fromkeys(guarded.hold.resource for guarded in bound))
-            held = f"it holds {others}" if others else "the lock to which its thread is bound was given back"
-            raise LockNotHeldError(f"{what} was not committed: {held}", resource=uri)
-        exclusive = [guarded for guarded in covering if not guarded.hold.scope[uri].shared]
+            resources = ", ".join(dict.fromkeys(block.hold.resource for block in blocks))
+            held = f"it holds {resources}" if resources else "the lock of its thread was given back"
+            raise LockNotHeldError(f"{commit} was not committed: {held}", resource=uri)
+        exclusive = [block for block in covering if not block.hold.scope[uri].shared]
         if not exclusive:
             raise LockNotHeldError(
-                f"{what} was not committed: the lock is shared, and shared locks are for readers", resource=uri
+                f"{commit} was not committed: the lock is shared, and shared locks are for readers", resource=uri
             )
         return exclusive

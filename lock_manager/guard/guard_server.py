@@ -1,11 +1,11 @@
-"""A JVM asks this process's commit guard here: a TCP port on 127.0.0.1, closed to clients without the secret.
+"""The server through which a JVM asks this process's commit guard, on a TCP port of 127.0.0.1.
 
-Py4J's own way back into Python is not used. PySpark leaves it without a token, and a second Python process on the same
-JVM takes it away from the first. ``PythonGuard.java`` is the other end. Knows nothing of Spark.
+It does not use Py4J's callback server: PySpark starts that one without a token, and a second Python process on the same
+JVM replaces the first one's. ``PythonGuard.java`` is the client.
 
-The protocol is lines of UTF-8, with one question for each connection. The JVM sends the key of questions and the
-question; the answer is the key of answers and the answer. So both ends know each other: another local user who connects
-does not have the first key. A process that takes the port when this one is gone does not have the second.
+The protocol is lines of UTF-8, with one question for each connection. The JVM sends the question key and the question;
+this process sends the answer key and the answer. So both ends authenticate: another local user does not have the
+question key, and a process that takes the port after this one ends does not have the answer key.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _HOST = "127.0.0.1"
 _KEY_BYTES = 32
 _KEY_LENGTH = 2 * _KEY_BYTES
 _KEY_SECONDS = 10
-"""How long a client may keep a thread waiting for its key, in seconds."""
+"""Seconds that a client may take to send its key."""
 _BACKLOG = 128
 
 
 class Guarding(Protocol):
-    """What decides on commits: see :class:`lock_manager.guard.commit_guard.CommitGuard`."""
+    """The interface of :class:`lock_manager.guard.commit_guard.CommitGuard`."""
 
     def check(self, request: str) -> str:
-        """Answer one question of the log store's."""
+        """Answer one question of the log store."""
 
 
 class GuardServer:
-    """Answers a JVM's questions for as long as this process lives, or until it is closed.
+    """Answers the questions of a JVM until it is closed or the process ends.
 
     Args:
-        guard: decides. Its questions come from threads of their own, several at once.
+        guard: Decides on commits. Each question has its own thread; several may run at once.
 
     Attributes:
-        name: unique; threads of the JVM that are bound to it (``spark.sluice.guard.name``) have it asked.
-        port: on 127.0.0.1.
+        name: Unique name. Threads of the JVM with this name in ``spark.sluice.guard.name`` ask this guard.
+        port: Port on 127.0.0.1.
 
     """
 
@@ -58,41 +58,41 @@ class GuardServer:
         self._thread.start()
 
     def install(self, jvm: Any, *, answer_seconds: float) -> None:
-        """Have a JVM ask this guard.
+        """Register this guard in a JVM.
 
         Args:
-            jvm: Py4J's view of it, with the guarded log store on its class path.
-            answer_seconds: how long it waits for an answer; none is a refusal.
+            jvm: Py4J's view of the JVM, with the guarded log store on its class path.
+            answer_seconds: Time that it waits for an answer; no answer is a refusal.
 
         Raises:
-            Py4JJavaError: the JVM cannot reach this process.
+            Py4JJavaError: The JVM cannot reach this process.
 
         """
-        with _py4j_says_nothing():
+        with _py4j_log_muted():
             jvm.io.deltasluice.storage.Guard.install(self.name, self.port, *self._keys, round(answer_seconds * 1000))
 
     def close(self) -> None:
-        """Answer no more: commits that are asked about here are refused."""
+        """Stop answering. Commits that need an answer of this guard are refused."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 @contextmanager
-def _py4j_says_nothing() -> Iterator[None]:
-    """Keep the keys out of Py4J's log, which at DEBUG has the arguments of every call."""
+def _py4j_log_muted() -> Iterator[None]:
+    """Keep the keys out of Py4J's log, which contains the arguments of every call at DEBUG."""
     loggers = [logging.getLogger(f"py4j.{name}") for name in ("clientserver", "java_gateway")]
 
     def drop(_: logging.LogRecord) -> bool:
         return False
 
-    for each in loggers:
-        each.addFilter(drop)
+    for logger in loggers:
+        logger.addFilter(drop)
     try:
         yield
     finally:
-        for each in loggers:
-            each.removeFilter(drop)
+        for logger in loggers:
+            logger.removeFilter(drop)
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -103,13 +103,13 @@ class _Server(socketserver.ThreadingTCPServer):
         self.guard = guard
         self.question_key = question_key.encode()
         self.answer_key = answer_key.encode()
-        super().__init__((_HOST, 0), _Conversation)
+        super().__init__((_HOST, 0), _QuestionHandler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 (the base class's names)
-        log.debug("a connection to the commit guard ended", exc_info=True)  # noqa: LOG014 (it is called in one)
+        log.debug("a connection to the commit guard ended", exc_info=True)  # noqa: LOG014 (called in an except block)
 
 
-class _Conversation(socketserver.StreamRequestHandler):
+class _QuestionHandler(socketserver.StreamRequestHandler):
     server: _Server
     timeout = _KEY_SECONDS
 
@@ -118,12 +118,12 @@ class _Conversation(socketserver.StreamRequestHandler):
             self._handle()
 
     def _handle(self) -> None:
-        # No more than a key is read of somebody who has none.
+        # A client without the key gets no more than a key read.
         key = self.rfile.read(_KEY_LENGTH + 1)
         if not hmac.compare_digest(key, self.server.question_key + b"\n"):
             log.warning("a program on this machine asked the commit guard without its key, and got no answer")
             return
         question = self.rfile.readline().decode().rstrip("\n")
-        # A greeting, to learn whether this process can be reached.
+        # An empty question only tests the connection.
         answer = self.server.guard.check(question) if question else ""
         self.wfile.write(self.server.answer_key + b"\n" + answer.encode() + b"\n")

@@ -1,11 +1,11 @@
-"""A ticket: what a write has in place of a hold, if it acquires the lock for its commit alone.
+"""A ticket: the substitute for a hold while a write acquires the lock for its commit alone.
 
 The thread that writes is bound to the ticket. Its commit waits in the log store, in front of a free version. Another
 thread of the same process acquires the lock and grants the ticket; then the commit passes. The lock can be released as
-soon as the log store says what became of the put.
+soon as the log store reports the outcome of the put.
 
-A commit may be made in this way if it depends on nothing that the lock protects: see :func:`why_not_staged`. Knows
-nothing of Spark.
+Only a commit that does not depend on the protection of the lock may wait in this way, see :func:`why_not_staged`. This
+module does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -17,29 +17,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lock_manager.errors import LockNotHeldError, NotStagedError, SluiceError
-from lock_manager.guard.guarded_hold import DEFINITE, OF_ANY_PARTITION, OF_PARTITIONS, GuardedHold
+from lock_manager.guard.guarded_hold import (
+    ALLOWED_TABLE_ACTIONS,
+    DEFINITE_OUTCOMES,
+    PARTITIONS_SUFFIX,
+    GuardedHold,
+)
 from lock_manager.guard.write_attempt import WriteAttempt
 from lock_manager.intents import NO_VERSION
 
+# Time that a commit waits for its turn before the log store checks again whether its version is free.
 _TURN_SECONDS = 0.5
-"""How long a commit waits for its turn before it looks again whether its version is still free."""
-_OF_NEW_TABLE = frozenset({"protocol", "metaData"})
-"""Actions of the first version of a table."""
+# Actions of the first version of a table.
+_NEW_TABLE_ACTIONS = frozenset({"protocol", "metaData"})
 
 
 @dataclass(frozen=True)
 class StagedCommit:
-    """What is waiting for its lock, as the log store describes it (``CommitBody.java``, ``ReadVersion.java``).
+    """A commit that waits for its lock, as the log store describes it (``CommitBody.java``, ``ReadVersion.java``).
 
     Attributes:
-        blind: whether Delta says that nothing of the table was read for it.
-        removes: whether it takes files out of the table.
+        blind: Whether its transaction read nothing of the table, according to Delta.
+        removes: Whether it removes files from the table.
         dated: Whether it has an in-commit timestamp and may change rows.
-        actions: names of its actions that are of the whole table.
-        read_version: Version of the table that the transaction read; -1: there was no table; None: not known.
-        properties: of that version, those of ours.
+        actions: Names of its actions that concern the whole table.
+        read_version: Version of the table that the transaction read; -1: the table did not exist; None: unknown.
+        properties: Sluice's table properties of that version.
         hooks: Names of Delta's post-commit hooks that are not known to be harmless behind the gate
-            (``PostCommitHooks.java``); None if the transaction is not known.
+            (``PostCommitHooks.java``); None if the transaction is unknown.
 
     """
 
@@ -52,17 +57,17 @@ class StagedCommit:
     hooks: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> StagedCommit:
-        """Read what the log store says."""
-        read = said.get("read") or {}
+    def of(cls, description: Mapping[str, Any]) -> StagedCommit:
+        """Parse the log store's description."""
+        read = description.get("read") or {}
         return cls(
-            blind=bool(said["blind"]),
-            removes=bool(said["removes"]),
-            dated=bool(said["dated"]),
-            actions=tuple(said["actions"]),
+            blind=bool(description["blind"]),
+            removes=bool(description["removes"]),
+            dated=bool(description["dated"]),
+            actions=tuple(description["actions"]),
             read_version=int(read["version"]) if "version" in read else None,
             properties=dict(read.get("properties", {})),
-            hooks=None if said.get("hooks") is None else tuple(said["hooks"]),
+            hooks=None if description.get("hooks") is None else tuple(description["hooks"]),
         )
 
 
@@ -70,19 +75,19 @@ def why_not_staged(commit: StagedCommit, *, appends: bool) -> str | None:
     """Return why a commit cannot be made under a lock that was not held while it was prepared; None if it can.
 
     Args:
-        commit: as the log store describes it.
-        appends: whether it is an append: then it must not depend on what the table holds, for Delta would let another
-            append pass before it. Of all other operations Delta's conflict check says whether what they have read
-            stands.
+        commit: The commit.
+        appends: Whether it is an append. An append must not depend on the table's rows, because Delta lets other
+            appends pass before it. For all other operations Delta's conflict check decides whether their reads are
+            still valid.
 
     """
-    # Whatever another writer puts as version 0 has these actions, too, and is a conflict to Delta.
-    of_new_table = _OF_NEW_TABLE if commit.read_version == NO_VERSION else frozenset()
-    table_actions = [name for name in commit.actions if name not in OF_ANY_PARTITION | of_new_table]
+    # Every version 0 has these actions, so Delta detects the conflict with another writer's.
+    new_table_actions = _NEW_TABLE_ACTIONS if commit.read_version == NO_VERSION else frozenset()
+    table_actions = [name for name in commit.actions if name not in ALLOWED_TABLE_ACTIONS | new_table_actions]
     reasons = (
         (commit.read_version is None, "the version that it read is not known"),
         (table_actions, f"it changes the table's {', '.join(table_actions)}"),
-        # Delta takes the timestamp before the wait, and after a conflict only makes it larger than the other commit's.
+        # Delta takes the timestamp before the wait. After a conflict it only exceeds the other commit's timestamp.
         (commit.dated, "its in-commit timestamp would be older than its turn"),
         (commit.hooks is None, "Delta's transaction, and its post-commit hooks, are not known"),
         (commit.hooks, f"Delta runs after the commit: {', '.join(commit.hooks or ())}"),
@@ -95,19 +100,18 @@ class Ticket:
     """The place of one commit in front of its lock.
 
     Args:
-        table: canonical URI.
-        attempt: to which the commit belongs.
-        of_partitions: whether the lock will be of partitions only.
-        appends: whether the write is an append; see :func:`why_not_staged`.
-        on_change: called in other threads when there is something new to see here: a commit that has come, or the
-            outcome of a put. It has to be quick.
+        table: Canonical URI.
+        attempt: Attempt to which the commit belongs.
+        on_change: Called in other threads when a commit arrives or a put is stored. It must return quickly.
+        of_partitions: Whether the lock will be on partitions only.
+        appends: Whether the write is an append; see :func:`why_not_staged`.
 
     Attributes:
-        name: to which the thread that writes is bound: the write id, with a suffix if the lock is of partitions.
-        attempt: to which the commit belongs.
-        staged: the commit that waits, as it came first; None before.
-        bound: the hold, once it is granted.
-        committed: what the log store says of the put that was stored: ``version`` and ``metrics``; None before.
+        name: Name to which the writing thread is bound: the write id, with a suffix if the lock is on partitions.
+        attempt: Attempt to which the commit belongs.
+        staged: The waiting commit as it first arrived; None before.
+        block: The block under the hold; None until the ticket is granted.
+        committed: ``version`` and ``metrics`` of the stored put, from the log store; None before.
 
     """
 
@@ -120,87 +124,92 @@ class Ticket:
         of_partitions: bool = False,
         appends: bool = True,
     ) -> None:
-        self.name = attempt.write_id + (OF_PARTITIONS if of_partitions else "")
+        self.name = attempt.write_id + (PARTITIONS_SUFFIX if of_partitions else "")
         self.table = table
         self.attempt = attempt
         self.appends = appends
         self.staged: StagedCommit | None = None
-        self.bound: GuardedHold | None = None
+        self.block: GuardedHold | None = None
         self.committed: Mapping[str, Any] | None = None
         self._refusal: SluiceError | None = None
         self._on_change = on_change
-        # Plain lock, open once it is decided: what a signal handler raises cannot leave it half taken.
+        # A plain lock, released by the decision: an exception in a signal handler cannot leave it half taken.
         self._decided = _thread.allocate_lock()
         self._decided.acquire()
 
     # -- for the thread that grants it ---------------------------------------------------------------------------
 
-    def grant(self, bound: GuardedHold) -> None:
-        """Let the commit pass under this hold, from now on; only once."""
-        self.bound = bound
+    def grant(self, block: GuardedHold) -> None:
+        """Let the commit pass in this block; call it only once."""
+        self.block = block
         self._decided.release()
 
     def refuse(self, error: SluiceError) -> None:
-        """Let nothing pass any more; the commit fails with this error, if it was not put yet."""
-        undecided = self._refusal is None and self.bound is None
+        """Refuse every later request with this error; a commit that is not yet put fails."""
+        undecided = self._refusal is None and self.block is None
         self._refusal = self._refusal or error
         if undecided:
             self._decided.release()
 
-    # -- for the guard, in threads of its own --------------------------------------------------------------------
+    # -- for the guard, in its own threads -----------------------------------------------------------------------
 
-    def has_turn(self, said: Mapping[str, Any]) -> bool:
-        """Note that a commit is there, wait a little for its lock, and tell whether it is held.
+    def has_turn(self, description: Mapping[str, Any]) -> bool:
+        """Record that a commit has arrived, wait briefly for its lock, and return whether the lock is held.
 
         Args:
-            said: of the commit, see :class:`StagedCommit`.
+            description: The log store's description of the commit, see :class:`StagedCommit`.
 
         Raises:
-            NotStagedError: it needs the lock from its beginning.
-            SluiceError: the lock was not acquired.
+            NotStagedError: The commit needs the lock from its beginning.
+            SluiceError: The lock was not acquired.
 
         """
-        staged = StagedCommit.of(said)
+        staged = StagedCommit.of(description)
         if (reason := why_not_staged(staged, appends=self.appends)) is not None:
             raise NotStagedError(f"the write to {self.table} needs the lock from its beginning: {reason}")
         if self.staged is None:
             self.staged = staged
             self._on_change()
         if staged.read_version != self.staged.read_version:
-            # OPTIMIZE does so itself after a conflict. What was looked at in the name of the first is not true of it.
-            raise NotStagedError(f"the write to {self.table} was begun anew, from version {staged.read_version}")
+            # OPTIMIZE restarts by itself after a conflict. The checks of the first commit do not apply to the second.
+            raise NotStagedError(f"the write to {self.table} was started again, from version {staged.read_version}")
         if not self._decided.acquire(timeout=_TURN_SECONDS):
             return False
         self._decided.release()
-        self.hold(self.attempt.write_id)
+        self.granted_block(self.attempt.write_id)
         return True
 
-    def hold(self, write_id: str | None) -> GuardedHold:
-        """Return the granted block, for the one commit of this ticket.
+    def granted_block(self, write_id: str | None) -> GuardedHold:
+        """Return the granted block, for the only commit of this ticket.
 
         Args:
-            write_id: of the attempt to which the commit belongs.
+            write_id: Id of the attempt to which the commit belongs.
 
         Raises:
-            LockNotHeldError: there is none, the one commit was made, or the commit is not of the ticket's attempt.
-            SluiceError: it was refused.
+            LockNotHeldError: No block is granted, the only commit was made, or the commit is of another attempt.
+            SluiceError: The ticket was refused.
 
         """
         if self._refusal is not None:
-            # A copy, for every raise adds to what it raises.
+            # A copy, because each raise extends the traceback of the error.
             raise copy.copy(self._refusal)
-        if self.bound is None or self.committed is not None or write_id != self.attempt.write_id:
+        if self.block is None or self.committed is not None or write_id != self.attempt.write_id:
             raise LockNotHeldError(
                 f"a write to {self.table} commits a second time, and its lock was given back", resource=self.table
             )
-        return self.bound
+        return self.block
 
-    def ended(self, said: Mapping[str, Any]) -> None:
-        """Note what became of a put, and have the hold know it."""
-        if self.bound is None:
+    def record_outcome(self, outcome: Mapping[str, Any]) -> None:
+        """Record the outcome of a put, also in the hold.
+
+        Args:
+            outcome: ``outcome``, ``attempt``, ``version`` and ``metrics`` from the log store.
+
+        """
+        if self.block is None:
             return
-        if said["outcome"] in DEFINITE:
-            self.bound.hold.intents_of(self.table).settle([str(said["attempt"])])
-        if said["outcome"] == "committed":
-            self.committed = {"version": int(said["version"]), "metrics": dict(said.get("metrics") or {})}
+        if outcome["outcome"] in DEFINITE_OUTCOMES:
+            self.block.hold.intents_of(self.table).settle([str(outcome["attempt"])])
+        if outcome["outcome"] == "committed":
+            self.committed = {"version": int(outcome["version"]), "metrics": dict(outcome.get("metrics") or {})}
             self._on_change()

@@ -14,15 +14,15 @@ from lock_manager.table_records.commit_stamp import note_of_write
 
 @dataclass(frozen=True)
 class WriteAttempt:
-    """One attempt of one operation. Only a commit with its write id proves that it is in the table.
+    """One attempt of one operation. Only a commit with its write id proves that the operation is in the table.
 
-    A write id belongs to the thread that executes the attempt. The log store sends it with the commit.
+    The write id is bound to the thread that executes the attempt. The log store sends it with the commit.
 
     Attributes:
-        note: what the commit records of the operation, the write id included (JSON values).
-        write_id: unique id of the attempt.
-        begun_at: seconds since the epoch; the attempt has no older files. Not monotonic: that clock stands still while
-            a machine sleeps.
+        note: Note of the commit, which includes the write id (JSON values).
+        write_id: Unique id of the attempt.
+        begun_at: Seconds since the epoch. The attempt has no older files. The monotonic clock is no alternative: it
+            stops while a machine sleeps.
 
     """
 
@@ -32,7 +32,7 @@ class WriteAttempt:
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> WriteAttempt:
-        """Begin an attempt whose commit records this metadata (JSON values)."""
+        """Return a new attempt, which begins now and whose note contains this metadata (JSON values)."""
         write_id = str(uuid.uuid4())
         return cls(note_of_write(metadata, write_id), write_id, time.time())
 
@@ -40,11 +40,11 @@ class WriteAttempt:
         """Raise if VACUUM may delete files of this attempt soon.
 
         Args:
-            table: canonical URI.
-            retention_seconds: age at which VACUUM deletes files that are not in the table.
+            table: Canonical URI, for the message.
+            retention_seconds: Age at which VACUUM deletes files that belong to no commit.
 
         Raises:
-            NotStagedError: the attempt has used half of that time.
+            NotStagedError: The attempt is older than half of that.
 
         """
         age = time.time() - self.begun_at

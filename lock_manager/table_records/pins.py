@@ -157,6 +157,6 @@ def check_name(name: str) -> None:
     """
     if _NAME.fullmatch(name) is None:
         raise PinError(
-            f"a pin cannot be called {name!r}: use at most 100 letters, digits, dots, dashes and underscores, and begin "
-            "with a letter or digit"
+            f"a pin cannot be called {name!r}: use at most 100 letters, digits, dots, dashes and underscores, and "
+            "begin with a letter or digit"
         )

@@ -56,8 +56,8 @@ def test_every_commit_is_asked_for_under_the_hold_that_its_call_was_bound_to(jvm
     for number in range(10):
         jvm.write(TABLE, number, COMMIT, block=f"hold-{number}")
         gc.collect()
-    assert [(asked["blocks"], asked["version"]) for asked in guard.requests] == [
-        (f"hold-{number}", number) for number in range(10)
+    assert [(asked["kind"], asked["blocks"], asked["version"]) for asked in guard.requests] == [
+        ("commit", f"hold-{number}", number) for number in range(10)
     ]
     assert jvm.versions(TABLE, 0) == list(range(10))
     assert '"hold":"hold-3"' in jvm.read(TABLE, 3)[0]

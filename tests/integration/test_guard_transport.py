@@ -81,7 +81,8 @@ def test_a_stranger_who_reaches_the_ports_of_this_process_cannot_ask_the_guard(
         return check(request)
 
     monkeypatch.setattr(GUARD, "check", spied)
-    request = json.dumps({"table": disk_table, "version": 1, "attempt": "forged", "blocks": "none"})
+    forged = {"kind": "commit", "table": disk_table, "version": 1, "attempt": "forged", "blocks": "none"}
+    request = json.dumps(forged)
     ports = listening_ports()
     assert len(ports) >= 2
     for port in ports:

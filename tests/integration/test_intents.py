@@ -226,8 +226,8 @@ def ask() -> Callable[..., dict]:
     import json
 
     def ask(guard: CommitGuard, table: str, blocks: str | None, version: int = 0) -> dict:
-        request = {"table": table, "version": version, "attempt": uuid.uuid4().hex, "txn": None, "blocks": blocks}
-        answer: dict = json.loads(guard.check(json.dumps(request)))
+        commit = {"kind": "commit", "table": table, "version": version, "attempt": uuid.uuid4().hex, "txn": None}
+        answer: dict = json.loads(guard.check(json.dumps(commit | {"blocks": blocks})))
         return answer
 
     return ask
@@ -244,10 +244,10 @@ def test_the_guard_refuses_with_a_reason_and_remembers_the_error(manager, table,
     yes = ask(guard, table, bound.name, 7)
     assert yes["holds"] == [bound.hold.hold_id]
     assert yes["stamp"]["job"] == "nightly"
-    assert list(bound.passed.values()) == [AllowedPut(7, None)]
+    assert list(bound.allowed_puts.values()) == [AllowedPut(7, None)]
     bound.hold.release()
     assert ask(guard, table, bound.name)["refused"] == "LockNotHeldError"
-    assert list(bound.passed.values()) == [AllowedPut(7, None)]
+    assert list(bound.allowed_puts.values()) == [AllowedPut(7, None)]
     (newest,) = [guard.refusal_in("…" + ask(guard, table, bound.name)["message"] + "…")]
     assert isinstance(newest, LockNotHeldError)
     assert guard.refusal_in("something else") is None
@@ -274,10 +274,25 @@ def test_what_the_guard_does_not_understand_is_refused(ask):
         assert json.loads(guard.check(request))["refused"] == "LockLostError"
 
 
+@pytest.mark.parametrize("kind", [{}, {"kind": "verdict"}, {"kind": None}, {"kind": ["commit"]}])
+def test_a_request_of_an_unknown_kind_is_refused(manager, table, kind):
+    import json
+
+    with manager.acquire(table) as hold:
+        guard, block = CommitGuard(), GuardedHold(hold, {})
+        guard.add(block)
+        commit = {"table": table, "version": 7, "attempt": "a", "blocks": block.name}
+        assert json.loads(guard.check(json.dumps(commit | kind)))["refused"] == "LockLostError"
+        assert block.allowed_puts == {}
+        # Control: it is the kind that is missing.
+        assert "holds" in json.loads(guard.check(json.dumps(commit | {"kind": "commit"})))
+        hold.intents.settle(["a"])
+
+
 def test_a_failure_of_the_guard_names_the_table():
     import json
 
-    request = json.dumps({"attempt": "a", "table": "s3a://lake/flights", "version": "seven"})
+    request = json.dumps({"kind": "commit", "attempt": "a", "table": "s3a://lake/flights", "version": "seven"})
     answer = json.loads(CommitGuard().check(request))
     assert answer["refused"] == "LockLostError"
     assert answer["message"].startswith("lock on s3://lake/flights was lost")

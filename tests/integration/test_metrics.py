@@ -70,7 +70,7 @@ def test_waiting_holding_commits_losses_and_refusals_are_counted_by_table(
         guard = CommitGuard()
         block = GuardedHold(lost, {})
         guard.add(block)
-        commit = {"table": TABLE, "version": 7, "attempt": "a", "txn": "t", "operation": "WRITE"}
+        commit = {"kind": "commit", "table": TABLE, "version": 7, "attempt": "a", "txn": "t", "operation": "WRITE"}
         assert "refused" in guard.check(json.dumps(commit | {"blocks": ""}))
         assert "refused" not in guard.check(json.dumps(commit | {"blocks": block.name}))
         (contender,) = [name for name in ensemble_client.get_children(node(manager)) if "__lock__" in name]

@@ -375,7 +375,14 @@ def test_break_fences_the_holder_that_was_shown_and_the_next_one_gets_the_lock(
     hold = manager.acquire(TABLE)
     guard, guarded = CommitGuard(), GuardedHold(hold, {})
     guard.add(guarded)
-    commit = {"table": TABLE, "version": 7, "blocks": guarded.name, "txn": "t", "operation": "WRITE"}
+    commit = {
+        "kind": "commit",
+        "table": TABLE,
+        "version": 7,
+        "blocks": guarded.name,
+        "txn": "t",
+        "operation": "WRITE",
+    }
     thread = waiting(rival, TABLE, outcome)
     eventually(lambda: tables()["s3://lake/flights"]["waiters"])
 

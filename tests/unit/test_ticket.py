@@ -74,7 +74,7 @@ def test_its_commit_waits_until_it_is_granted_and_is_one() -> None:
     assert not ticket.has_turn(BLIND)
     assert news == ["look"]
     with pytest.raises(LockNotHeldError):
-        ticket.hold(write_id)
+        ticket.granted_block(write_id)
     bound = create_autospec(GuardedHold, instance=True)
     bound.hold = create_autospec(object)
     bound.hold.intents_of = lambda _: settled
@@ -83,19 +83,19 @@ def test_its_commit_waits_until_it_is_granted_and_is_one() -> None:
     threading.Timer(0.05, lambda: ticket.grant(bound)).start()
     while not ticket.has_turn(BLIND):
         pass
-    assert ticket.hold(write_id) is bound
+    assert ticket.granted_block(write_id) is bound
     for foreign_id in (None, WriteAttempt.of({}).write_id):
         with pytest.raises(LockNotHeldError):
-            ticket.hold(foreign_id)
-    ticket.ended({"outcome": "taken", "attempt": "first", "version": 8})
-    assert ticket.hold(write_id) is bound
-    ticket.ended({"outcome": "unknown", "attempt": "second", "version": 9})
+            ticket.granted_block(foreign_id)
+    ticket.record_outcome({"outcome": "taken", "attempt": "first", "version": 8})
+    assert ticket.granted_block(write_id) is bound
+    ticket.record_outcome({"outcome": "unknown", "attempt": "second", "version": 9})
     assert ticket.committed is None
-    ticket.ended({"outcome": "committed", "attempt": "third", "version": 9, "metrics": {"numFiles": "1"}})
+    ticket.record_outcome({"outcome": "committed", "attempt": "third", "version": 9, "metrics": {"numFiles": "1"}})
     assert ticket.committed == {"version": 9, "metrics": {"numFiles": "1"}}
     assert news == ["look", "first", "third", "look"]
     with pytest.raises(LockNotHeldError, match="commits a second time"):
-        ticket.hold(write_id)
+        ticket.granted_block(write_id)
 
 
 def test_refused_it_says_why_for_good() -> None:
@@ -109,7 +109,7 @@ def test_refused_it_says_why_for_good() -> None:
     granted.grant(create_autospec(GuardedHold, instance=True))
     granted.refuse(LockCancelledError(resource=TABLE))
     with pytest.raises(LockCancelledError):
-        granted.hold(granted.attempt.write_id)
+        granted.granted_block(granted.attempt.write_id)
 
 
 @pytest.mark.parametrize(("age", "refused"), [(302_000, False), (302_500, True)])

@@ -259,14 +259,14 @@ def _restore_adoption(
 @contextmanager
 def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
     """Have the hold, and the error that says that it was lost, know what the block committed."""
-    hold, before = bound.hold, set(bound.passed)
+    hold, before = bound.hold, set(bound.allowed_puts)
     try:
         try:
             yield
         finally:
             with _only_logged(hold):
                 for each in attempts(spark, bound):
-                    if each["outcome"] == "committed" and each["attempt"] in bound.passed.keys() - before:
+                    if each["outcome"] == "committed" and each["attempt"] in bound.allowed_puts.keys() - before:
                         hold.record_commit(each["version"], bound.table)
     except LockLostError as error:
         if type(error) is LockLostError and error.commits != hold.commits:
@@ -304,7 +304,7 @@ def attempts(spark: SparkSession, bound: GuardedHold, write_id: str | None = Non
         ``pending``.
 
     """
-    names = bound.passed.keys() if write_id is None else bound.puts_of(write_id)
+    names = bound.allowed_puts.keys() if write_id is None else bound.puts_of(write_id)
     return [put for put in _attempts_under(spark, bound.hold) if put["attempt"] in names] if names else []
 
 
@@ -339,7 +339,7 @@ def _fill_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound
 
     """
     left_behind = bound.hold.intents_of(bound.table)
-    busy = {attempt for block in driver_guard.GUARD.others_of(bound) for attempt in list(block.passed)}
+    busy = {attempt for block in driver_guard.GUARD.others_of(bound) for attempt in list(block.allowed_puts)}
     unanswered = bound.unanswered(_attempts_under(spark, bound.hold), busy) if left_behind.open else []
     if (left_behind.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
         log.warning("what is read of %s may be overtaken: a writer left an unfinished intent", bound.hold.resource)

@@ -154,7 +154,7 @@ public final class Guard {
    */
   static boolean hasTurn(String ticket, VersionFile file, CommitBody body, ObjectNode staged)
       throws CommitRefusedException, InterruptedIOException {
-    ObjectNode request = request(file, body);
+    ObjectNode request = request("turn", file, body);
     request.put("ticket", ticket);
     request.set("staged", staged);
     return answer(request, file, body).path("turn").asBoolean(false);
@@ -166,7 +166,7 @@ public final class Guard {
    * @return whether Python has received it; if not, it reads the outcome when the write ends
    */
   static boolean tell(String ticket, VersionFile file, CommitBody body, Attempts.Outcome outcome) {
-    ObjectNode request = request(file, body);
+    ObjectNode request = request("outcome", file, body);
     request.put("ticket", ticket);
     request.put("outcome", Attempts.name(outcome));
     request.set("metrics", body.metrics);
@@ -179,8 +179,9 @@ public final class Guard {
     }
   }
 
-  private static ObjectNode request(VersionFile file, CommitBody body) {
+  private static ObjectNode request(String kind, VersionFile file, CommitBody body) {
     ObjectNode request = CommitBody.JSON.createObjectNode();
+    request.put("kind", kind);
     request.put("table", file.table());
     request.put("version", file.version());
     request.put("attempt", body.attempt);
@@ -198,7 +199,7 @@ public final class Guard {
 
   private static Verdict required(VersionFile file, CommitBody body, Mode mode)
       throws CommitRefusedException, InterruptedIOException {
-    ObjectNode request = request(file, body);
+    ObjectNode request = request("commit", file, body);
     request.put("txn", body.txn);
     request.put("operation", body.operation);
     request.put("metadata", body.hasMetadata);
