@@ -9,14 +9,10 @@ manager or an inspector. The commands ``doctor`` and ``ensemble`` are about ZooK
 ``tests/contract`` tests the contract of each coordinator: its LockManager, its Hold and its Intents. It does not cover
 the Inspector.
 
-**The id of a coordinator.** Fencing tokens compare within one coordinator only, and only the locks of one coordinator
-count for a table. So each coordinator stores a UUID beside its locks; ZooKeeper stores it at the lock root. The UUID is
-created once and lives as long as the coordinator's data. Every commit
-(:mod:`lock_manager.table_records.commit_stamp`) and the properties of adopted tables
-(:mod:`lock_manager.table_records.adoption`) contain it as ``ensemble``. Because that word is stored in tables, other
-coordinators keep it: read it as "the coordinator". The same applies to the errors: ``EnsembleUnavailableError`` (no
-answer in time), ``EnsembleRefusedError`` (a refusal), ``EnsembleFormatError`` (the stored data is of another release)
-and ``EnsembleMismatchError`` (the locks of another coordinator count for the table).
+Fencing tokens compare within one coordinator only, and only the locks of one coordinator count for a table. So each
+coordinator has a UUID, which it creates once and stores beside its locks. Commits and the properties of adopted tables
+contain it as ``ensemble``. Read that word, also in the names of errors, as "coordinator". It stays, because tables
+contain it (docs/concepts.md).
 """
 
 from __future__ import annotations
@@ -71,7 +67,7 @@ class Intents(Protocol):
 
     @property
     def open(self) -> Mapping[str, int]:
-        """The version that each attempt of this hold may still put, by id of the attempt: those of unknown outcome."""
+        """Attempts of this hold whose outcome is unknown: the version that each may still put, by attempt id."""
 
     @property
     def settled(self) -> bool:

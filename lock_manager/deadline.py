@@ -6,12 +6,7 @@ import time
 
 
 class Deadline:
-    """A deadline that starts when it is created.
-
-    Args:
-        seconds: Time until the deadline.
-
-    """
+    """A deadline some seconds after its creation."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -12,7 +12,7 @@
     ├── ClosedError (RuntimeError)                 the manager was closed, or belongs to the parent of a fork
     ├── NoChrootError (RuntimeError)               the chroot of the connection string does not exist
     ├── MetricsError (RuntimeError)                metrics cannot be served
-    ├── PinError (ValueError)                      a pin that cannot be created, does not exist, or does not fit
+    ├── PinError (ValueError)                      a pin that cannot be created, does not exist, or is no longer valid
     ├── NotStagedError (RuntimeError)              a write must run again, with the lock from its beginning
     └── LockError
         ├── LockTimeoutError (TimeoutError)        not acquired before the deadline
@@ -55,7 +55,7 @@ class ResourceError(SluiceError, ValueError):
 
 
 class PinError(SluiceError, ValueError):
-    """A pin cannot be created, does not exist, or does not fit the request."""
+    """A pin cannot be created, does not exist, or is no longer valid."""
 
 
 class SettingsError(SluiceError, ValueError):

@@ -1,31 +1,20 @@
 """Metrics of this process for Prometheus, by table: waits, holds, losses, refusals, commits.
 
 They need ``prometheus-client`` (``pip install '.[metrics]'``), which is imported when an exporter is created.
-
-====================================  =========  ======================================================
-name                                  kind       labels besides ``table``
-====================================  =========  ======================================================
-``sluice_lock_wait_seconds``          histogram  ``outcome``: ``acquired``, ``gave_up``
-``sluice_lock_hold_seconds``          histogram  ``outcome``: ``released``, ``lost``
-``sluice_lock_contenders``            gauge      ``state``: ``waiting``, ``holding``
-``sluice_lock_losses_total``          counter
-``sluice_commits_total``              counter
-``sluice_commit_refusals_total``      counter    ``error``: ``LockNotHeldError``, ``LockLostError`` and so on
-====================================  =========  ======================================================
-
-:mod:`writer_jobs.maintenance.gauges` has the metrics of the tables' health.
+docs/operate.md lists the metrics; :mod:`writer_jobs.maintenance.gauges` has those of the tables' health.
 """
 
 from __future__ import annotations
 
 import copy
 import fcntl
+import functools
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
@@ -99,18 +88,15 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         prometheus = _prometheus()
 
-        def create(metric_class: Any, name: str, documentation: str, *labels: str, **options: Any) -> Any:
-            return metric_class(name, documentation, ("table", *labels), registry=registry, **options)
+        def create(metric_class: Any, name: str, documentation: str, *labels: str) -> Any:
+            return metric_class(name, documentation, ("table", *labels), registry=registry)
 
-        histogram, counter = prometheus.Histogram, prometheus.Counter
-        self._waits = create(
-            histogram, "sluice_lock_wait_seconds", "Seconds that an acquire took.", "outcome", buckets=_BUCKETS
-        )
-        self._holds = create(
-            histogram, "sluice_lock_hold_seconds", "Seconds that a lock was held.", "outcome", buckets=_BUCKETS
-        )
+        gauge, counter = prometheus.Gauge, prometheus.Counter
+        histogram = functools.partial(prometheus.Histogram, buckets=_BUCKETS)
+        self._waits = create(histogram, "sluice_lock_wait_seconds", "Seconds that an acquire took.", "outcome")
+        self._holds = create(histogram, "sluice_lock_hold_seconds", "Seconds that a lock was held.", "outcome")
         self._contenders = create(
-            prometheus.Gauge, "sluice_lock_contenders", "Acquires of this process that wait or hold.", "state"
+            gauge, "sluice_lock_contenders", "Acquires of this process that wait or hold.", "state"
         )
         self._losses = create(counter, "sluice_lock_losses", "Holds that were lost.")
         self._commits = create(counter, "sluice_commits", "Versions committed under a hold.")
@@ -168,17 +154,20 @@ class MetricsExporter:
         self.address: str | None = None
         self.registry: CollectorRegistry = _prometheus().CollectorRegistry()
         metrics = Metrics(self.registry)
+        self._on_close = ExitStack()
         try:
-            self._stop = self._serve(target) if target.file is None else self._keep_writing(target.file)
+            if target.file is None:
+                self._serve(target)
+            else:
+                self._keep_writing(target.file)
         except OSError as error:
             name = str(target.file or f"{target.host}:{target.port}")
             raise MetricsError(f"metrics cannot go to {name}: {error.strerror or error}") from error
-        self._remove_observer = observe(metrics)
+        self._on_close.callback(observe(metrics))
 
     def close(self) -> None:
         """Stop counting and serving; write a file for the last time."""
-        self._remove_observer()
-        self._stop()
+        self._on_close.close()
 
     def __enter__(self) -> Self:
         return self
@@ -188,19 +177,15 @@ class MetricsExporter:
     ) -> None:
         self.close()
 
-    def _serve(self, target: Destination) -> Callable[[], None]:
+    def _serve(self, target: Destination) -> None:
         server, thread = _prometheus().start_http_server(target.port, addr=target.host, registry=self.registry)
         host = f"[{target.host}]" if ":" in target.host else target.host
         self.address = f"http://{host}:{server.server_port}/metrics"
+        # ExitStack calls them in reverse order.
+        for end in (server.server_close, thread.join, server.shutdown):
+            self._on_close.callback(end)
 
-        def stop() -> None:
-            server.shutdown()
-            thread.join()
-            server.server_close()
-
-        return stop
-
-    def _keep_writing(self, path: Path) -> Callable[[], None]:
+    def _keep_writing(self, path: Path) -> None:
         file = _ContinuedFile(path, self.registry)
         file.write()
         closed = threading.Event()
@@ -218,20 +203,15 @@ class MetricsExporter:
 
         thread = threading.Thread(target=keep_writing, name="sluice-metrics", daemon=True)
         thread.start()
-
-        def stop() -> None:
-            closed.set()
-            thread.join()
-            write()
-
-        return stop
+        for end in (write, thread.join, closed.set):
+            self._on_close.callback(end)
 
 
 class _ContinuedFile:
     """A textfile with the metrics of this process, whose counters continue those of earlier runs.
 
     Prometheus sees only the last value of a run that ends before it is scraped. If every run began at 0, two equal runs
-    would leave one constant value, and its ``increase()`` and ``rate()`` are 0. Gauges are not continued, because they
+    would leave one constant value, whose ``increase()`` and ``rate()`` are 0. Gauges are not continued, because they
     may no longer be true. The creation time of a counter (``_created``) stays that of the first run.
 
     Each sample gets the label ``file``, as node_exporter names it, because node_exporter drops a series that two files

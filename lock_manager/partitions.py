@@ -26,7 +26,7 @@ MOST_PARTITIONS = 64
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 """Spark's folder name for null; Delta reads a string partition value of this text as null."""
 
-_RANGES = {"byte": 7, "short": 15, "integer": 31, "long": 63}
+_INTEGER_BITS = {"byte": 7, "short": 15, "integer": 31, "long": 63}
 _SUPPORTED_TYPE = re.compile(
     r"byte|short|integer|long|string|varchar\(\d+\)|char\(\d+\)|boolean|date|timestamp|timestamp_ntz|decimal\(\d+,\s*\d+\)"
 )
@@ -219,8 +219,8 @@ def smallest_cover(partitions: Iterable[Partition]) -> tuple[Partition, ...]:
 
 def _normalize(type_name: str, value: object) -> str:
     base_type = type_name.partition("(")[0]
-    if base_type in _RANGES:
-        return _integer(value, _RANGES[base_type])
+    if base_type in _INTEGER_BITS:
+        return _integer(value, _INTEGER_BITS[base_type])
     if base_type == "decimal":
         scale = type_name.rpartition(",")[2].rstrip(")")
         return _decimal(value, int(scale))

@@ -17,7 +17,7 @@ class QueuedNode:
 
     Attributes:
         partition: Partition of the queue, such as ``year=2013/month=1``, escaped as in Hive; empty for the whole table.
-        path: Coordinator's name of the place; with ZooKeeper the path of the contender's znode.
+        path: Coordinator's key of the place; with ZooKeeper the path of the contender's znode.
         shared: Whether the request is shared, for this partition or for one below.
         on_the_way: Whether the request is for a partition below, and not for this one.
         token: Fencing token.

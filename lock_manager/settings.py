@@ -37,7 +37,7 @@ class LockSettings:
         security: Credentials, TLS and the ACL of new znodes; none of them by default.
 
     Raises:
-        SettingsError: A value is malformed or outside its range. The message shows both, but never a secret.
+        SettingsError: A value is malformed or outside its range. The message shows value and range, but never a secret.
 
     """
 
@@ -51,7 +51,7 @@ class LockSettings:
     security: Security = field(default_factory=Security)
 
     def __post_init__(self) -> None:
-        """Validate."""
+        """Validate the settings."""
         _check_hosts(self.zk_hosts)
         check_seconds("timeout_seconds", self.timeout_seconds)
         check_seconds("session_timeout_seconds", self.session_timeout_seconds, 1, 3600)

@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import Any
 
 from lock_manager import Hold, LockManager, ZookeeperLockManager
-from lock_manager.table_records.commit_stamp import stamped_info
 from soak.unprotected import (
     ForgetfulGuard,
     HoldNamedGuard,
@@ -85,5 +84,5 @@ def stamped(line: str, answer: str, attempt: str) -> str:
     For the control that puts through Delta's own store, which asks no guard.
     """
     action = json.loads(line)
-    info = stamped_info(action["commitInfo"], json.loads(answer)["stamp"], attempt)
+    info = {"sluice": {**json.loads(answer)["stamp"], "attempt": attempt}, **action["commitInfo"]}
     return json.dumps({"commitInfo": info}, separators=(",", ":"))

@@ -20,7 +20,7 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -166,25 +166,19 @@ class CommitGuard:
             # While a table is moved two ensembles grant its lock: a commit needs both holds, and an intent at both.
             for covering in blocks_by_hold.values():
                 covering.hold.intend(version, txn=request.get("txn"), attempt=attempt, table=covering.table)
-        except (EnsembleUnavailableError, EnsembleRefusedError) as error:
-            self._withdraw(blocks_by_hold.values(), attempt)
+        except Exception as error:
+            for covering in blocks_by_hold.values():
+                del covering.allowed_puts[attempt]
+                covering.hold.intents_of(covering.table).settle([attempt])
+            if not isinstance(error, EnsembleUnavailableError | EnsembleRefusedError):
+                raise
             # Whether the hold stands is unknown, so the commit is refused as if it were lost.
             raise LockLostError(
                 resource=block.hold.resource, hold_id=block.hold.hold_id, reason=f"not confirmed: {error}"
             ) from error
-        except Exception:
-            self._withdraw(blocks_by_hold.values(), attempt)
-            raise
         if request.get("metadata") and request.get("operation") != UNSET_PROPERTIES:
             block.new_metadata = True
         return {"holds": list(blocks_by_hold), "stamp": block.stamp(write_id)}
-
-    @staticmethod
-    def _withdraw(blocks: Iterable[GuardedHold], attempt: str) -> None:
-        """Remove a refused attempt from all blocks: its put will not be made."""
-        for block in blocks:
-            del block.allowed_puts[attempt]
-            block.hold.intents_of(block.table).settle([attempt])
 
     def _ticket(self, request: Mapping[str, Any]) -> Ticket:
         ticket = self._tickets.get(str(request.get("ticket")))

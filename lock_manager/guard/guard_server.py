@@ -118,7 +118,7 @@ class _QuestionHandler(socketserver.StreamRequestHandler):
             self._handle()
 
     def _handle(self) -> None:
-        # A client without the key gets no more than a key read.
+        # Read no more than a key before the client has authenticated.
         key = self.rfile.read(_KEY_LENGTH + 1)
         if not hmac.compare_digest(key, self.server.question_key + b"\n"):
             log.warning("a program on this machine asked the commit guard without its key, and got no answer")

@@ -91,13 +91,9 @@ class GuardedHold:
         return self.block_id + PARTITIONS_SUFFIX if has_partitions else self.block_id
 
     def for_empty_commit(self, fills: Collection[str]) -> GuardedHold:
-        """Return a block for one empty commit under the same hold.
+        """Return a block for one empty commit, which records the job and the ids of the holds whose intents it fills.
 
-        It has none of this block's operations, so its commit records the job and the holds whose intents it fills.
-
-        Args:
-            fills: Ids of those holds.
-
+        It is under the same hold, but has none of this block's operations.
         """
         return GuardedHold(self.hold, self.metadata, table=self.table, schema=self.schema, fills=fills)
 
@@ -203,10 +199,8 @@ class GuardedHold:
         for name, version in self.hold.intents_of(self.table).open.items():
             report = reports.get(name, {"outcome": "pending"})
             if report["outcome"] == "unknown" or not (is_definite(report) or name in busy):
-                hold_id, token = self.hold.hold_id, self.hold.token
-                intents.append(
-                    Intent(hold_id=hold_id, version=version, txn=report.get("txn"), attempt=name, token=token)
-                )
+                hold_id, token, txn = self.hold.hold_id, self.hold.token, report.get("txn")
+                intents.append(Intent(hold_id=hold_id, version=version, txn=txn, attempt=name, token=token))
         return intents
 
     def settle_unfinished(

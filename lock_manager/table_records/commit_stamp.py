@@ -122,18 +122,6 @@ def parse_stamp(info: Mapping[str, Any]) -> CommitStamp | None:
         return None
 
 
-def stamped_info(info: Mapping[str, Any], stamp: Mapping[str, Any], attempt: str) -> dict[str, Any]:
-    """Return a ``commitInfo`` with a stamp, as the guarded log store writes it (``CommitBody.java``).
-
-    Args:
-        info: ``commitInfo`` as Delta writes it.
-        stamp: Stamp that :func:`stamp_of` returns.
-        attempt: Id of the attempt to commit.
-
-    """
-    return {_STAMP: {**stamp, _ATTEMPT: attempt}, **info}
-
-
 def note_of_write(metadata: Mapping[str, Any], commit_id: str) -> dict[str, Any]:
     """Return the note of a write: the caller's metadata (JSON values) and the unique id that finds its commit."""
     return {**metadata, _COMMIT_ID: commit_id}
