@@ -86,7 +86,7 @@ def test_another_manager_refuses_what_would_be_refused_in_one(
         other.acquire(low)
     with one.acquire(low), other.acquire(high), pytest.raises(LockOrderError, match="together with other tables"):
         other.acquire_all([low, f"{table}/c"])
-    with one.acquire(table, shared=True), pytest.raises(LockOrderError, match="alone from the start"):
+    with one.acquire(table, shared=True), pytest.raises(LockOrderError, match="exclusive lock from the start"):
         other.acquire(table)
     with one.acquire(table, partitions=[part(2013)]):
         with other.acquire(table, partitions=[part(2013, 1)]):

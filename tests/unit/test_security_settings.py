@@ -90,10 +90,10 @@ def test_what_kazoo_is_given(auth):
         ({"tls_key_password": SECRET}, "tls_key is not"),
         ({"tls_ca": "/nowhere"}, "tls_ca names cannot be read"),
         ({"tls_certificate": "/nowhere", "tls_key": SECRET}, "tls_certificate names cannot be read"),
-        ({"tls_ca": "-----BEGIN NONSENSE"}, "tls_ca holds no certificate"),
+        ({"tls_ca": "-----BEGIN NONSENSE"}, "tls_ca contains no valid certificate"),
         (
             {"tls_certificate": "-----BEGIN NONSENSE", "tls_key": f"-----BEGIN {SECRET}"},
-            "no pair of certificate and private key",
+            "not a certificate and its private key",
         ),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_key_that_does_not_open_or_is_of_another_certificate(tmp_path, monkeyp
     assert "tls_key_password is missing" in refused(Security, tls_certificate=certificate, tls_key=key)
     assert "wrong" in refused(Security, tls_certificate=certificate, tls_key=key, tls_key_password=SECRET[1:])
     _, another = key_pair()
-    assert "no pair" in refused(Security, tls_certificate=certificate, tls_key=another)
+    assert "not a certificate and its private key" in refused(Security, tls_certificate=certificate, tls_key=another)
     # Where OpenSSL read it.
     assert list(tmp_path.iterdir()) == []
 
