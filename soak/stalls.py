@@ -1,7 +1,7 @@
 """A listing of queues that stalls, and the intent of a living hold that it makes look unfinished.
 
-Whoever asks for a partition lists the queues first and the intents last (``Acquisition._list``). Nothing public comes
-between the two listings, so this looks inside.
+Whoever asks for a partition lists the queues first and the intents last (``Acquisition._send_listing``). Nothing public
+comes between the two listings, so this looks inside.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def stalled_listing(meanwhile: Callable[[], None]) -> Iterator[None]:
         meanwhile: called at that moment, in this thread. What it raises ends the acquire.
 
     """
-    listing, thread = Acquisition._list, threading.current_thread()  # noqa: SLF001
+    listing, thread = Acquisition._send_listing, threading.current_thread()  # noqa: SLF001
     stalled = False
 
     def stall(self: Acquisition, indices: Iterable[int]) -> Any:
@@ -39,16 +39,16 @@ def stalled_listing(meanwhile: Callable[[], None]) -> Iterator[None]:
         if stalled or threading.current_thread() is not thread:
             return queues, intents
         for asked in queues.values():
-            self._answer(asked)
+            self._wait(asked)
         stalled = True
         meanwhile()
         return queues, listing(self, indices)[1]
 
-    Acquisition._list = stall  # type: ignore[method-assign]  # noqa: SLF001
+    Acquisition._send_listing = stall  # type: ignore[method-assign]  # noqa: SLF001
     try:
         yield
     finally:
-        Acquisition._list = listing  # type: ignore[method-assign]  # noqa: SLF001
+        Acquisition._send_listing = listing  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def first_intent_is_there(hold: Hold, timeout_seconds: float) -> bool:
@@ -71,4 +71,4 @@ def first_intent_is_there(hold: Hold, timeout_seconds: float) -> bool:
         transaction.check(node, _ANY_VERSION)
 
     standing = held._standing  # noqa: SLF001
-    return standing.confirmed(Deadline(timeout_seconds), "looking for an intent", look) is None
+    return standing.confirm(Deadline(timeout_seconds), "looking for an intent", look) is None

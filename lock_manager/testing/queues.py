@@ -11,7 +11,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
 from lock_manager import LockSettings, TableResource
-from lock_manager.zookeeper.znodes import contender_node, parse_queue, table_node
+from lock_manager.zookeeper.znodes import child_node, parse_queue, table_node
 
 _START_SECONDS = 30
 
@@ -49,7 +49,7 @@ class LockQueues:
     def delete(self, table: str, token: int) -> None:
         """Delete the contender with this token, if it is there."""
         for name in self.contenders(table):
-            path = contender_node(self._node(table), name)
+            path = child_node(self._node(table), name)
             with suppress(NoNodeError):
                 _, stat = self._client.retry(self._client.get, path)
                 if stat.czxid == token:
@@ -57,7 +57,7 @@ class LockQueues:
 
     def _job(self, table: str, name: str) -> str | None:
         with suppress(NoNodeError):
-            data, _ = self._client.retry(self._client.get, contender_node(self._node(table), name))
+            data, _ = self._client.retry(self._client.get, child_node(self._node(table), name))
             return str(json.loads(data or b"{}").get("job"))
         return None
 

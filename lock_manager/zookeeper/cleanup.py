@@ -1,4 +1,4 @@
-"""The thread that deletes contenders of failed acquires, for as long as it takes, and empty znodes of partitions."""
+"""The thread that deletes the contenders of failed acquires and the empty znodes of partitions."""
 
 from __future__ import annotations
 
@@ -11,58 +11,59 @@ from kazoo.exceptions import NoNodeError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
-from lock_manager.zookeeper.asking import UNANSWERED
 from lock_manager.zookeeper.empty_znodes import EmptyZnodes
+from lock_manager.zookeeper.responses import UNANSWERED
 from lock_manager.zookeeper.session import Session
-from lock_manager.zookeeper.znodes import contender_node, is_of_hold
+from lock_manager.zookeeper.znodes import child_node, is_of_hold
 
 log = logging.getLogger(__name__)
 
 ABANDON_SECONDS = 2.0
-"""How long a failed acquire waits for its contender to be gone before it leaves the rest to :class:`Cleanup`."""
+"""How long a failed acquire waits for the deletion of its contenders, in seconds. Then :class:`Cleanup` continues."""
 
 _RETRY_SECONDS = 1.0
-"""How soon what did not answer is asked again, if the connection's state does not change before."""
+"""Time until a request without a response is repeated, in seconds, unless the connection's state changes before."""
 
 
 class Cleanup:
-    """Deletes the contenders of acquires that failed, for as long as it takes.
+    """Deletes the contenders of failed acquires.
 
-    An acquire that fails hands its contenders over at once. A background thread deletes them, and tries again after
-    each reconnection, until the ensemble confirms that they or their session are gone. If the ensemble refuses, the
-    thread gives the session up, and the contenders end with it: a contender that stays would block its table.
+    A failed acquire hands its contenders over at once. A background thread deletes them, and tries again after each
+    reconnection, until the ensemble confirms that they or their session are gone. If the ensemble refuses the deletion,
+    the thread gives the session up, and the contenders end with it. A contender that stays would block its table.
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._empty_znodes = EmptyZnodes(session)
-        self._wanted: dict[str, tuple[Sequence[str], threading.Event]] = {}
+        #: Queues of the contenders to delete, and the event that reports their deletion, by hold id.
+        self._pending: dict[str, tuple[Sequence[str], threading.Event]] = {}
         self._changed = threading.Condition()
-        self._fresh = False
+        self._run_now = False
         self._thread: threading.Thread | None = None
 
     def discard(self, nodes: Sequence[str], hold_id: str, wait_seconds: float) -> bool:
-        """Remove every contender of a hold from these nodes; tell whether it was done in time."""
+        """Delete every contender of a hold from these queues; tell whether they were deleted within the wait."""
         if self._session.closed:
             return True
-        done = threading.Event()
+        deleted = threading.Event()
         with self._changed:
-            self._wanted[hold_id] = (nodes, done)
-            self._fresh = True
-            self._rouse()
-        return done.wait(wait_seconds)
+            self._pending[hold_id] = (nodes, deleted)
+            self._run_now = True
+            self._notify_thread()
+        return deleted.wait(wait_seconds)
 
-    def left(self, nodes: Sequence[str]) -> None:
-        """Take note that queues were left, so that those of partitions are removed when nobody uses them any more."""
+    def record_use(self, nodes: Sequence[str]) -> None:
+        """Record that a hold left these queues. Queues of partitions are removed once they are unused."""
         with self._changed:
-            if self._empty_znodes.used(nodes):
-                self._rouse()
+            if self._empty_znodes.record_use(nodes):
+                self._notify_thread()
 
     def close(self) -> None:
-        """Remove empty queues that were used; to be called while the session still stands. Takes a second at most."""
+        """Remove the empty queues of this manager, in at most a second. The session must not be closed yet."""
         self._empty_znodes.remove_all()
 
-    def _rouse(self) -> None:
+    def _notify_thread(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="sluice-cleanup", daemon=True)
             self._session.add_waker(self._wake)
@@ -70,51 +71,51 @@ class Cleanup:
         self._changed.notify()
 
     def _wake(self) -> None:
-        # Called in kazoo's thread. The condition is never held across a request, so this does not wait for one.
+        # Kazoo's thread calls this. The condition is never held across a request, so the call does not wait for one.
         with self._changed:
-            self._fresh = True
+            self._run_now = True
             self._changed.notify()
 
     def _run(self) -> None:
         while not self._session.closed:
             with self._changed:
-                wanted, self._fresh = dict(self._wanted), False
-            for hold_id, (nodes, done) in wanted.items():
+                pending, self._run_now = dict(self._pending), False
+            for hold_id, (nodes, deleted) in pending.items():
                 try:
-                    # In the order of the request, a table before its partitions: whoever gets a partition then finds
-                    # its last holder gone from the table's queue, and takes that one's intent for left behind.
-                    gone = all(self._remove(node, hold_id) for node in nodes)
-                except Exception:  # whatever it was, the others' contenders must still go
+                    # In the order of the request, a table before its partitions: the next holder of a partition then
+                    # sees that the previous one has left the table's queue, and treats its intent as unfinished.
+                    is_gone = all(self._remove(node, hold_id) for node in nodes)
+                except Exception:  # an error must not keep the contenders of other holds
                     log.exception("could not remove the contender %s of %s", hold_id, ", ".join(nodes))
-                    gone = False
-                if gone:
+                    is_gone = False
+                if is_gone:
                     with self._changed:
-                        self._wanted.pop(hold_id, None)
-                        self._empty_znodes.used(nodes)
-                    done.set()
+                        self._pending.pop(hold_id, None)
+                        self._empty_znodes.record_use(nodes)
+                    deleted.set()
             try:
                 self._empty_znodes.remove_due()
-            except Exception:  # likewise
+            except Exception:  # an error must not end the thread
                 log.exception("could not remove empty partitions")
             with self._changed:
-                if not self._fresh and not self._session.closed:
-                    # What did not answer is asked again when the state changes, or soon.
-                    self._changed.wait(_RETRY_SECONDS if self._wanted else self._empty_znodes.pause())
+                if not self._run_now and not self._session.closed:
+                    pause = _RETRY_SECONDS if self._pending else self._empty_znodes.seconds_until_due()
+                    self._changed.wait(pause)
         with self._changed:
-            for _, done in self._wanted.values():
-                done.set()
+            for _, deleted in self._pending.values():
+                deleted.set()
 
     def _remove(self, node: str, hold_id: str) -> bool:
         deadline = Deadline(ABANDON_SECONDS)
         try:
-            self._session.ready(deadline)
+            self._session.ensure_ready(deadline)
             client = self._session.client
-            # A create of ours may be known to a server that the one we talk to lags behind.
+            # The server of this connection may lag behind the one that executed the create.
             self._session.wait(client.sync_async(node), deadline)
             for name in self._session.wait(client.get_children_async(node), deadline):
                 if is_of_hold(name, hold_id):
                     with suppress(NoNodeError):
-                        self._session.wait(client.delete_async(contender_node(node, name)), deadline)
+                        self._session.wait(client.delete_async(child_node(node, name)), deadline)
         except (NoNodeError, ClosedError):
             return True
         except (*UNANSWERED, EnsembleUnavailableError):

@@ -1,4 +1,4 @@
-"""TCP connections to one server: with TLS, which knows the server by its name, and for a four-letter word."""
+"""TCP and TLS connections to one server, four-letter words, and the check that some server can be reached."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Iterable, Sequence
 from kazoo.hosts import collect_hosts
 
 WORD_SECONDS = 2.0
-"""For all of a four-letter word: connecting, TLS and the answer. Finding the address of a name comes before it."""
+"""Time limit for a four-letter word: connection, TLS and response, in seconds. The host name is resolved before it."""
 
 _LEAST_SECONDS = 0.1
 
 _UNKNOWN_NAME = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
-"""The resolver's answers that a name has no address. Its other errors may pass, such as EAI_AGAIN."""
+"""The resolver's errors for a name without an address. Its other errors may be temporary, such as EAI_AGAIN."""
 
 
 def connect_with_tls(
     address: tuple[str, int], context: ssl.SSLContext, seconds: float, hostname: str | None
 ) -> ssl.SSLSocket:
-    """Connect, shake hands, and look whether the certificate is for ``hostname``, if the context demands that.
+    """Connect, perform the TLS handshake, and verify the certificate's host name if the context requires it.
 
-    The socket keeps what is left of the time as its time-out.
+    The rest of the time becomes the time-out of the socket.
 
     Raises:
-        OSError: nobody answers in time; as ``ssl.SSLError``: one of the two does not trust the other.
+        OSError: No server responded in time; ``ssl.SSLError`` if one side does not trust the other.
 
     """
     give_up_at = time.monotonic() + seconds
@@ -45,39 +45,40 @@ def connect_with_tls(
 def ask_word(
     address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None = None, seconds: float = WORD_SECONDS
 ) -> bytes:
-    """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the answer, which may be empty.
+    """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the response, which may be empty.
 
     Raises:
-        OSError: as :func:`connect_with_tls`; a ``TimeoutError`` if the server does not come to an end in time.
+        OSError: As :func:`connect_with_tls`; a ``TimeoutError`` if the server does not finish its response in time.
 
     """
     give_up_at = time.monotonic() + seconds
     connection = (
         connect_with_tls(address, tls, seconds, address[0]) if tls else socket.create_connection(address, seconds)
     )
-    answer = bytearray()
+    response = bytearray()
     with connection:
         connection.sendall(word)
         while True:
-            # Once for each piece: a server that sends a byte now and then would have us wait for ever.
+            # Set for each chunk: a time-out for one chunk never expires if the server sends a byte now and then.
             connection.settimeout(max(_LEAST_SECONDS, give_up_at - time.monotonic()))
-            piece = connection.recv(65536)
-            if not piece:
-                return bytes(answer)
-            answer += piece
+            chunk = connection.recv(65536)
+            if not chunk:
+                return bytes(response)
+            response += chunk
             if time.monotonic() > give_up_at:
-                raise TimeoutError(f"the answer does not end within {seconds:g} s")
+                raise TimeoutError(f"the response does not end within {seconds:g} s")
 
 
-def refusal_of_all(hosts: str, seconds: float) -> str | None:
-    """Return why no server can be reached; None if one accepts a TCP connection, or if that is not certain.
+def unreachable_reason(hosts: str, seconds: float) -> str | None:
+    """Return why no server can be reached; None if one accepts a TCP connection, or if the cause is uncertain.
 
-    Certain are only refused connections and unknown host names. All servers are tried at the same moment, and again
-    until the time is over: a server that restarts may refuse at first. Unknown names alone are returned at once.
+    Only refused connections and unknown host names are certain. All servers are tried at the same moment, and again
+    until the time is over, because a server that restarts may refuse at first. If all host names are unknown, the
+    function returns at once.
 
     Args:
         hosts: Connection string.
-        seconds: For each attempt, and for all attempts that are refused.
+        seconds: Time limit for each attempt, and for all attempts that are refused.
 
     """
     servers = members_of(hosts)
@@ -87,7 +88,7 @@ def refusal_of_all(hosts: str, seconds: float) -> str | None:
         if not all(isinstance(error, ConnectionRefusedError) or is_unknown_name(error) for error in errors):
             return None
         if all(map(is_unknown_name, errors)):
-            return no_address(servers)
+            return no_address_message(servers)
         if time.monotonic() >= give_up_at:
             return "; ".join(
                 f"{host}:{port}: {reason(error)}"
@@ -113,7 +114,7 @@ def _connection_errors(servers: Sequence[tuple[str, int]], seconds: float) -> li
             results.put((index, None))
 
     for index in range(len(servers)):
-        # Not a pool, which would wait for its threads: the resolver has no time-out.
+        # A pool would wait for its threads, and the resolver has no time-out.
         threading.Thread(target=connect, args=(index,), name="sluice-reach", daemon=True).start()
     errors: list[OSError | None] = [None] * len(servers)
     give_up_at = time.monotonic() + seconds + _LEAST_SECONDS
@@ -138,21 +139,21 @@ def lookup_error(host: str, port: int) -> OSError | None:
 
 
 def is_unknown_name(error: OSError | None) -> bool:
-    """Whether the error is the resolver's answer that a host name has no address."""
+    """Tell whether the error is the resolver's response for a host name without an address."""
     return isinstance(error, socket.gaierror) and error.errno in _UNKNOWN_NAME
 
 
-def no_address(servers: Iterable[tuple[str, int]]) -> str:
-    """Return the sentence for servers whose host names are all unknown."""
+def no_address_message(servers: Iterable[tuple[str, int]]) -> str:
+    """Return the message for servers whose host names are all unknown."""
     return f"no address is known for the host name {', '.join(dict.fromkeys(host.strip() for host, _ in servers))}"
 
 
 def reason(error: BaseException) -> str:
-    """Return what an error says of itself, the shortest that is there."""
-    told = getattr(error, "verify_message", None) or getattr(error, "reason", None)
-    return str(told or error) or type(error).__name__
+    """Return the shortest description that an error contains; its class name if it contains none."""
+    description = getattr(error, "verify_message", None) or getattr(error, "reason", None)
+    return str(description or error) or type(error).__name__
 
 
 def members_of(hosts: str) -> list[tuple[str, int]]:
-    """Return the servers of a connection string, each once and without the chroot."""
+    """Return the servers of a connection string without duplicates and without the chroot."""
     return list(dict.fromkeys((host, port) for host, port in collect_hosts(hosts)[0]))

@@ -1,13 +1,13 @@
-"""Removes the empty znodes of partitions that nobody uses; the znodes of tables and intents stay.
+"""Removes the empty znodes of unused partitions. The znodes of tables and intents stay.
 
-This is safe: ZooKeeper deletes only a znode without children, and an acquire that finds its queue missing makes it
+This is safe. ZooKeeper deletes only a znode without children, and an acquire that finds its queue missing creates it
 again before it joins it (``Acquisition._make_queues``). So two contenders of one queue are always children of the same
-znode. Its sequence numbers begin again with each new znode; fencing tokens are czxids, which never do. A znode is
-removed only if it was found empty and unchanged twice, :data:`IDLE_SECONDS` apart. This spares most acquires the extra
-round trips.
+znode. Each new znode starts its sequence numbers again, but fencing tokens are czxids, which always rise. A znode is
+removed only if it was empty and unchanged in two checks, :data:`IDLE_SECONDS` apart. This spares most acquires the
+additional round trips.
 
-Each manager removes the znodes that it used itself, also when it is closed. Every :data:`_WALK_SECONDS` it looks
-through the tables whose partitions it locks, for what dead managers left behind.
+Each manager removes the znodes that it has used, also when it is closed. Every :data:`_WALK_SECONDS` it searches the
+tables whose partitions it locks for the empty znodes of killed managers.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import random
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any
+from contextlib import suppress
 
 from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError
-from lock_manager.zookeeper.asking import UNANSWERED
+from lock_manager.zookeeper.responses import UNANSWERED, wait_for_each
 from lock_manager.zookeeper.session import Session, SessionState
 from lock_manager.zookeeper.znodes import (
     PARTITIONS,
     below_table,
+    child_node,
     is_partition_name,
     is_partitions_node,
-    partition_in,
     partition_queues,
     partitions_node,
     table_of,
@@ -39,85 +39,86 @@ from lock_manager.zookeeper.znodes import (
 log = logging.getLogger(__name__)
 
 IDLE_SECONDS = 60.0
-"""How long after its last use a partition is looked at, and how long after that again."""
+"""Time from the last use of a partition to the first check, and from there to the second check, in seconds."""
 
 _WALK_SECONDS = 600.0
-"""How often the partitions of a table in use are looked through for what the dead left behind."""
+"""Interval of the search through the partitions of a table in use, in seconds."""
 
-_MOST_KNOWN = 10_000
-"""Partitions that are kept in mind; the longest unused is forgotten first."""
+_MOST_RECORDED = 10_000
+"""Maximum number of recorded partitions. The one that was unused for the longest time is dropped first."""
 
 _MOST_AT_ONCE = 100
-"""Requests in a row, after which whatever is more urgent has its turn."""
+"""Maximum number of requests in one round, so that more urgent work of the thread is not delayed."""
 
 _MOST_WALKED = 200
-"""Znodes of one table that are listed in one walk."""
+"""Maximum number of znodes of one table that one search lists."""
 
-_ANSWER_SECONDS = 2.0
-"""How long the requests of one round may take together."""
+_ROUND_SECONDS = 2.0
+"""Time limit for all requests of one round, in seconds."""
 
 CLOSE_SECONDS = 1.0
-"""How long they may take when a manager is closed."""
+"""Time limit for the requests when a manager is closed, in seconds."""
 
 
 class EmptyZnodes:
-    """Knows which znodes are due for removal; the owner's thread calls :meth:`remove_due`.
+    """Records which znodes are due for a check. The owner's thread calls :meth:`remove_due`.
 
     Args:
-        session: to ask through.
+        session: Session for the requests.
 
     """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._lock = threading.Lock()
-        # By path: when it is due, and its pzxid if it was found empty. In the order in which they are due.
+        # Due time of each znode by path, and its pzxid if the first check found it empty. In the order of due times.
         self._idle: dict[str, tuple[float, int | None]] = {}
+        # Due time of the next search, by the znode of the table.
         self._walks: dict[str, float] = {}
 
-    def used(self, nodes: Iterable[str]) -> bool:
-        """Take note that queues were used just now; those of tables are left out.
+    def record_use(self, nodes: Iterable[str]) -> bool:
+        """Record that queues were used just now. Queues of tables are ignored.
 
         Returns:
-            Whether there is something to do from now on, and was nothing before: :meth:`pause` is to be asked again.
+            Whether the first check became due, so that :meth:`seconds_until_due` has changed from None.
 
         """
         now = time.monotonic()
         with self._lock:
             was_idle = not self._idle
             for node in partition_queues(nodes):
-                self._note(node, None)
+                self._schedule(node, None)
                 self._walks.setdefault(table_of(node), now + IDLE_SECONDS)
             return was_idle and bool(self._idle)
 
-    def pause(self) -> float | None:
-        """Seconds until there is something to do, None if there is nothing."""
+    def seconds_until_due(self) -> float | None:
+        """Return the seconds until the next check or search; None if there is none."""
         with self._lock:
             if not self._idle:
-                # A walk through tables that are not used can wait until one is.
+                # The search through a table without used partitions waits until one is used.
                 return None
             due_at, _ = next(iter(self._idle.values()))
             return max(0.0, min([due_at, *self._walks.values()]) - time.monotonic())
 
     def remove_due(self) -> None:
-        """Remove some of what is due."""
+        """Check the znodes that are due, up to the limit of one round, and remove the idle ones."""
         if self._session.state is not SessionState.CONNECTED:
             self._put_off()
             return
-        due = self._due()
+        due = self._take_due()
         try:
-            deadline = Deadline(_ANSWER_SECONDS)
+            deadline = Deadline(_ROUND_SECONDS)
             self._remove_idle(due, deadline)
-            for table in self._walks_due():
+            for table in self._take_due_walks():
                 self._walk(table, deadline)
         except (*UNANSWERED, ClosedError, EnsembleRefusedError) as error:
-            # It costs nobody anything if they stay for longer.
+            # The znodes may stay for longer: they cost nothing.
             log.debug("empty partitions are not removed yet: %r", error)
             for node in due:
-                self._note_if_new(node, None)
+                self._schedule_if_new(node, None)
 
     def remove_all(self) -> None:
-        """Remove at once what this manager used and nobody uses now; bounded."""
+        """Remove the empty znodes that this manager has used now, within the limits of a close."""
         with self._lock:
             nodes, self._idle = list(self._idle)[-_MOST_AT_ONCE * 10 :], {}
         if not nodes or self._session.state is not SessionState.CONNECTED:
@@ -127,17 +128,15 @@ class EmptyZnodes:
         except (*UNANSWERED, ClosedError, EnsembleRefusedError) as error:
             log.debug("empty partitions are not removed: %r", error)
 
-    # -- inside --------------------------------------------------------------------------------------------------
-
-    def _note_if_new(self, node: str, pzxid: int | None) -> None:
+    def _schedule_if_new(self, node: str, pzxid: int | None) -> None:
         with self._lock:
             if node not in self._idle:
-                self._note(node, pzxid)
+                self._schedule(node, pzxid)
 
-    def _note(self, node: str, pzxid: int | None) -> None:
+    def _schedule(self, node: str, pzxid: int | None) -> None:
         self._idle.pop(node, None)
         self._idle[node] = (time.monotonic() + IDLE_SECONDS, pzxid)
-        if len(self._idle) > _MOST_KNOWN:
+        if len(self._idle) > _MOST_RECORDED:
             del self._idle[next(iter(self._idle))]
 
     def _put_off(self) -> None:
@@ -146,7 +145,7 @@ class EmptyZnodes:
             self._idle = {node: (due_at, pzxid) for node, (_, pzxid) in self._idle.items()}
             self._walks = dict.fromkeys(self._walks, due_at)
 
-    def _due(self) -> dict[str, int | None]:
+    def _take_due(self) -> dict[str, int | None]:
         due: dict[str, int | None] = {}
         now = time.monotonic()
         with self._lock:
@@ -158,53 +157,46 @@ class EmptyZnodes:
                 due[node] = pzxid
         return due
 
-    def _walks_due(self) -> list[str]:
+    def _take_due_walks(self) -> list[str]:
         now = time.monotonic()
         with self._lock:
-            due = [table for table, at in self._walks.items() if at <= now]
-            self._walks |= dict.fromkeys(due, now + _WALK_SECONDS)
-        return due
+            tables = [table for table, due_at in self._walks.items() if due_at <= now]
+            self._walks |= dict.fromkeys(tables, now + _WALK_SECONDS)
+        return tables
 
     def _remove_idle(self, due: dict[str, int | None], deadline: Deadline) -> None:
-        looks = {node: self._session.client.exists_async(node) for node in due}
+        results = {node: self._session.client.exists_async(node) for node in due}
         idle = []
-        for node, look in looks.items():
-            stat = self._session.wait(look, deadline)
+        for node, result in results.items():
+            stat = self._session.wait(result, deadline)
             if stat is None or stat.numChildren:
-                # Who is there now removes it, or whoever removes what is below it.
+                # The client that uses the znode, or a partition below it, removes it.
                 continue
             if stat.pzxid == due[node]:
                 idle.append(node)
             else:
-                self._note_if_new(node, stat.pzxid)
+                self._schedule_if_new(node, stat.pzxid)
         self._remove(idle, deadline)
 
     def _remove(self, nodes: Iterable[str], deadline: Deadline) -> None:
-        """Delete them and, deepest first, what is above them up to their table; as far as it is empty."""
-        paths = sorted({each for node in nodes for each in below_table(node)}, key=lambda path: -path.count("/"))
-        asked: list[Any] = [self._session.client.delete_async(path) for path in paths]
-        for each in asked:
-            try:
-                self._session.wait(each, deadline)
-            except (NoNodeError, NotEmptyError):
-                continue
+        """Delete the empty znodes among these and their ancestors below the table, the deepest first."""
+        paths = sorted({path for node in nodes for path in below_table(node)}, key=lambda path: -path.count("/"))
+        for result in [self._session.client.delete_async(path) for path in paths]:
+            with suppress(NoNodeError, NotEmptyError):
+                self._session.wait(result, deadline)
 
     def _walk(self, table: str, deadline: Deadline) -> None:
-        """Look through some of a table's partitions, and take note of those that are empty."""
-        level, left = [partitions_node(table)], _MOST_WALKED
-        while level and left > 0:
-            asked = {path: self._session.client.get_children_async(path) for path in level[:left]}
-            left -= len(asked)
+        """Search some of a table's partitions for empty znodes and schedule their check."""
+        level, remaining = [partitions_node(table)], _MOST_WALKED
+        while level and remaining > 0:
+            results = {path: self._session.client.get_children_async(path) for path in level[:remaining]}
+            remaining -= len(results)
             level = []
-            for path, each in asked.items():
-                try:
-                    children = self._session.wait(each, deadline)
-                except NoNodeError:
-                    continue
+            for path, children in wait_for_each(self._session, results, deadline):
                 if not children:
-                    self._note_if_new(path, None)
+                    self._schedule_if_new(path, None)
                 elif is_partitions_node(path):
-                    level += [partition_in(path, name) for name in children if is_partition_name(name)]
+                    level += [child_node(path, name) for name in children if is_partition_name(name)]
                 elif PARTITIONS in children:
                     level.append(partitions_node(path))
             random.shuffle(level)

@@ -1,7 +1,7 @@
-"""Where the intents of holds (:mod:`lock_manager.intents`) are kept: below the znode of their table.
+"""The znodes of intents (:mod:`lock_manager.intents`), below the znode of their table.
 
-A hold's intent is a child of ``<table's znode>/intents`` whose name begins with the hold's id. It is written by the
-request that confirms the hold, and removed together with the contender.
+A hold's intent is a child of ``<table's znode>/intents`` whose name begins with the hold's id. The request that checks
+the hold writes it. The request that deletes the contender deletes it.
 """
 
 from __future__ import annotations
@@ -18,46 +18,47 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from lock_manager.deadline import Deadline
 from lock_manager.intents import UNREADABLE, Intent
-from lock_manager.zookeeper.asking import UNANSWERED, insist
+from lock_manager.zookeeper.responses import UNANSWERED, retry_unanswered
 from lock_manager.zookeeper.session import VALID_FRACTION, Session
 from lock_manager.zookeeper.signals import SignalIsolation
-from lock_manager.zookeeper.znodes import intent_at, intent_node
+from lock_manager.zookeeper.znodes import child_node, intent_node
 
 log = logging.getLogger(__name__)
 
 _MOST_SECONDS = 45.0
-"""How long the ensemble is asked about an intent at most: the log store waits a minute for the commit guard."""
+"""Maximum time limit for requests about an intent, in seconds: the log store waits a minute for the commit guard."""
 
 
-class _Noted(Enum):
-    """What the ensemble has of a hold's own intents."""
+class _IntentState(Enum):
+    """State of the intent that the hold wrote last."""
 
-    NOTHING = "nothing"
-    #: The newest one, and what became of it is not known.
+    #: No intent exists, as far as the hold knows.
+    NONE = "none"
+    #: An intent exists, and the outcome of some attempt is unknown.
     OPEN = "open"
-    #: The newest one, and what became of all of them is known.
+    #: An intent exists, and the outcome of every attempt is known.
     SETTLED = "settled"
 
 
 class Confirm(Protocol):
-    """Asks whether the hold stands; see :meth:`Standing.confirmed`."""
+    """Checks whether the hold stands; see :meth:`HoldState.confirm`."""
 
     def __call__(
         self, deadline: Deadline, doing: str, operation: Callable[[Any], None] | None = None
     ) -> Exception | None:
-        """Ask, together with one more operation that is done if and only if the hold stands."""
+        """Send the check with one more operation, which is executed if and only if the hold stands."""
 
 
 class HoldIntents:
-    """The intents of one hold, and those that holds before it left behind.
+    """The intents of one hold, and the unfinished intents of earlier holds.
 
     Args:
-        hold_id: of the hold.
-        confirm: asks whether it stands.
-        session: to ask through.
-        isolation: keeps signal handlers out of its requests.
-        node: znode below which the table's intents are.
-        unfinished: names of those that were found when the hold began.
+        hold_id: Id of the hold.
+        confirm: Checks whether the hold stands.
+        session: Session for the requests.
+        isolation: Keeps signal handlers out of the requests.
+        node: Parent znode of the table's intents.
+        unfinished: Names of the unfinished intents that were found when the hold began.
 
     """
 
@@ -76,98 +77,98 @@ class HoldIntents:
         self._session = session
         self._isolation = isolation
         self._node = node
-        self._own = intent_node(node, hold_id)
+        self._intent = intent_node(node, hold_id)
         self._renewed = 0
-        self._noted = _Noted.NOTHING
-        self._noting = threading.Lock()
+        self._state = _IntentState.NONE
+        self._writing = threading.Lock()
         self._highest = -1
-        # Of the two next; never held across a request.
-        self._changing = threading.Lock()
+        # Guards the next two attributes. It is never held across a request.
+        self._lock = threading.Lock()
         self._open: dict[str, int] = {}
         self._read_at: dict[str, int] = {}
 
     @property
     def open(self) -> Mapping[str, int]:
-        """Attempts of this hold whose outcome is not known yet: the version that each may put, by name."""
-        with self._changing:
+        """Version that each attempt may put, by name, for the attempts of this hold whose outcome is unknown."""
+        with self._lock:
             return dict(self._open)
 
-    def note(self, intent: Intent) -> None:
-        """Write our intent, over the one before; see :meth:`HeldLock.intend`.
+    def record(self, intent: Intent) -> None:
+        """Write the hold's intent over its previous one; see :meth:`HeldLock.intend`.
 
-        The attempt is open from now on, unless this raises: then it is not made.
+        The attempt is open afterwards. If this method raises, the attempt is not made and not open.
         """
-        with self._changing:
-            # Before the question: an answer that comes too late for the log store must leave its trace here.
+        with self._lock:
+            # Open before the request: a response that is too late for the log store must leave its trace here.
             self._open[intent.attempt] = intent.version
         try:
-            with self._noting:
+            with self._writing:
                 self._highest = max(self._highest, intent.version)
                 # A slower thread of the same hold, whose version is taken by now, must not hide a put on its way.
-                self._note(replace(intent, version=self._highest).data())
+                self._write(replace(intent, version=self._highest).data())
         except BaseException:
             self.settle([intent.attempt])
             raise
 
-    def _note(self, data: bytes) -> None:
+    def _write(self, data: bytes) -> None:
         deadline = self._deadline()
         while True:
-            fresh = self._noted is _Noted.NOTHING
-            if not fresh:
-                self._noted = _Noted.OPEN
+            creates = self._state is _IntentState.NONE
+            if not creates:
+                self._state = _IntentState.OPEN
 
-            def write(transaction: Any, *, fresh: bool = fresh) -> None:
-                if fresh:
-                    transaction.create(self._own, data)
+            def write(transaction: Any, *, creates: bool = creates) -> None:
+                if creates:
+                    transaction.create(self._intent, data)
                 else:
-                    transaction.set_data(self._own, data)
+                    transaction.set_data(self._intent, data)
 
-            problem = self._confirm(deadline, "noting an intent", write)
+            problem = self._confirm(deadline, "write an intent", write)
             if problem is None or isinstance(problem, NodeExistsError):
-                # It exists: an earlier request of ours had no answer.
-                self._noted = _Noted.OPEN
+                # The intent exists if an earlier request of this hold got no response.
+                self._state = _IntentState.OPEN
             else:
-                # There is no place for intents yet, or somebody cleared ours away.
-                self._noted = _Noted.NOTHING
-                if not fresh:
-                    # Another name, which nobody has read: by the old one it could be cleared away again, unread.
+                # The parent znode does not exist yet, or another client has cleared the intent.
+                self._state = _IntentState.NONE
+                if not creates:
+                    # A client that has read the old name could clear the new intent unread. No client knows a new name.
                     self._renewed += 1
-                    self._own = intent_node(self._node, self._hold_id, self._renewed)
+                    self._intent = intent_node(self._node, self._hold_id, self._renewed)
                 with suppress(NodeExistsError, NoNodeError, *UNANSWERED):
                     self._session.wait(self._session.client.create_async(self._node), deadline)
             if problem is None:
                 return
-            self._session.wait_again(deadline, "noting an intent")
+            self._session.wait_for_retry(deadline, "write an intent")
 
     def settle(self, attempts: Iterable[str]) -> None:
-        """Say that the outcome of these attempts is known: each was stored, or never will be.
+        """Record that the outcome of these attempts is known: each was stored, or never will be.
 
-        The release removes our intent if no attempt of the hold is open by then.
+        The release deletes the hold's intent if no attempt is open by then.
         """
-        with self._changing:
+        with self._lock:
             for attempt in attempts:
                 self._open.pop(attempt, None)
-            if self._noted is _Noted.OPEN and not self._open:
-                self._noted = _Noted.SETTLED
+            if self._state is _IntentState.OPEN and not self._open:
+                self._state = _IntentState.SETTLED
 
     def read(self) -> list[Intent]:
-        """Return what the holds before this one were about to put when they ended.
+        """Return the unfinished intents of earlier holds.
 
         Raises:
-            EnsembleUnavailableError: no answer in time.
-            LockLostError, LockNotHeldError: this hold is over.
+            EnsembleUnavailableError: The ensemble did not respond in time.
+            LockLostError, LockNotHeldError: This hold has ended.
 
         """
         return self._isolation.run(self._read_all)
 
     def clear(self) -> None:
-        """Forget the unfinished intents, as they were read: their versions are filled now.
+        """Delete the unfinished intents in the versions that were read: their table versions are filled now.
 
-        An intent that has changed since it was read is of a hold that lives. It stays.
+        An intent that has changed since it was read belongs to a hold that is alive. It stays.
 
         Raises:
-            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: as
-                :meth:`HeldLock.check`; what was not forgotten by then is found by the next holder.
+            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: As
+                :meth:`HeldLock.check`. The next holder finds the intents that were not deleted by then.
 
         """
         self._isolation.run(self._clear)
@@ -176,27 +177,25 @@ class HoldIntents:
 
     @property
     def settled(self) -> bool:
-        """Whether there is an intent of ours that can go."""
-        return self._noted is _Noted.SETTLED
+        """Whether the hold has an intent that can be deleted."""
+        return self._state is _IntentState.SETTLED
 
-    def forget_in(self, transaction: Any) -> None:
-        """Have ``transaction`` delete our intent."""
-        transaction.delete(self._own)
+    def add_deletion(self, transaction: Any) -> None:
+        """Add the deletion of the hold's intent to ``transaction``."""
+        transaction.delete(self._intent)
 
-    def are_gone(self) -> None:
-        """Take note that somebody has cleared ours away."""
-        self._noted = _Noted.NOTHING
-
-    # -- inside --------------------------------------------------------------------------------------------------
+    def record_deletion(self) -> None:
+        """Record that another client has cleared the hold's intent."""
+        self._state = _IntentState.NONE
 
     def _clear(self) -> None:
         deadline = self._deadline()
         for name, version in self._read_at.items():
 
-            def delete(transaction: Any, *, path: str = intent_at(self._node, name), version: int = version) -> None:
+            def delete(transaction: Any, *, path: str = child_node(self._node, name), version: int = version) -> None:
                 transaction.delete(path, version)
 
-            problem = self._confirm(deadline, "clearing an intent", delete)
+            problem = self._confirm(deadline, "clear an intent", delete)
             if isinstance(problem, BadVersionError):
                 log.info("the intent %s has changed since it was read: its hold lives, and it stays", name)
         self._read_at.clear()
@@ -207,14 +206,14 @@ class HoldIntents:
         return [intent for name in self.unfinished if (intent := self._read(name, deadline)) is not None]
 
     def _read(self, name: str, deadline: Deadline) -> Intent | None:
-        def ask() -> tuple[bytes, Any]:
-            self._confirm(deadline, "reading an intent")
-            asked = self._session.client.get_async(intent_at(self._node, name))
-            found: tuple[bytes, Any] = self._session.wait(asked, deadline)
-            return found
+        def confirm_and_get() -> tuple[bytes, Any]:
+            self._confirm(deadline, "read an intent")
+            result = self._session.client.get_async(child_node(self._node, name))
+            data_and_stat: tuple[bytes, Any] = self._session.wait(result, deadline)
+            return data_and_stat
 
         try:
-            data, stat = insist(self._session, deadline, ask, "reading an intent")
+            data, stat = retry_unanswered(self._session, deadline, confirm_and_get, "read an intent")
             self._read_at[name] = stat.version
             return Intent.parse(data)
         except NoNodeError:

@@ -1,4 +1,4 @@
-"""The lock root, the znode below which tables are locked: its format, and the ensemble's id."""
+"""The lock root: the parent znode of all tables. It stores the lock format and the ensemble's id."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lock_manager.settings import LockSettings
 _LOCK_FORMAT = 1
 
 
-class Asking(Protocol):
-    """A session, as far as it is used here."""
+class RootSession(Protocol):
+    """The part of a session that this module uses."""
 
     settings: LockSettings
 
@@ -29,37 +29,37 @@ class Asking(Protocol):
         """Wait for a kazoo AsyncResult."""
 
 
-def ensemble_id(session: Asking, deadline: Deadline) -> str:
-    """Return the UUID of the ensemble, kept at the lock root; make the root if it is not there.
+def ensure_ensemble_id(session: RootSession, deadline: Deadline) -> str:
+    """Return the UUID of the ensemble, which the lock root stores; create the lock root if it does not exist.
 
-    Other programs may speak to the same ensemble in another release, so the root says ``{"format": 1}``.
+    The lock root contains ``{"format": 1}``, because programs of another release may use the same ensemble.
 
     Raises:
-        EnsembleFormatError: the root was written by a release that this one does not know, or by something else.
-        KazooException: the ensemble did not answer, see ``session.NO_ANSWER``.
+        EnsembleFormatError: An unknown release or another program wrote the lock root.
+        KazooException: The ensemble did not respond, see ``session.NO_ANSWER``.
 
     """
     root = session.settings.lock_root
-    fresh = json.dumps({"format": _LOCK_FORMAT, "ensemble": str(uuid.uuid4())}).encode()
+    new_data = json.dumps({"format": _LOCK_FORMAT, "ensemble": str(uuid.uuid4())}).encode()
     while True:
         try:
             data, stat = session.wait(session.client.get_async(root), deadline)
         except NoNodeError:
             with suppress(NodeExistsError):
-                session.wait(session.client.create_async(root, fresh, makepath=True), deadline)
+                session.wait(session.client.create_async(root, new_data, makepath=True), deadline)
             continue
         if data:
-            return _parsed(root, data)
-        # Made by a program that uses kazoo's own locks below the same root: ours to describe.
+            return _parse_ensemble_id(root, data)
+        # A program with kazoo's own locks below the same root created it without data.
         with suppress(BadVersionError, NoNodeError):
-            session.wait(session.client.set_async(root, fresh, version=stat.version), deadline)
+            session.wait(session.client.set_async(root, new_data, version=stat.version), deadline)
 
 
-def known_ensemble(session: Asking, deadline: Deadline) -> str | None:
-    """Return the UUID of the ensemble, None if nobody has used this lock root yet; make nothing.
+def known_ensemble(session: RootSession, deadline: Deadline) -> str | None:
+    """Return the UUID of the ensemble; None if no program has used this lock root yet. Create nothing.
 
     Raises:
-        EnsembleFormatError, KazooException: as :func:`ensemble_id`.
+        EnsembleFormatError, KazooException: As :func:`ensure_ensemble_id`.
 
     """
     root = session.settings.lock_root
@@ -67,19 +67,20 @@ def known_ensemble(session: Asking, deadline: Deadline) -> str | None:
         data, _ = session.wait(session.client.get_async(root), deadline)
     except NoNodeError:
         return None
-    return _parsed(root, data) if data else None
+    return _parse_ensemble_id(root, data) if data else None
 
 
-def _parsed(root: str, data: bytes) -> str:
+def _parse_ensemble_id(root: str, data: bytes) -> str:
     try:
-        described = json.loads(data)
-        found, ensemble = described["format"], str(described["ensemble"])
+        content = json.loads(data)
+        lock_format, ensemble = content["format"], str(content["ensemble"])
     except (ValueError, KeyError, TypeError):
         raise EnsembleFormatError(
-            f"znode {root} holds {data[:80]!r}, which is no lock root of this tool: use another lock_root"
+            f"znode {root} contains {data[:80]!r}, which is not a lock root of this tool: use another lock_root"
         ) from None
-    if found != _LOCK_FORMAT:
+    if lock_format != _LOCK_FORMAT:
         raise EnsembleFormatError(
-            f"znode {root} has lock format {found!r}; this release knows {_LOCK_FORMAT}: use the one that made it"
+            f"znode {root} has lock format {lock_format!r}, and this release supports {_LOCK_FORMAT}: use the release "
+            "that created it"
         )
     return ensemble

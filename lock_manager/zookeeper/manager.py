@@ -1,4 +1,4 @@
-"""The lock manager: the one object that programs use."""
+"""The lock manager, which programs use."""
 
 from __future__ import annotations
 
@@ -27,24 +27,23 @@ from lock_manager.queue_entry import QueueEntry
 from lock_manager.resources import TableResource
 from lock_manager.scope import TableScope
 from lock_manager.settings import LockSettings, check_seconds
-from lock_manager.zookeeper.asking import insist
 from lock_manager.zookeeper.cleanup import Cleanup
-from lock_manager.zookeeper.connection import refusal_of_all
+from lock_manager.zookeeper.connection import unreachable_reason
 from lock_manager.zookeeper.held_lock import HeldLock, HoldServices
 from lock_manager.zookeeper.keepalive import KeepAlive
 from lock_manager.zookeeper.queue import Acquisition
 from lock_manager.zookeeper.queue_reader import QueueReader
-from lock_manager.zookeeper.request import Request, queues_of
+from lock_manager.zookeeper.request import Request
+from lock_manager.zookeeper.responses import retry_unanswered
 from lock_manager.zookeeper.session import Session, SessionState
 from lock_manager.zookeeper.signals import SignalIsolation
-from lock_manager.zookeeper.znodes import table_node
 
 _CONNECT_SECONDS = 15.0
-"""How long connecting, or looking at a queue, may take unless the caller says otherwise."""
+"""Default time limit to connect or to read a queue, in seconds."""
 
 
 class ZookeeperLockManager:
-    """Locks on Delta tables, handed out by a ZooKeeper ensemble in the order in which they were asked for.
+    """Locks on Delta tables, which a ZooKeeper ensemble grants in the order of the requests.
 
     ::
 
@@ -52,24 +51,27 @@ class ZookeeperLockManager:
             with manager.acquire("s3a://lake/flights") as hold:
                 df.write.format("delta").mode("append").save("s3a://lake/flights")
 
-    One ZooKeeper session, connected at the first use, shared by all threads; each ``acquire`` queues for itself. A lock
-    belongs to the thread that acquired it for the rule on nesting only: any thread may release it. That rule counts
-    what the thread has through every manager of the same ensemble (:mod:`lock_manager.nesting`).
+    A manager has one ZooKeeper session, which all threads share and which connects at the first use. Each ``acquire``
+    queues for itself. Any thread may release a lock. A lock belongs to the thread that acquired it only for the rule on
+    nested acquires. That rule counts the thread's holds of all managers of the same ensemble
+    (:mod:`lock_manager.nesting`).
 
-    A lock orders writers; by itself it does not stop one that was paused past its session from writing afterwards. See
-    :meth:`HeldLock.check` and docs/concepts.md.
+    A lock orders writers. Alone it does not prevent a late write by a writer that was paused for longer than its
+    session lives. See :meth:`HeldLock.check` and docs/concepts.md.
 
     Args:
-        zk_hosts: ``host:port,host:port[/chroot]``, or a :class:`LockSettings` with everything.
-        timeout_seconds: total deadline of an ``acquire`` that gives none of its own.
-        session_timeout_seconds: asked of the server; a dead holder's lock is free after it.
-        max_hold_seconds: a hold longer than this is given up, and what it still wants to commit is refused.
-        lock_root: znode below which tables are locked.
-        job: name of this job, for those who wait behind it.
-        app_id: Spark application id, likewise.
+        zk_hosts: ``host:port,host:port[/chroot]``, or a :class:`LockSettings` with all settings.
+        timeout_seconds: Default total time limit of ``acquire``, in seconds.
+        session_timeout_seconds: Session time-out to request from the server. The lock of a dead holder is free after
+            it.
+        max_hold_seconds: Maximum duration of a hold, in seconds. A longer hold is lost, and its later commits are
+            refused.
+        lock_root: Parent znode of the tables.
+        job: Name of this job, for the jobs that wait behind it.
+        app_id: Spark application id, for the jobs that wait behind it.
 
     Raises:
-        SettingsError: a value is malformed or outside its range.
+        SettingsError: A value is malformed or outside its range.
 
     """
 
@@ -84,7 +86,7 @@ class ZookeeperLockManager:
         job: str | None = None,
         app_id: str | None = None,
     ) -> None:
-        given = {
+        options = {
             "timeout_seconds": timeout_seconds,
             "session_timeout_seconds": session_timeout_seconds,
             "max_hold_seconds": max_hold_seconds,
@@ -93,7 +95,7 @@ class ZookeeperLockManager:
             "app_id": app_id,
         }
         self.settings = LockSettings.merged(
-            zk_hosts, **{name: value for name, value in given.items() if value is not None}
+            zk_hosts, **{name: value for name, value in options.items() if value is not None}
         )
         self._session = Session(self.settings)
         self._isolation = SignalIsolation()
@@ -107,50 +109,51 @@ class ZookeeperLockManager:
 
     @property
     def state(self) -> SessionState:
-        """What is known of the ZooKeeper session."""
+        """State of the ZooKeeper session."""
         return self._session.state
 
     @property
     def session_timeout_seconds(self) -> float:
-        """Session time-out in force: what the server granted, which may be less than was asked for, or more."""
+        """Session time-out that the server granted, in seconds; it may be less or more than requested."""
         return self._session.granted_seconds
 
     def connect(self, timeout_seconds: float = _CONNECT_SECONDS) -> None:
-        """Connect now, to find out early whether the ensemble is there; ``acquire`` does it by itself.
+        """Connect now, to detect early whether the ensemble responds. ``acquire`` connects by itself.
 
         Raises:
-            EnsembleUnavailableError: no answer in time.
-            EnsembleRefusedError: it refused us, or its certificate is not to be trusted.
-            EnsembleFormatError: the lock root was written by an unknown release.
-            ClosedError: closed, or carried over by a fork.
+            EnsembleUnavailableError: The ensemble did not respond in time.
+            EnsembleRefusedError: The ensemble refused this client, or its certificate is not trusted.
+            EnsembleFormatError: An unknown release wrote the lock root.
+            ClosedError: The manager was closed, or belongs to the parent of a fork.
 
         """
         check_seconds("timeout_seconds", timeout_seconds)
         self._session.check_usable()
-        self._isolation.run(lambda: self._session.ready(Deadline(timeout_seconds)))
+        self._isolation.run(lambda: self._session.ensure_ready(Deadline(timeout_seconds)))
 
     def check_reachable(self, timeout_seconds: float) -> None:
-        """Check that a server accepts a TCP connection; no session is started.
+        """Check that a server accepts a TCP connection. This starts no session.
 
         Args:
             timeout_seconds: Seconds to try all servers.
 
         Raises:
-            EnsembleUnavailableError: No server accepts one in time.
+            EnsembleUnavailableError: No server accepts a connection in time.
 
         """
         hosts = self.settings.zk_hosts
-        if (problem := refusal_of_all(hosts, timeout_seconds)) is not None:
+        if (problem := unreachable_reason(hosts, timeout_seconds)) is not None:
             raise EnsembleUnavailableError(hosts, timeout_seconds, problem=problem)
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> None:
-        """Have ``listener`` called with every new state of the session, in order; it may block and use the manager."""
+        """Call ``listener`` with every new state of the session, in order. It may block and may use the manager."""
         self._session.add_listener(listener)
 
     def close(self) -> None:
-        """Cancel who waits, end the session and with it every lock of this manager; bounded, also in an outage.
+        """Cancel all waiting acquires and end the session with all locks of this manager.
 
-        Close after the work under the locks is done. Does nothing the second time, nor in a forked child.
+        The time is limited, also in an outage. Close the manager after the work under the locks is done. The second
+        call and a call in a forked child do nothing.
         """
         if not self._session.belongs_to_parent:
             self._isolation.run(self._close)
@@ -186,36 +189,37 @@ class ZookeeperLockManager:
         shared: bool = False,
         timeout_seconds: float | None = None,
     ) -> HeldLock:
-        """Lock a table, or partitions of it; wait for everybody who asked before.
+        """Lock a table or partitions of it; wait for all earlier conflicting requests.
 
-        A thread that has the lock already, or one that covers it, gets the same hold again and gives it back as often;
-        also through another manager of the same ensemble. Of the manager that gave it first are the session, the
-        ``max_hold_seconds`` and the :meth:`close` that ends it. A manager that is not connected yet connects before it
-        looks what the thread has through others.
+        A thread that already has the lock, or one that covers it, gets the same hold again and must release it as many
+        times. This also applies to a hold from another manager of the same ensemble. The manager that granted the hold
+        first determines its session, its ``max_hold_seconds`` and the :meth:`close` that ends it. A manager that is not
+        connected yet connects before it looks up the thread's holds of other managers.
 
         Args:
-            resource: location of the table, in any spelling that :func:`canonical_table_uri` takes.
-            partitions: values by column, such as ``{"year": 2013, "month": 1}``, of the table's first partition columns
-                or all; or what :meth:`PartitionSchema.partition` made of them. All of the table by default. A partition
-                conflicts with what it is a part of, and with what is a part of it. Of more than 64 the table is locked.
-            shared: share it with other shared holders; by default it is held alone. Readers of a whole table exclude
-                writers of its partitions, too.
-            timeout_seconds: total, connecting included; 0 means: only if it is free now. By default the manager's.
-                The error may come up to three seconds later: to say who is ahead, and to leave the queue.
+            resource: Location of the table, in any spelling that :func:`canonical_table_uri` accepts.
+            partitions: Values by column, such as ``{"year": 2013, "month": 1}``, of all or the first partition columns
+                of the table; or results of :meth:`PartitionSchema.partition`. The whole table by default. A partition
+                conflicts with its ancestors and its descendants. More than 64 partitions lock the table.
+            shared: Share the lock with other shared holders; by default the lock is exclusive. Readers of a whole table
+                also exclude writers of its partitions.
+            timeout_seconds: Total time limit in seconds, including the connection; by default the manager's. 0 acquires
+                only a free lock. The error may come up to three seconds later, because the manager reads the contenders
+                ahead for the message and leaves the queue.
 
         Returns:
-            The hold, also a context manager.
+            The hold, which is also a context manager.
 
         Raises:
-            ResourceError: no usable location, or no such partition.
-            UnguardedError: partitions, in a process without the commit guard.
-            LockTimeoutError: others were still ahead at the deadline.
+            ResourceError: The location is not usable, or a partition does not exist in the table's partitioning.
+            UnguardedError: Partitions were requested in a process without the commit guard.
+            LockTimeoutError: Other contenders were still ahead at the deadline.
             LockCancelledError: :meth:`cancel` or :meth:`close` was called meanwhile.
-            LockOrderError: this thread holds a lock that makes this one a possible deadlock.
-            EnsembleUnavailableError: ZooKeeper did not answer before the deadline.
-            EnsembleRefusedError: it rejected the request: no permission, most likely.
-            EnsembleFormatError: the lock root was written by an unknown release.
-            ClosedError: closed, or carried over by a fork.
+            LockOrderError: This thread holds a lock with which this request could cause a deadlock.
+            EnsembleUnavailableError: ZooKeeper did not respond before the deadline.
+            EnsembleRefusedError: ZooKeeper refused the request, most likely because of missing permissions.
+            EnsembleFormatError: An unknown release wrote the lock root.
+            ClosedError: The manager was closed, or belongs to the parent of a fork.
 
         """
         return self.acquire_all([TableScope.of(resource, partitions, shared=shared)], timeout_seconds=timeout_seconds)
@@ -227,65 +231,56 @@ class ZookeeperLockManager:
         timeout_seconds: float | None = None,
         cancellation: Cancellation | None = None,
     ) -> HeldLock:
-        """Lock several tables, or partitions of them, under one hold: all or nothing, and without a deadlock.
+        """Lock several tables, or partitions of them, under one hold: all or none, and without a deadlock.
 
         Args:
-            scopes: locations of tables, or :meth:`TableScope.of` for partitions or to share; at most one for each
-                table. The order does not matter.
-            timeout_seconds: total over all of them; as for :meth:`acquire`.
-            cancellation: for another thread to have this acquire alone give up.
+            scopes: Locations of tables, or results of :meth:`TableScope.of` for partitions and shared locks; at most
+                one for each table. The order does not matter.
+            timeout_seconds: Total time limit for all of them in seconds, see :meth:`acquire`.
+            cancellation: Lets another thread cancel this acquire only.
 
         Returns:
             One hold for all.
 
         Raises:
-            ValueError: no scope, or two for one table.
-            LockError and so on: see :meth:`acquire`.
+            ValueError: There is no scope, or two for one table.
+            LockError and so on: See :meth:`acquire`.
 
         """
-        each = [scope if isinstance(scope, TableScope) else TableScope.of(scope) for scope in scopes]
-        wanted = {scope.table.uri: scope for scope in sorted(each, key=lambda scope: scope.table)}
-        if not wanted or len(wanted) != len(scopes):
+        table_scopes = [scope if isinstance(scope, TableScope) else TableScope.of(scope) for scope in scopes]
+        scope = {scope.table.uri: scope for scope in sorted(table_scopes, key=lambda scope: scope.table)}
+        if not scope or len(scope) != len(scopes):
             raise ValueError("give at least one scope, and at most one for each table")
         self._session.check_usable()
         thread = threading.current_thread()
-        if (held := self._held_already(wanted, thread)) is not None:
-            return held
+        if (hold := self._held_already(scope, thread)) is not None:
+            return hold
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         check_seconds("timeout_seconds", seconds)
         deadline = Deadline(seconds)
-        root = self.settings.lock_root
-        request = Request(
-            resource=", ".join(map(str, wanted.values())),
-            tables={uri: table_node(root, scope.table) for uri, scope in wanted.items()},
-            nodes=tuple(node for scope in wanted.values() for node in queues_of(scope, root)),
-            identity=self._identity(),
-            cancellation=cancellation or Cancellation(),
-            wanted={uri: scope.told() for uri, scope in wanted.items()},
-        )
+        request = Request(scope, self.settings.lock_root, self._identity(), cancellation or Cancellation())
         acquisition = Acquisition(self._session, request, deadline)
         return self._isolation.run(
-            lambda: self._acquire_once(request, acquisition, wanted, deadline, thread),
+            lambda: self._acquire_once(request, acquisition, deadline, thread),
             interrupted=acquisition.cancel,
             undo=HeldLock.release,
         )
 
     def _acquire_once(
-        self,
-        request: Request,
-        acquisition: Acquisition,
-        scope: Mapping[str, TableScope],
-        deadline: Deadline,
-        thread: threading.Thread,
+        self, request: Request, acquisition: Acquisition, deadline: Deadline, thread: threading.Thread
     ) -> HeldLock:
         with self._lock:
             self._acquisitions.append(acquisition)
         try:
-            if (held := self._held_elsewhere(acquisition, scope, thread)) is not None:
-                return held
-            if any(each.partitions is not None for each in scope.values()) and not guard_is_installed():
+            if any(hold.ensemble_id != self._session.ensemble_id for hold in REGISTRY.of(thread)):
+                # The ensemble's id may be unknown. If it is known, this sends no request, unless the session has ended
+                # and the ensemble may have been rebuilt.
+                acquisition.connect()
+                if (hold := self._held_already(request.scope, thread)) is not None:
+                    return hold
+            if any(scope.partitions is not None for scope in request.scope.values()) and not guard_is_installed():
                 raise UnguardedError(resource=request.resource)
-            return self._queue_up(request, acquisition, scope, deadline, thread)
+            return self._queue_up(request, acquisition, deadline, thread)
         except ClosedError:
             if request.cancellation.requested.is_set():
                 raise LockCancelledError(resource=request.resource) from None
@@ -295,12 +290,7 @@ class ZookeeperLockManager:
                 self._acquisitions.remove(acquisition)
 
     def _queue_up(
-        self,
-        request: Request,
-        acquisition: Acquisition,
-        scope: Mapping[str, TableScope],
-        deadline: Deadline,
-        thread: threading.Thread,
+        self, request: Request, acquisition: Acquisition, deadline: Deadline, thread: threading.Thread
     ) -> HeldLock:
         for table in request.tables:
             emit(Event.QUEUED, table)
@@ -310,7 +300,6 @@ class ZookeeperLockManager:
                 self._session,
                 request,
                 acquired,
-                scope=scope,
                 waited_seconds=deadline.elapsed(),
                 thread=thread,
                 services=HoldServices(self._keepalive, self._cleanup, self._isolation, self._forget),
@@ -326,14 +315,14 @@ class ZookeeperLockManager:
         return hold
 
     def release(self, resource: str | os.PathLike[str] | TableResource) -> None:
-        """Give back the lock on ``resource``: this thread's, or else the only one that this manager gave.
+        """Release this thread's lock on ``resource``, or the only one of this manager if the thread has none.
 
-        That of this thread may be another manager's of the same ensemble, see :meth:`acquire`.
+        This thread's lock may come from another manager of the same ensemble, see :meth:`acquire`.
 
         Raises:
-            LockNotHeldError: there is none, or several of other threads.
-            LockLostError: it had been lost before; see :meth:`HeldLock.release`.
-            ResourceError: no usable location.
+            LockNotHeldError: There is no lock, or several threads have one.
+            LockLostError: The lock was lost before; see :meth:`HeldLock.release`.
+            ResourceError: The location is not usable.
 
         """
         table = TableResource.of(resource)
@@ -341,39 +330,39 @@ class ZookeeperLockManager:
         with self._lock:
             holds = [hold for hold in self._holds if table.uri in hold.scope]
         thread = threading.current_thread()
-        own = [hold for hold in self._held_by(thread) if table.uri in hold.scope]
+        thread_holds = [hold for hold in self._held_by(thread) if table.uri in hold.scope]
         # An ensemble that was rebuilt has another id by now.
-        own = own or [hold for hold in holds if hold.thread is thread]
-        if own:
-            own[-1].release()
+        thread_holds = thread_holds or [hold for hold in holds if hold.thread is thread]
+        if thread_holds:
+            thread_holds[-1].release()
         elif len(holds) == 1:
             holds[0].release()
         else:
-            why = f"{len(holds)} threads share it: release their HeldLock" if holds else "it is not held"
-            raise LockNotHeldError(f"cannot release the lock on {table.uri}: {why}", resource=table.uri)
+            problem = f"{len(holds)} threads share it: release their HeldLock" if holds else "it is not held"
+            raise LockNotHeldError(f"cannot release the lock on {table.uri}: {problem}", resource=table.uri)
 
     def cancel(self, resource: str | os.PathLike[str] | TableResource) -> int:
-        """Have every ``acquire`` of this manager that waits for ``resource`` raise LockCancelledError; count them."""
+        """Make every ``acquire`` of this manager that waits for ``resource`` raise LockCancelledError; count them."""
         uri = TableResource.of(resource).uri
         self._session.check_usable()
         return self._isolation.run(lambda: self._cancel(uri))
 
     def _cancel(self, uri: str) -> int:
         with self._lock:
-            waiting = [acquisition for acquisition in self._acquisitions if uri in acquisition.tables]
-        for acquisition in waiting:
+            acquisitions = [acquisition for acquisition in self._acquisitions if uri in acquisition.tables]
+        for acquisition in acquisitions:
             acquisition.cancel()
-        return len(waiting)
+        return len(acquisitions)
 
     def queue(
         self, resource: str | os.PathLike[str] | TableResource, *, timeout_seconds: float = _CONNECT_SECONDS
     ) -> list[QueueEntry]:
-        """Return who holds ``resource``, or partitions of it, and who waits for them, first come first.
+        """Return the holders and waiters of ``resource`` and of its partitions, in queue order.
 
         Raises:
-            EnsembleUnavailableError: no answer in time.
-            ResourceError: no usable location.
-            ClosedError: closed, or carried over by a fork.
+            EnsembleUnavailableError: The ensemble did not respond in time.
+            ResourceError: The location is not usable.
+            ClosedError: The manager was closed, or belongs to the parent of a fork.
 
         """
         table = TableResource.of(resource)
@@ -381,53 +370,39 @@ class ZookeeperLockManager:
         self._session.check_usable()
         return self._isolation.run(lambda: self._read_queue(table, Deadline(timeout_seconds)))
 
-    # -- inside --------------------------------------------------------------------------------------------------
+    def _read_queue(self, table: TableResource, deadline: Deadline) -> list[QueueEntry]:
+        def connect_and_read() -> list[QueueEntry]:
+            self._session.ensure_ready(deadline)
+            return list(QueueReader(self._session).table(table.key, deadline, uri=table.uri).entries)
+
+        return retry_unanswered(self._session, deadline, connect_and_read, "read a queue")
 
     def _identity(self) -> dict[str, object]:
-        settings = self.settings
-        known = {
+        values = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "app_id": settings.app_id,
-            "job": settings.job,
+            "app_id": self.settings.app_id,
+            "job": self.settings.job,
         }
-        return {name: value for name, value in known.items() if value is not None} | {"requested_at": time.time()}
+        return {name: value for name, value in values.items() if value is not None} | {"requested_at": time.time()}
 
     def _held_by(self, thread: threading.Thread) -> list[HeldLock]:
-        """Return what a thread has in this manager's ensemble, whichever manager gave it, oldest first."""
-        ours = (hold for hold in REGISTRY.of(thread) if hold.ensemble_id == self._session.ensemble_id)
-        return [hold for hold in ours if isinstance(hold, HeldLock)]
+        """Return a thread's holds in this manager's ensemble, from all managers, the oldest first."""
+        holds = (hold for hold in REGISTRY.of(thread) if hold.ensemble_id == self._session.ensemble_id)
+        return [hold for hold in holds if isinstance(hold, HeldLock)]
 
-    def _held_already(self, wanted: Mapping[str, TableScope], thread: threading.Thread) -> HeldLock | None:
-        """Enter again and return the hold of this thread that covers what is asked for; None if there is none.
+    def _held_already(self, scope: Mapping[str, TableScope], thread: threading.Thread) -> HeldLock | None:
+        """Enter a thread's hold that covers the scope again and return it; None if there is none.
 
         Raises:
-            LockOrderError: it has something that makes the request a possible deadlock.
+            LockOrderError: The thread holds a lock with which the request could cause a deadlock.
 
         """
         while True:
-            hold = find_covering_hold([hold for hold in self._held_by(thread) if not hold.over], wanted)
+            holds = self._held_by(thread)
+            hold = find_covering_hold([hold for hold in holds if not hold.over], scope)
             if hold is None or hold.enter_again():
                 return hold
-
-    def _held_elsewhere(
-        self, acquisition: Acquisition, wanted: Mapping[str, TableScope], thread: threading.Thread
-    ) -> HeldLock | None:
-        """Look again, connected, if the thread has something and it is not known yet of which ensemble this is."""
-        if all(hold.ensemble_id == self._session.ensemble_id for hold in REGISTRY.of(thread)):
-            return None
-        # With an id that is known this asks nobody, unless the session is gone, and the ensemble perhaps with it.
-        acquisition.connect()
-        return self._held_already(wanted, thread)
-
-    def _read_queue(self, table: TableResource, deadline: Deadline) -> list[QueueEntry]:
-        reader = QueueReader(self._session)
-
-        def ask() -> list[QueueEntry]:
-            self._session.ready(deadline)
-            return list(reader.table(table.key, deadline, uri=table.uri).entries)
-
-        return insist(self._session, deadline, ask, "reading a queue")
 
     def _forget(self, hold: HeldLock) -> None:
         REGISTRY.remove(hold)

@@ -1,19 +1,20 @@
-"""The recipe: one fair queue per znode, exclusive and shared.
+"""The lock recipe: one fair queue for each znode, exclusive and shared.
 
-A contender is an ephemeral sequential child named as kazoo names them, ``<uuid>__lock__<seq>`` (exclusive) or
-``<uuid>__rlock__<seq>`` (shared), so that programs with kazoo's ``WriteLock`` and ``ReadLock`` on the same path take
-part in the same queue. It holds the lock when no conflicting contender has a smaller sequence number.
+A contender is an ephemeral sequential child with kazoo's name, ``<uuid>__lock__<seq>`` (exclusive) or
+``<uuid>__rlock__<seq>`` (shared). So programs that use kazoo's ``WriteLock`` and ``ReadLock`` on the same path take
+part in the same queue. A contender holds the lock when no conflicting contender has a smaller sequence number.
 
-Source: ZooKeeper's recipe page ("Shared Locks"), with what it leaves open:
+Source: ZooKeeper's recipe page ("Shared Locks"). The page leaves these points open:
 
-* Creating the contender and listing the queue share one round trip: a session's requests are answered in order.
-* Several queues (a partition's, and those of what it is a part of) are entered in one transaction, and in one order.
-* Each waits for the nearest conflicting predecessor only, by a *child* watch on it: that fires when it is deleted and
-  at nothing else, while the watch of ``exists`` also fires when its data is written. One release wakes one waiter.
-* After a lost reply to ``create`` the contender is looked for, after a ``sync`` (another server may lag behind the
-  one that took the request), by its UUID and by ``ephemeralOwner``.
-* Whoever waited proves by a quorum request, before it may go on, that its session still stands.
-* An acquisition that fails in any way leaves no contender: see :mod:`lock_manager.zookeeper.cleanup`.
+* The requests that create the contender and list the queue share one round trip, because the server executes a
+  session's requests in order.
+* One transaction joins several queues (those of a partition and its ancestors), in the same order for all clients.
+* Each contender waits only for the nearest conflicting predecessor, with a *child* watch on it. The watch fires only at
+  the deletion, while a watch of ``exists`` also fires when the data changes. One release wakes one waiter.
+* After a lost reply to ``create``, the client runs ``sync``, because another server may lag behind the one that
+  executed the request. Then it looks for the contender by its UUID and by ``ephemeralOwner``.
+* A contender that has waited proves by a quorum request that its session is alive before it holds the lock.
+* A failed acquisition leaves no contender: see :mod:`lock_manager.zookeeper.cleanup`.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from lock_manager.errors import (
     LockTimeoutError,
     describe_ahead,
 )
-from lock_manager.zookeeper.asking import UNANSWERED, failure_in
 from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Cleanup
-from lock_manager.zookeeper.request import Acquired, Node, OwnEntry, Request
+from lock_manager.zookeeper.request import AcquireResult, OwnEntry, Request, RequestedQueue, checking_transaction
+from lock_manager.zookeeper.responses import UNANSWERED, failure_in
 from lock_manager.zookeeper.session import (
     EXPECTED,
     LOOK_SECONDS,
@@ -52,9 +53,9 @@ from lock_manager.zookeeper.session import (
 )
 from lock_manager.zookeeper.znodes import (
     Contender,
+    child_node,
     conflicting_ahead,
     contender_at,
-    contender_node,
     hold_of_intent,
     intents_node,
     is_of_hold,
@@ -66,27 +67,31 @@ from lock_manager.zookeeper.znodes import (
 log = logging.getLogger(WAITING_LOGGER)
 
 _TRY_SECONDS = 15.0
-"""How long a try-lock (time-out 0) may take to connect and to ask; it never waits in the queue."""
+"""Time limit of a try-lock (time-out 0) to connect and to ask, in seconds. It never waits in the queue."""
 
 _EXPLAIN_SECONDS = 1.0
-"""How long a time-out may take beyond its deadline to find out who is ahead, for its message."""
-
+"""Time beyond the deadline in which a timed-out acquire reads the contenders ahead for its message, in seconds."""
 
 REPORT_SECONDS = 10.0
-"""How often a contender that waits logs whom it waits for."""
+"""Interval at which a waiting contender logs the contenders ahead, in seconds."""
+
+#: Kazoo's AsyncResults of the children of queues, by index in the request, and of the intents, by table.
+_Listing = tuple[dict[int, Any], dict[str, Any]]
 
 
 class Acquisition:
-    """One try to get to the head of every queue of a request: :meth:`run` it, and :meth:`abandon` it if it fails since.
+    """One attempt to reach the head of every queue of a request.
 
-    It joins the queues in the request's order. Nobody waits in one queue while it has an entry in a later one, so no
-    two can wait for each other. One transaction joins all remaining queues. If somebody is ahead in one of them, it
-    deletes its entries in the later ones before it waits.
+    Call :meth:`run`, and :meth:`abandon` if anything fails afterwards.
+
+    The attempt joins the queues in the request's order. A request never waits in one queue while it has an entry in a
+    later one. So two requests never wait for each other. One transaction joins all remaining queues. If a conflicting
+    contender is ahead in one of them, the attempt deletes its entries in the later queues before it waits.
 
     Args:
-        session: to ask through.
-        request: what is asked for.
-        deadline: total time for everything; of 0 seconds means: only if it is free now.
+        session: Session for the requests.
+        request: The request.
+        deadline: Total time limit. With 0 seconds it acquires only a free lock.
 
     """
 
@@ -95,51 +100,53 @@ class Acquisition:
         self._request = request
         self._deadline = deadline
         self._try_only = deadline.seconds == 0
-        # A try-lock does not wait in the queue, but its question has to be answered.
-        self._answer_by = Deadline(_TRY_SECONDS) if self._try_only else deadline
+        # A try-lock does not wait in the queue, but it needs time for the responses.
+        self._response_deadline = Deadline(_TRY_SECONDS) if self._try_only else deadline
         self._wake = threading.Event()
         request.cancellation.on_request(self.wake)
-        self._hold_id = ""
         self._session_id = 0
-        self._unsure = False
+        self._sent_at = 0.0
+        self._hold_id = ""
         self._entries: list[OwnEntry] = []
-        self._clear = 0
-        self._asked_at = 0.0
+        #: Number of queues, from the first one on, in which no conflicting contender is ahead.
+        self._head_count = 0
+        #: Whether the ensemble may have other entries of this request than ``_entries``.
+        self._entries_unsure = False
 
     @property
     def tables(self) -> Collection[str]:
-        """Canonical URIs of the tables that are asked for."""
+        """Canonical URIs of the requested tables."""
         return self._request.tables.keys()
 
     def cancel(self) -> None:
-        """Have the waiting thread raise LockCancelledError."""
+        """Make the waiting thread raise LockCancelledError."""
         self._request.cancellation.request()
 
     def wake(self) -> None:
-        """Have the waiting thread look again."""
+        """Make the waiting thread read the queues again."""
         self._wake.set()
 
     def connect(self) -> int:
-        """Connect, if need be, and return the session's id; :meth:`run` does it by itself.
+        """Connect if necessary and return the session's id. :meth:`run` calls this method, too.
 
         Raises:
-            LockCancelledError: cancelled.
-            EnsembleUnavailableError: no answer before the deadline.
+            LockCancelledError: The acquire was cancelled.
+            EnsembleUnavailableError: The ensemble did not respond before the deadline.
 
         """
         try:
-            return self._session.ready(self._answer_by, self._request.cancellation.requested)
+            return self._session.ensure_ready(self._response_deadline, self._request.cancellation.requested)
         except EnsembleUnavailableError:
             self._raise_if_cancelled()
             raise
 
-    def run(self) -> Acquired:
-        """Join the queues, wait, and return when it is at the head of each.
+    def run(self) -> AcquireResult:
+        """Join the queues and wait until the request is at the head of each.
 
         Raises:
-            LockTimeoutError: others were still ahead at the deadline.
-            LockCancelledError: cancelled.
-            EnsembleUnavailableError: no answer before the deadline.
+            LockTimeoutError: Other contenders were still ahead at the deadline.
+            LockCancelledError: The acquire was cancelled.
+            EnsembleUnavailableError: The ensemble did not respond before the deadline.
 
         """
         self._session.add_waker(self.wake)
@@ -149,277 +156,275 @@ class Acquisition:
             self._session.remove_waker(self.wake)
 
     def abandon(self, cleanup: Cleanup) -> None:
-        """Leave the queues, whatever is known of our entries in them.
+        """Leave the queues, whether or not the state of the entries in them is certain.
 
-        ``cleanup`` knows of it before this method waits, so a second Ctrl-C does not stop it.
+        ``cleanup`` gets the entries before this method waits, so a second Ctrl-C does not prevent their deletion.
         """
-        nodes = [node.path for node in self._request.nodes]
-        if self._hold_id and not cleanup.discard(nodes, self._hold_id, ABANDON_SECONDS):
+        paths = [queue.path for queue in self._request.queues]
+        if self._hold_id and not cleanup.discard(paths, self._hold_id, ABANDON_SECONDS):
             log.warning(
                 "a contender on %s could not be removed yet; it will be, or ends with the session",
                 self._request.resource,
             )
 
-    def _run(self) -> Acquired:
+    def _run(self) -> AcquireResult:
         while True:
             self._raise_if_cancelled()
             try:
                 session_id = self.connect()
-                self._asked_at = time.monotonic()
-                if (acquired := self._look(session_id)) is not None:
+                self._sent_at = time.monotonic()
+                if (result := self._advance(session_id)) is not None:
                     self._raise_if_cancelled()
-                    return acquired
+                    return result
             except NO_ANSWER:
-                self._unsure = bool(self._hold_id)
-                if self._answer_by.remaining() == 0:
-                    raise self._no_answer() from None
+                self._entries_unsure = bool(self._hold_id)
+                if self._response_deadline.remaining() == 0:
+                    raise self._no_response_error() from None
             except SESSION_GONE:
-                self._start_again()
+                self._reset()
             except NoNodeError:
-                # There is no queue yet, or a contender of ours was removed as it came to the head.
-                self._unsure = bool(self._entries)
+                # A queue does not exist yet, or a contender was removed when it reached the head.
+                self._entries_unsure = bool(self._entries)
                 if not self._entries:
                     self._hold_id = ""
                 self._make_queues()
 
-    def _look(self, session_id: int) -> Acquired | None:
-        """Join queues if need be, look who is ahead; return what was acquired, or wait for a reason to look again."""
+    def _advance(self, session_id: int) -> AcquireResult | None:
+        """Join the remaining queues or read them again, and wait if a conflicting contender is ahead.
+
+        Returns:
+            The acquired entries; None if the queues must be read again.
+
+        """
         if self._session_id != session_id:
             if self._entries:
                 log.warning(
                     "the session ended while queued for %s: back to the end of the queue", self._request.resource
                 )
-            self._start_again()
+            self._reset()
             self._session_id = session_id
-        if self._unsure:
+        if self._entries_unsure:
             self._find_entries()
-        entering = len(self._entries) == self._clear
-        listing = self._enter() if entering else self._look_again()
-        queues, intents = self._answer_to(listing)
-        for index in range(self._clear, len(self._entries)):
-            own, queue = self._entries[index].contender, queues[index]
-            if own not in queue:
+        joins = len(self._entries) == self._head_count
+        queues, intents = self._wait_for_listing(self._join_queues() if joins else self._check_and_list())
+        for index, entry in enumerate(self._entries[self._head_count :], self._head_count):
+            if entry.contender not in queues[index]:
                 log.warning("our contender on %s was removed: back to the end of the queue", self._request.resource)
-                self._leave(0)
-                self._start_again()
+                self._leave_queues(0)
+                self._reset()
                 return None
-            ahead = conflicting_ahead(queue, own)
-            if ahead:
-                self._leave(index + 1)
-                if self._try_only or not self._wait_behind(ahead[-1], self._entries[index]):
-                    raise self._timeout(self._entries[index])
+            predecessors = conflicting_ahead(queues[index], entry.contender)
+            if predecessors:
+                self._leave_queues(index + 1)
+                if self._try_only or not self._wait_behind(predecessors[-1], entry):
+                    raise self._timeout_error(entry)
                 return None
-            self._clear = index + 1
-        if self._clear < len(self._request.nodes):
+            self._head_count = index + 1
+        if self._head_count < len(self._request.queues):
             return None
-        return self._acquired(queues, intents)
+        return self._result(queues, intents)
 
-    def _acquired(self, queues: Mapping[int, list[Contender]], intents: Mapping[str, list[str]]) -> Acquired:
-        """Return what was acquired; an intent is unfinished if its hold has no entry in its table's queue any more."""
+    def _result(self, queues: Mapping[int, list[Contender]], intents: Mapping[str, list[str]]) -> AcquireResult:
+        """Return the result; an intent is unfinished if its hold has no contender in its table's queue any more."""
         unfinished = {}
         for table, names in intents.items():
-            index = next(number for number, node in enumerate(self._request.nodes) if node.table == table)
-            others = {contender.hold_id for contender in queues[index]} if index in queues else set()
-            unfinished[table] = tuple(name for name in names if hold_of_intent(name) not in others)
-        return Acquired(self._hold_id, tuple(self._entries), self._session_id, unfinished)
+            hold_ids = {contender.hold_id for contender in queues[self._table_index(table)]}
+            unfinished[table] = tuple(name for name in names if hold_of_intent(name) not in hold_ids)
+        return AcquireResult(self._hold_id, tuple(self._entries), self._session_id, unfinished)
 
-    def _answer(self, result: Any) -> Any:
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def _wait(self, result: Any) -> Any:
+        """Wait for kazoo's AsyncResult until the deadline or the cancellation."""
         while True:
-            slice_end = Deadline(min(LOOK_SECONDS, self._answer_by.remaining()))
+            interval = Deadline(min(LOOK_SECONDS, self._response_deadline.remaining()))
             try:
-                return self._session.wait(result, slice_end)
+                return self._session.wait(result, interval)
             except KazooTimeoutError:
                 self._raise_if_cancelled()
-                if self._answer_by.remaining() == 0:
+                if self._response_deadline.remaining() == 0:
                     raise
 
-    # -- asking --------------------------------------------------------------------------------------------------
+    def _wait_for_transaction(self, result: Any) -> list[Any]:
+        """Return the results of a transaction, or raise the error that made it fail."""
+        results: list[Any] = self._wait(result)
+        if (failure := failure_in(results)) is not None:
+            self._session.raise_response_error(failure.error)
+        return results
 
-    def _list(self, indices: Iterable[int]) -> tuple[dict[int, Any], dict[str, Any]]:
-        """List these queues, those of the tables, and the intents; :meth:`_answer_to` waits for the answers.
+    def _table_index(self, table: str) -> int:
+        """Return the index of a table's queue in the request."""
+        return next(index for index, queue in enumerate(self._request.queues) if queue.table == table)
 
-        Partitions come before their table, and intents last. A hold leaves its table's queue no later than a
-        partition's (see :class:`Cleanup`). So if a partition's queue does not show a hold any more, its intent is in
-        the later listing, and its table's queue does not show the hold either: the intent is unfinished.
+    def _send_listing(self, indices: Iterable[int]) -> _Listing:
+        """Send requests that list these queues, the tables' queues and the intents.
+
+        Partitions come before their table, and intents are last. A hold leaves its table's queue no later than a
+        partition's (see :class:`Cleanup`). So if the list of a partition's queue lacks a hold that has ended, the later
+        list of intents contains its intent, and the list of its table's queue lacks the hold, too: the intent is
+        unfinished.
         """
-        client, nodes = self._session.client, self._request.nodes
-        wanted = set(indices) | {
-            next(number for number, node in enumerate(nodes) if node.table == table) for table in self._request.tables
-        }
-        queues = {index: client.get_children_async(nodes[index].path) for index in sorted(wanted, reverse=True)}
-        intents = {table: client.get_children_async(intents_node(path)) for table, path in self._request.tables.items()}
-        return queues, intents
+        client, tables = self._session.client, self._request.tables
+        indices = {*indices, *map(self._table_index, tables)}
+        paths = {index: self._request.queues[index].path for index in sorted(indices, reverse=True)}
+        queues = {index: client.get_children_async(path) for index, path in paths.items()}
+        return queues, {table: client.get_children_async(intents_node(path)) for table, path in tables.items()}
 
-    def _answer_to(
-        self, listing: tuple[dict[int, Any], dict[str, Any]]
-    ) -> tuple[dict[int, list[Contender]], dict[str, list[str]]]:
-        queues = {index: parse_queue(self._answer(asked)) for index, asked in listing[0].items()}
+    def _wait_for_listing(self, listing: _Listing) -> tuple[dict[int, list[Contender]], dict[str, list[str]]]:
+        queues = {index: parse_queue(self._wait(result)) for index, result in listing[0].items()}
         intents = {}
-        for table, asked in listing[1].items():
+        for table, result in listing[1].items():
             try:
-                intents[table] = self._answer(asked)
+                intents[table] = self._wait(result)
             except NoNodeError:
-                # A queue that another program made has no place for them.
+                # A queue that another program created has no parent znode for intents.
                 intents[table] = []
         return queues, intents
 
-    def _enter(self) -> tuple[dict[int, Any], dict[str, Any]]:
-        """Join the remaining queues, in one transaction that also checks our existing contenders."""
+    def _join_queues(self) -> _Listing:
+        """Join the remaining queues in one transaction, which also checks the existing contenders, and list them."""
         client = self._session.client
         self._hold_id = self._hold_id or uuid.uuid4().hex
-        first = len(self._entries)
-        nodes = self._request.nodes[first:]
-        paths = [new_contender(node.path, self._hold_id, node.mode) for node in nodes]
+        entry_count = len(self._entries)
+        queues = self._request.queues[entry_count:]
+        paths = [new_contender(queue.path, self._hold_id, queue.mode) for queue in queues]
+        data = [self._request.contender_data(queue) for queue in queues]
         sent_at = time.monotonic()
-        if first == 0 and len(nodes) == 1:
-            # The answer to a single create has the contender's stat: no second request is needed.
-            data = self._request.data(nodes[0])
-            created = client.create_async(paths[0], data, ephemeral=True, sequence=True, include_data=True)
-            listing = self._list([0])
-            path, stat = self._answer(created)
-            self._add(nodes[0], path, stat.czxid)
-            self._session.prove(sent_at, stat.ephemeralOwner)
+        if entry_count == 0 and len(queues) == 1:
+            # The response to a single create contains the contender's stat, so a second request is not needed.
+            created = client.create_async(paths[0], data[0], ephemeral=True, sequence=True, include_data=True)
+            listing = self._send_listing([0])
+            path, stat = self._wait(created)
+            self._add_entry(queues[0], path, stat.czxid)
+            self._session.record_proof(sent_at, stat.ephemeralOwner)
             return listing
-        entering = client.transaction()
-        for entry in self._entries:
-            entering.check(entry.path, -1)
-        for node, path in zip(nodes, paths, strict=True):
-            entering.create(path, self._request.data(node), ephemeral=True, sequence=True)
-        entered = entering.commit_async()
-        listing = self._list(range(first, len(self._request.nodes)))
-        made = self._results(entered)[first:]
-        # All of one transaction have its number.
-        stat = self._answer(client.exists_async(made[0]))
+        transaction = checking_transaction(client, self._entries)
+        for path, content in zip(paths, data, strict=True):
+            transaction.create(path, content, ephemeral=True, sequence=True)
+        committed = transaction.commit_async()
+        listing = self._send_listing(range(entry_count, len(self._request.queues)))
+        created_paths = self._wait_for_transaction(committed)[entry_count:]
+        # All znodes of one transaction have the same czxid.
+        stat = self._wait(client.exists_async(created_paths[0]))
         if stat is None:
             raise NoNodeError
-        for node, path in zip(nodes, made, strict=True):
-            self._add(node, path, stat.czxid)
-        self._session.prove(sent_at, self._session_id)
+        for queue, path in zip(queues, created_paths, strict=True):
+            self._add_entry(queue, path, stat.czxid)
+        self._session.record_proof(sent_at, self._session_id)
         return listing
 
-    def _results(self, asked: Any) -> list[Any]:
-        """Wait for a transaction and return its results, or raise what failed in it."""
-        answers: list[Any] = self._answer(asked)
-        if (failure := failure_in(answers)) is not None:
-            self._session.raise_known(failure.error)
-        return answers
+    def _add_entry(self, queue: RequestedQueue, path: str, token: int) -> None:
+        self._entries.append(OwnEntry(queue, path, contender_at(path), token))
 
-    def _add(self, node: Node, path: str, token: int) -> None:
-        self._entries.append(OwnEntry(node, path, contender_at(path), token))
-
-    def _look_again(self) -> tuple[dict[int, Any], dict[str, Any]]:
-        """List the queues and prove, by a quorum request in the same round trip, that all our contenders stand."""
+    def _check_and_list(self) -> _Listing:
+        """List the queues and prove, by a quorum request in the same round trip, that all contenders exist."""
         sent_at = time.monotonic()
-        proof = self._session.client.transaction()
-        for entry in self._entries:
-            proof.check(entry.path, -1)
-        proven = proof.commit_async()
-        listing = self._list(range(self._clear, len(self._entries)))
-        self._results(proven)
-        self._session.prove(sent_at, self._session_id)
+        committed = checking_transaction(self._session.client, self._entries).commit_async()
+        listing = self._send_listing(range(self._head_count, len(self._entries)))
+        self._wait_for_transaction(committed)
+        self._session.record_proof(sent_at, self._session_id)
         return listing
 
-    def _leave(self, first: int) -> None:
-        """Delete our entries from this one on: nobody waits in one queue while it has an entry in a later one."""
-        leaving, self._entries = self._entries[first:], self._entries[:first]
-        if not leaving:
-            return
-        self._unsure = True
-        asked = [self._session.client.delete_async(entry.path) for entry in leaving]
-        for each in asked:
+    def _leave_queues(self, start: int) -> None:
+        """Delete the entries from index ``start`` on: no request waits while it has an entry in a later queue."""
+        entries, self._entries = self._entries[start:], self._entries[:start]
+        if entries:
+            self._entries_unsure = True
+            self._delete([entry.path for entry in entries])
+            self._entries_unsure = False
+
+    def _delete(self, paths: Iterable[str]) -> None:
+        """Delete znodes that may be gone already."""
+        for result in [self._session.client.delete_async(path) for path in paths]:
             with suppress(NoNodeError):
-                self._answer(each)
-        self._unsure = False
+                self._wait(result)
 
     def _find_entries(self) -> None:
-        """Find out which contenders we have, after a request of ours had no answer.
+        """Find the existing contenders of this request, after a request got no response.
 
-        Another server than the one that took it may answer now. Those that do not follow one another from the first
-        queue on are left behind.
+        The responding server may be another one than the server that executed the request. Entries are kept as long as
+        they follow one another from the first queue on. The others are deleted.
         """
         client = self._session.client
         entries: list[OwnEntry] = []
-        stray: list[str] = []
-        self._answer(client.sync_async(self._request.nodes[0].path))
-        for index, node in enumerate(self._request.nodes):
+        stray_paths: list[str] = []
+        self._wait(client.sync_async(self._request.queues[0].path))
+        for index, queue in enumerate(self._request.queues):
             try:
-                queue = parse_queue(self._answer(client.get_children_async(node.path)))
+                contenders = parse_queue(self._wait(client.get_children_async(queue.path)))
             except NoNodeError:
-                # It was removed: nobody was in it.
+                # The queue was removed, so it was empty.
                 continue
-            for contender in queue:
+            for contender in contenders:
                 if not is_of_hold(contender.name, self._hold_id):
                     continue
-                path = contender_node(node.path, contender.name)
-                stat = self._answer(client.exists_async(path))
+                path = child_node(queue.path, contender.name)
+                stat = self._wait(client.exists_async(path))
                 if stat is None or stat.ephemeralOwner != self._session_id:
                     continue
                 if len(entries) == index:
-                    entries.append(OwnEntry(node, path, contender, stat.czxid))
+                    entries.append(OwnEntry(queue, path, contender, stat.czxid))
                 else:
-                    stray.append(path)
-        for path in stray:
-            with suppress(NoNodeError):
-                self._answer(client.delete_async(path))
-        self._entries, self._clear = entries, min(self._clear, max(0, len(entries) - 1))
+                    stray_paths.append(path)
+        self._delete(stray_paths)
+        self._entries, self._head_count = entries, min(self._head_count, max(0, len(entries) - 1))
         if not entries:
-            # Its contender, if it comes into being after all, must not be taken for that of the next try.
+            # A contender that appears later must not be mistaken for a contender of the next attempt.
             self._hold_id = ""
-        self._unsure = False
+        self._entries_unsure = False
 
-    def _start_again(self) -> None:
-        self._entries, self._clear, self._unsure, self._hold_id = [], 0, False, ""
+    def _reset(self) -> None:
+        self._entries, self._head_count, self._entries_unsure, self._hold_id = [], 0, False, ""
 
     def _make_queues(self) -> None:
-        """Make the znodes of all queues, and the place for the intents of each table.
+        """Create the znodes of all queues, and the parent znode of each table's intents.
 
-        An empty one may be removed again before it is joined, or while these are made: then this is done again.
+        An empty queue may be removed again before the request joins it, or meanwhile. Then this method runs again.
         """
-        client = self._session.client
-        asked = []
-        for table, path in self._request.tables.items():
-            asked += [(path, json.dumps({"uri": table}).encode()), (intents_node(path), b"")]
-        for node in self._request.nodes:
-            if node.path not in self._request.tables.values():
-                asked += [(parent_of(node.path), b""), (node.path, json.dumps(dict(node.about)).encode())]
-        made = [(path, client.create_async(path, data)) for path, data in asked]
-        for path, result in made:
+        client, tables = self._session.client, self._request.tables
+        znodes = []
+        for table, path in tables.items():
+            znodes += [(path, json.dumps({"uri": table}).encode()), (intents_node(path), b"")]
+        for queue in self._request.queues:
+            if queue.path not in tables.values():
+                znodes += [(parent_of(queue.path), b""), (queue.path, json.dumps(dict(queue.about)).encode())]
+        for path, result in [(path, client.create_async(path, data)) for path, data in znodes]:
             try:
-                self._answer(result)
+                self._wait(result)
             except NoNodeError:
-                if path in self._request.tables.values():
+                if path in tables.values():
                     self._session.recheck_root()
             except (NodeExistsError, *UNANSWERED):
-                pass  # whether it is there now shows when the contender is created
+                pass  # the creation of the contender shows whether the znode exists
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
     def _wait_behind(self, predecessor: Contender, entry: OwnEntry) -> bool:
-        """Wait until there is a reason to look again; False when the deadline came first."""
-        path = contender_node(entry.node.path, predecessor.name)
+        """Wait for a reason to read the queues again; return False if the deadline passed first."""
+        path = child_node(entry.queue.path, predecessor.name)
         self._wake.clear()
         try:
-            self._answer(self._session.watch(path, self.wake))
-            # What happened between the listing and the watch may have woken nobody.
+            self._wait(self._session.watch(path, self.wake))
+            # An event between the listing and the watch may have woken no thread.
             self._raise_if_cancelled()
             if self._session.state is not SessionState.CONNECTED or self._session.session_id != self._session_id:
                 return True
-            return self._wait_for_turn(entry)
+            return self._wait_and_report(entry)
         except NoNodeError:
             return True
         finally:
             self._session.unwatch(path, self.wake)
 
-    def _wait_for_turn(self, entry: OwnEntry) -> bool:
-        """Wait until woken, and say now and then for whom; False when the deadline came first."""
+    def _wait_and_report(self, entry: OwnEntry) -> bool:
+        """Wait until woken and log the contenders ahead from time to time; return False if the deadline passed."""
         while not self._wake.wait(min(REPORT_SECONDS, self._deadline.remaining())):
             if self._deadline.remaining() == 0:
                 return False
-            ahead, holder = self._who_is_ahead(entry)
-            if ahead is not None:
+            count, holder = self._read_predecessors(entry)
+            if count is not None:
                 log.info(
                     "waiting for the lock on %s for %.0f s: %s",
-                    self._request.resource, self._deadline.elapsed(), describe_ahead(ahead, holder),
+                    self._request.resource, self._deadline.elapsed(), describe_ahead(count, holder),
                 )  # fmt: skip
         return True
 
@@ -427,31 +432,33 @@ class Acquisition:
         if self._request.cancellation.requested.is_set():
             raise LockCancelledError(resource=self._request.resource)
 
-    def _no_answer(self) -> LockTimeoutError | EnsembleUnavailableError:
-        if self._session.state is SessionState.CONNECTED and time.monotonic() - self._asked_at < _EXPLAIN_SECONDS:
-            # It had no time to answer.
+    def _no_response_error(self) -> LockTimeoutError | EnsembleUnavailableError:
+        if self._session.state is SessionState.CONNECTED and time.monotonic() - self._sent_at < _EXPLAIN_SECONDS:
+            # The ensemble had too little time to respond.
             return LockTimeoutError(
                 resource=self._request.resource, timeout_seconds=self._deadline.seconds, ahead=None, holder=None
             )
-        return EnsembleUnavailableError(self._session.settings.zk_hosts, self._answer_by.elapsed(), "queueing")
+        hosts = self._session.settings.zk_hosts
+        return EnsembleUnavailableError(hosts, self._response_deadline.elapsed(), "join the queue")
 
-    def _timeout(self, entry: OwnEntry) -> LockTimeoutError:
-        # Worth a moment beyond the deadline: it is what the person who reads the message wants to know.
-        ahead, holder = self._who_is_ahead(entry)
+    def _timeout_error(self, entry: OwnEntry) -> LockTimeoutError:
+        # The time beyond the deadline is well spent: the reader of the message wants to know who is ahead.
+        count, holder = self._read_predecessors(entry)
         return LockTimeoutError(
-            resource=self._request.resource, timeout_seconds=self._deadline.seconds, ahead=ahead, holder=holder
+            resource=self._request.resource, timeout_seconds=self._deadline.seconds, ahead=count, holder=holder
         )
 
-    def _who_is_ahead(self, entry: OwnEntry) -> tuple[int | None, dict[str, Any] | None]:
-        """Return how many are ahead and what the first of them says of itself, each None if it cannot be read soon."""
-        ahead: list[Contender] | None = None
+    def _read_predecessors(self, entry: OwnEntry) -> tuple[int | None, dict[str, Any] | None]:
+        """Return the number of contenders ahead and the data of the first one, each None if it cannot be read soon."""
+        count: int | None = None
         holder: dict[str, Any] | None = None
         with suppress(*EXPECTED, EnsembleRefusedError, ValueError, IndexError):
             deadline = Deadline(_EXPLAIN_SECONDS)
-            node, client = entry.node.path, self._session.client
-            queue = parse_queue(self._session.wait(client.get_children_async(node), deadline))
-            ahead = conflicting_ahead(queue, entry.contender)
-            data, _ = self._session.wait(client.get_async(contender_node(node, ahead[0].name)), deadline)
-            described = json.loads(data)
-            holder = described if isinstance(described, dict) else None
-        return None if ahead is None else len(ahead), holder
+            path, client = entry.queue.path, self._session.client
+            contenders = parse_queue(self._session.wait(client.get_children_async(path), deadline))
+            predecessors = conflicting_ahead(contenders, entry.contender)
+            count = len(predecessors)
+            data, _ = self._session.wait(client.get_async(child_node(path, predecessors[0].name)), deadline)
+            content = json.loads(data)
+            holder = content if isinstance(content, dict) else None
+        return count, holder

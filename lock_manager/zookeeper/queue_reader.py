@@ -1,31 +1,23 @@
-"""Reads the queues of a table and of its partitions; creates no znode."""
+"""Read the queues of a table and of its partitions; create no znode."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
-
-from kazoo.exceptions import NoNodeError
 
 from lock_manager.deadline import Deadline
 from lock_manager.queue_entry import WHOLE_TABLE, TableLocks
-from lock_manager.zookeeper.queue_view import Found, entries_of
+from lock_manager.zookeeper.queue_view import ContenderZnode, entries_of
+from lock_manager.zookeeper.responses import wait_for_each
 from lock_manager.zookeeper.session import Session
-from lock_manager.zookeeper.znodes import (
-    PARTITIONS,
-    contender_node,
-    parse_queue,
-    partition_in,
-    partitions_node,
-    table_node_of,
-)
+from lock_manager.zookeeper.znodes import PARTITIONS, child_node, parse_queue, partitions_node, table_node_of
 
 
 class QueueReader:
-    """Reads through a session, which has to be connected.
+    """Reads queues through a session.
 
     Args:
-        session: to ask through.
+        session: Session for the requests, which must be connected.
 
     """
 
@@ -33,71 +25,62 @@ class QueueReader:
         self._session = session
 
     def table(self, key: str, deadline: Deadline, *, uri: str | None) -> TableLocks:
-        """Read the queues of a table and of its partitions; without entries if nobody ever asked for it.
+        """Read the queues of a table and of its partitions; without entries if the table was never locked.
 
         Args:
-            key: name of its znode.
-            deadline: for all answers.
-            uri: of the table, if it is known.
+            key: Name of the table's znode.
+            deadline: Time limit for all responses.
+            uri: Canonical URI of the table, if known.
 
         """
         node = table_node_of(self._session.settings.lock_root, key)
-        seen = self._newest_change(node, deadline)
-        node_of, queues = self._queues(node, deadline)
-        paths = [contender_node(node_of[partition], name) for partition, names in queues.items() for name in names]
-        # The queues are listed one after the other. Who came meanwhile may be missing from the first ones, and who left
-        # from the last ones: neither is told.
-        found = {
-            path: Found(data, stat.czxid, stat.ctime / 1000)
-            for path, (data, stat) in self.got(paths, deadline).items()
-            if stat.czxid <= seen
+        newest_change = self._newest_change(node, deadline)
+        queue_nodes, queues = self._queues(node, deadline)
+        paths = [child_node(queue_nodes[partition], name) for partition, names in queues.items() for name in names]
+        # The queues are listed one after the other. The first lists may lack contenders that came meanwhile, and the
+        # last lists those that left. Both are left out.
+        znodes = {
+            path: ContenderZnode(data, stat.czxid, stat.ctime / 1000)
+            for path, (data, stat) in self.read_nodes(paths, deadline).items()
+            if stat.czxid <= newest_change
         }
-        return TableLocks(uri=uri, key=key, entries=tuple(entries_of(queues, found, node_of)))
+        return TableLocks(uri=uri, key=key, entries=tuple(entries_of(queues, znodes, queue_nodes)))
 
     def _newest_change(self, node: str, deadline: Deadline) -> int:
-        """Return the zxid of a change after which everything is listed that was made before it."""
+        """Return the zxid of a change; later lists contain every znode that was created before it."""
         client = self._session.client
-        # Another server than ours may have answered those who hold.
+        # Another server than this session's may have answered the holders.
         self._session.wait(client.sync_async(node), deadline)
         self._session.wait(client.exists_async(node), deadline)
         return int(client.last_zxid)
 
     def _queues(self, node: str, deadline: Deadline) -> tuple[dict[str, str], dict[str, list[str]]]:
-        """Return the znodes and the contenders of the queues of a table and of its partitions, both by partition."""
-        node_of: dict[str, str] = {}
+        """Return the znode and the contenders' names of each queue of a table and its partitions, by partition."""
+        queue_nodes: dict[str, str] = {}
         queues: dict[str, list[str]] = {}
         level = {WHOLE_TABLE: node}
         while level:
             children = self.children(level.values(), deadline)
+            folders = {}
             for partition, path in level.items():
                 if path in children:
-                    node_of[partition] = path
+                    queue_nodes[partition] = path
                     queues[partition] = [contender.name for contender in parse_queue(children[path])]
-            deeper = {
-                partitions_node(path): partition
-                for partition, path in level.items()
-                if PARTITIONS in children.get(path, ())
-            }
+                    if PARTITIONS in children[path]:
+                        folders[partitions_node(path)] = partition
             level = {
-                f"{deeper[folder]}/{name}".lstrip("/"): partition_in(folder, name)
-                for folder, names in self.children(deeper, deadline).items()
+                f"{folders[folder]}/{name}".lstrip("/"): child_node(folder, name)
+                for folder, names in self.children(folders, deadline).items()
                 for name in names
             }
-        return node_of, queues
+        return queue_nodes, queues
 
     def children(self, paths: Iterable[str], deadline: Deadline) -> dict[str, list[str]]:
-        """List the children of several nodes at once; those that are not there are left out."""
-        return self._answers({path: self._session.client.get_children_async(path) for path in paths}, deadline)
+        """List the children of several znodes at once, by path; leave out znodes that do not exist."""
+        results = {path: self._session.client.get_children_async(path) for path in paths}
+        return dict(wait_for_each(self._session, results, deadline))
 
-    def got(self, paths: Iterable[str], deadline: Deadline) -> dict[str, tuple[bytes, Any]]:
-        """Read several nodes at once: data and stat; those that are not there are left out."""
-        return self._answers({path: self._session.client.get_async(path) for path in paths}, deadline)
-
-    def _answers(self, asked: Mapping[str, Any], deadline: Deadline) -> dict[str, Any]:
-        answers = {}
-        for path, answer in asked.items():
-            try:
-                answers[path] = self._session.wait(answer, deadline)
-            except NoNodeError:
-                continue
-        return answers
+    def read_nodes(self, paths: Iterable[str], deadline: Deadline) -> dict[str, tuple[bytes, Any]]:
+        """Read the data and stat of several znodes at once, by path; leave out znodes that do not exist."""
+        results = {path: self._session.client.get_async(path) for path in paths}
+        return dict(wait_for_each(self._session, results, deadline))

@@ -1,27 +1,30 @@
-"""What an acquire asks ZooKeeper for, and what it returns."""
+"""The request of one acquire: the queues that it joins, its entries in them, and its result."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from lock_manager.coordinator import Cancellation
 from lock_manager.scope import TableScope
 from lock_manager.zookeeper.znodes import Contender, Mode, partition_node, table_node
 
+_ANY_VERSION = -1
+
 
 @dataclass(frozen=True)
-class Node:
-    """A queue that a request stands in.
+class RequestedQueue:
+    """A queue that a request joins.
 
     Attributes:
-        key: of what is locked there; for its fencing token.
-        path: of the znode.
-        mode: how it is asked for.
-        table: canonical URI of the table to which it belongs.
-        about: what the znode says of itself, for people; JSON values.
+        key: Key of the table or partition, for its fencing token.
+        path: Path of the queue's znode.
+        mode: Mode of the contender.
+        table: Canonical URI of the queue's table.
+        about: JSON values that the queue's znode contains for people.
 
     """
 
@@ -34,31 +37,31 @@ class Node:
 
 @dataclass(frozen=True)
 class OwnEntry:
-    """Our entry in one queue: a contender of ours that exists, or existed.
+    """An entry of a request in one queue: a contender that this process created and that may be gone.
 
     Attributes:
-        node: of the queue.
-        path: of its znode.
-        contender: what its name says, its order in the queue included.
-        token: its czxid, a number that only rises: the fencing token.
+        queue: The queue.
+        path: Path of the contender's znode.
+        contender: The contender, as parsed from the znode's name.
+        token: Czxid of the contender, a number that only rises: the fencing token.
 
     """
 
-    node: Node
+    queue: RequestedQueue
     path: str
     contender: Contender
     token: int
 
 
 @dataclass(frozen=True)
-class Acquired:
-    """What an acquire returns: an entry at the head of each queue.
+class AcquireResult:
+    """The entries of a request that is at the head of each of its queues.
 
     Attributes:
-        hold_id: with which the names of all contenders begin.
-        entries: one for each node, in the order of the request.
-        session_id: of the session that they live with.
-        unfinished: by table, names of the unfinished intents that were found at the end.
+        hold_id: Prefix of the names of all contenders.
+        entries: One entry for each queue, in the order of the request.
+        session_id: Id of the session with which the contenders live.
+        unfinished: Names of the unfinished intents that were found at the end, by canonical URI of the table.
 
     """
 
@@ -70,45 +73,68 @@ class Acquired:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for.
+    """The request of one acquire.
 
     Attributes:
-        resource: what it is, for messages.
-        tables: znode of each table's queue, by canonical URI.
-        nodes: queues to stand in, in the one order in which everybody asks.
-        identity: who asks, for people: host, pid, job and so on. JSON values.
-        wanted: what is asked for of each table, for people, likewise; by canonical URI. Who waits behind a table stands
-            in no queue that would tell.
-        cancellation: to stop waiting; see :meth:`Acquisition.cancel`.
+        scope: Scope of each table by canonical URI, in the order of tables.
+        lock_root: Parent znode of the tables.
+        identity: JSON values that describe the requester for people: host, pid, job and so on.
+        cancellation: Ends the wait, see :meth:`Acquisition.cancel`.
 
     """
 
-    resource: str
-    tables: Mapping[str, str]
-    nodes: tuple[Node, ...]
+    scope: Mapping[str, TableScope]
+    lock_root: str
     identity: Mapping[str, Any]
     cancellation: Cancellation
-    wanted: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def data(self, node: Node, **since: float) -> bytes:
-        """Return what a contender's znode holds: who it is, what for and, once it holds, ``acquired_at``."""
-        # Once is enough: with it in each of 64 contenders their transaction would become large.
-        wanted = self.wanted.get(node.table, {}) if node.path == self.tables[node.table] else {}
-        return json.dumps({**self.identity, **wanted, **since}).encode()
+    @property
+    def resource(self) -> str:
+        """Name of the requested tables and partitions, for messages."""
+        return ", ".join(map(str, self.scope.values()))
+
+    @cached_property
+    def tables(self) -> Mapping[str, str]:
+        """Znode of each table's queue, by canonical URI."""
+        return {uri: table_node(self.lock_root, scope.table) for uri, scope in self.scope.items()}
+
+    @cached_property
+    def queues(self) -> tuple[RequestedQueue, ...]:
+        """The queues to join, in the same order for all requests."""
+        return tuple(queue for scope in self.scope.values() for queue in _queues_of(scope, self.lock_root))
+
+    def contender_data(self, queue: RequestedQueue, **acquired_at: float) -> bytes:
+        """Return the data of a contender's znode: the requester, the requested partitions and, if held, acquired_at.
+
+        Requests for partitions join no partition's queue while they wait for the table. So the table's contender lists
+        the partitions. In all of 64 contenders, the list would make their transaction too large.
+        """
+        partitions = self.scope[queue.table].told() if queue.path == self.tables[queue.table] else {}
+        return json.dumps({**self.identity, **partitions, **acquired_at}).encode()
 
 
-def queues_of(scope: TableScope, lock_root: str) -> list[Node]:
-    """Return the queues to stand in: the table's, then those of partitions, each after what it is a part of."""
+def checking_transaction(client: Any, entries: Iterable[OwnEntry]) -> Any:
+    """Return a new transaction that is executed only if the contender of every entry exists."""
+    transaction = client.transaction()
+    for entry in entries:
+        transaction.check(entry.path, _ANY_VERSION)
+    return transaction
+
+
+def _queues_of(scope: TableScope, lock_root: str) -> list[RequestedQueue]:
+    """Return the table's queue, then the queues of partitions, each after its ancestors."""
     table = scope.table
     path = table_node(lock_root, table)
-    own = Mode.SHARED if scope.shared else Mode.EXCLUSIVE
-    above = Mode.PARTIAL_SHARED if scope.shared else Mode.PARTIAL
+    mode = Mode.SHARED if scope.shared else Mode.EXCLUSIVE
+    ancestor_mode = Mode.PARTIAL_SHARED if scope.shared else Mode.PARTIAL
+    about: dict[str, Any] = {"uri": table.uri}
     if scope.partitions is None:
-        return [Node(table.key, path, own, table.uri, {"uri": table.uri})]
-    modes = {ancestor: above for each in scope.partitions for ancestor in each.ancestors()}
-    modes |= dict.fromkeys(scope.partitions, own)
-    found = [Node(table.key, path, above, table.uri, {"uri": table.uri})]
-    for each in sorted(modes, key=lambda partition: partition.sort_key):
-        about = {"partition": dict(each.values)}
-        found.append(Node(f"{table.key}/{each}", partition_node(path, each), modes[each], table.uri, about))
-    return found
+        return [RequestedQueue(table.key, path, mode, table.uri, about)]
+    modes = {ancestor: ancestor_mode for partition in scope.partitions for ancestor in partition.ancestors()}
+    modes |= dict.fromkeys(scope.partitions, mode)
+    queues = [RequestedQueue(table.key, path, ancestor_mode, table.uri, about)]
+    for partition in sorted(modes, key=lambda partition: partition.sort_key):
+        key, node = f"{table.key}/{partition}", partition_node(path, partition)
+        about = {"partition": dict(partition.values)}
+        queues.append(RequestedQueue(key, node, modes[partition], table.uri, about))
+    return queues

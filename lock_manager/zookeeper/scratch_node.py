@@ -1,4 +1,4 @@
-"""Tries a session for real: creates a scratch znode below the lock root, which ends with the session."""
+"""Test a session with real requests: create a scratch znode below the lock root, which ends with the session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kazoo.exceptions import KazooException, NoNodeError, SessionExpiredError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import NoChrootError
-from lock_manager.zookeeper.asking import insist
+from lock_manager.zookeeper.responses import retry_unanswered
 from lock_manager.zookeeper.session import Session
 from lock_manager.zookeeper.znodes import parent_of, scratch_node_in
 
@@ -21,11 +21,11 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ScratchNode:
-    """A node that is there for the moment.
+    """An existing scratch znode.
 
     Attributes:
-        path: of the node.
-        created: when, by the leader's clock; seconds since the epoch.
+        path: Path of the znode.
+        created: Creation time by the leader's clock, seconds since the epoch.
 
     """
 
@@ -34,10 +34,10 @@ class ScratchNode:
 
 
 def nearest_node(session: Session, deadline: Deadline) -> str:
-    """Return the lock root, or the nearest node above it that is there.
+    """Return the lock root, or its nearest ancestor that exists.
 
     Raises:
-        NoChrootError: there is none.
+        NoChrootError: No ancestor exists.
 
     """
     path = session.settings.lock_root
@@ -52,25 +52,25 @@ def nearest_node(session: Session, deadline: Deadline) -> str:
     raise NoChrootError
 
 
-def try_session(session: Session, deadline: Deadline, ask: Callable[[], _T]) -> _T:
-    """Connect, and return what ``ask`` does, which may be called more than once; see :func:`insist`.
+def try_session(session: Session, deadline: Deadline, attempt: Callable[[], _T]) -> _T:
+    """Connect and return the result of ``attempt``, which may be called more than once; see :func:`retry_unanswered`.
 
     Raises:
-        EnsembleRefusedError: no trust, no credentials, or no permission.
-        EnsembleUnavailableError: no answer before the deadline.
+        EnsembleRefusedError: TLS verification, credentials or permissions were refused.
+        EnsembleUnavailableError: The ensemble did not respond before the deadline.
 
     """
     session.wait_for_connection(deadline)
-    return insist(session, deadline, ask, "try a session")
+    return retry_unanswered(session, deadline, attempt, "try a session")
 
 
 @contextmanager
 def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[ScratchNode]:
-    """Create an empty ephemeral node below ``base``, and delete it; after an error it goes with the session.
+    """Create an empty ephemeral znode below ``base`` and delete it; after an error it ends with the session.
 
     Raises:
-        EnsembleRefusedError: this client may not.
-        KazooException: the ensemble does not answer.
+        EnsembleRefusedError: This client has no permission.
+        KazooException: The ensemble did not respond.
 
     """
     path = scratch_node_in(base, uuid.uuid4().hex)
@@ -81,26 +81,26 @@ def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[Sc
         yield ScratchNode(path, created[1].ctime / 1000)
         session.wait(session.client.delete_async(path), deadline)
     except NoNodeError as error:
-        # Nobody else knows its name: it went with the session.
+        # No other client knows the name, so the znode ended with the session.
         raise SessionExpiredError from error
 
 
 def read_in_step(session: Session, path: str, deadline: Deadline) -> bytes | None:
-    """Return what a node holds, as of all that was written before; None if it is not there.
+    """Return the data of a znode with every earlier write applied; None if it does not exist.
 
     Raises:
-        EnsembleRefusedError: no trust, no credentials, or no permission.
-        EnsembleUnavailableError: no answer before the deadline.
+        EnsembleRefusedError: TLS verification, credentials or permissions were refused.
+        EnsembleUnavailableError: The ensemble did not respond before the deadline.
 
     """
 
-    def ask() -> bytes:
-        # Without it a follower may answer from before the write.
+    def sync_and_get() -> bytes:
+        # Without the sync, a follower may return data from before the write.
         session.wait(session.client.sync_async(path), deadline)
         data, _ = session.wait(session.client.get_async(path), deadline)
         return bytes(data)
 
     try:
-        return try_session(session, deadline, ask)
+        return try_session(session, deadline, sync_and_get)
     except NoNodeError:
         return None

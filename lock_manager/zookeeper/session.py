@@ -1,14 +1,14 @@
-"""The life of one ZooKeeper session: connect, suspended, lost, forked, closed.
+"""The life of one ZooKeeper session: connected, suspended, lost, forked, closed.
 
-Kazoo does the protocol. What this module adds is what a lock must be able to rely on:
+Kazoo implements the protocol. This module adds what a lock relies on:
 
-* **Nothing hangs.** Every wait has a deadline; a closed session, and one that belongs to the parent of a fork, raises
-  (kazoo's own calls hang there: kazoo #482, #519).
-* **The granted time-out counts.** The server may grant less than was asked.
-* **When the ensemble last vouched for this session** (:attr:`Session.proven_at`). Only an answered *quorum* request
-  counts, from the moment *before* it was sent: pings and reads are answered by the one server that we talk to, which
-  may be cut off from its leader for a while, and the leader is who expires sessions.
-* **Listeners may block.** They run in a thread of their own; in kazoo's they would deadlock it (kazoo #381).
+* **No call hangs.** Every wait has a deadline. A closed session, and one that belongs to the parent of a fork, raises.
+  Kazoo's own calls hang there (kazoo #482, #519).
+* **The granted time-out counts.** The server may grant less than the client asked for.
+* **The last proof that the session was alive** is :attr:`Session.proven_at`. Only a *quorum* request with a response
+  proves it, for the moment *before* it was sent. Pings and reads prove nothing: one server answers them, which may be
+  cut off from its leader for a while, and the leader expires sessions.
+* **Listeners may block.** They run in a separate thread. In kazoo's thread they would deadlock it (kazoo #381).
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ from lock_manager.zookeeper.client import Client
 log = logging.getLogger(__name__)
 
 VALID_FRACTION = 0.4
-"""A hold counts as valid for this part of the granted session time-out after the ensemble last vouched for it.
+"""A hold counts as valid for this fraction of the granted session time-out after the last proof of its session.
 
-Why not more: a quorum request that is answered does not itself extend the session. The leader does that when a follower
-reports which sessions were active, every half tick; before the request there may have been nothing but kazoo's pings, a
-third of the time-out apart. So the leader may count from 1/3 of the time-out plus half a tick before the request, and a
-session may be as short as two ticks: 1 - 1/3 - 1/4 = 0.417 is left."""
+Why not more: a quorum request does not itself extend the session. The leader does that when a follower reports which
+sessions were active, every half tick. Before the request there may have been only kazoo's pings, which are a third of
+the time-out apart. So the leader may count from 1/3 of the time-out plus half a tick before the request. The shortest
+session is two ticks, which leaves 1 - 1/3 - 1/4 = 0.417."""
 
 KEEPALIVE_FRACTION = 1 / 6
-"""How often the ensemble is asked about what is held."""
+"""Interval of the requests that check a hold, as a fraction of the granted session time-out."""
 
 _CLOSE_SECONDS = 5.0
-"""How long :meth:`Session.close` waits for kazoo."""
+"""Maximum wait of :meth:`Session.close` for kazoo, in seconds."""
 
 LOOK_SECONDS = 0.2
-"""How often a wait for the ensemble looks whether it is still wanted, and whether kazoo still lives."""
+"""Interval at which a wait for the ensemble checks for cancellation and for the end of kazoo's thread, in seconds."""
 
 NO_ANSWER = (ConnectionLoss, OperationTimeoutError, SessionMovedError, KazooTimeoutError)
-"""What kazoo raises when a request may or may not have been done."""
+"""Kazoo's errors for a request that may or may not have been executed."""
 
 SESSION_GONE = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
-"""What kazoo raises when the session, and every ephemeral node of it, is gone or about to be.
+"""Kazoo's errors for a session that has ended, or is about to end, with all of its ephemeral nodes.
 
-Refused credentials are among it: kazoo gives up then. Who waits for the next connection is told why."""
+They include refused credentials, because kazoo gives up then. The wait for the next connection raises the reason."""
 
 EXPECTED = (*NO_ANSWER, *SESSION_GONE, NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
-"""What kazoo raises that a recipe expects; anything else is a refusal."""
+"""Kazoo's errors that callers handle. Every other error is a refusal."""
 
 
 class SessionState(enum.Enum):
-    """What is known of the session; the value is the word for logs."""
+    """The state of the session; the value is the text for logs."""
 
     NEW = "not connected yet"
     CONNECTED = "connected"
@@ -89,12 +89,12 @@ class Session:
     """One kazoo client from its first use to :meth:`close`; thread-safe.
 
     Args:
-        settings: hosts, time-outs, and how the connection is protected.
+        settings: Hosts, time-outs, and the protection of the connection.
 
     Attributes:
-        session_id: of the current session, None before the first one.
-        ensemble_id: UUID kept at the lock root, None before the first connection.
-        proven_at: ``time.monotonic`` of the last proof that the ensemble held ``session_id`` alive.
+        session_id: Id of the current session, None before the first one.
+        ensemble_id: UUID stored at the lock root, None before the first connection.
+        proven_at: ``time.monotonic`` of the last proof that the ensemble kept ``session_id`` alive.
 
     """
 
@@ -116,11 +116,11 @@ class Session:
         self._notices: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._notifier: threading.Thread | None = None
 
-    # -- what is known -------------------------------------------------------------------------------------------
+    # -- state ---------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> SessionState:
-        """What is known of the session right now; CLOSED in a forked child, whatever it is in the parent."""
+        """Current state of the session; CLOSED in a forked child, regardless of the state in the parent."""
         return SessionState.CLOSED if self.belongs_to_parent else self._state
 
     @property
@@ -130,7 +130,7 @@ class Session:
 
     @property
     def client(self) -> Client:
-        """The kazoo client; only to be used between :meth:`ready` and the end of the request."""
+        """The kazoo client; use it only between :meth:`ensure_ready` and the end of the request."""
         self.check_usable()
         if self._client is None:
             raise ClosedError("the ZooKeeper session was never started")
@@ -138,32 +138,32 @@ class Session:
 
     @property
     def granted_seconds(self) -> float:
-        """Session time-out that the server granted, in seconds; it may be less than was asked for."""
+        """Session time-out that the server granted, in seconds; it may be less than the client asked for."""
         return self._granted_seconds or self.settings.session_timeout_seconds
 
     def valid_until(self, session_id: int) -> float:
-        """Monotonic time until which ``session_id`` cannot have been ended by the ensemble, by its last proof."""
+        """Return the monotonic time until which the ensemble cannot have ended ``session_id``, by its last proof."""
         with self._lock:
             if session_id != self.session_id:
                 return float("-inf")
             return self.proven_at + VALID_FRACTION * self.granted_seconds
 
-    def prove(self, sent_at: float, session_id: int) -> None:
-        """Note that a quorum request sent at ``sent_at`` (monotonic) was answered to ``session_id``."""
+    def record_proof(self, sent_at: float, session_id: int) -> None:
+        """Record the response of ``session_id`` to a quorum request that was sent at ``sent_at`` (monotonic)."""
         with self._lock:
             if session_id == self.session_id:
                 self.proven_at = max(self.proven_at, sent_at)
 
     @property
     def belongs_to_parent(self) -> bool:
-        """Whether this is a forked child of the process that made the session."""
+        """Whether this process is a forked child of the process that created the session."""
         return os.getpid() != self._pid
 
     def check_usable(self) -> None:
-        """Raise instead of hanging.
+        """Raise an error where a request would hang.
 
         Raises:
-            ClosedError: after :meth:`close`, or in a forked child.
+            ClosedError: The session was closed, or this process is a forked child.
 
         """
         if self.belongs_to_parent:
@@ -174,22 +174,22 @@ class Session:
         if self.closed:
             raise ClosedError("this lock manager is closed: make a new one")
 
-    # -- connecting ----------------------------------------------------------------------------------------------
+    # -- connection ----------------------------------------------------------------------------------------------
 
-    def ready(self, deadline: Deadline, cancelled: threading.Event | None = None) -> int:
-        """Connect if need be, make sure that the lock root is ours, and return the session's id.
+    def ensure_ready(self, deadline: Deadline, cancelled: threading.Event | None = None) -> int:
+        """Connect if necessary, verify the lock root, and return the session's id.
 
         Args:
-            deadline: to give up at.
-            cancelled: set by another thread to give up before.
+            deadline: Time limit for everything.
+            cancelled: Event with which another thread ends the wait early.
 
         Raises:
-            EnsembleUnavailableError: no answer before the deadline, or cancelled.
-            EnsembleRefusedError, EnsembleFormatError: the lock root cannot be used.
-            ClosedError: see :meth:`check_usable`.
+            EnsembleUnavailableError: The ensemble did not respond before the deadline, or the wait was cancelled.
+            EnsembleRefusedError, EnsembleFormatError: The lock root cannot be used.
+            ClosedError: The session cannot be used, see :meth:`check_usable`.
 
         """
-        # What an earlier client was refused for may have been mended since.
+        # The cause of an earlier client's refusal may have been fixed since.
         self._give_up_if_dead()
         while True:
             self.wait_for_connection(deadline, cancelled)
@@ -200,7 +200,7 @@ class Session:
             if session_id is None:
                 raise self._unavailable(deadline)
             try:
-                self._know_ensemble(lock_root.ensemble_id(self, deadline))
+                self._set_ensemble_id(lock_root.ensure_ensemble_id(self, deadline))
             except NO_ANSWER + SESSION_GONE:
                 if deadline.remaining() == 0:
                     raise self._unavailable(deadline) from None
@@ -211,9 +211,9 @@ class Session:
         """Return when connected, at the deadline, or when cancelled; start kazoo if it does not run.
 
         Raises:
-            EnsembleUnavailableError: before the first connection, no host name has an address.
-            EnsembleRefusedError: no trust or no credentials; the next call tries again.
-            ClosedError: see :meth:`check_usable`.
+            EnsembleUnavailableError: No host name has an address, before the first connection.
+            EnsembleRefusedError: TLS verification or credentials were refused. The next call tries again.
+            ClosedError: The session cannot be used, see :meth:`check_usable`.
 
         """
         while True:
@@ -228,31 +228,26 @@ class Session:
                 self._changed.wait(min(LOOK_SECONDS, deadline.remaining()))
             if refusal := self._give_up_if_dead():
                 raise EnsembleRefusedError(self.settings.zk_hosts, refusal)
-            self._refuse_unresolvable(deadline)
-
-    def _refuse_unresolvable(self, deadline: Deadline) -> None:
-        """Give up before the first connection if the resolver answers that no host name has an address.
-
-        A misspelt name is the likely cause. A resolver that fails is waited for, and so are all names later on.
-        """
-        client = self._client
-        if self.ensemble_id is None and client is not None and client.is_unresolvable:
-            raise self._unavailable(deadline)
+            client = self._client
+            # Before the first connection, unknown host names are probably misspelt. Afterwards, and if the resolver
+            # fails, waiting may help.
+            if self.ensemble_id is None and client is not None and client.is_unresolvable:
+                raise self._unavailable(deadline)
 
     def _give_up_if_dead(self) -> str | None:
-        """Give up the session if kazoo has; return what it was refused for, if that is why."""
+        """Give up the session if kazoo's thread has ended; return the refusal that ended it, if there was one."""
         client = self._client
         if client is None or not client.dead:
             return None
         self.renew(client.refusal or "kazoo's connection thread has ended", client)
         return client.refusal
 
-    def wait_again(self, deadline: Deadline, doing: str) -> None:
-        """Wait for a connection on which to ask again what got no answer.
+    def wait_for_retry(self, deadline: Deadline, doing: str) -> None:
+        """Wait for a connection for the repetition of a request that got no response.
 
         Raises:
-            EnsembleUnavailableError: the deadline is over; ``doing`` says what was asked.
-            ClosedError: see :meth:`check_usable`.
+            EnsembleUnavailableError: The deadline has passed. Its message contains ``doing``.
+            ClosedError: The session cannot be used, see :meth:`check_usable`.
 
         """
         if deadline.remaining() == 0:
@@ -264,11 +259,11 @@ class Session:
         return EnsembleUnavailableError(self.settings.zk_hosts, deadline.elapsed(), doing, problem=problem)
 
     def renew(self, why: str, only: Client | None = None) -> None:
-        """Give up the session, and with it every hold and contender of it; the next use starts another one.
+        """Give up the session with all of its holds and contenders; the next use starts a new one.
 
         Args:
-            why: for the log.
-            only: do nothing if the client is another one by now.
+            why: Reason for the log.
+            only: Client whose session ends. Another current client is left alone.
 
         """
         with self._lock:
@@ -292,37 +287,37 @@ class Session:
     def _on_granted(self, seconds: float) -> None:
         self._granted_seconds = seconds
 
-    def _know_ensemble(self, ensemble: str) -> None:
+    def _set_ensemble_id(self, ensemble: str) -> None:
         if self.ensemble_id not in (None, ensemble):
             log.warning("the ensemble at %s was rebuilt: its id changed to %s", self.settings.zk_hosts, ensemble)
         self.ensemble_id = ensemble
 
     def recheck_root(self) -> None:
-        """Have the next :meth:`ready` look at the lock root again: it was found missing."""
+        """Make the next :meth:`ensure_ready` verify the lock root again, because it was missing."""
         self._root_checked_for = None
 
     def wait(self, result: Any, deadline: Deadline) -> Any:
         """Wait for a kazoo AsyncResult until the deadline.
 
         Raises:
-            KazooException: what the ensemble said, of what a recipe expects; :data:`NO_ANSWER` when it said nothing.
-            EnsembleRefusedError: it said anything else.
+            KazooException: An error of :data:`EXPECTED`; one of :data:`NO_ANSWER` if no response arrived.
+            EnsembleRefusedError: The ensemble returned any other error.
 
         """
         try:
             return result.get(timeout=deadline.remaining())
         except KazooException as error:
-            self.raise_known(error)
+            self.raise_response_error(error)
         except RuntimeError as error:
-            # An answer in front of this one is missing; kazoo gives the connection up.
+            # The response to an earlier request is missing. Kazoo closes the connection.
             raise ConnectionLoss(str(error)) from error
 
-    def raise_known(self, error: KazooException) -> NoReturn:
-        """Raise what a recipe expects as it is, anything else as a refusal; a transaction returns what went wrong.
+    def raise_response_error(self, error: KazooException) -> NoReturn:
+        """Raise an error from the results of a transaction as :meth:`wait` does for a single request.
 
         Raises:
-            KazooException: see :meth:`wait`.
-            EnsembleRefusedError: likewise.
+            KazooException: An error of :data:`EXPECTED`.
+            EnsembleRefusedError: Any other error.
 
         """
         if isinstance(error, EXPECTED):
@@ -332,7 +327,7 @@ class Session:
     # -- state changes -------------------------------------------------------------------------------------------
 
     def add_waker(self, wake: Callable[[], None]) -> None:
-        """Have ``wake`` called at every state change, in kazoo's thread: it must not block."""
+        """Call ``wake`` at every state change, in kazoo's thread. It must not block."""
         with self._lock:
             self._wakers.add(wake)
 
@@ -342,10 +337,10 @@ class Session:
             self._wakers.discard(wake)
 
     def watch(self, path: str, wake: Callable[[], None]) -> Any:
-        """Have ``wake`` called when ``path`` is deleted, or when that could be missed; return kazoo's AsyncResult.
+        """Call ``wake`` when ``path`` is deleted, or when its deletion may be missed; return kazoo's AsyncResult.
 
-        By a child watch on a node that has no children: it fires at nothing but the deletion. Kazoo keeps a watcher
-        until it fires, so all waiters share one, and who stops waiting leaves nothing: see :meth:`unwatch`.
+        A child watch on a node without children fires only at the deletion. Kazoo keeps a watcher until it fires. So
+        all waiters share one watcher, and :meth:`unwatch` leaves no watcher behind for each of them.
         """
         with self._lock:
             self._watchers.setdefault(path, set()).add(wake)
@@ -361,19 +356,19 @@ class Session:
 
     def _on_watch(self, event: Any) -> None:
         with self._lock:
-            # Without a path: the connection was lost, and every watch with it.
+            # An event without a path reports a lost connection, which ends every watch.
             paths = list(self._watchers) if event.path is None else [event.path]
             wakers = [wake for path in paths for wake in self._watchers.get(path, ())]
         for wake in wakers:
             wake()
 
     def add_listener(self, listener: Callable[[SessionState], None]) -> None:
-        """Have ``listener`` called with every new state, in order, in a thread of its own: it may block."""
+        """Call ``listener`` with every new state, in order, in a separate thread. It may block."""
         with self._lock:
             self._listeners.append(listener)
 
-    def notify(self, notice: Callable[[], None]) -> None:
-        """Run ``notice`` in the thread for listeners; what it raises is logged."""
+    def _notify(self, notice: Callable[[], None]) -> None:
+        """Run ``notice`` in the thread for listeners and log its exceptions."""
         with self._lock:
             if self._notifier is None:
                 self._notifier = threading.Thread(target=self._run_notices, name="sluice-notify", daemon=True)
@@ -384,11 +379,11 @@ class Session:
         while (notice := self._notices.get()) is not None:
             try:
                 notice()
-            except Exception:  # a listener's bug must not silence the next one
+            except Exception:  # a listener's error must not stop the next listener
                 log.exception("a listener raised")
 
     def _on_state(self, client: Client, kazoo_state: str) -> None:
-        # In kazoo's connection thread: nothing here may wait for it.
+        # Kazoo's connection thread calls this method, so it must not wait for that thread.
         with self._lock:
             if self.closed or client is not self._client:
                 return
@@ -409,18 +404,18 @@ class Session:
         with self._lock:
             self._changed.notify_all()
             wakers, listeners = list(self._wakers), list(self._listeners)
-        # Without our lock: a waker takes its own, whose owner may be waiting for ours.
+        # Wakers run without the session's lock: each takes a lock whose owner may be waiting for the session's.
         for wake in wakers:
             wake()
         for listener in listeners:
-            self.notify(lambda listener=listener: listener(state))  # type: ignore[misc]
+            self._notify(lambda listener=listener: listener(state))  # type: ignore[misc]
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- close ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the session, and with it every contender of it; takes at most a few seconds, also in an outage.
+        """End the session with all of its contenders. This takes at most a few seconds, also in an outage.
 
-        Does nothing the second time, nor in a forked child: the session is the parent's.
+        The second call does nothing. A call in a forked child does nothing, because the session is the parent's.
         """
         if self.belongs_to_parent:
             return
@@ -444,7 +439,7 @@ def _stop_in_background(client: Client) -> threading.Thread:
             client.stop()
             client.close()
 
-    # Kazoo's stop waits for a connection attempt under way, up to the session time-out.
+    # Kazoo's stop waits for a running connection attempt, up to the session time-out.
     stopper = threading.Thread(target=stop, name="sluice-close", daemon=True)
     stopper.start()
     return stopper

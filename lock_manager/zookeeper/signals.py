@@ -1,10 +1,10 @@
-"""Keep Ctrl-C, and whatever else a signal handler raises, out of the threads' bookkeeping.
+"""Protect the state of threads and kazoo from Ctrl-C and other exceptions that signal handlers raise.
 
-Python runs signal handlers in the main thread, between any two steps of it: also inside ``Condition.wait`` or its
-``__enter__``, which then leave a lock held for ever, or inside kazoo, which takes every exception there for a closed
-connection (``KazooClient._call``). Kazoo's connection thread would block on that lock, and the session would die a
-while after a Ctrl-C that a notebook survived. So the main thread asks another thread to do the work and waits for it
-on a plain lock, which is one step. Other threads get no signals and do the work themselves.
+Python runs signal handlers in the main thread, between any two steps. If a handler raises inside ``Condition.wait`` or
+its ``__enter__``, a lock stays held forever. If it raises inside kazoo, kazoo takes every exception for a closed
+connection (``KazooClient._call``). Kazoo's connection thread would then block on the lock, and the session would end a
+while after a Ctrl-C that a notebook survived. So the main thread lets another thread do the work and waits for it on a
+plain lock, which is one step. Other threads get no signals and do the work themselves.
 """
 
 from __future__ import annotations
@@ -19,60 +19,63 @@ from typing import Any, Generic, TypeVar
 _T = TypeVar("_T")
 
 _INTERRUPT_SECONDS = 3.0
-"""How long an interrupted call waits for its clearing up, before it leaves that to the other thread."""
-
+"""Maximum wait of an interrupted call for its clean-up, in seconds. Then the other thread finishes it alone."""
 
 _LOOK_SECONDS = 0.1
-"""How often the main thread looks for signals: one that comes just before a wait begins does not end the wait."""
+"""Interval at which the main thread checks for signals: one that arrives just before a wait does not end the wait."""
 
 
 class _Job(Generic[_T]):
+    """A function call that another thread executes for the main thread."""
+
     def __init__(self, work: Callable[[], _T], undo: Callable[[_T], object] | None) -> None:
-        self.work = work
-        self.undo = undo
+        self.error: BaseException | None = None
+        self.finished = False
+        #: Held until the call has ended and, if the job was abandoned, its result is undone.
         self.done = _thread.allocate_lock()
         self.done.acquire()
-        self.settling = _thread.allocate_lock()
-        self.abandoned = False
-        self.finished = False
-        self.error: BaseException | None = None
-        self.result: Any = None
+        self._work = work
+        self._undo = undo
+        self._result: Any = None
+        self._abandoned = False
+        self._lock = _thread.allocate_lock()
 
     def run(self) -> None:
         try:
-            self.result = self.work()
+            self._result = self._work()
         except BaseException as error:  # noqa: BLE001 (the main thread raises it)
             self.error = error
-        with self.settling:
+        with self._lock:
             self.finished = True
-            abandoned = self.abandoned
+            abandoned = self._abandoned
         if abandoned:
-            self.take_back()
+            self._undo_result()
         self.done.release()
 
-    def value(self) -> _T:
+    def result(self) -> _T:
+        """Return the result or raise the error of the call."""
         if self.error is not None:
             raise self.error
-        result: _T = self.result
+        result: _T = self._result
         return result
 
     def abandon(self) -> None:
-        """Leave the result, if there will be one, to whoever finds this first: here, or the other thread."""
-        with self.settling:
-            self.abandoned = True
+        """Undo the result: here if the call has ended, otherwise in the other thread when it ends."""
+        with self._lock:
+            self._abandoned = True
             finished = self.finished
         if finished:
-            self.take_back()
+            self._undo_result()
 
-    def take_back(self) -> None:
-        if self.undo is not None and self.error is None:
-            # Whatever it finds is second to the interrupt.
+    def _undo_result(self) -> None:
+        if self._undo is not None and self.error is None:
+            # The caller sees the interrupt, not an error of the undo.
             with suppress(Exception):
-                self.undo(self.result)
+                self._undo(self._result)
 
 
 class SignalIsolation:
-    """Runs work out of the reach of signal handlers."""
+    """Runs functions where signal handlers cannot interrupt them."""
 
     def __init__(self) -> None:
         self._idle: list[queue.SimpleQueue[_Job[Any] | None]] = []
@@ -85,12 +88,12 @@ class SignalIsolation:
         interrupted: Callable[[], object] | None = None,
         undo: Callable[[_T], object] | None = None,
     ) -> _T:
-        """Return what ``work`` returns, or raise what it raises.
+        """Return the result of ``work``, or raise its error.
 
         Args:
-            work: to be done.
-            interrupted: called when the main thread is interrupted while it waits: have the work end soon.
-            undo: given the result of work that came to its end although nobody waits for it any more.
+            work: Function to call.
+            interrupted: Called if a signal interrupts the main thread while it waits. It makes ``work`` end soon.
+            undo: Called with the result of ``work`` if the main thread no longer waits for it.
 
         """
         if threading.current_thread() is not threading.main_thread():
@@ -100,10 +103,10 @@ class SignalIsolation:
             self._hand_over(job)
             while not job.done.acquire(timeout=_LOOK_SECONDS):
                 pass
-            return job.value()
+            return job.result()
         except BaseException as error:
             if error is not job.error:
-                # First of all, so that a second Ctrl-C during what follows changes nothing.
+                # Abandon the job first, so that a second Ctrl-C during the next steps changes nothing.
                 job.abandon()
                 if interrupted is not None:
                     self._hand_over(_Job(interrupted, None))
@@ -112,7 +115,7 @@ class SignalIsolation:
             raise
 
     def close(self) -> None:
-        """End the threads; work that is given to it later is still done."""
+        """End the threads. A later :meth:`run` still works."""
         self._closed = True
         while self._idle:
             with suppress(IndexError):
@@ -123,10 +126,10 @@ class SignalIsolation:
             inbox = self._idle.pop()
         except IndexError:
             inbox = queue.SimpleQueue()
-            threading.Thread(target=self._work, args=(inbox,), name="sluice-isolation", daemon=True).start()
+            threading.Thread(target=self._serve, args=(inbox,), name="sluice-isolation", daemon=True).start()
         inbox.put(job)
 
-    def _work(self, inbox: queue.SimpleQueue[_Job[Any] | None]) -> None:
+    def _serve(self, inbox: queue.SimpleQueue[_Job[Any] | None]) -> None:
         while (job := inbox.get()) is not None:
             job.run()
             del job

@@ -1,28 +1,29 @@
-"""Every path and name that this project gives to a znode, written and parsed here and nowhere else.
+"""Build and parse every path and name of a znode; no other module does.
 
 ::
 
     <lock root>                           {"format": 1, "ensemble": UUID}
       <sha256 of the table's URI>         {"uri": …}; the queue of the table
         <hold id>__lock__<sequence>       an exclusive contender
-        <hold id>__rlock__<sequence>      a shared one
-        <hold id>-part__rlock__<sequence> one that writes partitions below
-        <hold id>-look__rlock__<sequence> one that reads partitions below
+        <hold id>__rlock__<sequence>      a shared contender
+        <hold id>-part__rlock__<sequence> a contender that writes partitions below
+        <hold id>-look__rlock__<sequence> a contender that reads partitions below
         intents
-          <hold id>                       what the hold is about to put
+          <hold id>                       the intent of the hold
         partitions
           year=2013                       the queue of a partition
             partitions
               month=1                     and so on
-      scratch-<unique>                    there for a moment, to try the ensemble
+      scratch-<unique>                    a short-lived znode that tests the ensemble
 
-Names of contenders are kazoo's, so that programs with kazoo's ``WriteLock`` and ``ReadLock`` on the same path take part
-in the same queue.
+Contenders are named as kazoo names them. So programs that use kazoo's ``WriteLock`` and ``ReadLock`` on the same path
+take part in the same queue.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from lock_manager.resources import TableResource
 
 _INTENTS = "intents"
 PARTITIONS = "partitions"
-"""The child of a queue below which there is a queue for each value of the next partition column."""
+"""The child of a queue that contains one queue for each value of the next partition column."""
 
 _EXCLUSIVE_MARK = "__lock__"
 _SHARED_MARK = "__rlock__"
@@ -43,17 +44,22 @@ _CONTENDER = re.compile(rf"({_EXCLUSIVE_MARK}|(?:{_PART_MARK}|{_PART_SHARED_MARK
 _ID_DIGITS = 32
 _WRAP = 2**32
 _TABLE = re.compile(r"[0-9a-f]{64}")
-# A column and its value; the znode of a table is a hash.
+# The "=" between column and value distinguishes a partition's queue from a table's, whose name is a hash.
 _PARTITION = re.compile(rf"/{PARTITIONS}/[^/]*=[^/]*$")
 
 
 def parent_of(node: str) -> str:
-    """Return the znode above this one; the empty string if that is the root of the ensemble."""
+    """Return the znode above this one; the empty string for a child of the ensemble's root."""
     return node.rpartition("/")[0]
 
 
+def child_node(parent: str, name: str) -> str:
+    """Return the child with this name: a contender of a queue, a partition's queue, or an intent."""
+    return f"{parent}/{name}"
+
+
 def scratch_node_in(parent: str, unique: str) -> str:
-    """Return the path of a znode with which an ensemble is tried, below ``parent``."""
+    """Return the path of a scratch znode below ``parent``."""
     return f"{parent.rstrip('/')}/scratch-{unique}"
 
 
@@ -61,47 +67,50 @@ def scratch_node_in(parent: str, unique: str) -> str:
 
 
 def table_node(lock_root: str, table: TableResource) -> str:
-    """Return the znode of a table: its queue."""
+    """Return the znode of a table, which is its queue."""
     return table_node_of(lock_root, table.key)
 
 
 def table_node_of(lock_root: str, key: str) -> str:
-    """Return the znode of the table with this key, which is the znode's name."""
+    """Return the znode of the table with this key. The key is the znode's name."""
     return f"{lock_root}/{key}"
 
 
 def is_table_name(name: str) -> bool:
-    """Tell whether a child of the lock root is, by its name, the znode of a table."""
+    """Tell whether a child of the lock root has the name of a table's znode."""
     return _TABLE.fullmatch(name) is not None
 
 
+def table_uri(data: bytes) -> str | None:
+    """Return the URI in the data of a table's znode; None if another program made the znode."""
+    try:
+        return str(json.loads(data)["uri"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def partition_node(table: str, partition: Partition) -> str:
-    """Return the znode of a partition, its queue, below the znode of its table."""
-    return functools.reduce(lambda queue, name: partition_in(partitions_node(queue), name), partition.components, table)
+    """Return the znode of a partition, which is its queue, below the znode of its table."""
+    return functools.reduce(lambda queue, name: child_node(partitions_node(queue), name), partition.components, table)
 
 
 def partitions_node(queue: str) -> str:
-    """Return the znode below which the queues of a table's, or a partition's, partitions are."""
+    """Return the folder znode of the partitions' queues below the queue of a table or partition."""
     return f"{queue}/{PARTITIONS}"
 
 
 def is_partitions_node(node: str) -> bool:
-    """Tell whether a znode is, by its name, one below which queues of partitions are."""
+    """Tell whether a znode has the name of a folder of partitions' queues."""
     return node.endswith(f"/{PARTITIONS}")
 
 
-def partition_in(partitions: str, name: str) -> str:
-    """Return the znode of the partition with this name, from the znode of :func:`partitions_node`."""
-    return f"{partitions}/{name}"
-
-
 def is_partition_name(name: str) -> bool:
-    """Tell whether a child of :func:`partitions_node` is, by its name, the queue of a partition."""
+    """Tell whether a child of :func:`partitions_node` has the name of a partition's queue."""
     return "=" in name
 
 
 def partition_queues(nodes: Iterable[str]) -> Iterator[str]:
-    """Yield those of these queues that are of partitions."""
+    """Yield the queues of partitions among these queues."""
     return (node for node in nodes if _PARTITION.search(node))
 
 
@@ -113,7 +122,7 @@ def table_of(queue: str) -> str:
 
 
 def below_table(node: str) -> Iterator[str]:
-    """Yield the znode of a partition, or of a folder of partitions, and all above it that are below its table."""
+    """Yield the znode of a partition, or of a folder of partitions, and all znodes between it and its table."""
     table = table_of(parent_of(node) if is_partitions_node(node) else node)
     while node != table:
         yield node
@@ -124,27 +133,27 @@ def below_table(node: str) -> Iterator[str]:
 
 
 class Mode(Enum):
-    """How a contender asks for a queue; the value is the mark in its name."""
+    """How a contender locks a queue; the value is the mark in its name."""
 
-    #: Excludes everybody.
+    #: Excludes every mode.
     EXCLUSIVE = _EXCLUSIVE_MARK
-    #: Excludes EXCLUSIVE and PARTIAL: its holder reads all of it.
+    #: Excludes EXCLUSIVE and PARTIAL: its holder reads the whole table or partition.
     SHARED = _SHARED_MARK
-    #: Excludes EXCLUSIVE and SHARED: its holder writes partitions below it. Databases call it an intention lock (IX).
-    #: kazoo takes it for a shared contender.
+    #: Excludes EXCLUSIVE and SHARED: its holder writes partitions below. Databases call it an intention lock (IX).
+    #: kazoo treats it as a shared contender.
     PARTIAL = _PART_MARK + _SHARED_MARK
-    #: Excludes EXCLUSIVE: its holder reads partitions below it (IS). kazoo takes it for a shared contender.
+    #: Excludes EXCLUSIVE: its holder reads partitions below (IS). kazoo treats it as a shared contender.
     PARTIAL_SHARED = _PART_SHARED_MARK + _SHARED_MARK
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One entry of a queue, as the name of its znode tells.
+    """One contender of a queue, as parsed from the name of its znode.
 
     Attributes:
-        sequence: number by which the queue is ordered, see :func:`parse_queue`.
-        name: of its znode.
-        mode: how it asks.
+        sequence: Number that orders the queue, see :func:`parse_queue`.
+        name: Name of the znode.
+        mode: How the contender locks the queue.
 
     """
 
@@ -154,65 +163,64 @@ class Contender:
 
     @property
     def shared(self) -> bool:
-        """Whether others may hold at the same time."""
+        """Whether other contenders may hold at the same time."""
         return self.mode is not Mode.EXCLUSIVE
 
     @property
     def hold_id(self) -> str:
-        """Name of the hold that it is, or may become, a part of: what stands before its mark, whoever made it."""
+        """Id of the contender's hold or request: the part of the name before the mark, also for other programs."""
         return self.name.rpartition(self.mode.value)[0]
 
-    def conflicts_with(self, other: Contender) -> bool:
-        """Tell whether the two may not hold at the same time."""
-        return not (self.shared and other.shared) or {self.mode, other.mode} == {Mode.SHARED, Mode.PARTIAL}
+    def conflicts_with(self, contender: Contender) -> bool:
+        """Tell whether the two contenders cannot hold at the same time."""
+        is_shared = self.shared and contender.shared
+        return not is_shared or {self.mode, contender.mode} == {Mode.SHARED, Mode.PARTIAL}
 
 
 def new_contender(queue: str, hold_id: str, mode: Mode) -> str:
-    """Return the path with which a contender is created; ZooKeeper adds its sequence number."""
+    """Return the path for the creation of a contender; ZooKeeper appends the sequence number."""
     return f"{queue}/{hold_id}{mode.value}"
 
 
-def contender_node(queue: str, name: str) -> str:
-    """Return the znode of the contender with this name."""
-    return f"{queue}/{name}"
-
-
 def is_of_hold(name: str, hold_id: str) -> bool:
-    """Tell whether a child of a queue is, by its name, a contender of this hold."""
+    """Tell whether a child of a queue has the name of a contender of this hold."""
     return name.startswith(hold_id)
 
 
 def contender_at(path: str) -> Contender:
-    """Return the contender whose znode is at this path."""
+    """Return the contender whose znode has this path."""
     (contender,) = parse_queue([path.rpartition("/")[2]])
     return contender
 
 
 def parse_queue(children: Iterable[str]) -> list[Contender]:
-    """Return the contenders among a znode's children, first come first.
+    """Return the contenders among a znode's children, in queue order.
 
-    Sequence numbers are a signed 32-bit counter that wraps around: of two, the one that a short way up leads from is
-    the earlier, so that a newcomer behind 2147483647 is not taken for the oldest.
+    Sequence numbers are a signed 32-bit counter that wraps around. Of two contenders, the earlier one is that from
+    which fewer than 2**31 increments lead to the other. So a contender created after 2147483647 is not the oldest.
     """
     matches = ((name, _CONTENDER.search(name)) for name in children)
     contenders = [Contender(int(match[2]), name, Mode(match[1])) for name, match in matches if match]
-    return sorted(contenders, key=functools.cmp_to_key(_steps_after))
+    return sorted(contenders, key=functools.cmp_to_key(_compare_sequences))
 
 
-def _steps_after(one: Contender, other: Contender) -> int:
-    return (one.sequence - other.sequence + _WRAP // 2) % _WRAP - _WRAP // 2
+def _compare_sequences(left: Contender, right: Contender) -> int:
+    return (left.sequence - right.sequence + _WRAP // 2) % _WRAP - _WRAP // 2
 
 
-def conflicting_ahead(queue: list[Contender], own: Contender) -> list[Contender]:
-    """Return who has to leave before ``own``, which is in ``queue``, may hold; first come first."""
-    return [other for other in queue[: queue.index(own)] if other.conflicts_with(own)]
+def conflicting_ahead(queue: list[Contender], contender: Contender) -> list[Contender]:
+    """Return the conflicting contenders ahead of ``contender``, which is in ``queue``, in queue order.
+
+    All of them must leave before ``contender`` holds the queue.
+    """
+    return [predecessor for predecessor in queue[: queue.index(contender)] if predecessor.conflicts_with(contender)]
 
 
 # -- intents
 
 
 def intents_node(table: str) -> str:
-    """Return the znode below which the intents on a table are, from the table's znode."""
+    """Return the parent znode of the intents on a table."""
     return f"{table}/{_INTENTS}"
 
 
@@ -220,17 +228,12 @@ def intent_node(intents: str, hold_id: str, renewed: int = 0) -> str:
     """Return the znode of a hold's intent.
 
     Args:
-        intents: see :func:`intents_node`.
-        hold_id: of the hold.
-        renewed: how often somebody else has cleared an intent of the hold away.
+        intents: Parent znode, see :func:`intents_node`.
+        hold_id: Id of the hold.
+        renewed: Number of intents of this hold that another client has cleared.
 
     """
-    return intent_at(intents, f"{hold_id}-{renewed}" if renewed else hold_id)
-
-
-def intent_at(intents: str, name: str) -> str:
-    """Return the znode of the intent with this name, from the znode of :func:`intents_node`."""
-    return f"{intents}/{name}"
+    return child_node(intents, f"{hold_id}-{renewed}" if renewed else hold_id)
 
 
 def hold_of_intent(name: str) -> str:

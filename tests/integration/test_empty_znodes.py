@@ -105,7 +105,7 @@ def test_partitions_that_are_removed_all_the_time_exclude_as_ever_and_none_is_le
     make = Acquisition._make_queues
 
     def counted(attempt: Acquisition) -> None:
-        made_again.update(each.path for each in attempt._request.nodes)
+        made_again.update(each.path for each in attempt._request.queues)
         make(attempt)
 
     monkeypatch.setattr(Acquisition, "_make_queues", counted)
@@ -125,7 +125,7 @@ def test_negative_control_without_making_paths_again_nobody_gets_in(
     make, made = Acquisition._make_queues, set[str]()
 
     def only_once(attempt: Acquisition) -> None:
-        paths = {each.path for each in attempt._request.nodes}
+        paths = {each.path for each in attempt._request.queues}
         if not paths <= made:
             made.update(paths)
             make(attempt)

@@ -487,7 +487,7 @@ def test_a_contender_that_may_not_be_deleted_ends_with_its_session(
 
 def test_on_loss_is_not_called_for_a_release(make_manager, table, monkeypatch):
     """The keepalive may ask about a hold just as it is released."""
-    monkeypatch.setattr("lock_manager.zookeeper.standing.ANNOUNCE_SECONDS", 0.002)
+    monkeypatch.setattr("lock_manager.zookeeper.hold_state.ANNOUNCE_SECONDS", 0.002)
     manager = make_manager()
     lost: list[HeldLock] = []
     for _ in range(300):

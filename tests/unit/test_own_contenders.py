@@ -13,9 +13,9 @@ from kazoo.exceptions import (
 )
 
 from lock_manager.settings import LockSettings
-from lock_manager.zookeeper.asking import Failure, failure_in
-from lock_manager.zookeeper.own_contenders import SESSION_ENDED, OwnContenders
-from lock_manager.zookeeper.request import Acquired, Node, OwnEntry
+from lock_manager.zookeeper.hold_contenders import SESSION_ENDED, OwnContenders
+from lock_manager.zookeeper.request import AcquireResult, OwnEntry, RequestedQueue
+from lock_manager.zookeeper.responses import Failure, failure_in
 from lock_manager.zookeeper.session import SESSION_GONE, Session
 from lock_manager.zookeeper.znodes import Mode, contender_at
 
@@ -26,10 +26,10 @@ def contenders(count: int) -> OwnContenders:
     """Return those of a hold that stands in so many queues; nothing connects."""
     entries = []
     for number in range(count):
-        node = Node(f"key{number}", f"/locks/{number}", Mode.EXCLUSIVE, "s3://lake/t", {})
+        node = RequestedQueue(f"key{number}", f"/locks/{number}", Mode.EXCLUSIVE, "s3://lake/t", {})
         path = f"{node.path}/{HOLD}__lock__0000000000"
         entries.append(OwnEntry(node, path, contender_at(path), 7))
-    return OwnContenders(Session(LockSettings(zk_hosts="127.0.0.1:1")), Acquired(HOLD, tuple(entries), 1, {}))
+    return OwnContenders(Session(LockSettings(zk_hosts="127.0.0.1:1")), AcquireResult(HOLD, tuple(entries), 1, {}))
 
 
 @pytest.mark.parametrize("outcome", [[True, True], [True, True, "/locks/0/intents/x"], [True, True, True]])

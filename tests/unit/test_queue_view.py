@@ -12,7 +12,7 @@ import pytest
 from lock_manager import TableResource
 from lock_manager.coordinator import Inspector
 from lock_manager.queue_entry import QueueEntry, TableLocks
-from lock_manager.zookeeper.queue_view import Found, entries_of
+from lock_manager.zookeeper.queue_view import ContenderZnode, entries_of
 from sluice.errors import BreakError, PartitionNameError, TokenError
 from sluice.locks.breaking import check_partition, holders_of, parse_token
 from sluice.locks.status import Status, describe, duration, look, what_of
@@ -26,7 +26,7 @@ class Queues:
 
     def __init__(self) -> None:
         self.queues: dict[str, list[str]] = {}
-        self.found: dict[str, Found] = {}
+        self.found: dict[str, ContenderZnode] = {}
         self.transaction = 100
 
     def add(self, entry: str, *modes: str, data: object = None) -> None:
@@ -39,7 +39,7 @@ class Queues:
             name = f"{entry}{mark}{len(children):010}"
             children.append(name)
             content = b"" if data is None else json.dumps(data).encode()
-            self.found[f"/{partition}/{name}"] = Found(content, self.transaction, float(self.transaction))
+            self.found[f"/{partition}/{name}"] = ContenderZnode(content, self.transaction, float(self.transaction))
 
     def entries(self) -> list[QueueEntry]:
         shuffled = {partition: sorted(names, reverse=True) for partition, names in self.queues.items()}

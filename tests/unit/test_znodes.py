@@ -23,12 +23,12 @@ def test_paths_are_those_of_the_drawing() -> None:
     assert znodes.table_node_of(ROOT, TABLE.key) == f"{ROOT}/{TABLE.key}" == NODE
     assert znodes.partition_node(NODE, MONTH) == MONTH_NODE
     assert znodes.partitions_node(NODE) == f"{NODE}/partitions"
-    assert znodes.partition_in(znodes.partitions_node(NODE), "year=2013") == f"{NODE}/partitions/year=2013"
+    assert znodes.child_node(znodes.partitions_node(NODE), "year=2013") == f"{NODE}/partitions/year=2013"
     assert znodes.new_contender(NODE, HOLD, Mode.PARTIAL) == f"{NODE}/{HOLD}-part__rlock__"
-    assert znodes.contender_node(NODE, f"{HOLD}__lock__7") == f"{NODE}/{HOLD}__lock__7"
+    assert znodes.child_node(NODE, f"{HOLD}__lock__7") == f"{NODE}/{HOLD}__lock__7"
     assert znodes.intents_node(NODE) == f"{NODE}/intents"
     assert znodes.intent_node(f"{NODE}/intents", HOLD) == f"{NODE}/intents/{HOLD}"
-    assert znodes.intent_at(f"{NODE}/intents", f"{HOLD}-2") == znodes.intent_node(f"{NODE}/intents", HOLD, 2)
+    assert znodes.child_node(f"{NODE}/intents", f"{HOLD}-2") == znodes.intent_node(f"{NODE}/intents", HOLD, 2)
     assert znodes.scratch_node_in(ROOT, "1") == f"{ROOT}/scratch-1"
     assert znodes.scratch_node_in("/", "1") == "/scratch-1"
 

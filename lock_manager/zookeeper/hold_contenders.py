@@ -1,0 +1,167 @@
+"""The contenders of one hold: check that they exist, interpret the response, and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
+
+from lock_manager.deadline import Deadline
+from lock_manager.zookeeper.hold_intents import HoldIntents
+from lock_manager.zookeeper.request import AcquireResult, RequestedQueue, checking_transaction
+from lock_manager.zookeeper.responses import failure_in
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
+from lock_manager.zookeeper.znodes import Mode
+
+#: Value of :attr:`CheckResult.lost` when the ensemble has ended the session.
+SESSION_ENDED = "its session had ended"
+_CONTENDER_GONE = "its contender was gone: somebody removed it, as `sluice break` does"
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """The response to a check of a hold. Without any attribute the hold stands.
+
+    Attributes:
+        lost: How the hold was lost.
+        refusal: The ensemble's refusal, after which it is unknown whether the hold stands.
+        not_done: Why the operation beside the check was not executed: its znode exists, does not exist, or has changed.
+
+    """
+
+    lost: str | None = None
+    refusal: str | None = None
+    not_done: Exception | None = None
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """The result of an attempt to delete the contenders.
+
+    Attributes:
+        confirmed: Whether the ensemble confirmed that the contenders are gone, by this or an earlier deletion.
+        lost: How the hold was lost before the deletion; None if it was not.
+
+    """
+
+    confirmed: bool
+    lost: str | None = None
+
+
+class OwnContenders:
+    """The contenders of one hold.
+
+    Args:
+        session: Session for the requests.
+        acquired: Result of the acquire.
+
+    """
+
+    def __init__(self, session: Session, acquired: AcquireResult) -> None:
+        self._session = session
+        self._entries = acquired.entries
+
+    @property
+    def queues(self) -> list[str]:
+        """Znodes of the contenders' queues, in the order of the request."""
+        return [entry.queue.path for entry in self._entries]
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Fencing token of each contender, by the key of its queue."""
+        return {entry.queue.key: entry.token for entry in self._entries}
+
+    @property
+    def exclusive_keys(self) -> frozenset[str]:
+        """Keys of the queues that the hold has exclusively."""
+        return frozenset(entry.queue.key for entry in self._entries if entry.queue.mode is Mode.EXCLUSIVE)
+
+    def send_check(
+        self,
+        operation: Callable[[Any], None] | None = None,
+        data: Callable[[RequestedQueue], bytes] | None = None,
+    ) -> Any:
+        """Send a quorum request that checks whether all contenders exist; return kazoo's AsyncResult.
+
+        Args:
+            operation: Adds one operation to the transaction, which is executed if and only if all contenders exist.
+            data: Returns the new data of a contender; None leaves the data unchanged.
+
+        """
+        transaction = checking_transaction(self._session.client, self._entries)
+        if operation is not None:
+            operation(transaction)
+        if data is not None:
+            for entry in self._entries:
+                transaction.set_data(entry.path, data(entry.queue))
+        return transaction.commit_async()
+
+    def read(self, outcome: object, *, with_operation: bool = False) -> CheckResult:
+        """Interpret the outcome of :meth:`send_check`: a list of results, or kazoo's exception."""
+        if isinstance(outcome, SESSION_GONE):
+            return CheckResult(lost=SESSION_ENDED)
+        failure = failure_in(outcome if isinstance(outcome, list) else [outcome])
+        if failure is None:
+            return CheckResult()
+        if failure.index < len(self._entries) and isinstance(failure.error, NoNodeError):
+            return CheckResult(lost=_CONTENDER_GONE)
+        is_operation = with_operation and failure.index == len(self._entries)
+        if is_operation and isinstance(failure.error, NodeExistsError | NoNodeError | BadVersionError):
+            return CheckResult(not_done=failure.error)
+        return CheckResult(refusal=type(failure.error).__name__)
+
+    def delete(self, intents: Mapping[str, HoldIntents], deadline: Deadline, *, stood: bool) -> Deletion:
+        """Delete the contenders, together with the settled intents.
+
+        Args:
+            intents: Intents of the hold, by table.
+            deadline: Time limit for the response.
+            stood: Whether the hold stood when its release began, by the clock of this process.
+
+        Raises:
+            EnsembleRefusedError: The ensemble refused the deletion.
+
+        """
+        unsure = False
+        while True:
+            try:
+                response = self._session.wait(self._send_delete(intents.values()), deadline)
+                if isinstance(response, list) and not self._is_deleted(response, intents.values()):
+                    continue
+            except NoNodeError:
+                # After an attempt without a response, that attempt has most likely deleted the contenders.
+                return Deletion(confirmed=True, lost=None if unsure and stood else _CONTENDER_GONE)
+            except SESSION_GONE:
+                return Deletion(confirmed=True, lost=None if unsure and stood else SESSION_ENDED)
+            except NO_ANSWER:
+                unsure = True
+                if deadline.remaining() == 0:
+                    return Deletion(confirmed=False)
+                self._session.wait_for_connection(deadline)
+            else:
+                return Deletion(confirmed=True)
+
+    def _send_delete(self, intents: Collection[HoldIntents]) -> Any:
+        settled = [table_intents for table_intents in intents if table_intents.settled]
+        if not settled and len(self._entries) == 1:
+            return self._session.client.delete_async(self._entries[0].path)
+        transaction = self._session.client.transaction()
+        for entry in reversed(self._entries):
+            transaction.delete(entry.path)
+        for table_intents in settled:
+            table_intents.add_deletion(transaction)
+        return transaction.commit_async()
+
+    def _is_deleted(self, results: list[Any], intents: Collection[HoldIntents]) -> bool:
+        """Tell whether a transaction deleted the contenders; False to try again without the intents."""
+        failure = failure_in(results)
+        if failure is None:
+            return True
+        if failure.index < len(self._entries):
+            self._session.raise_response_error(failure.error)
+        for table_intents in intents:
+            if table_intents.settled:
+                table_intents.record_deletion()
+        return False

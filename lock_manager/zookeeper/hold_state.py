@@ -1,0 +1,227 @@
+"""Whether a hold stands: checks by the ensemble and by the local clock, and the end of the hold."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from lock_manager.deadline import Deadline
+from lock_manager.errors import EnsembleRefusedError
+from lock_manager.zookeeper.hold_contenders import SESSION_ENDED, CheckResult, OwnContenders
+from lock_manager.zookeeper.request import Request
+from lock_manager.zookeeper.responses import response_or_session_end
+from lock_manager.zookeeper.session import (
+    KEEPALIVE_FRACTION,
+    NO_ANSWER,
+    VALID_FRACTION,
+    Session,
+    SessionState,
+)
+
+log = logging.getLogger(__name__)
+
+ANNOUNCE_SECONDS = 1.0
+"""Age at which a hold writes ``acquired_at`` into its contender's data, in seconds. Shorter holds save the request."""
+
+
+class HoldState:
+    """Whether one hold stands. It stands until it is lost or ended.
+
+    Args:
+        session: Session for the requests.
+        contenders: Contenders of the hold.
+        session_id: Id of the session that created the contenders. They end with it.
+        request: Request of the hold.
+        acquired_at: Acquisition time, seconds since the epoch.
+        on_lost: Called once after a loss, in the thread that detected it.
+        end_error: Returns the error for a lost or released hold.
+
+    Attributes:
+        lost: How the hold was lost; None as long as no loss is known.
+        ended_at: When the hold was released or its manager closed, seconds since the epoch; None before.
+
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        contenders: OwnContenders,
+        session_id: int,
+        request: Request,
+        *,
+        acquired_at: float,
+        on_lost: Callable[[], None],
+        end_error: Callable[[], Exception],
+    ) -> None:
+        self.lost: str | None = None
+        self.ended_at: float | None = None
+        self._session = session
+        self._contenders = contenders
+        self._session_id = session_id
+        self._request = request
+        self._acquired_at = acquired_at
+        self._on_lost = on_lost
+        self._end_error = end_error
+        self._ending = threading.Lock()
+        self._sent_at = time.monotonic()
+        self._announce_at = self._sent_at + ANNOUNCE_SECONDS
+        max_seconds = session.settings.max_hold_seconds
+        self._ends_at = float("inf") if max_seconds is None else self._sent_at + max_seconds
+
+    # -- checks without a request --------------------------------------------------------------------------------
+
+    @property
+    def over(self) -> bool:
+        """Whether the hold was lost or ended."""
+        return self.lost is not None or self.ended_at is not None
+
+    @property
+    def granted(self) -> bool:
+        """Whether no loss is known, and the ensemble cannot have ended the session yet; see ``VALID_FRACTION``."""
+        return self.lost is None and time.monotonic() < self._session.valid_until(self._session_id)
+
+    def is_valid(self) -> bool:
+        """Tell whether the ensemble cannot have granted the lock to others yet; see :meth:`HeldLock.is_valid`."""
+        return (
+            not self._session.belongs_to_parent
+            and not self.over
+            and self._session.state is SessionState.CONNECTED
+            and time.monotonic() < self._ends_at
+            and self.granted
+        )
+
+    def raise_if_known_over(self) -> None:
+        """Raise an error if the hold has ended, or cannot be checked, by local knowledge.
+
+        The local clock decides before the ensemble does, as in :class:`KeepAlive`: after a pause of the process, this
+        thread may run before KeepAlive's.
+
+        The ensemble alone is not sufficient. An ensemble that was restored from a member with old data may contain a
+        contender again whose session had ended and whose lock other clients have held since (docs/runbooks.md).
+        """
+        self._raise_if_over()
+        self._session.check_usable()
+        self.check_clock()
+        self._raise_if_over()
+
+    def check_clock(self) -> None:
+        """Record a loss if the session is another one by now, or had no proof during its whole time-out."""
+        session = self._session
+        self._check_max_hold()
+        if session.session_id != self._session_id or session.state is SessionState.LOST:
+            self.lose(SESSION_ENDED)
+            return
+        silent_seconds = time.monotonic() - session.proven_at
+        if silent_seconds > session.granted_seconds:
+            self.lose(f"the ensemble did not answer for {silent_seconds:.0f} s")
+
+    def _check_max_hold(self) -> None:
+        if time.monotonic() >= self._ends_at:
+            max_seconds = self._session.settings.max_hold_seconds
+            self.lose(f"it was held for more than max_hold_seconds={max_seconds:g}")
+
+    def _raise_if_over(self) -> None:
+        self._check_max_hold()
+        if self.over:
+            raise self._end_error()
+
+    # -- checks by the ensemble ----------------------------------------------------------------------------------
+
+    def deadline(self, timeout_seconds: float | None = None) -> Deadline:
+        """Return the time limit for a response. A later response would prove nothing."""
+        bound = VALID_FRACTION * self._session.granted_seconds
+        return Deadline(bound if timeout_seconds is None else min(timeout_seconds, bound))
+
+    def confirm(
+        self, deadline: Deadline, doing: str, operation: Callable[[Any], None] | None = None
+    ) -> Exception | None:
+        """Check the hold, together with one more operation that is executed if and only if the hold stands.
+
+        Args:
+            deadline: Time limit for the response.
+            doing: Description of the request for the message of EnsembleUnavailableError.
+            operation: Adds the operation to the transaction.
+
+        Returns:
+            Why the operation was not executed, if its znode exists, does not exist, or has another version.
+
+        Raises:
+            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: As :meth:`HeldLock.check`.
+
+        """
+        while True:
+            self._raise_if_over()
+            sent_at = self._sent_at = time.monotonic()
+            try:
+                outcome = response_or_session_end(self._session, self._contenders.send_check(operation), deadline)
+            except NO_ANSWER:
+                self._session.wait_for_retry(deadline, doing)
+                continue
+            result = self._contenders.read(outcome, with_operation=operation is not None)
+            if result.not_done is not None:
+                return result.not_done
+            self._apply(result, sent_at)
+            self._raise_if_over()
+            if result.refusal is not None:
+                raise EnsembleRefusedError(self._session.settings.zk_hosts, result.refusal)
+            return None
+
+    def next_check_at(self) -> float:
+        """Return the monotonic time of the next check by the ensemble."""
+        due_at = self._sent_at + KEEPALIVE_FRACTION * self._session.granted_seconds
+        return min(self._announce_at, due_at, self._ends_at)
+
+    def send_check(self) -> Any:
+        """Send a quorum request that checks whether the contenders exist; return kazoo's AsyncResult.
+
+        The request also writes ``acquired_at`` into the contenders' data, unless an earlier one did.
+        """
+        self._sent_at = time.monotonic()
+        if self._announce_at == float("inf"):
+            return self._contenders.send_check()
+        self._announce_at = self._sent_at + ANNOUNCE_SECONDS
+        return self._contenders.send_check(
+            data=lambda queue: self._request.contender_data(queue, acquired_at=self._acquired_at)
+        )
+
+    def record_check(self, outcome: object, sent_at: float) -> None:
+        """Record the outcome of :meth:`send_check`: a list of results, or kazoo's exception."""
+        if self._apply(self._contenders.read(outcome), sent_at):
+            self._announce_at = float("inf")
+
+    def _apply(self, result: CheckResult, sent_at: float) -> bool:
+        """Record the loss or the proof in a result; tell whether the hold stands."""
+        if result.lost is not None:
+            self.lose(result.lost)
+        elif result.refusal is not None:
+            log.error("ZooKeeper refused to check the lock on %s: %s", self._request.resource, result.refusal)
+        else:
+            self._session.record_proof(sent_at, self._session_id)
+            return True
+        return False
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    def end(self) -> bool:
+        """End the hold now; return False if it had ended before."""
+        with self._ending:
+            ends, self.ended_at = self.ended_at is None, self.ended_at or time.time()
+        return ends
+
+    def lose(self, reason: str, *, ending: bool = False) -> None:
+        """Record the loss of the hold, unless it was lost or ended before.
+
+        Args:
+            reason: How the hold was lost.
+            ending: Whether the loss is detected while the hold ends.
+
+        """
+        with self._ending:
+            # KeepAlive may have sent a check just before a release, and finds the contenders deleted.
+            if self.lost is not None or (self.ended_at is not None and not ending):
+                return
+            self.lost = reason
+        self._on_lost()

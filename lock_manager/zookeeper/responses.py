@@ -1,0 +1,108 @@
+"""Wait for responses to requests of a session, retry unanswered requests, and read the results of transactions.
+
+A request without a response may or may not have been executed. A caller that repeats it must be correct in both cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
+
+from lock_manager.deadline import Deadline
+from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
+
+_T = TypeVar("_T")
+
+UNANSWERED = NO_ANSWER + SESSION_GONE
+"""Kazoo's errors for a request without a response, for any reason. A later request may get one."""
+
+_ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
+# ZooKeeper's errors for the operations that a transaction did not execute because another operation failed.
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a transaction was not executed.
+
+    Attributes:
+        index: Index of the operation that failed, from 0.
+        error: Error of that operation. ZooKeeper rolled the other operations back because of it.
+
+    """
+
+    index: int
+    error: Exception
+
+
+def failure_in(results: Iterable[object]) -> Failure | None:
+    """Return why a transaction was not executed; None if it was.
+
+    Args:
+        results: Kazoo's results of a transaction: one for each operation, in order.
+
+    """
+    failures = [Failure(index, result) for index, result in enumerate(results) if isinstance(result, Exception)]
+    reasons = (failure for failure in failures if not isinstance(failure.error, _ROLLED_BACK))
+    # Servers always include the reason. Without one the transaction was still not executed.
+    return next(reasons, failures[0] if failures else None)
+
+
+def retry_unanswered(session: Session, deadline: Deadline, attempt: Callable[[], _T], doing: str) -> _T:
+    """Return the result of ``attempt``; call it again on the next connection if a request in it got no response.
+
+    A server that requires credentials may grant a session first and close it at the first request. Only the next
+    connection attempt shows the reason.
+
+    Args:
+        session: Session that ``attempt`` uses.
+        deadline: Time limit for all calls.
+        attempt: Function that sends requests and waits for them. It may be called more than once.
+        doing: Description of the request for the message of EnsembleUnavailableError.
+
+    Raises:
+        EnsembleRefusedError: TLS verification, credentials or permissions were refused.
+        EnsembleUnavailableError: The ensemble did not respond before the deadline.
+        ClosedError: The session cannot be used, see :meth:`Session.check_usable`.
+
+    """
+    while True:
+        try:
+            return attempt()
+        except UNANSWERED:
+            session.wait_for_retry(deadline, doing)
+
+
+def response_or_session_end(session: Session, result: Any, deadline: Deadline) -> object:
+    """Wait for kazoo's AsyncResult; return the response, or the exception if the session has ended.
+
+    Raises:
+        KazooException: An error of :data:`NO_ANSWER` or an expected error of the ensemble, see :meth:`Session.wait`.
+
+    """
+    try:
+        return session.wait(result, deadline)
+    except SESSION_GONE as error:
+        return error
+
+
+def wait_for_each(
+    session: Session, results: Mapping[str, Any], deadline: Deadline, skip: tuple[type[Exception], ...] = (NoNodeError,)
+) -> Iterator[tuple[str, Any]]:
+    """Wait for several of kazoo's AsyncResults; yield the path and the response of each.
+
+    Args:
+        session: Session that sent the requests.
+        results: AsyncResult of each path.
+        deadline: Time limit for all responses.
+        skip: Errors for which nothing is yielded. By default the znode does not exist.
+
+    """
+    for path, result in results.items():
+        try:
+            response = session.wait(result, deadline)
+        except skip:
+            continue
+        yield path, response
