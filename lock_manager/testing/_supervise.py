@@ -1,11 +1,11 @@
-"""Run a command for as long as the parent lives. A script: ``python _supervise.py [--output-to-stderr] COMMAND…``.
+"""Run a command and end it when the parent ends. A script: ``python _supervise.py [--output-to-stderr] COMMAND…``.
 
-The parent holds the other end of this process's standard input. When that closes (the parent closed it, exited or was
-killed), the command is ended: SIGTERM, and SIGKILL after ``_GRACE_SECONDS``. The command's pid is printed first. On
-Linux the command is ended also when this process itself is killed.
+The parent holds the other end of this process's standard input, which closes when the parent closes it, exits or is
+killed. Then the command gets SIGTERM, and SIGKILL after ``_GRACE_SECONDS``. The script prints the command's pid first.
+On Linux the command also ends when this process is killed.
 
-``--output-to-stderr`` is for a parent that reads nothing but the pid: a command that writes into a pipe which nobody
-reads stands still when it is full.
+``--output-to-stderr`` is for a parent that reads only the pid: a command that writes into an unread pipe blocks when
+the pipe is full.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ def _end_with_supervisor() -> None:
 
 
 def main(command: list[str]) -> None:
-    """Run ``command`` until it ends or standard input does."""
+    """Run ``command`` until it or standard input ends."""
     output = None
     if command[0] == _OUTPUT_TO_STDERR:
         output, command = sys.stderr, command[1:]

@@ -1,13 +1,14 @@
-"""An embedded ZooKeeper for tests, demos and a first try: real servers, from the jars that PySpark ships.
+"""An embedded ZooKeeper for tests, demos and first experiments: real servers from the jars of PySpark.
 
-No Docker and no download: PySpark 4.2 carries a complete ZooKeeper 3.9. One server, or an ensemble of three, on
-127.0.0.1 and free ports. They end with the process that started them, however it ends. Not for production: all
-members share one machine.
+It needs neither Docker nor a download, because PySpark 4.2 contains a complete ZooKeeper 3.9. It is one server, or an
+ensemble of three, on 127.0.0.1 and free ports. The servers end with the process that started them, also when it is
+killed. It is not for production: all members share one machine.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import random
 import re
@@ -31,9 +32,9 @@ from lock_manager.testing.class_archives import ZOOKEEPER, archive_options
 from lock_manager.testing.server_security import ServerSecurity
 from lock_manager.zookeeper.connection import ask_word
 
-#: Script that runs a command for as long as its parent lives.
+#: Script that runs a command and ends it when its parent ends.
 SUPERVISOR = Path(__file__).with_name("_supervise.py")
-# What a server needs of PySpark's 300 jars; with all of them on its path it starts slower.
+# The jars that a server needs among PySpark's 300. With all of them on its class path it starts slower.
 _SERVER_JARS = (
     "zookeeper-*", "netty-*", "slf4j-api-*", "log4j-*", "metrics-core-*", "snappy-java-*", "commons-*",
     "jackson-*", "audience-annotations-*",
@@ -42,28 +43,28 @@ _ENSEMBLE = 3
 _START_ATTEMPTS = 3
 _STOP_SECONDS = 10.0
 _LOOK_SECONDS = 0.001
-# Below what Linux (32768) and others (49152) give to connections.
+# Below the ports that Linux (from 32768) and other systems (from 49152) assign to connections.
 _PORTS = range(10_240, 32_768)
 _LEAST_LISTEN_BACKLOG = 2**16
 
 
 def find_java() -> str:
-    """Return the ``java`` to run: of ``$JAVA_HOME``, else the one on ``$PATH``.
+    """Return the ``java`` of ``$JAVA_HOME`` or, if that is not set, of ``$PATH``.
 
     Raises:
-        LocalServerError: there is none.
+        LocalServerError: There is no ``java``.
 
     """
     home = os.environ.get("JAVA_HOME")
     candidate = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if candidate is None:
-        where = f"JAVA_HOME={home} has no bin/java" if home else "no java on PATH"
-        raise LocalServerError(f"{where}: install a JDK 17 or set JAVA_HOME")
+        problem = f"JAVA_HOME={home} has no bin/java" if home else "no java on PATH"
+        raise LocalServerError(f"{problem}: install a JDK 17 or set JAVA_HOME")
     return candidate
 
 
 def find_spark_jars() -> Path:
-    """Return PySpark's folder of jars (``$SPARK_HOME/jars``, else the installed package's) without importing it.
+    """Return PySpark's folder of jars (``$SPARK_HOME/jars``, else the installed package's) without an import of it.
 
     Raises:
         LocalServerError: PySpark is not installed.
@@ -80,7 +81,7 @@ def find_spark_jars() -> Path:
 
 
 def find_server_jars() -> list[Path]:
-    """Return those of PySpark's jars that a ZooKeeper server needs.
+    """Return the jars of PySpark that a ZooKeeper server needs.
 
     Raises:
         LocalServerError: PySpark is not installed.
@@ -91,13 +92,13 @@ def find_server_jars() -> list[Path]:
 
 
 def server_configuration(data: str | os.PathLike[str], tick_ms: int, max_session_timeout_ms: int, members: str) -> str:
-    """Return the lines of ``zoo.cfg`` that all of our servers share.
+    """Return the lines of ``zoo.cfg`` that embedded servers and those in containers share.
 
     Args:
-        data: the server's folder for its data.
-        tick_ms: the unit of ZooKeeper's time-outs, in milliseconds.
-        max_session_timeout_ms: the longest session that it grants.
-        members: the ``server.N=`` lines of an ensemble, empty for one server.
+        data: Folder of the server's data.
+        tick_ms: Unit of ZooKeeper's time-outs, in milliseconds.
+        max_session_timeout_ms: Longest session time-out that the server grants, in milliseconds.
+        members: The ``server.N=`` lines of an ensemble; empty for one server.
 
     """
     return (
@@ -107,36 +108,32 @@ def server_configuration(data: str | os.PathLike[str], tick_ms: int, max_session
 
 
 def escape_properties(text: str) -> str:
-    """Return text for a Java properties file, which is Latin-1, with an escape for each character beyond ASCII."""
-    return re.sub(r"[^\x00-\x7f]", lambda match: _escape(match[0]), text)
-
-
-def _escape(character: str) -> str:
-    units = character.encode("utf-16-be")
-    return "".join(f"\\u{units[at]:02x}{units[at + 1]:02x}" for at in range(0, len(units), 2))
+    """Return text for a Java properties file, which is Latin-1, with an escape for each non-ASCII character."""
+    # JSON and Java escape characters alike, those beyond 16 bits as two surrogates.
+    return re.sub(r"[^\x00-\x7f]", lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def ask_server(address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None = None) -> bytes:
-    """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the answer, empty if there is none."""
+    """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the response; empty if there is none."""
     with suppress(OSError):
         return ask_word(address, word, tls)
     return b""
 
 
 def small_java() -> list[str]:
-    """Return the options of a server's JVM: small, and soon there."""
+    """Return the options of a server's JVM, for a small heap and a fast start."""
     return ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *archive_options(ZOOKEEPER)]
 
 
 def start_supervised(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a server that ends with this process, however it ends; :func:`stop_supervised` ends it before.
+    """Start a server that ends with this process, also when it is killed; :func:`stop_supervised` ends it earlier.
 
     Args:
-        command: of the server.
-        log: file to which its output is added.
+        command: Command of the server.
+        log: File to which the server's output is appended.
 
     Returns:
-        Its supervisor, whose first line on standard output is the server's pid.
+        The supervisor of the server. Its first line on standard output is the server's pid.
 
     """
     with log.open("ab") as output:
@@ -145,13 +142,13 @@ def start_supervised(command: list[str], log: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=output,
-            # A Ctrl-C at the terminal is for the parent, which then stops the servers in its own order.
+            # A Ctrl-C at the terminal reaches only the parent, which then stops the servers in order.
             start_new_session=True,
         )
 
 
 def stop_supervised(supervisor: subprocess.Popen[bytes]) -> None:
-    """End the server of a supervisor, and wait for it."""
+    """End the server of a supervisor and wait for its end."""
     for pipe in (supervisor.stdin, supervisor.stdout):
         if pipe is not None:
             pipe.close()
@@ -159,22 +156,22 @@ def stop_supervised(supervisor: subprocess.Popen[bytes]) -> None:
 
 
 def last_words(log: str) -> str:
-    """Return the line of a server's log that says best why it does not serve."""
+    """Return the line of a server's log that most likely explains why it does not serve."""
     lines = log.strip().splitlines()
-    # Log4j's own line about the end of the JVM is an error, too.
+    # Log4j also logs the end of the JVM as an error.
     exceptions, errors = ([line for line in lines if word in line] for word in ("Exception", "ERROR"))
-    return (exceptions or errors or lines or ["it said nothing"])[-1]
+    return (exceptions or errors or lines or ["its log is empty"])[-1]
 
 
 class EmbeddedServer:
-    """One ZooKeeper server process, and what a test wants to do to it.
+    """One ZooKeeper server process that tests can pause, kill and restart.
 
     Attributes:
         server_id: 1, 2 or 3.
-        client_port: on 127.0.0.1.
-        folder: its configuration, data and log (``server.log``).
-        pid: of the Java process while it runs, else None.
-        end_reported: Whether :meth:`EmbeddedZooKeeper.wait_for_end` has returned this server since it was started.
+        client_port: Port for clients on 127.0.0.1.
+        folder: Folder with configuration, data and log (``server.log``).
+        pid: Process id of the Java process while it runs, else None.
+        end_reported: Whether :meth:`EmbeddedZooKeeper.wait_for_end` has returned this server since its last start.
 
     """
 
@@ -187,7 +184,7 @@ class EmbeddedServer:
         self.pid: int | None = None
         self.end_reported = False
         self._supervisor: subprocess.Popen[bytes] | None = None
-        # The answer to `conf` contains it, so it identifies this server. The kernel lowers it to its own limit.
+        # The response to `conf` contains it, so it identifies this server. The kernel lowers it to its own limit.
         self._listen_backlog = _LEAST_LISTEN_BACKLOG + secrets.randbelow(2**30)
         configuration += f"clientPortListenBacklog={self._listen_backlog}\n"
         (folder / "data").mkdir(parents=True, exist_ok=True)
@@ -208,13 +205,13 @@ class EmbeddedServer:
 
     @property
     def output(self) -> IO[bytes]:
-        """Pipe from the supervisor, which closes when the process ends."""
-        assert self._supervisor is not None  # noqa: S101 (the caller has started it)
-        assert self._supervisor.stdout is not None  # noqa: S101 (a pipe was asked for)
+        """Pipe from the supervisor, which closes when the server ends."""
+        assert self._supervisor is not None  # noqa: S101 (the caller has started the server)
+        assert self._supervisor.stdout is not None  # noqa: S101 (it was started with a pipe)
         return self._supervisor.stdout
 
     def start(self) -> None:
-        """Start the process; :meth:`wait_until_serving` tells when it serves."""
+        """Start the process; :meth:`wait_until_serving` waits until it serves."""
         if self._supervisor is not None:
             raise LocalServerError(f"server {self.server_id} is running already (pid {self.pid})")
         classpath = os.pathsep.join(map(str, find_server_jars()))
@@ -233,13 +230,13 @@ class EmbeddedServer:
         self.pid = int(self.output.readline() or 0) or None
 
     def wait_until_serving(self, deadline: float) -> None:
-        """Wait until it answers clients with a quorum behind it.
+        """Wait until the server serves clients as a member of a quorum.
 
         Args:
-            deadline: on the clock of ``time.monotonic``.
+            deadline: Time of ``time.monotonic`` at which the wait ends.
 
         Raises:
-            LocalServerError: it ended, or did not serve before the deadline.
+            LocalServerError: The server ended, or did not serve before the deadline.
 
         """
         while True:
@@ -252,36 +249,36 @@ class EmbeddedServer:
             time.sleep(0.02)
 
     def _owns_port(self) -> bool:
-        """Whether this server answers at the port, not another program."""
+        """Tell whether this server, and not another program, serves at the port."""
         return f"clientPortListenBacklog={self._listen_backlog}".encode() in self.command(b"conf").splitlines()
 
     def has_ended(self) -> bool:
-        """Whether the process does not run: never started, stopped, or ended by itself."""
+        """Tell whether the process does not run: it was never started, was stopped, or ended by itself."""
         return self._supervisor is None or self._supervisor.poll() is not None
 
     def last_words(self) -> str:
-        """Return the last error in the server's log."""
+        """Return the line of the server's log that most likely explains its end."""
         return last_words(self._log())
 
     def command(self, word: bytes) -> bytes:
-        """Ask it a four-letter word; see :func:`ask_server`."""
+        """Send a four-letter word to the server; see :func:`ask_server`."""
         return ask_server(("127.0.0.1", self.client_port), word, self._tls)
 
     def pause(self) -> None:
-        """Stop the process where it stands (SIGSTOP); returns when all of its threads do."""
+        """Pause the process (SIGSTOP); return when all of its threads have stopped."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused process go on (SIGCONT)."""
+        """Resume a paused process (SIGCONT)."""
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End the process at once (SIGKILL); :meth:`start` brings it back with its data."""
+        """Kill the process (SIGKILL); :meth:`start` starts it again with its data."""
         self._signal(signal.SIGKILL)
         self.stop()
 
     def stop(self) -> None:
-        """End the process and wait for it. Does nothing if it does not run."""
+        """End the process and wait for its end. Do nothing if it does not run."""
         supervisor, self._supervisor, self.pid = self._supervisor, None, None
         if supervisor is not None:
             stop_supervised(supervisor)
@@ -292,7 +289,7 @@ class EmbeddedServer:
         send_signal(self.pid, number)
 
     def port_was_taken(self) -> bool:
-        """Tell whether it has met somebody else at one of its ports."""
+        """Tell whether another program used one of the server's ports."""
         return "BindException" in self._log()
 
     def _log(self) -> str:
@@ -300,20 +297,21 @@ class EmbeddedServer:
 
 
 class EmbeddedZooKeeper:
-    """One ZooKeeper server or an ensemble of three, ended with this process.
+    """One ZooKeeper server or an ensemble of three, which ends with this process.
 
     ``with EmbeddedZooKeeper() as zookeeper: ZookeeperLockManager(zookeeper.hosts)``
 
     Args:
         servers: 1 or 3.
-        data_dir: where data is kept; a temporary folder, deleted by :meth:`stop`, when not given.
-        port: of the first server's clients, the next ones follow; free ports when not given.
-        tick_ms: the unit of ZooKeeper's time-outs, in milliseconds.
-        max_session_timeout_ms: the longest session that it grants; ZooKeeper's own default is 20 ticks.
-        security: what its clients have to show; nothing when not given.
+        data_dir: Folder for the data; by default a temporary folder, which :meth:`stop` deletes.
+        port: Client port of the first server; the other servers use the next ports. By default free ports.
+        tick_ms: Unit of ZooKeeper's time-outs, in milliseconds.
+        max_session_timeout_ms: Longest session time-out that a server grants, in milliseconds. ZooKeeper's own default
+            is 20 ticks.
+        security: Requirements for clients; none by default.
 
     Raises:
-        LocalServerError: from :meth:`start`: no Java, no PySpark, or the server did not come up.
+        LocalServerError: Java or PySpark is missing, or a server did not start. :meth:`start` raises it.
         ValueError: ``servers`` is neither 1 nor 3.
 
     """
@@ -329,7 +327,7 @@ class EmbeddedZooKeeper:
         security: ServerSecurity | None = None,
     ) -> None:
         if servers not in (1, _ENSEMBLE):
-            raise ValueError(f"servers={servers!r}: an embedded ensemble has 1 or {_ENSEMBLE}")
+            raise ValueError(f"servers={servers!r}: must be 1 or {_ENSEMBLE}")
         self._count = servers
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._port = port
@@ -345,7 +343,7 @@ class EmbeddedZooKeeper:
         return ",".join(server.address for server in self.servers)
 
     def start(self, timeout_seconds: float = 60.0) -> Self:
-        """Start and wait until all serve."""
+        """Start all servers and wait until they serve."""
         if self.servers:
             raise LocalServerError("the embedded ZooKeeper is running already")
         deadline = time.monotonic() + timeout_seconds
@@ -353,17 +351,19 @@ class EmbeddedZooKeeper:
             try:
                 self._start_once(deadline)
             except BaseException as error:
-                # A port that was free a moment ago may be taken by now.
-                taken = isinstance(error, LocalServerError) and any(each.port_was_taken() for each in self.servers)
+                # Another program may have taken a port that was free a moment ago.
+                port_was_taken = isinstance(error, LocalServerError) and any(
+                    server.port_was_taken() for server in self.servers
+                )
                 self.stop()
-                if not taken or self._port is not None or attempt == _START_ATTEMPTS:
+                if not port_was_taken or self._port is not None or attempt == _START_ATTEMPTS:
                     raise
             else:
                 break
         return self
 
     def wait_for_end(self) -> EmbeddedServer:
-        """Wait until a server's process has ended, and return that server, once for each start.
+        """Wait until a server's process has ended; return that server once for each start.
 
         Raises:
             LocalServerError: All servers have ended, and all were returned.
@@ -372,18 +372,18 @@ class EmbeddedZooKeeper:
         servers = [server for server in self.servers if not server.end_reported]
         if not servers:
             raise LocalServerError("all servers have ended")
-        ended = next((server for server in servers if server.pid is None), None)
-        if ended is None:
+        ended_server = next((server for server in servers if server.pid is None), None)
+        if ended_server is None:
             # The pipe from the supervisor closes with it, and a closed pipe is readable at once.
             pipes = {server.output: server for server in servers}
             (pipe, *_), _, _ = select.select(list(pipes), [], [])
-            ended = pipes[pipe]
-        ended.stop()
-        ended.end_reported = True
-        return ended
+            ended_server = pipes[pipe]
+        ended_server.stop()
+        ended_server.end_reported = True
+        return ended_server
 
     def stop(self) -> None:
-        """End all servers; the data goes with them unless a folder was given."""
+        """End all servers; delete the data unless a folder was given."""
         for server in self.servers:
             server.stop()
         self.servers = []
@@ -400,24 +400,26 @@ class EmbeddedZooKeeper:
         self.stop()
 
     def _start_once(self, deadline: float) -> None:
-        if self._data_dir is None:
+        base = self._data_dir
+        if base is None:
             self._temporary = tempfile.TemporaryDirectory(prefix="sluice-zookeeper-")
-        base = self._data_dir or Path(self._temporary.name if self._temporary else "")
+            base = Path(self._temporary.name)
         ports = free_ports(3 * self._count)
+        client_ports, peer_ports, election_ports = ports[::3], ports[1::3], ports[2::3]
         if self._port is not None:
-            ports[: self._count] = range(self._port, self._port + self._count)
-            for port in ports[: self._count]:
-                _refuse_taken(port)
-        members = "".join(
-            f"server.{index + 1}=127.0.0.1:{ports[self._count + 2 * index]}:{ports[self._count + 2 * index + 1]}\n"
-            for index in range(self._count if self._count > 1 else 0)
-        )
-        for index in range(self._count):
-            folder = base / f"server-{index + 1}"
+            client_ports = list(range(self._port, self._port + self._count))
+            for port in client_ports:
+                _check_free(port)
+        members = ""
+        if self._count > 1:
+            for number, (peer, election) in enumerate(zip(peer_ports, election_ports, strict=True), 1):
+                members += f"server.{number}=127.0.0.1:{peer}:{election}\n"
+        for number, port in enumerate(client_ports, 1):
+            folder = base / f"server-{number}"
             configuration = server_configuration(
                 folder / "data", self._tick_ms, self._max_session_timeout_ms, members
-            ) + (self._security or ServerSecurity()).configuration(ports[index])
-            self.servers.append(EmbeddedServer(index + 1, ports[index], folder, configuration, self._security))
+            ) + (self._security or ServerSecurity()).configuration(port)
+            self.servers.append(EmbeddedServer(number, port, folder, configuration, self._security))
         for server in self.servers:
             server.start()
         for server in self.servers:
@@ -425,20 +427,20 @@ class EmbeddedZooKeeper:
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:
-    """Send a signal, if the process is there; with SIGSTOP, return when all of its threads stand still.
+    """Send a signal if the process exists; with SIGSTOP, return when all of its threads have stopped.
 
-    One thread takes the signal, when it gets a processor, and stops the others: until then they may act. (Where there
-    is no ``/proc`` it returns at once.)
+    One thread handles the signal when it gets a processor, and stops the others. They may run until then. Without
+    ``/proc`` the function returns at once.
     """
     with suppress(ProcessLookupError):
         os.kill(pid, number)
         deadline = time.monotonic() + _STOP_SECONDS
-        while number is signal.SIGSTOP and not _stands_still(pid) and time.monotonic() < deadline:
+        while number is signal.SIGSTOP and not _is_stopped(pid) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
 
 
-def _stands_still(pid: int) -> bool:
-    # The state follows the name, which is in parentheses: stopped, or over already.
+def _is_stopped(pid: int) -> bool:
+    # The state follows the name, which is in parentheses: stopped, traced, or ended.
     states = []
     for task in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(ProcessLookupError, FileNotFoundError):
@@ -446,26 +448,26 @@ def _stands_still(pid: int) -> bool:
     return all(state in "TtZX" for state in states)
 
 
-def _refuse_taken(port: int) -> None:
+def _check_free(port: int) -> None:
     with socket.socket() as probe:
-        # As Java does: a port whose connections have just ended is free.
+        # Java sets it, too: a port whose connections have just ended is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             raise LocalServerError(
-                f"port {port} of 127.0.0.1 cannot be used ({error.strerror}): end the program that has it, or choose "
+                f"port {port} of 127.0.0.1 cannot be used ({error.strerror}): end the program that uses it, or choose "
                 "another port"
             ) from error
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, outside of those from which connections get theirs at any moment."""
-    found: list[int] = []
+    """Return unused ports, outside the range from which the system assigns ports to connections."""
+    ports: list[int] = []
     for port in random.sample(_PORTS, len(_PORTS)):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
+            ports.append(port)
+        if len(ports) == count:
+            return ports
     raise LocalServerError(f"no {count} ports between {_PORTS.start} and {_PORTS.stop} are free")

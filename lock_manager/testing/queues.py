@@ -1,4 +1,4 @@
-"""The queues of the tables' locks, looked at and disturbed from outside."""
+"""Read and disturb the queues of tables from outside the lock manager."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ _START_SECONDS = 30
 
 
 class LockQueues:
-    """Queues of an ensemble, by a plain client of its own.
-
-    Args:
-        hosts: connection string.
-
-    """
+    """The queues of an ensemble, through a separate plain client of a connection string."""
 
     def __init__(self, hosts: str) -> None:
         self._client = KazooClient(hosts)
@@ -39,7 +34,7 @@ class LockQueues:
         self._client.close()
 
     def contenders(self, table: str, job: str | None = None) -> list[str]:
-        """Return the names in the queue of a table, or those of one job's contenders in it."""
+        """Return the names of the contenders in a table's queue, optionally of one job only."""
         names: list[str] = []
         with suppress(NoNodeError):
             names = self._client.retry(self._client.get_children, self._node(table))
@@ -47,7 +42,7 @@ class LockQueues:
         return [name for name in contenders if job is None or self._job(table, name) == job]
 
     def delete(self, table: str, token: int) -> None:
-        """Delete the contender with this token, if it is there."""
+        """Delete the contender with this token, if it exists."""
         for name in self.contenders(table):
             path = child_node(self._node(table), name)
             with suppress(NoNodeError):

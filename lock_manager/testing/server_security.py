@@ -1,4 +1,4 @@
-"""What an embedded ZooKeeper security of its clients: TLS with a certificate, SASL, or a scheme of authentication."""
+"""Security requirements of an embedded ZooKeeper: TLS with client certificates, SASL, or authentication schemes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _PROVIDERS = "org.apache.zookeeper.server.auth"
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSecurity:
-    """What a server security; without arguments nothing, and it speaks plainly.
+    """Requirements of a server for its clients. Without arguments there are none, and connections are not encrypted.
 
-    With a key store there is no port for plain connections, and clients have to show a certificate of their own.
+    With a key store the server has no port for plain connections, and clients must present a certificate.
 
     Attributes:
-        key_store: PEM file with the server's private key (PKCS #8) and certificates. TLS, if given.
-        trust_store: PEM file with the authorities that may vouch for clients.
-        sasl_users: passwords by user name, of the SASL mechanism DIGEST-MD5. Not in the repr.
-        schemes: whom a session is for: clients that are known by one of these schemes (``sasl``, ``digest``,
-            ``x509``), all others are refused. Empty: anybody.
+        key_store: PEM file with the server's private key (PKCS #8) and certificates. It enables TLS.
+        trust_store: PEM file with the authorities that sign client certificates.
+        sasl_users: Passwords by user name, for the SASL mechanism DIGEST-MD5. Not in the repr.
+        schemes: Authentication schemes (``sasl``, ``digest``, ``x509``). The server refuses a client that authenticates
+            with none of them. If empty, it accepts every client.
 
     """
 
@@ -51,7 +51,7 @@ class ServerSecurity:
         return "".join(f"{line}\n" for line in lines)
 
     def java_options(self, folder: Path) -> list[str]:
-        """Return the server's Java options; the users are written into ``folder``, readable to nobody else."""
+        """Return the server's Java options; write the users into ``folder``, readable only by the owner."""
         if not self.sasl_users:
             return []
         jaas = folder / "jaas.conf"
@@ -61,7 +61,7 @@ class ServerSecurity:
         return [f"-Djava.security.auth.login.config={jaas}"]
 
     def probe(self) -> ssl.SSLContext | None:
-        """Return how to ask the server whether it serves: as itself, for its certificate is at hand. None: plainly."""
+        """Return the TLS context for probes, with the server's own certificate; None for a plain connection."""
         if self.key_store is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

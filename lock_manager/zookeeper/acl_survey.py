@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from kazoo.exceptions import NoNodeError
 
@@ -14,18 +13,14 @@ from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError
 from lock_manager.zookeeper.responses import wait_for_each
 from lock_manager.zookeeper.session import Session
-from lock_manager.zookeeper.znodes import (
-    child_node,
-    intents_node,
-    is_table_name,
-    partitions_node,
-    table_node_of,
-    table_uri,
-)
+from lock_manager.zookeeper.znodes import child_node, intents_node, is_table_name, partitions_node, table_uri
 
 _MOST_TABLES = 20
 _MOST_PARTITIONS = 100
 """Maximum number of partitions of all these tables. If there are more, the survey takes a random sample."""
+
+_DELETING = {"ALL", "DELETE", "ADMIN"}
+"""Permissions with which a client can delete children. A client with ADMIN can grant itself the others."""
 
 _UNREADABLE = (NoNodeError, EnsembleRefusedError)
 
@@ -59,7 +54,7 @@ def survey_acls(session: Session, deadline: Deadline) -> AclSurvey:
     """
     root = session.settings.lock_root
     keys = [name for name in _children(session, [root], deadline).get(root, []) if is_table_name(name)]
-    tables = [table_node_of(root, key) for key in _sample(keys, _MOST_TABLES)]
+    tables = [child_node(root, key) for key in _sample(keys, _MOST_TABLES)]
     partitions = _partitions(session, tables, deadline)
     nodes = (root, *tables, *partitions, *map(intents_node, tables))
     results = {node: session.client.get_acls_async(node) for node in nodes}
@@ -67,16 +62,11 @@ def survey_acls(session: Session, deadline: Deadline) -> AclSurvey:
     open_nodes = (
         node
         for node, (entries, _) in acls.items()
-        if any(entry.id.scheme == "world" and _may_delete(entry) for entry in entries)
+        if any(entry.id.scheme == "world" and _DELETING & set(entry.acl_list) for entry in entries)
     )
     open_node = next(open_nodes, None)
     open_table = None if open_node is None else _read_table_uri(session, open_node, deadline)
     return AclSurvey(len(keys), len(tables), len(partitions), open_node, open_table)
-
-
-def _may_delete(acl: Any) -> bool:
-    # A client with ADMIN can grant itself the other permissions.
-    return bool({"ALL", "DELETE", "ADMIN"} & set(acl.acl_list))
 
 
 def _sample(names: Sequence[str], most: int) -> list[str]:

@@ -12,8 +12,7 @@ from kazoo.exceptions import NoNodeError
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.zookeeper.empty_znodes import EmptyZnodes
-from lock_manager.zookeeper.responses import UNANSWERED
-from lock_manager.zookeeper.session import Session
+from lock_manager.zookeeper.session import UNANSWERED, Session
 from lock_manager.zookeeper.znodes import child_node, is_of_hold
 
 log = logging.getLogger(__name__)

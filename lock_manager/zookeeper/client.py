@@ -19,13 +19,7 @@ from kazoo.security import ACL, Id, Permissions
 
 from lock_manager.errors import SettingsError
 from lock_manager.security import Security
-from lock_manager.zookeeper.connection import (
-    connect_with_tls,
-    is_unknown_name,
-    lookup_error,
-    no_address_message,
-    reason,
-)
+from lock_manager.zookeeper.connection import connect_with_tls, lookup_problem, reason
 
 _CLOSED_EARLY = "the server closed the connection without a response, as it does if it demands TLS"
 _CLOSED_IN_SASL = "the server closed the connection in the SASL exchange, as old servers do with wrong credentials"
@@ -129,11 +123,7 @@ class Client(KazooClient):  # type: ignore[misc]
     """
 
     def __init__(
-        self,
-        hosts: str,
-        session_timeout_seconds: float,
-        on_granted: Callable[[float], None],
-        security: Security,
+        self, hosts: str, session_timeout_seconds: float, on_granted: Callable[[float], None], security: Security
     ) -> None:
         servers = hosts.partition("/")[0].count(",") + 1
         super().__init__(
@@ -204,12 +194,7 @@ class Client(KazooClient):  # type: ignore[misc]
         if addresses:
             self.is_unresolvable = False
         else:
-            errors = [lookup_error(host, port) for host, port in self.hosts]
-            self.is_unresolvable = all(map(is_unknown_name, errors))
-            failures = "; ".join(dict.fromkeys(reason(error) for error in errors if error is not None))
-            self.problem = (
-                no_address_message(self.hosts) if self.is_unresolvable else f"the name service fails: {failures}"
-            )
+            self.is_unresolvable, self.problem = lookup_problem(self.hosts)
         return addresses
 
     @property

@@ -7,9 +7,12 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 
 from kazoo.hosts import collect_hosts
+
+from lock_manager.deadline import Deadline
 
 WORD_SECONDS = 2.0
 """Time limit for a four-letter word: connection, TLS and response, in seconds. The host name is resolved before it."""
@@ -31,11 +34,11 @@ def connect_with_tls(
         OSError: No server responded in time; ``ssl.SSLError`` if one side does not trust the other.
 
     """
-    give_up_at = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     plain = socket.create_connection(address, seconds)
     try:
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        plain.settimeout(max(_LEAST_SECONDS, give_up_at - time.monotonic()))
+        plain.settimeout(max(_LEAST_SECONDS, deadline.remaining()))
         return context.wrap_socket(plain, server_hostname=hostname)
     except BaseException:
         plain.close()
@@ -51,7 +54,7 @@ def ask_word(
         OSError: As :func:`connect_with_tls`; a ``TimeoutError`` if the server does not finish its response in time.
 
     """
-    give_up_at = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     connection = (
         connect_with_tls(address, tls, seconds, address[0]) if tls else socket.create_connection(address, seconds)
     )
@@ -60,12 +63,12 @@ def ask_word(
         connection.sendall(word)
         while True:
             # Set for each chunk: a time-out for one chunk never expires if the server sends a byte now and then.
-            connection.settimeout(max(_LEAST_SECONDS, give_up_at - time.monotonic()))
+            connection.settimeout(max(_LEAST_SECONDS, deadline.remaining()))
             chunk = connection.recv(65536)
             if not chunk:
                 return bytes(response)
             response += chunk
-            if time.monotonic() > give_up_at:
+            if deadline.remaining() == 0:
                 raise TimeoutError(f"the response does not end within {seconds:g} s")
 
 
@@ -82,14 +85,14 @@ def unreachable_reason(hosts: str, seconds: float) -> str | None:
 
     """
     servers = members_of(hosts)
-    give_up_at = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     while True:
         errors = _connection_errors(servers, seconds)
-        if not all(isinstance(error, ConnectionRefusedError) or is_unknown_name(error) for error in errors):
+        if not all(isinstance(error, ConnectionRefusedError) or _is_unknown_name(error) for error in errors):
             return None
-        if all(map(is_unknown_name, errors)):
-            return no_address_message(servers)
-        if time.monotonic() >= give_up_at:
+        if all(map(_is_unknown_name, errors)):
+            return _no_address_message(servers)
+        if deadline.remaining() == 0:
             return "; ".join(
                 f"{host}:{port}: {reason(error)}"
                 for (host, port), error in zip(servers, errors, strict=True)
@@ -108,29 +111,34 @@ def _connection_errors(servers: Sequence[tuple[str, int]], seconds: float) -> li
     def connect(index: int) -> None:
         try:
             socket.create_connection(servers[index], seconds).close()
+            results.put((index, None))
         except OSError as error:
             results.put((index, error))
-        else:
-            results.put((index, None))
 
     for index in range(len(servers)):
         # A pool would wait for its threads, and the resolver has no time-out.
         threading.Thread(target=connect, args=(index,), name="sluice-reach", daemon=True).start()
     errors: list[OSError | None] = [None] * len(servers)
-    give_up_at = time.monotonic() + seconds + _LEAST_SECONDS
-    for _ in servers:
-        try:
-            index, error = results.get(timeout=max(0.0, give_up_at - time.monotonic()))
-        except queue.Empty:
-            break
-        if error is None:
-            break
-        errors[index] = error
+    deadline = Deadline(seconds + _LEAST_SECONDS)
+    with suppress(queue.Empty):
+        for _ in servers:
+            index, error = results.get(timeout=deadline.remaining())
+            if error is None:
+                break
+            errors[index] = error
     return errors
 
 
-def lookup_error(host: str, port: int) -> OSError | None:
-    """Return why a host name has no address; None if it has one."""
+def lookup_problem(servers: Sequence[tuple[str, int]]) -> tuple[bool, str]:
+    """Return whether all host names are unknown, and a message about the failed lookup of their addresses."""
+    errors = [_lookup_error(host, port) for host, port in servers]
+    if all(map(_is_unknown_name, errors)):
+        return True, _no_address_message(servers)
+    reasons = dict.fromkeys(reason(error) for error in errors if error is not None)
+    return False, f"the name service fails: {'; '.join(reasons)}"
+
+
+def _lookup_error(host: str, port: int) -> OSError | None:
     try:
         socket.getaddrinfo(host.strip(), port, 0, 0, socket.IPPROTO_TCP)
     except OSError as error:
@@ -138,13 +146,11 @@ def lookup_error(host: str, port: int) -> OSError | None:
     return None
 
 
-def is_unknown_name(error: OSError | None) -> bool:
-    """Tell whether the error is the resolver's response for a host name without an address."""
+def _is_unknown_name(error: OSError | None) -> bool:
     return isinstance(error, socket.gaierror) and error.errno in _UNKNOWN_NAME
 
 
-def no_address_message(servers: Iterable[tuple[str, int]]) -> str:
-    """Return the message for servers whose host names are all unknown."""
+def _no_address_message(servers: Sequence[tuple[str, int]]) -> str:
     return f"no address is known for the host name {', '.join(dict.fromkeys(host.strip() for host, _ in servers))}"
 
 

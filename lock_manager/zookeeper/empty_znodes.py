@@ -12,6 +12,7 @@ tables whose partitions it locks for the empty znodes of killed managers.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 import threading
@@ -23,8 +24,8 @@ from kazoo.exceptions import NoNodeError, NotEmptyError
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError
-from lock_manager.zookeeper.responses import UNANSWERED, wait_for_each
-from lock_manager.zookeeper.session import Session, SessionState
+from lock_manager.zookeeper.responses import wait_for_each
+from lock_manager.zookeeper.session import UNANSWERED, Session, SessionState
 from lock_manager.zookeeper.znodes import (
     PARTITIONS,
     below_table,
@@ -61,12 +62,7 @@ CLOSE_SECONDS = 1.0
 
 
 class EmptyZnodes:
-    """Records which znodes are due for a check. The owner's thread calls :meth:`remove_due`.
-
-    Args:
-        session: Session for the requests.
-
-    """
+    """Records which znodes are due for a check. The owner's thread calls :meth:`remove_due`."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -146,15 +142,12 @@ class EmptyZnodes:
             self._walks = dict.fromkeys(self._walks, due_at)
 
     def _take_due(self) -> dict[str, int | None]:
-        due: dict[str, int | None] = {}
         now = time.monotonic()
         with self._lock:
-            while self._idle and len(due) < _MOST_AT_ONCE:
-                node, (due_at, pzxid) = next(iter(self._idle.items()))
-                if due_at > now:
-                    break
+            items = itertools.takewhile(lambda item: item[1][0] <= now, self._idle.items())
+            due = {node: pzxid for node, (_, pzxid) in itertools.islice(items, _MOST_AT_ONCE)}
+            for node in due:
                 del self._idle[node]
-                due[node] = pzxid
         return due
 
     def _take_due_walks(self) -> list[str]:

@@ -34,15 +34,7 @@ _RELEASE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class HoldServices:
-    """The parts of a manager that its holds share.
-
-    Attributes:
-        keepalive: Checks the hold.
-        cleanup: Deletes the contender if the release got no response.
-        isolation: Keeps signal handlers out of the requests.
-        forget: Removes the hold from its manager's list.
-
-    """
+    """The parts of a manager that its holds share. ``forget`` removes a hold from the manager's list."""
 
     keepalive: KeepAlive
     cleanup: Cleanup
@@ -53,26 +45,15 @@ class HoldServices:
 class HeldLock:
     """A lock on a table, on partitions of it, or on several tables, held by this process until released or lost.
 
-    It is also a context manager. If its thread acquires it again, it must be released as many times.
+    Implements :class:`lock_manager.coordinator.Hold`, which documents its attributes. It is also a context manager. If
+    its thread acquires it again, it must be released as many times.
 
     It does **not** promise that a write which takes place now is safe. The operating system may pause a process for
     longer than its session lives, and the process detects that only afterwards. Call :meth:`check` as late as possible,
     and let the store refuse to overwrite.
 
-    Attributes:
-        hold_id: Unique id of this hold. The names of its contenders begin with it.
-        resource: Name of the locked tables and partitions, for people: in most cases the canonical URI of the table.
-        scope: Scope of each locked table, by canonical URI.
-        shared: Whether other shared holders may hold at the same time.
-        tokens: Fencing token (czxid of the contender) by key of each node. A later exclusive hold has a larger one.
-        exclusive_keys: Keys of the nodes that it holds exclusively.
-        ensemble_id: UUID of the ensemble that granted it. Tokens of different ensembles do not compare.
-        requested_at: Time of the call of ``acquire``, seconds since the epoch.
-        acquired_at: Acquisition time, seconds since the epoch.
-        waited_seconds: Seconds from the request to the acquisition, on the monotonic clock.
-        released_at: Time of the release's call, seconds since the epoch; None before.
-        thread: Thread that acquired it, for the rule on nested acquires.
-
+    The names of the hold's contenders begin with ``hold_id``. A fencing token is the czxid of a contender. Tokens of
+    different ensembles do not compare.
     """
 
     def __init__(
@@ -137,12 +118,7 @@ class HeldLock:
 
     @property
     def intents(self) -> HoldIntents:
-        """The intents on the only table; see :meth:`intents_of`.
-
-        Raises:
-            ValueError: The hold locks several tables.
-
-        """
+        """The intents on the only table; ValueError if the hold locks several. See :meth:`intents_of`."""
         return self._intents[self._table_or_only(None)]
 
     def intents_of(self, table: str) -> HoldIntents:
@@ -199,11 +175,8 @@ class HeldLock:
                 would prove nothing.
 
         Raises:
-            LockLostError: The hold was lost.
-            LockNotHeldError: The hold was released.
-            EnsembleUnavailableError: The ensemble did not respond in time. Whether the hold stands is unknown.
-            EnsembleRefusedError: The ensemble refused the request. Whether the hold stands is unknown.
-            ClosedError: The manager was closed, or belongs to the parent of a fork.
+            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError, ClosedError: As
+                :meth:`lock_manager.coordinator.Hold.check`.
 
         """
         self._standing.raise_if_known_over()
@@ -255,12 +228,7 @@ class HeldLock:
         return {table: tuple(versions) for table, versions in self._commits.items()}
 
     def _table_or_only(self, table: str | None) -> str:
-        """Return ``table``, or the only table of the hold if it is None.
-
-        Raises:
-            ValueError: ``table`` is None, and the hold locks several tables.
-
-        """
+        """Return ``table``, or the only table of the hold if it is None; ValueError if there are several."""
         if table is None and len(self.scope) > 1:
             raise ValueError(f"the hold locks several tables; pass one of them as table: {', '.join(self.scope)}")
         return table or next(iter(self.scope))
@@ -340,14 +308,16 @@ class HeldLock:
     def _delete_contenders(self, *, stood: bool) -> str | None:
         """Delete the contenders; return how the hold was lost, None if it was not."""
         deadline = Deadline(min(_RELEASE_SECONDS, self._session.granted_seconds))
-        deletion = self._contenders.delete(self._intents, deadline, stood=stood)
-        if deletion.confirmed:
+        deletion = self._contenders.delete(self._intents.values(), deadline, stood=stood)
+        if deletion is not None:
             return deletion.lost
         self._discard_contenders()
         if stood:
-            log.warning("no answer to the release of %s: it ends with the session at the latest", self.resource)
+            log.warning(
+                "no answer to the release of the lock on %s: it ends with the session at the latest", self.resource
+            )
             return None
-        return "the ensemble did not answer, so that it may have been given to somebody else"
+        return "the ensemble did not answer, so another client may have the lock"
 
     def _discard_contenders(self) -> None:
         self._services.cleanup.discard(self._contenders.queues, self.hold_id, wait_seconds=0)
@@ -395,9 +365,4 @@ class HeldLock:
         threading.Thread(target=run, name="sluice-on-loss", daemon=True).start()
 
     def _lost_error(self) -> LockLostError:
-        return LockLostError(
-            resource=self.resource,
-            hold_id=self.hold_id,
-            reason=self.lost or "",
-            commits=self.commits,
-        )
+        return LockLostError(resource=self.resource, hold_id=self.hold_id, reason=self.lost or "", commits=self.commits)

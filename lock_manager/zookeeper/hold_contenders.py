@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,12 @@ from lock_manager.zookeeper.znodes import Mode
 
 #: Value of :attr:`CheckResult.lost` when the ensemble has ended the session.
 SESSION_ENDED = "its session had ended"
-_CONTENDER_GONE = "its contender was gone: somebody removed it, as `sluice break` does"
+_CONTENDER_GONE = "its contender was gone: another client removed it, as `sluice break` does"
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The response to a check of a hold. Without any attribute the hold stands.
+    """The response to a check of a hold, or to its deletion. Without any attribute the hold stands, or stood.
 
     Attributes:
         lost: How the hold was lost.
@@ -36,28 +36,8 @@ class CheckResult:
     not_done: Exception | None = None
 
 
-@dataclass(frozen=True)
-class Deletion:
-    """The result of an attempt to delete the contenders.
-
-    Attributes:
-        confirmed: Whether the ensemble confirmed that the contenders are gone, by this or an earlier deletion.
-        lost: How the hold was lost before the deletion; None if it was not.
-
-    """
-
-    confirmed: bool
-    lost: str | None = None
-
-
 class OwnContenders:
-    """The contenders of one hold.
-
-    Args:
-        session: Session for the requests.
-        acquired: Result of the acquire.
-
-    """
+    """The contenders of one hold, from the result of its acquire."""
 
     def __init__(self, session: Session, acquired: AcquireResult) -> None:
         self._session = session
@@ -79,9 +59,7 @@ class OwnContenders:
         return frozenset(entry.queue.key for entry in self._entries if entry.queue.mode is Mode.EXCLUSIVE)
 
     def send_check(
-        self,
-        operation: Callable[[Any], None] | None = None,
-        data: Callable[[RequestedQueue], bytes] | None = None,
+        self, operation: Callable[[Any], None] | None = None, data: Callable[[RequestedQueue], bytes] | None = None
     ) -> Any:
         """Send a quorum request that checks whether all contenders exist; return kazoo's AsyncResult.
 
@@ -112,13 +90,16 @@ class OwnContenders:
             return CheckResult(not_done=failure.error)
         return CheckResult(refusal=type(failure.error).__name__)
 
-    def delete(self, intents: Mapping[str, HoldIntents], deadline: Deadline, *, stood: bool) -> Deletion:
+    def delete(self, intents: Collection[HoldIntents], deadline: Deadline, *, stood: bool) -> CheckResult | None:
         """Delete the contenders, together with the settled intents.
 
         Args:
-            intents: Intents of the hold, by table.
+            intents: Intents of the hold, one for each table.
             deadline: Time limit for the response.
             stood: Whether the hold stood when its release began, by the clock of this process.
+
+        Returns:
+            How the hold was lost before, if it was; None if the ensemble did not confirm the deletion in time.
 
         Raises:
             EnsembleRefusedError: The ensemble refused the deletion.
@@ -127,21 +108,21 @@ class OwnContenders:
         unsure = False
         while True:
             try:
-                response = self._session.wait(self._send_delete(intents.values()), deadline)
-                if isinstance(response, list) and not self._is_deleted(response, intents.values()):
+                response = self._session.wait(self._send_delete(intents), deadline)
+                if isinstance(response, list) and not self._is_deleted(response, intents):
                     continue
             except NoNodeError:
                 # After an attempt without a response, that attempt has most likely deleted the contenders.
-                return Deletion(confirmed=True, lost=None if unsure and stood else _CONTENDER_GONE)
+                return CheckResult(lost=None if unsure and stood else _CONTENDER_GONE)
             except SESSION_GONE:
-                return Deletion(confirmed=True, lost=None if unsure and stood else SESSION_ENDED)
+                return CheckResult(lost=None if unsure and stood else SESSION_ENDED)
             except NO_ANSWER:
                 unsure = True
                 if deadline.remaining() == 0:
-                    return Deletion(confirmed=False)
+                    return None
                 self._session.wait_for_connection(deadline)
             else:
-                return Deletion(confirmed=True)
+                return CheckResult()
 
     def _send_delete(self, intents: Collection[HoldIntents]) -> Any:
         settled = [table_intents for table_intents in intents if table_intents.settled]

@@ -18,8 +18,8 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from lock_manager.deadline import Deadline
 from lock_manager.intents import UNREADABLE, Intent
-from lock_manager.zookeeper.responses import UNANSWERED, retry_unanswered
-from lock_manager.zookeeper.session import VALID_FRACTION, Session
+from lock_manager.zookeeper.responses import retry_unanswered
+from lock_manager.zookeeper.session import UNANSWERED, VALID_FRACTION, Session
 from lock_manager.zookeeper.signals import SignalIsolation
 from lock_manager.zookeeper.znodes import child_node, intent_node
 
@@ -50,16 +50,10 @@ class Confirm(Protocol):
 
 
 class HoldIntents:
-    """The intents of one hold, and the unfinished intents of earlier holds.
+    """The intents of one hold on one table, and the unfinished intents of earlier holds.
 
-    Args:
-        hold_id: Id of the hold.
-        confirm: Checks whether the hold stands.
-        session: Session for the requests.
-        isolation: Keeps signal handlers out of the requests.
-        node: Parent znode of the table's intents.
-        unfinished: Names of the unfinished intents that were found when the hold began.
-
+    ``node`` is the parent znode of the table's intents. ``unfinished`` contains the names of the unfinished intents
+    that were found when the hold began.
     """
 
     def __init__(
@@ -152,28 +146,16 @@ class HoldIntents:
                 self._state = _IntentState.SETTLED
 
     def read(self) -> list[Intent]:
-        """Return the unfinished intents of earlier holds.
-
-        Raises:
-            EnsembleUnavailableError: The ensemble did not respond in time.
-            LockLostError, LockNotHeldError: This hold has ended.
-
-        """
+        """Return the unfinished intents of earlier holds; raise the errors of :meth:`HeldLock.check`."""
         return self._isolation.run(self._read_all)
 
     def clear(self) -> None:
         """Delete the unfinished intents in the versions that were read: their table versions are filled now.
 
-        An intent that has changed since it was read belongs to a hold that is alive. It stays.
-
-        Raises:
-            LockLostError, LockNotHeldError, EnsembleUnavailableError, EnsembleRefusedError: As
-                :meth:`HeldLock.check`. The next holder finds the intents that were not deleted by then.
-
+        An intent that has changed since it was read belongs to a hold that is alive. It stays. After an error of
+        :meth:`HeldLock.check`, the next holder finds the intents that were not deleted.
         """
         self._isolation.run(self._clear)
-
-    # -- for the release -----------------------------------------------------------------------------------------
 
     @property
     def settled(self) -> bool:
@@ -197,7 +179,7 @@ class HoldIntents:
 
             problem = self._confirm(deadline, "clear an intent", delete)
             if isinstance(problem, BadVersionError):
-                log.info("the intent %s has changed since it was read: its hold lives, and it stays", name)
+                log.info("the intent %s has changed since it was read: its hold is alive, so the intent stays", name)
         self._read_at.clear()
         self.unfinished = ()
 

@@ -13,13 +13,7 @@ from lock_manager.errors import EnsembleRefusedError
 from lock_manager.zookeeper.hold_contenders import SESSION_ENDED, CheckResult, OwnContenders
 from lock_manager.zookeeper.request import Request
 from lock_manager.zookeeper.responses import response_or_session_end
-from lock_manager.zookeeper.session import (
-    KEEPALIVE_FRACTION,
-    NO_ANSWER,
-    VALID_FRACTION,
-    Session,
-    SessionState,
-)
+from lock_manager.zookeeper.session import KEEPALIVE_FRACTION, NO_ANSWER, VALID_FRACTION, Session, SessionState
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +64,6 @@ class HoldState:
         self._announce_at = self._sent_at + ANNOUNCE_SECONDS
         max_seconds = session.settings.max_hold_seconds
         self._ends_at = float("inf") if max_seconds is None else self._sent_at + max_seconds
-
-    # -- checks without a request --------------------------------------------------------------------------------
 
     @property
     def over(self) -> bool:
@@ -127,8 +119,6 @@ class HoldState:
         self._check_max_hold()
         if self.over:
             raise self._end_error()
-
-    # -- checks by the ensemble ----------------------------------------------------------------------------------
 
     def deadline(self, timeout_seconds: float | None = None) -> Deadline:
         """Return the time limit for a response. A later response would prove nothing."""
@@ -202,8 +192,6 @@ class HoldState:
             self._session.record_proof(sent_at, self._session_id)
             return True
         return False
-
-    # -- end -----------------------------------------------------------------------------------------------------
 
     def end(self) -> bool:
         """End the hold now; return False if it had ended before."""

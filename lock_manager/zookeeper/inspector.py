@@ -17,7 +17,7 @@ from lock_manager.zookeeper import lock_root
 from lock_manager.zookeeper.queue_reader import QueueReader
 from lock_manager.zookeeper.responses import failure_in, retry_unanswered
 from lock_manager.zookeeper.session import Session
-from lock_manager.zookeeper.znodes import PARTITIONS, is_table_name, parse_queue, table_node_of, table_uri
+from lock_manager.zookeeper.znodes import PARTITIONS, child_node, is_table_name, parse_queue, table_uri
 
 _R = TypeVar("_R")
 
@@ -26,14 +26,14 @@ ANSWER_SECONDS = 15.0
 
 
 class LockInspector:
-    """Reads and breaks locks through a separate session; implements :class:`lock_manager.coordinator.Inspector`.
+    """Reads and breaks locks through a separate session.
+
+    Implements :class:`lock_manager.coordinator.Inspector`, which documents the errors of all methods.
 
     Args:
         settings: Ensemble and lock root.
         answer_seconds: Time limit of each method, including the connection, in seconds; 15 by default.
 
-    Every method raises EnsembleUnavailableError if ZooKeeper does not respond in time, EnsembleRefusedError if it
-    refuses a request, and EnsembleFormatError if an unknown release wrote the lock root.
     """
 
     def __init__(self, settings: LockSettings, *, answer_seconds: float | None = None) -> None:
@@ -117,7 +117,7 @@ class LockInspector:
     def _read_tables(self, deadline: Deadline) -> list[TableLocks]:
         root = self.settings.lock_root
         names = self._reader.children([root], deadline).get(root, [])
-        keys = {table_node_of(root, name): name for name in names if is_table_name(name)}
+        keys = {child_node(root, name): name for name in names if is_table_name(name)}
         data = self._reader.read_nodes(keys, deadline)
         children = self._reader.children(data, deadline)
         tables = []

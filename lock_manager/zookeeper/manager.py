@@ -345,14 +345,15 @@ class ZookeeperLockManager:
         """Make every ``acquire`` of this manager that waits for ``resource`` raise LockCancelledError; count them."""
         uri = TableResource.of(resource).uri
         self._session.check_usable()
-        return self._isolation.run(lambda: self._cancel(uri))
 
-    def _cancel(self, uri: str) -> int:
-        with self._lock:
-            acquisitions = [acquisition for acquisition in self._acquisitions if uri in acquisition.tables]
-        for acquisition in acquisitions:
-            acquisition.cancel()
-        return len(acquisitions)
+        def cancel() -> int:
+            with self._lock:
+                acquisitions = [acquisition for acquisition in self._acquisitions if uri in acquisition.tables]
+            for acquisition in acquisitions:
+                acquisition.cancel()
+            return len(acquisitions)
+
+        return self._isolation.run(cancel)
 
     def queue(
         self, resource: str | os.PathLike[str] | TableResource, *, timeout_seconds: float = _CONNECT_SECONDS
@@ -368,14 +369,13 @@ class ZookeeperLockManager:
         table = TableResource.of(resource)
         check_seconds("timeout_seconds", timeout_seconds)
         self._session.check_usable()
-        return self._isolation.run(lambda: self._read_queue(table, Deadline(timeout_seconds)))
+        deadline = Deadline(timeout_seconds)
 
-    def _read_queue(self, table: TableResource, deadline: Deadline) -> list[QueueEntry]:
         def connect_and_read() -> list[QueueEntry]:
             self._session.ensure_ready(deadline)
             return list(QueueReader(self._session).table(table.key, deadline, uri=table.uri).entries)
 
-        return retry_unanswered(self._session, deadline, connect_and_read, "read a queue")
+        return self._isolation.run(lambda: retry_unanswered(self._session, deadline, connect_and_read, "read a queue"))
 
     def _identity(self) -> dict[str, object]:
         values = {

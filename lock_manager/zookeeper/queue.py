@@ -41,13 +41,14 @@ from lock_manager.errors import (
     describe_ahead,
 )
 from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Cleanup
-from lock_manager.zookeeper.request import AcquireResult, OwnEntry, Request, RequestedQueue, checking_transaction
-from lock_manager.zookeeper.responses import UNANSWERED, failure_in
+from lock_manager.zookeeper.request import AcquireResult, OwnEntry, Request, checking_transaction
+from lock_manager.zookeeper.responses import failure_in
 from lock_manager.zookeeper.session import (
     EXPECTED,
     LOOK_SECONDS,
     NO_ANSWER,
     SESSION_GONE,
+    UNANSWERED,
     Session,
     SessionState,
 )
@@ -86,13 +87,8 @@ class Acquisition:
 
     The attempt joins the queues in the request's order. A request never waits in one queue while it has an entry in a
     later one. So two requests never wait for each other. One transaction joins all remaining queues. If a conflicting
-    contender is ahead in one of them, the attempt deletes its entries in the later queues before it waits.
-
-    Args:
-        session: Session for the requests.
-        request: The request.
-        deadline: Total time limit. With 0 seconds it acquires only a free lock.
-
+    contender is ahead in one of them, the attempt deletes its entries in the later queues before it waits. With a
+    deadline of 0 seconds it acquires only a free lock.
     """
 
     def __init__(self, session: Session, request: Request, deadline: Deadline) -> None:
@@ -163,8 +159,7 @@ class Acquisition:
         paths = [queue.path for queue in self._request.queues]
         if self._hold_id and not cleanup.discard(paths, self._hold_id, ABANDON_SECONDS):
             log.warning(
-                "a contender on %s could not be removed yet; it will be, or ends with the session",
-                self._request.resource,
+                "a contender on %s is not deleted yet: the deletion goes on in the background", self._request.resource
             )
 
     def _run(self) -> AcquireResult:
@@ -295,7 +290,7 @@ class Acquisition:
             created = client.create_async(paths[0], data[0], ephemeral=True, sequence=True, include_data=True)
             listing = self._send_listing([0])
             path, stat = self._wait(created)
-            self._add_entry(queues[0], path, stat.czxid)
+            self._entries.append(OwnEntry(queues[0], path, contender_at(path), stat.czxid))
             self._session.record_proof(sent_at, stat.ephemeralOwner)
             return listing
         transaction = checking_transaction(client, self._entries)
@@ -309,12 +304,9 @@ class Acquisition:
         if stat is None:
             raise NoNodeError
         for queue, path in zip(queues, created_paths, strict=True):
-            self._add_entry(queue, path, stat.czxid)
+            self._entries.append(OwnEntry(queue, path, contender_at(path), stat.czxid))
         self._session.record_proof(sent_at, self._session_id)
         return listing
-
-    def _add_entry(self, queue: RequestedQueue, path: str, token: int) -> None:
-        self._entries.append(OwnEntry(queue, path, contender_at(path), token))
 
     def _check_and_list(self) -> _Listing:
         """List the queues and prove, by a quorum request in the same round trip, that all contenders exist."""

@@ -10,16 +10,11 @@ from lock_manager.queue_entry import WHOLE_TABLE, TableLocks
 from lock_manager.zookeeper.queue_view import ContenderZnode, entries_of
 from lock_manager.zookeeper.responses import wait_for_each
 from lock_manager.zookeeper.session import Session
-from lock_manager.zookeeper.znodes import PARTITIONS, child_node, parse_queue, partitions_node, table_node_of
+from lock_manager.zookeeper.znodes import PARTITIONS, child_node, parse_queue, partitions_node
 
 
 class QueueReader:
-    """Reads queues through a session.
-
-    Args:
-        session: Session for the requests, which must be connected.
-
-    """
+    """Reads queues through a session, which must be connected."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -27,13 +22,9 @@ class QueueReader:
     def table(self, key: str, deadline: Deadline, *, uri: str | None) -> TableLocks:
         """Read the queues of a table and of its partitions; without entries if the table was never locked.
 
-        Args:
-            key: Name of the table's znode.
-            deadline: Time limit for all responses.
-            uri: Canonical URI of the table, if known.
-
+        The key is the name of the table's znode.
         """
-        node = table_node_of(self._session.settings.lock_root, key)
+        node = child_node(self._session.settings.lock_root, key)
         newest_change = self._newest_change(node, deadline)
         queue_nodes, queues = self._queues(node, deadline)
         paths = [child_node(queue_nodes[partition], name) for partition, names in queues.items() for name in names]

@@ -37,10 +37,10 @@ class RequestedQueue:
 
 @dataclass(frozen=True)
 class OwnEntry:
-    """An entry of a request in one queue: a contender that this process created and that may be gone.
+    """A queue that a request has joined with a contender, which may be gone.
 
     Attributes:
-        queue: The queue.
+        queue: The requested queue.
         path: Path of the contender's znode.
         contender: The contender, as parsed from the znode's name.
         token: Czxid of the contender, a number that only rises: the fencing token.

@@ -12,12 +12,9 @@ from typing import Any, TypeVar
 from kazoo.exceptions import NoNodeError, RolledBackError, RuntimeInconsistency
 
 from lock_manager.deadline import Deadline
-from lock_manager.zookeeper.session import NO_ANSWER, SESSION_GONE, Session
+from lock_manager.zookeeper.session import SESSION_GONE, UNANSWERED, Session
 
 _T = TypeVar("_T")
-
-UNANSWERED = NO_ANSWER + SESSION_GONE
-"""Kazoo's errors for a request without a response, for any reason. A later request may get one."""
 
 _ROLLED_BACK = (RolledBackError, RuntimeInconsistency)
 # ZooKeeper's errors for the operations that a transaction did not execute because another operation failed.
@@ -54,13 +51,7 @@ def retry_unanswered(session: Session, deadline: Deadline, attempt: Callable[[],
     """Return the result of ``attempt``; call it again on the next connection if a request in it got no response.
 
     A server that requires credentials may grant a session first and close it at the first request. Only the next
-    connection attempt shows the reason.
-
-    Args:
-        session: Session that ``attempt`` uses.
-        deadline: Time limit for all calls.
-        attempt: Function that sends requests and waits for them. It may be called more than once.
-        doing: Description of the request for the message of EnsembleUnavailableError.
+    connection attempt shows the reason. ``doing`` describes the request in the message of EnsembleUnavailableError.
 
     Raises:
         EnsembleRefusedError: TLS verification, credentials or permissions were refused.
@@ -91,14 +82,9 @@ def response_or_session_end(session: Session, result: Any, deadline: Deadline) -
 def wait_for_each(
     session: Session, results: Mapping[str, Any], deadline: Deadline, skip: tuple[type[Exception], ...] = (NoNodeError,)
 ) -> Iterator[tuple[str, Any]]:
-    """Wait for several of kazoo's AsyncResults; yield the path and the response of each.
+    """Wait for kazoo's AsyncResult of each path; yield the path and the response.
 
-    Args:
-        session: Session that sent the requests.
-        results: AsyncResult of each path.
-        deadline: Time limit for all responses.
-        skip: Errors for which nothing is yielded. By default the znode does not exist.
-
+    A path whose request fails with an error of ``skip`` is left out: by default, the path of a missing znode.
     """
     for path, result in results.items():
         try:

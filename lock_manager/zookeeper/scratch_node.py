@@ -89,8 +89,7 @@ def read_in_step(session: Session, path: str, deadline: Deadline) -> bytes | Non
     """Return the data of a znode with every earlier write applied; None if it does not exist.
 
     Raises:
-        EnsembleRefusedError: TLS verification, credentials or permissions were refused.
-        EnsembleUnavailableError: The ensemble did not respond before the deadline.
+        EnsembleRefusedError, EnsembleUnavailableError: As :func:`try_session`.
 
     """
 

@@ -36,7 +36,6 @@ from kazoo.exceptions import (
     SessionMovedError,
 )
 from kazoo.handlers.threading import KazooTimeoutError
-from kazoo.protocol.states import KazooState
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
@@ -71,7 +70,10 @@ SESSION_GONE = (SessionExpiredError, ConnectionClosedError, AuthFailedError)
 
 They include refused credentials, because kazoo gives up then. The wait for the next connection raises the reason."""
 
-EXPECTED = (*NO_ANSWER, *SESSION_GONE, NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
+UNANSWERED = (*NO_ANSWER, *SESSION_GONE)
+"""Kazoo's errors for a request without a response, for any reason. A later request may get one."""
+
+EXPECTED = (*UNANSWERED, NoNodeError, NodeExistsError, NotEmptyError, BadVersionError)
 """Kazoo's errors that callers handle. Every other error is a refusal."""
 
 
@@ -201,7 +203,7 @@ class Session:
                 raise self._unavailable(deadline)
             try:
                 self._set_ensemble_id(lock_root.ensure_ensemble_id(self, deadline))
-            except NO_ANSWER + SESSION_GONE:
+            except UNANSWERED:
                 if deadline.remaining() == 0:
                     raise self._unavailable(deadline) from None
             else:
@@ -387,11 +389,7 @@ class Session:
         with self._lock:
             if self.closed or client is not self._client:
                 return
-            self._state = {
-                KazooState.CONNECTED: SessionState.CONNECTED,
-                KazooState.SUSPENDED: SessionState.SUSPENDED,
-                KazooState.LOST: SessionState.LOST,
-            }[kazoo_state]
+            self._state = SessionState[kazoo_state]  # kazoo uses the same names
             if self._state is SessionState.CONNECTED:
                 session_id = client.client_id[0]
                 if session_id != self.session_id:

@@ -54,7 +54,7 @@ def parent_of(node: str) -> str:
 
 
 def child_node(parent: str, name: str) -> str:
-    """Return the child with this name: a contender of a queue, a partition's queue, or an intent."""
+    """Return the child with this name: a table (by its key), a contender of a queue, a partition's queue, an intent."""
     return f"{parent}/{name}"
 
 
@@ -68,12 +68,7 @@ def scratch_node_in(parent: str, unique: str) -> str:
 
 def table_node(lock_root: str, table: TableResource) -> str:
     """Return the znode of a table, which is its queue."""
-    return table_node_of(lock_root, table.key)
-
-
-def table_node_of(lock_root: str, key: str) -> str:
-    """Return the znode of the table with this key. The key is the znode's name."""
-    return f"{lock_root}/{key}"
+    return child_node(lock_root, table.key)
 
 
 def is_table_name(name: str) -> bool:

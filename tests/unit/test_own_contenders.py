@@ -51,7 +51,7 @@ def test_a_contender_that_is_not_there_means_that_the_hold_is_lost(outcome: list
     for with_operation in (False, True):
         answer = contenders(2).read(outcome, with_operation=with_operation)
         assert (answer.lost, answer.refusal, answer.not_done) == (
-            "its contender was gone: somebody removed it, as `sluice break` does",
+            "its contender was gone: another client removed it, as `sluice break` does",
             None,
             None,
         )

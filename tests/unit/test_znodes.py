@@ -20,7 +20,7 @@ MONTH_NODE = f"{NODE}/partitions/year=2013/partitions/month=1"
 
 
 def test_paths_are_those_of_the_drawing() -> None:
-    assert znodes.table_node_of(ROOT, TABLE.key) == f"{ROOT}/{TABLE.key}" == NODE
+    assert znodes.child_node(ROOT, TABLE.key) == f"{ROOT}/{TABLE.key}" == NODE
     assert znodes.partition_node(NODE, MONTH) == MONTH_NODE
     assert znodes.partitions_node(NODE) == f"{NODE}/partitions"
     assert znodes.child_node(znodes.partitions_node(NODE), "year=2013") == f"{NODE}/partitions/year=2013"
