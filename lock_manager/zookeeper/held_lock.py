@@ -313,9 +313,7 @@ class HeldLock:
             return deletion.lost
         self._discard_contenders()
         if stood:
-            log.warning(
-                "no answer to the release of the lock on %s: it ends with the session at the latest", self.resource
-            )
+            log.warning("no answer to the release of the lock on %s: it ends with its session", self.resource)
             return None
         return "the ensemble did not answer, so another client may have the lock"
 

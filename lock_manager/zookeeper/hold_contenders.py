@@ -27,7 +27,7 @@ class CheckResult:
     Attributes:
         lost: How the hold was lost.
         refusal: The ensemble's refusal, after which it is unknown whether the hold stands.
-        not_done: Why the operation beside the check was not executed: its znode exists, does not exist, or has changed.
+        not_done: Why the operation beside the check was not executed: its znode exists, is missing, or has changed.
 
     """
 

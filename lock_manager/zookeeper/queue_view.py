@@ -57,7 +57,8 @@ def entries_of(
             contenders[contender.hold_id].append((partition, contender, paths[contender]))
         existing = [contender for contender in queue if paths[contender] in znodes]
         for contender in existing:
-            blockers[contender.hold_id].update(blocker.hold_id for blocker in conflicting_ahead(existing, contender))
+            predecessors = conflicting_ahead(existing, contender)
+            blockers[contender.hold_id].update(predecessor.hold_id for predecessor in predecessors)
     entries = []
     for hold_id, places in contenders.items():
         if not all(path in znodes for _, _, path in places):
