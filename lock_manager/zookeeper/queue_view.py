@@ -89,7 +89,7 @@ def entries_of(
 
 
 def _parse_data(data: bytes) -> dict[str, Any]:
-    """Return the JSON object in a contender's data; as ``identifier`` whatever else another program wrote."""
+    """Return the JSON object in a contender's data. Other data, of other programs, becomes the ``identifier``."""
     try:
         content = json.loads(data)
     except ValueError:
