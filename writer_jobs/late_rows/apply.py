@@ -20,15 +20,15 @@ from writer_jobs.delta.moments import moment_of_micros
 from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SchemaMismatchError, WriteFailedError
-from writer_jobs.late_rows.lateness import EVENT_MICROS, EVENT_RANGE, Lateness, is_event_time, with_micros
+from writer_jobs.late_rows.event_time import EVENT_MICROS, EVENT_RANGE, Lateness, is_event_time, with_micros
+from writer_jobs.late_rows.late_table import set_aside
 from writer_jobs.late_rows.result import RowsResult
 from writer_jobs.late_rows.row_models import FirstRows, LatestRows
-from writer_jobs.late_rows.too_late import set_aside
 from writer_jobs.merge.batch import ChangeBatch, keyless, refuse_keyless
+from writer_jobs.merge.change_spec import SEQ, ChangeSpec
 from writer_jobs.merge.materialized import Kept
 from writer_jobs.merge.merge_sql import T
 from writer_jobs.merge.result import ChangesResult
-from writer_jobs.merge.spec import SEQ, ChangeSpec
 from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 from writer_jobs.merge.table_shape import TableShape
 from writer_jobs.writer import LockedDeltaWriter

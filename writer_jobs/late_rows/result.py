@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from writer_jobs.commit.held_write import CommitResult
-from writer_jobs.late_rows.lateness import Lateness
+from writer_jobs.late_rows.event_time import Lateness
 
 #: What a batch of rows counts, by its name.
 COUNTED = ("arrived", "repeated", "late", "too_late", "inserted", "updated", "dead_letters", "missing_files")

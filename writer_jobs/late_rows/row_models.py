@@ -8,9 +8,9 @@ from pyspark.sql.types import DataType, StructField
 
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
+from writer_jobs.merge.change_spec import ChangeSpec
 from writer_jobs.merge.merge_sql import S, T, content_hash, matched, of, without_known
 from writer_jobs.merge.scd1 import NewestRows
-from writer_jobs.merge.spec import ChangeSpec
 from writer_jobs.merge.table_model import OfRows
 from writer_jobs.writer import LockedDeltaWriter
 

@@ -19,7 +19,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.moments import MICROSECOND
 from writer_jobs.feeds.dead_letters import write_dead_letters
 from writer_jobs.late_rows.apply import apply_rows
-from writer_jobs.late_rows.lateness import Lateness
+from writer_jobs.late_rows.event_time import Lateness
 from writer_jobs.late_rows.result import RowsResult
 from writer_jobs.streaming.checkpoint import EventClock, claim_checkpoint
 from writer_jobs.streaming.query import AVAILABLE_NOW, BatchQuery

@@ -21,9 +21,9 @@ from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import WriteConflictError
 from writer_jobs.feeds.hbase.cells import CELLS, without_expired
 from writer_jobs.maintenance.policy import Policy
+from writer_jobs.merge.batch_records import Notes
+from writer_jobs.merge.change_spec import SEQ, SEQUENCE
 from writer_jobs.merge.side_table import APPLIED_AT, BATCH
-from writer_jobs.merge.spec import SEQ, SEQUENCE
-from writer_jobs.merge.unfinished import Notes
 
 _DAY_SECONDS = 86_400
 _KEPT = "__sluice_kept"

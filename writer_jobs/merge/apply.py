@@ -12,10 +12,10 @@ from pyspark.sql import Column, DataFrame
 from lock_manager import Hold
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.merge.batch_applier import Application, How
+from writer_jobs.merge.change_spec import ChangeSpec, sql_of
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.scd1 import NewestRows
 from writer_jobs.merge.scd2 import RowHistory
-from writer_jobs.merge.spec import ChangeSpec, sql_of
 from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 from writer_jobs.writer import LockedDeltaWriter
 

@@ -15,10 +15,10 @@ from pyspark.sql.types import (
 )
 
 from writer_jobs.delta.sql_names import quoted
+from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.materialized import Kept
 from writer_jobs.merge.merge_sql import content_hash
-from writer_jobs.merge.spec import DELETED, SEQ, ChangeSpec
 
 #: Whether another change of a group, as new as the one that is left, says something else; see :func:`folded`.
 UNLIKE = "__sluice_unlike"

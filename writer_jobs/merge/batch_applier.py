@@ -23,14 +23,14 @@ from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.errors import CommitUnknownError, WriteFailedError
 from writer_jobs.locking import locked_all
 from writer_jobs.merge.batch import ChangeBatch
+from writer_jobs.merge.batch_records import Note, Notes, names_of
+from writer_jobs.merge.change_spec import SEQ, ChangeSpec
 from writer_jobs.merge.merge_sql import T
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.side_table import SideTable
-from writer_jobs.merge.spec import SEQ, ChangeSpec
 from writer_jobs.merge.table_feed import FeedBinding
 from writer_jobs.merge.table_model import Kind
 from writer_jobs.merge.table_shape import TableShape, evolved, lock_on
-from writer_jobs.merge.unfinished import Note, Notes, names_of
 from writer_jobs.writer import LockedDeltaWriter
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pyspark.sql.types import ArrayType, AtomicType, DataType, MapType, StructFi
 
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.type_differences import holds, type_differences
-from writer_jobs.merge.spec import DELETED
+from writer_jobs.merge.change_spec import DELETED
 
 # By default they would lose what is less than a millisecond.
 _WHOLE_MOMENTS = {

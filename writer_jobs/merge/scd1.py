@@ -13,8 +13,8 @@ from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import WriteFailedError
+from writer_jobs.merge.change_spec import DELETED, SEQ, SEQUENCE, ChangeSpec
 from writer_jobs.merge.merge_sql import S, T, all_of, as_stored, comparable, matched, named, of, without_known
-from writer_jobs.merge.spec import DELETED, SEQ, SEQUENCE, ChangeSpec
 from writer_jobs.merge.table_model import OfChanges
 from writer_jobs.writer import LockedDeltaWriter
 

@@ -17,8 +17,8 @@ from pyspark.sql.types import DataType, StructField
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.merge.batch import ChangeBatch
+from writer_jobs.merge.change_spec import DELETED, END, SEQ, START, ChangeSpec
 from writer_jobs.merge.merge_sql import S, T, as_stored, content_hash, matched, named, of
-from writer_jobs.merge.spec import DELETED, END, SEQ, START, ChangeSpec
 from writer_jobs.merge.table_model import OfChanges
 from writer_jobs.writer import LockedDeltaWriter
 

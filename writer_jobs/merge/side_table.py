@@ -1,7 +1,7 @@
 """What a table's own rows do not tell of the changes that made them: tombstones of deleted keys, or cells.
 
 It is in a Delta table beside the changed one, ``<location>_tombstones`` for instance, so that readers see rows only. It
-is written under one hold together with the table, and before it: see :mod:`writer_jobs.merge.unfinished`. Maintenance
+is written under one hold together with the table, and before it: see :mod:`writer_jobs.merge.batch_records`. Maintenance
 deletes the rows that have expired: see :mod:`writer_jobs.maintenance.side_rows`.
 """
 
@@ -23,7 +23,7 @@ from writer_jobs.delta.side_locations import TOMBSTONES_SUFFIX
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import property_list, quoted
 from writer_jobs.maintenance.policy import FORGET_AFTER
-from writer_jobs.merge.spec import SEQ, SEQUENCE
+from writer_jobs.merge.change_spec import SEQ, SEQUENCE
 from writer_jobs.writer import LockedDeltaWriter
 
 BATCH = "__BATCH"

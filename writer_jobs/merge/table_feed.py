@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from writer_jobs.delta.snapshot import FEED_PROPERTY, TableState
 from writer_jobs.delta.sql_names import parsed_expression, property_list
 from writer_jobs.errors import ChangesError
-from writer_jobs.merge.spec import END, SEQUENCE, START
+from writer_jobs.merge.change_spec import END, SEQUENCE, START
 
 #: Value of the property of a table with several feeds whose keys differ: each run is let pass.
 UNBOUND = "off"

@@ -10,8 +10,8 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.merge.batch import ChangeBatch
+from writer_jobs.merge.change_spec import DELETED, ChangeSpec
 from writer_jobs.merge.side_table import TOMBSTONES, Remembered
-from writer_jobs.merge.spec import DELETED, ChangeSpec
 from writer_jobs.writer import LockedDeltaWriter
 
 

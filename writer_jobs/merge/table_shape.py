@@ -21,9 +21,9 @@ from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.type_differences import holds, mismatch, missing_fields, type_differences
 from writer_jobs.errors import SchemaMismatchError, TableError, WriteConflictError
 from writer_jobs.locking import locked_all
+from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.evolution import evolution_of, sql_type
 from writer_jobs.merge.side_table import partition_keys
-from writer_jobs.merge.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.table_feed import FeedBinding
 from writer_jobs.merge.table_model import RowKind
 from writer_jobs.writer import LockedDeltaWriter

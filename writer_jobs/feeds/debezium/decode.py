@@ -44,8 +44,8 @@ from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TRUNCAT
 from writer_jobs.feeds.debezium.json_values import Decoder
 from writer_jobs.feeds.debezium.positions import is_known, position, source_of
 from writer_jobs.feeds.wire import member, path
+from writer_jobs.merge.change_spec import order_of_text
 from writer_jobs.merge.materialized import Kept
-from writer_jobs.merge.spec import order_of_text
 from writer_jobs.merge.table_feed import has_name, recorded_columns
 
 #: Columns beside the row's.

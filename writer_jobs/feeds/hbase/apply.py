@@ -19,9 +19,9 @@ from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, OTHER, REASON, decod
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.merge.apply import RETENTION
 from writer_jobs.merge.batch_applier import Application, How
+from writer_jobs.merge.change_spec import SEQ, ChangeSpec
 from writer_jobs.merge.materialized import Kept
 from writer_jobs.merge.result import ChangesResult
-from writer_jobs.merge.spec import SEQ, ChangeSpec
 from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 from writer_jobs.writer import LockedDeltaWriter
 

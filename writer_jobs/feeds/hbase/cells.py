@@ -41,9 +41,9 @@ from writer_jobs.feeds.hbase.decode import (
 )
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.merge.batch import UNLIKE, ChangeBatch, folded
+from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.merge_sql import S, T, all_of, comparable, matched, named, of
 from writer_jobs.merge.side_table import Remembered
-from writer_jobs.merge.spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.writer import LockedDeltaWriter
 
 _MOST_COLUMNS = 2000

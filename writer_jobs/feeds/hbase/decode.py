@@ -12,7 +12,7 @@ from writer_jobs.delta.partition_values import unstorable_text
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.wire import only_value
-from writer_jobs.merge.spec import DELETED, SEQ
+from writer_jobs.merge.change_spec import DELETED, SEQ
 
 #: Types of cells. Source: ``org.apache.hadoop.hbase.KeyValue.Type``.
 PUT, DELETE, DELETE_FAMILY_VERSION, DELETE_COLUMN, DELETE_FAMILY = (

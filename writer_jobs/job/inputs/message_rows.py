@@ -33,7 +33,7 @@ from writer_jobs.errors import SourceError
 from writer_jobs.feeds.wire import has_long_number, only_value
 from writer_jobs.feeds.wire import path as variant_path
 from writer_jobs.job.stream.arguments import StreamJobArguments
-from writer_jobs.late_rows.lateness import EVENT_RANGE, event_micros, is_event_time
+from writer_jobs.late_rows.event_time import EVENT_RANGE, event_micros, is_event_time
 from writer_jobs.late_rows.stream import RowBatch
 from writer_jobs.merge.materialized import Kept
 from writer_jobs.writer import LockedDeltaWriter

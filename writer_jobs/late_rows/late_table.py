@@ -13,10 +13,10 @@ from writer_jobs.commit.lock_target import LockTarget, rows_within
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.delta.side_locations import LATE_SUFFIX
 from writer_jobs.late_rows.row_models import FirstRows, LatestRows
+from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.materialized import Kept
-from writer_jobs.merge.rows_beside import as_in, write_beside
-from writer_jobs.merge.spec import DELETED, SEQ, ChangeSpec
+from writer_jobs.merge.side_append import as_in, write_beside
 from writer_jobs.writer import LockedDeltaWriter
 
 
