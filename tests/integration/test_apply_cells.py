@@ -31,7 +31,7 @@ from writer_jobs.maintenance.policy import Action
 from writer_jobs.maintenance.result import CareReport
 from writer_jobs.maintenance.side_rows import SideRows
 from writer_jobs.maintenance.table_list import tables_of
-from writer_jobs.merge.batch_applier import Application
+from writer_jobs.merge.batch_applier import BatchApplier
 from writer_jobs.merge.result import ChangesResult
 
 pytestmark = pytest.mark.spark
@@ -74,7 +74,7 @@ def test_histories_of_cells_in_any_order_show_what_hbase_shows(
     feed.apply(first)
     assert shown_by(table) == hbase_shows(first)
     with monkeypatch.context() as patch:
-        patch.setattr(Application, "_merge", end_of_the_process)
+        patch.setattr(BatchApplier, "_merge", end_of_the_process)
         with pytest.raises(Killed):
             feed.apply(second)
     assert shown_by(table) == hbase_shows(first)

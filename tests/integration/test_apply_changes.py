@@ -35,7 +35,7 @@ from writer_jobs.maintenance.policy import Action
 from writer_jobs.maintenance.result import CareReport
 from writer_jobs.merge.apply import apply_changes
 from writer_jobs.merge.batch import ChangeBatch
-from writer_jobs.merge.batch_applier import Application
+from writer_jobs.merge.batch_applier import BatchApplier
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.scd1 import NewestRows
 from writer_jobs.merge.scd2 import RowHistory
@@ -146,7 +146,7 @@ SEED = 20
 
 def killed_between_the_commits(feed: Feed, changes: list[Change], monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(Application, "_merge", end_of_the_process)
+        patch.setattr(BatchApplier, "_merge", end_of_the_process)
         with pytest.raises(Killed):
             feed.apply(changes, **how)
 

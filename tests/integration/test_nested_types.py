@@ -191,7 +191,7 @@ def test_a_repetition_may_have_other_field_orders_and_narrower_types(
             outcome = run_job("upsert", "--table", table, *UPSERT, *more, "--source", first)
             assert (outcome.code, [line["inserted"] for line in outcome.commits]) == (0, [inserted]), outcome.error
         outcome = run_job("upsert", "--table", table, *UPSERT, *more, "--source", contradiction)
-        assert (outcome.code, "says something else: id=1" in sentence(outcome)) == (5, True), outcome.error
+        assert (outcome.code, "differs from it: id=1" in sentence(outcome)) == (5, True), outcome.error
         assert rows_of(table, "s", "t") == [({"street": "A", "zip": "1", "amount": Decimal("1.00")}, "7")]
 
 

@@ -121,7 +121,7 @@ def test_a_table_that_appears_after_the_check_ends_the_batch(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"keys": ["id"], "sequence_by": "at", "apply_as_deletes": "gone"}
-    check = TableShape.fitted
+    check = TableShape.fit
 
     def check_and_create(shape: TableShape, prepared: DataFrame, state: TableState | None) -> DataFrame:
         checked = check(shape, prepared, state)
@@ -130,7 +130,7 @@ def test_a_table_that_appears_after_the_check_ends_the_batch(
         return checked
 
     rival = LockedDeltaWriter(spark, manager, str(table))
-    monkeypatch.setattr(TableShape, "fitted", check_and_create)
+    monkeypatch.setattr(TableShape, "fit", check_and_create)
     writer = LockedDeltaWriter(spark, manager, str(table))
     with pytest.raises(WriteConflictError, match="after the changes were checked: run the job again"):
         apply_changes(writer, changes(spark, ("", 1, "", 2, False)), **options)

@@ -73,7 +73,7 @@ def test_repetitions_rewrite_no_file_and_a_tie_that_says_something_else_is_refus
     assert data_files(gate) == before
     assert apply(*repeated, (0, 1, "first"), (8, 2, "second"), (9, 1, "new")) == (2, 1, 1, 3)
     assert len(before - data_files(gate)) == 1
-    with pytest.raises(ChangesError, match="says something else: key=4"):
+    with pytest.raises(ChangesError, match="differs from it: key=4"):
         apply((4, 1, "other"), (0, 1, "first"))
     with monkeypatch.context() as patch:
         patch.setattr("writer_jobs.late_rows.row_models.LatestRows.rewrites_for_nothing", lambda *_: False)

@@ -123,7 +123,7 @@ def test_a_batch_that_is_killed_is_once_in_both_tables(
     that is done needs its file no more. The control has no transactions: rows of the table are known by their keys,
     those that are too late come twice.
     """
-    apply_rows, after = arrivals_stream.apply_rows, arrivals_stream.EventClock.after
+    apply_rows, after = arrivals_stream.apply_rows, arrivals_stream.EventClock.finish
     alive, again, marked = [True], [False], ("before", "after", "noted")
 
     def applied(*of: Any, **how: Any) -> Any:
@@ -149,11 +149,11 @@ def test_a_batch_that_is_killed_is_once_in_both_tables(
     put("3", ("UA4", 2, 8, 70, 1), ("UA5", 11, 9, 60, 1))
     with monkeypatch.context() as patch:
         patch.setattr(arrivals_stream, "apply_rows", applied)
-        patch.setattr(arrivals_stream.EventClock, "after", noted)
+        patch.setattr(arrivals_stream.EventClock, "finish", noted)
         with pytest.raises(Killed):
             stream(*late)
         again[0] = True
-        patch.setattr(arrivals_stream.EventClock, "after", after)
+        patch.setattr(arrivals_stream.EventClock, "finish", after)
         if at == "noted":
             second.unlink()
         done = stream("--allowed-lateness", "20 days") if at == "before" else stream(*late)
@@ -308,11 +308,11 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     schema = ("--value-schema", f"{columns}, note string, raw binary, tiny tinyint, home struct<zip: string>")
     dead = Path(f"{table}_dead_letters")
     # A batch that is in the table gets its dead letters when it is tried again; one that has them does not.
-    for killed_at in ("write_dead_letters", "EventClock.after"):
+    for killed_at in ("write_dead_letters", "EventClock.finish"):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(f"writer_jobs.late_rows.stream.{killed_at}", end_of_the_process)
             stream(*schema, how=how)
-        assert dead.exists() == (killed_at == "EventClock.after")
+        assert dead.exists() == (killed_at == "EventClock.finish")
     done = stream(*schema, how=how)
     assert (done.code, done.error) == (0, "")
     (line,) = done.commits
@@ -384,7 +384,7 @@ def test_a_program_of_ones_own_runs_a_stream(
     # Nobody knows what is late if a note is gone.
     (tmp_path / "checkpoint" / "_sluice" / "event_time" / "1.json").unlink()
     put("3", ("UA3", 3, 8, 100, 1))
-    with pytest.raises(CheckpointError, match="not whole"):
+    with pytest.raises(CheckpointError, match="incomplete"):
         stream_into(writer, rows, **how)
     # With Spark's part of a checkpoint gone a query begins anew, and our notes are of another one.
     notes = tmp_path / "checkpoint" / "_sluice"

@@ -107,7 +107,7 @@ def test_a_run_is_applied_once(
     [
         (("--keys", "nobody", "--sequence-by", "updated_at"), FIRST, 5, "no column nobody"),
         (("--keys", "id", "--sequence-by", "updated_by"), FIRST, 5, "updated_by"),
-        (("--keys", "id", "--sequence-by", "updated_at", "--apply-as-deletes", "name"), FIRST, 5, "no condition"),
+        (("--keys", "id", "--sequence-by", "updated_at", "--apply-as-deletes", "name"), FIRST, 5, "boolean expression"),
         (("--keys", "id", "--sequence-by", "updated_at", "--columns", "a", "--except-columns", "b"), FIRST, 2, "both"),
         (("--keys", "id", "--sequence-by", "updated_at", "--columns", "name"), FIRST, 2, "key columns: id"),
         (("--keys", "id", "--sequence-by", "updated_at"), FIRST, 5, "id=1"),

@@ -278,7 +278,7 @@ def test_what_a_batch_fails_with_ends_the_job_and_a_mended_file_lets_it_go_on(
     put("2.csv", [(2, "Bo", None, "c")], age=10)
     done = stream(*ONE_BY_ONE)
     assert done.code == 5, done.error
-    assert "no sequence (null, or not a number): of id=2" in sentence(done)
+    assert "no sequence (null or NaN); keys: id=2" in sentence(done)
     assert sentence(done).endswith("(commit 1 is in the table)")
     put("2.csv", [(2, "Bo", "soon", "c")])
     assert stream(*ONE_BY_ONE).code == 5

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from writer_jobs.delta.type_differences import holds, missing_fields, type_differences, type_to_read
-from writer_jobs.merge.evolution import evolution_of, joined
+from writer_jobs.merge.evolution import evolution_of, target_type
 
 # Of the table, of the changes. What is too large for a whole number is an error of Spark's.
 KEEPS: list[tuple[DataType, DataType]] = [
@@ -68,7 +68,7 @@ def test_a_type_that_holds_each_value_takes_it(table: DataType, rows: DataType) 
 @pytest.mark.parametrize(("table", "rows"), CUTS)
 def test_a_type_that_could_change_a_value_is_refused(table: DataType, rows: DataType) -> None:
     assert not holds(table, rows)
-    assert joined(table, rows) == rows
+    assert target_type(table, rows) == rows
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_type_that_could_change_a_value_is_refused(table: DataType, rows: Data
 def test_rows_take_the_type_of_a_column_that_keeps_each_value(
     table: DataType, rows: DataType, *, is_kept: bool
 ) -> None:
-    assert joined(table, rows) == (table if is_kept else rows)
+    assert target_type(table, rows) == (table if is_kept else rows)
 
 
 def struct(fields: dict[str, DataType]) -> StructType:

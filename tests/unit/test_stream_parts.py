@@ -59,7 +59,7 @@ def test_a_sequence_is_a_moment_if_it_is_one_or_a_day_s_begin() -> None:
 
 
 def test_only_changes_are_remembered_beside_the_table() -> None:
-    of_changes = {"remembered", "noted"}
+    of_changes = {"side_table", "side_rows"}
     assert of_changes <= set(dir(NewestRows))
     assert not of_changes & set(dir(FirstRows))
 

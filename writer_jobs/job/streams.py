@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 
 from writer_jobs.job.runner import JobContext
 from writer_jobs.job.stream_arguments import StreamArguments
-from writer_jobs.streaming.query import Apply, BatchQuery
+from writer_jobs.streaming.query import ApplyBatch, BatchQuery
 from writer_jobs.writer import LockedDeltaWriter
 
 
@@ -17,7 +17,7 @@ def run_stream(
     writer: LockedDeltaWriter,
     frame: DataFrame,
     how: StreamArguments,
-    apply: Apply,
+    apply: ApplyBatch,
 ) -> None:
     """Apply the micro-batches of a streaming query until it ends, is stopped, or a batch fails.
 

@@ -19,12 +19,12 @@ from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.delta.moments import moment_of_micros
 from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.errors import SchemaMismatchError, WriteFailedError
-from writer_jobs.late_rows.event_time import EVENT_MICROS, EVENT_RANGE, Lateness, is_event_time, with_micros
+from writer_jobs.errors import SchemaMismatchError
+from writer_jobs.late_rows.event_time import EVENT_MICROS, EVENT_RANGE, LatenessLimits, is_event_time, with_micros
 from writer_jobs.late_rows.late_table import set_aside
 from writer_jobs.late_rows.result import RowsResult
 from writer_jobs.late_rows.row_models import FirstRows, LatestRows
-from writer_jobs.merge.batch import ChangeBatch, keyless, refuse_keyless
+from writer_jobs.merge.batch import ChangeBatch, has_null_key, refuse_null_keys
 from writer_jobs.merge.change_spec import SEQ, ChangeSpec
 from writer_jobs.merge.materialized import Kept
 from writer_jobs.merge.merge_sql import T
@@ -106,7 +106,7 @@ def apply_rows(
     _refuse_without(writer.table, rows, partitioned_by)
     names = {name.lower(): name for name in (*keys, event_time, *partitioned_by)}
     spec = ChangeSpec.of(writer.table, keys=list(names.values()), sequence_by=sequence_by or quoted(event_time))
-    spec = spec.of_changes(rows)
+    spec = spec.with_keys_of(rows)
     columns = spec.columns(rows)
     (event_time,) = (name for name in columns if name.lower() == event_time.lower())
     _refuse_other_than_event_time(spec, state, rows, event_time)
@@ -115,25 +115,25 @@ def apply_rows(
         model="rows", keys=spec.keys, sequence_by=sequence_by, sequence_column=kind.sequence, event_time=event_time
     )
     binding = FeedBinding(rows.sparkSession, writer.table, feed)
-    lateness = Lateness(watermark_delay=watermark_delay, allowed=allowed_lateness)
+    lateness = LatenessLimits(watermark_delay=watermark_delay, allowed=allowed_lateness)
     shape = TableShape(
         rows.sparkSession, writer, spec, kind, binding, evolves=schema_evolution, partition_by=tuple(partition_by)
     )
     with ExitStack() as open_ones:
         # Read once: a topic may have more the next time.
-        fitted = with_micros(shape.fitted(spec.prepared(rows), state), event_time)
+        fitted = with_micros(shape.fit(spec.prepare(rows), state), event_time)
         kept = open_ones.enter_context(closing(Kept.of(writer.table, fitted, "rows"))).rows
         is_too_late = lateness.is_too_late(newest_before)
         arrived, without_key, late, too_old, *ends = kept.agg(
             F.count("*"),
-            F.count_if(keyless(spec)),
+            F.count_if(has_null_key(spec)),
             F.count_if(lateness.is_late(newest_before) & ~is_too_late),
             F.count_if(is_too_late),
             F.min(EVENT_MICROS),
             F.max(EVENT_MICROS),
         ).collect()[0]
         # Also of rows that are too late: these never get to the batch that is merged.
-        refuse_keyless(spec, kept, without_key)
+        refuse_null_keys(spec, kept, without_key)
         newest = _newest(spec, event_time, newest_before, ends)
         options = WriteOptions(
             hold="commit" if state is None or state.is_serializable else "write",
@@ -143,7 +143,7 @@ def apply_rows(
         )
         done = ChangesResult.of_nothing(writer.table)
         if not already_applied and too_old < arrived:
-            in_time = kind.prepared(kept.where(~is_too_late).drop(EVENT_MICROS))
+            in_time = kind.prepare(kept.where(~is_too_late).drop(EVENT_MICROS))
             batch = ChangeBatch(in_time, spec, kind.folded_by, kind.preferred_by, ranged_by=event_time)
             open_ones.enter_context(closing(batch))
             commit = _merged(writer, spec, kind, shape, snapshot, batch, txn, options)
@@ -202,7 +202,7 @@ def _newest(spec: ChangeSpec, event_time: str, before: datetime | None, ends: Se
     return max((each for each in (before, *map(moment_of_micros, found)) if each is not None), default=None)
 
 
-def _noted(lateness: Lateness, newest: datetime | None, txn: tuple[str, int] | None) -> dict[str, Any]:
+def _noted(lateness: LatenessLimits, newest: datetime | None, txn: tuple[str, int] | None) -> dict[str, Any]:
     """Return what the commit says of the event time."""
     watermark = lateness.watermark(newest)
     if watermark is None:
@@ -223,12 +223,12 @@ def _merged(
     """Merge a batch into the table; None: the table has all of it, so that there is nothing to commit."""
     deadline = options.deadline(writer.manager)
     row = kind.row(batch)
-    state = shape.state(before.state, row, batch.rows.schema[SEQ].dataType, deadline)
+    state = shape.ensure_table(before.state, row, batch.rows.schema[SEQ].dataType, deadline)
     partitions = shape.partitions(batch.rows, state)
 
     def check_again(hold: Hold) -> None:
         # Before this is called the table was loaded under the lock.
-        shape.checked_again(writer.log.known().state, row)
+        shape.check_again(writer.log.known().state, row)
         if options.before_write is not None:
             options.before_write(hold)
 
@@ -238,10 +238,12 @@ def _merged(
             # What others commit from here on the merge itself compares.
             table = rows_within(source.sparkSession, LockTarget.of(writer.log, partitions, before), batch.bounds())
             if kind.rewrites_for_nothing(source, table):
-                source = open_ones.enter_context(closing(Kept.of(writer.table, kind.news(source, table), _THERE))).rows
+                source = open_ones.enter_context(
+                    closing(Kept.of(writer.table, kind.without_repetitions(source, table), _THERE))
+                ).rows
                 if source.isEmpty():
                     return None
-        try:
+        with spec.refusals():
             result: CommitResult = kind.merge(writer, source, batch.bounds(T)).execute(
                 lock="table" if partitions is None else list(partitions),
                 hold=options.hold,
@@ -250,8 +252,4 @@ def _merged(
                 before_write=check_again,
                 txn=txn,
             )
-        except WriteFailedError as error:
-            if refusal := spec.refusal_in(error):
-                raise refusal from error
-            raise
     return result

@@ -1,4 +1,4 @@
-"""When a row is late: by its event time, beside the newest event time that came before."""
+"""Event times in microseconds, and the limits by which rows are late or too late."""
 
 from __future__ import annotations
 
@@ -14,14 +14,22 @@ from writer_jobs.delta.sql_names import quoted
 
 _DAY_MICROS = timedelta(days=1) // MICROSECOND
 
+EVENT_MICROS = "__sluice_event_micros"
+"""Column of :func:`with_micros`."""
+
+# In some time zones Python cannot represent the first and the last day.
+_MARGIN = 2 * _DAY_MICROS
+#: Allowed event times in microseconds since the epoch: the years 1 to 9999, without two days at each end.
+EVENT_RANGE = (FIRST_MICROS + _MARGIN, LAST_MICROS - _MARGIN)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Lateness:
-    """What is late, and what is too late.
+class LatenessLimits:
+    """By how much a row may be older than the newest event time.
 
     Attributes:
-        watermark_delay: the watermark is this much before the newest event time: what is older is late.
-        allowed: what is older than the newest event time by more is too late; None: nothing is.
+        watermark_delay: Time between the newest event time and the watermark. A row before the watermark is late.
+        allowed: Rows that are older than the newest event time by more than this are too late; None: no row is.
 
     """
 
@@ -29,47 +37,39 @@ class Lateness:
     allowed: timedelta | None
 
     def watermark(self, newest: datetime | None) -> datetime | None:
-        """Return the watermark if this is the newest event time; None of none."""
-        return None if newest is None else moment_of_micros(_before(newest, self.watermark_delay))
+        """Return the watermark for a newest event time; None if there is none."""
+        return None if newest is None else moment_of_micros(_micros_before(newest, self.watermark_delay))
 
     def is_late(self, newest: datetime | None) -> Column:
-        """Tell whether a row is late, or too late, after this newest event time."""
-        return self._is_older(newest, self.watermark_delay)
+        """Return the condition that a row is late or too late after a newest event time."""
+        return _is_older(newest, self.watermark_delay)
 
     def is_too_late(self, newest: datetime | None) -> Column:
-        """Tell whether a row is too late after this newest event time."""
-        return self._is_older(newest, self.allowed)
-
-    def _is_older(self, newest: datetime | None, by: timedelta | None) -> Column:
-        if newest is None or by is None:
-            return F.expr("false")
-        return F.coalesce(F.col(EVENT_MICROS) < _before(newest, by), F.expr("false"))
+        """Return the condition that a row is too late after a newest event time."""
+        return _is_older(newest, self.allowed)
 
 
-EVENT_MICROS = "__sluice_event_micros"
-"""Column of :func:`with_micros`."""
-
-# In another time zone Python may not have the first and the last day.
-_EDGE = 2 * _DAY_MICROS
-#: The event times that can be, in microseconds since the epoch: those of the years 1 to 9999, but for a day or two.
-EVENT_RANGE = (FIRST_MICROS + _EDGE, LAST_MICROS - _EDGE)
+def is_event_time(data_type: DataType) -> bool:
+    """Return whether a column of this type can be the event time: a timestamp or a date."""
+    return isinstance(data_type, TimestampType | DateType)
 
 
-def is_event_time(kind: DataType) -> bool:
-    """Tell whether a column of this type has moments or days."""
-    return isinstance(kind, TimestampType | DateType)
-
-
-def event_micros(value: Column, kind: DataType) -> Column:
-    """Return an event time of this type in microseconds since the epoch, of a day its begin in UTC."""
-    return F.unix_date(value).cast("long") * _DAY_MICROS if isinstance(kind, DateType) else F.unix_micros(value)
+def event_micros(value: Column, data_type: DataType) -> Column:
+    """Return an event time in microseconds since the epoch; a date counts from its start in UTC."""
+    return F.unix_date(value).cast("long") * _DAY_MICROS if isinstance(data_type, DateType) else F.unix_micros(value)
 
 
 def with_micros(rows: DataFrame, event_time: str) -> DataFrame:
-    """Add :func:`event_micros`."""
+    """Add the column ``EVENT_MICROS`` with the values of :func:`event_micros`."""
     return rows.withColumn(EVENT_MICROS, event_micros(F.col(quoted(event_time)), rows.schema[event_time].dataType))
 
 
-def _before(newest: datetime, by: timedelta) -> int:
-    """Return the moment that is so much before another one, or the first one that there is."""
-    return max(FIRST_MICROS, micros_of_moment(newest) - by // MICROSECOND)
+def _is_older(newest: datetime | None, limit: timedelta | None) -> Column:
+    if newest is None or limit is None:
+        return F.expr("false")
+    return F.coalesce(F.col(EVENT_MICROS) < _micros_before(newest, limit), F.expr("false"))
+
+
+def _micros_before(newest: datetime, span: timedelta) -> int:
+    """Return the time that is ``span`` before another one, but at least ``FIRST_MICROS``."""
+    return max(FIRST_MICROS, micros_of_moment(newest) - span // MICROSECOND)

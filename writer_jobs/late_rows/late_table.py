@@ -1,4 +1,4 @@
-"""Rows that are too late: in a table of their own, ``<location>_late``, unless they are repetitions."""
+"""The table of rows that are too late, ``<location>_late``. Repetitions are not in it."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from writer_jobs.late_rows.row_models import FirstRows, LatestRows
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.materialized import Kept
-from writer_jobs.merge.side_append import as_in, write_beside
+from writer_jobs.merge.side_append import cast_where_exact, write_beside
 from writer_jobs.writer import LockedDeltaWriter
 
 
 def set_aside(
     writer: LockedDeltaWriter,
     spec: ChangeSpec,
-    kind: FirstRows | LatestRows,
+    model: FirstRows | LatestRows,
     rows: DataFrame,
     event_time: str,
     newest: datetime,
     txn: tuple[str, int] | None,
     options: WriteOptions,
 ) -> int:
-    """Write rows that are too late into their table, but for those that the other one has, as new or newer.
+    """Append rows that are too late to their table, without those that the batch's table has as new or newer.
 
     Args:
-        writer: of the table for which they were.
-        spec: what names a row.
-        kind: which of several rows with one key stays.
-        rows: prepared, and with the table's types; the same each time they are read.
-        event_time: their column.
-        newest: the newest event time that came before.
-        txn: of the batch; see :func:`write_beside`.
-        options: likewise.
+        writer: Writer of the batch's table.
+        spec: Keys and table of the rows.
+        model: Model of rows with one key.
+        rows: Prepared rows with the table's types; the same rows each time they are read.
+        event_time: Column with the event time.
+        newest: The newest event time of earlier batches.
+        txn: Transaction of the batch; see :func:`write_beside`.
+        options: Options of the write; see :func:`write_beside`.
 
     Returns:
-        How many were written, now or before.
+        Number of appended rows, of this call or an earlier one.
 
     Raises:
-        SluiceError: see :func:`write_beside`.
+        SluiceError: See :func:`write_beside`.
 
     """
     state = writer.log.state()
-    there = set() if state is None else {name.lower() for name in state.schema.names}
-    # Without these it has none of them; the first batch that has rows in time adds them.
-    if all(name.lower() in there for name in spec.keys):
+    columns = set() if state is None else {name.lower() for name in state.schema.names}
+    # A table that lacks a key column has none of the rows. The first batch with rows in time adds the column.
+    if all(name.lower() in columns for name in spec.keys):
         bounds = KeyBounds.of(rows, spec.keys, ranged_by=event_time).condition()
         table = rows_within(rows.sparkSession, LockTarget.of(writer.log, None), bounds)
-        rows = as_in(kind.news(rows, table), table.schema)
+        rows = cast_where_exact(model.without_repetitions(rows, table), table.schema)
     notes = {"__ARRIVED_AT": F.timestamp_seconds(F.lit(time.time())), "__NEWEST_EVENT_TIME": F.lit(newest)}
-    with closing(Kept.of(writer.table, rows.drop(SEQ, DELETED), "rows of the table")) as kept:
-        count: int = kept.rows.count()
+    with closing(Kept.of(writer.table, rows.drop(SEQ, DELETED), "rows of the table")) as late_rows:
+        count: int = late_rows.rows.count()
         if count:
-            write_beside(writer, LATE_SUFFIX, kept.rows, notes, txn, options)
+            write_beside(writer, LATE_SUFFIX, late_rows.rows, notes, txn, options)
     return count

@@ -1,4 +1,4 @@
-"""What became of a batch of rows that arrived."""
+"""The result of a batch of rows."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from datetime import datetime
 from typing import Any
 
 from writer_jobs.commit.held_write import CommitResult
-from writer_jobs.late_rows.event_time import Lateness
+from writer_jobs.late_rows.event_time import LatenessLimits
 
-#: What a batch of rows counts, by its name.
+#: Names of the counters of a batch of rows.
 COUNTED = ("arrived", "repeated", "late", "too_late", "inserted", "updated", "dead_letters", "missing_files")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowsResult:
-    """What became of one batch of rows.
+    """The result of one batch of rows.
 
     Attributes:
-        table: canonical URI.
-        version: of the table that has them; None if there was nothing to do, or they were there before (``txn``).
-        already_applied: the table had this transaction already.
-        arrived: how many rows there were.
-        repeated: those whose key came before, in the batch or in the table, as new or newer; also if they are too late.
-        late: those older than the watermark, but not too late.
-        too_late: those in ``<location>_late``, older than what was agreed, and not in the table.
-        inserted: rows that are new in the table.
-        updated: rows that were replaced by newer ones.
-        newest: the newest event time, of this batch and of before; None if there is none.
-        watermark: the newest event time, less the watermark's delay: rows that are older count as late from here on.
-        commit: of the table; None if there was nothing to do.
-        dead_letters: messages that could not be read, and rows without a key or an event time, of a source that nobody
-            can mend.
+        table: Canonical URI of the table.
+        version: Version of the table's commit; None if there was nothing to commit, or the table had ``txn`` before.
+        already_applied: Whether the table had this transaction before.
+        arrived: Number of rows.
+        repeated: Number of rows whose key was in the batch or in the table before, as new or newer; rows that are too
+            late included.
+        late: Number of rows that are older than the watermark, but not too late.
+        too_late: Number of rows in ``<location>_late``: older than the allowed lateness, and not in the table.
+        inserted: Number of new rows in the table.
+        updated: Number of rows that were replaced by newer ones.
+        newest: The newest event time of this batch and of those before; None if there is none.
+        watermark: The newest event time minus the watermark delay. Older rows count as late from here on.
+        commit: Commit of the table; None if there was nothing to commit.
+        dead_letters: Number of messages that could not be read, and of rows without a key or an event time from a
+            source in which they cannot be corrected.
         dead_reason: The most frequent reason of dead letters; None if there are none.
-        missing_files: Source files that were deleted before the stream read them, and are skipped.
+        missing_files: Number of source files that were deleted before the stream read them, and are skipped.
 
     """
 
@@ -56,17 +57,17 @@ class RowsResult:
 
     @classmethod
     def of_nothing(
-        cls, table: str, newest: datetime | None, lateness: Lateness, *, already_applied: bool = False
+        cls, table: str, newest: datetime | None, limits: LatenessLimits, *, already_applied: bool = False
     ) -> RowsResult:
-        """Return what became of a batch without rows, or of one that was done before."""
+        """Return the result of a batch without rows, or of one that was finished before."""
         return cls(
             table=table, version=None, already_applied=already_applied, arrived=0, repeated=0, late=0, too_late=0,
-            inserted=0, updated=0, newest=newest, watermark=lateness.watermark(newest), commit=None,
+            inserted=0, updated=0, newest=newest, watermark=limits.watermark(newest), commit=None,
         )  # fmt: skip
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Its numbers, by name, the watermark, and in ``lag_s`` how old the newest row is, in seconds; JSON values."""
+        """Counters, event times, and ``lag_s`` (age of the newest row in seconds), by name; JSON values."""
         return {
             **{name: getattr(self, name) for name in COUNTED},
             "newest_event_time": None if self.newest is None else self.newest.isoformat(),

@@ -1,4 +1,4 @@
-"""Which of several rows with one key stays: the first that came, or the one with the largest sequence."""
+"""The models of rows with one key: the first row stays, or the row with the largest sequence."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from pyspark.sql.types import DataType, StructField
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.merge.change_spec import ChangeSpec
-from writer_jobs.merge.merge_sql import S, T, content_hash, matched, of, without_known
+from writer_jobs.merge.merge_sql import S, T, content_hash, match_on, qualified, without_matches
 from writer_jobs.merge.scd1 import NewestRows
-from writer_jobs.merge.table_model import OfRows
+from writer_jobs.merge.table_model import WholeRows
 from writer_jobs.writer import LockedDeltaWriter
 
 _CONTENT = "__sluice_content"
 
 
-class FirstRows(OfRows):
-    """A row whose key the table has is a repetition, whatever else it says.
+class FirstRows(WholeRows):
+    """The first row of each key. Later rows with the key are repetitions, even if their values differ.
 
-    Of rows with one key that come in one batch one is chosen by what it says, the same one each time.
-
-    Args:
-        spec: how rows are applied.
-        columns: that the table gets of them.
-
+    Of several rows with one key in a batch, the one with the largest content hash stays, so that it is always the same.
+    The arguments are those of :class:`WholeRows`.
     """
 
     sequence: str | None = None
@@ -33,38 +29,38 @@ class FirstRows(OfRows):
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         super().__init__(spec, columns)
-        #: Of each group of rows by these one counts.
+        #: One row of each key is applied.
         self.folded_by = spec.keys
 
-    def prepared(self, rows: DataFrame) -> DataFrame:
-        """Return what :meth:`ChangeSpec.prepared` returns with what one of several is chosen by."""
+    def prepare(self, rows: DataFrame) -> DataFrame:
+        """Add the column by which one of several rows is chosen to the rows of :meth:`ChangeSpec.prepare`."""
         return rows.withColumn(_CONTENT, content_hash(rows, self._columns))
 
     def fields(self, sequence: DataType) -> list[StructField]:  # noqa: ARG002 (as others')
-        """Return nothing: the rows have no sequence."""
+        """Return no columns: the rows have no sequence."""
         return []
 
     def rewrites_for_nothing(self, rows: DataFrame, table: DataFrame) -> bool:  # noqa: ARG002 (as the others)
-        """Return false: what only inserts rewrites no file."""
+        """Return false: a merge that only inserts rewrites no file."""
         return False
 
-    def news(self, rows: DataFrame, table: DataFrame) -> DataFrame:
-        """Leave out rows whose keys a table has."""
-        return without_known(rows, table, self._spec.keys, F.expr("true"))
+    def without_repetitions(self, rows: DataFrame, table: DataFrame) -> DataFrame:
+        """Drop rows whose keys are in the table."""
+        return without_matches(rows, table, self._spec.keys, F.expr("true"))
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
-        """Return the merge of the rows into the table, whose rows that matter are ``within``."""
-        values = {quoted(name): of(S, name) for name in self._columns}
+        """Return the merge of the rows into the table, whose matching rows are ``within``."""
+        values = {quoted(name): qualified(S, name) for name in self._columns}
         return (
-            writer.merge(source.alias(S), matched(self._spec.keys, within), alias=T)
+            writer.merge(source.alias(S), match_on(self._spec.keys, within), alias=T)
             .whenNotMatchedInsert(None, values)
             .of_kept_source()
         )
 
 
 class LatestRows(NewestRows):
-    """Of rows with one key the one with the largest sequence counts, whenever it comes; none is ever deleted."""
+    """The row of each key with the largest sequence, in whatever order they arrive; no row is deleted."""
 
-    def prepared(self, rows: DataFrame) -> DataFrame:
-        """Return what :meth:`ChangeSpec.prepared` returns."""
+    def prepare(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of :meth:`ChangeSpec.prepare` unchanged."""
         return rows

@@ -19,7 +19,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.moments import MICROSECOND
 from writer_jobs.feeds.dead_letters import write_dead_letters
 from writer_jobs.late_rows.apply import apply_rows
-from writer_jobs.late_rows.event_time import Lateness
+from writer_jobs.late_rows.event_time import LatenessLimits
 from writer_jobs.late_rows.result import RowsResult
 from writer_jobs.streaming.checkpoint import EventClock, claim_checkpoint
 from writer_jobs.streaming.query import AVAILABLE_NOW, BatchQuery
@@ -89,12 +89,12 @@ class RowStream:
 
         """
         number = txn[1]
-        if self._clock.is_done(txn):
+        if self._clock.is_finished(txn):
             return RowsResult.of_nothing(
-                self._writer.table, self._clock.before(number + 1), self._lateness, already_applied=True
+                self._writer.table, self._clock.newest_before(number + 1), self._lateness, already_applied=True
             )
-        before = self._clock.before(number)
-        lateness = _lateness_of(self._clock.begun(txn, _noted(self._lateness)))
+        before = self._clock.newest_before(number)
+        lateness = _lateness_of(self._clock.start(txn, _noted(self._lateness)))
         with read() as batch:
             result = RowsResult.of_nothing(self._writer.table, before, lateness)
             if batch.rows is not None:
@@ -108,14 +108,14 @@ class RowStream:
                     options = options.after(self._writer.manager, result.commit)
                     write_dead_letters(self._writer, batch.dead, txn, options)
                     result = replace(result, dead_letters=dead_letters, dead_reason=reason)
-        self._clock.after(txn, result.newest)
+        self._clock.finish(txn, result.newest)
         return replace(result, missing_files=batch.missing_files)
 
     def _applied(
         self,
         rows: DataFrame,
         before: datetime | None,
-        lateness: Lateness,
+        lateness: LatenessLimits,
         txn: tuple[str, int],
         holding: Callable[[Hold], None],
     ) -> RowsResult:
@@ -123,11 +123,11 @@ class RowStream:
         return apply_rows(self._writer, rows, **how, newest_before=before, txn=txn, before_write=holding)
 
     @property
-    def _lateness(self) -> Lateness:
-        return Lateness(watermark_delay=self._how["watermark_delay"], allowed=self._how["allowed_lateness"])
+    def _lateness(self) -> LatenessLimits:
+        return LatenessLimits(watermark_delay=self._how["watermark_delay"], allowed=self._how["allowed_lateness"])
 
 
-def _noted(lateness: Lateness) -> dict[str, int | None]:
+def _noted(lateness: LatenessLimits) -> dict[str, int | None]:
     """Return what is late as JSON has it: in microseconds."""
     allowed = lateness.allowed
     return {
@@ -136,9 +136,9 @@ def _noted(lateness: Lateness) -> dict[str, int | None]:
     }
 
 
-def _lateness_of(noted: Mapping[str, Any]) -> Lateness:
+def _lateness_of(noted: Mapping[str, Any]) -> LatenessLimits:
     allowed = noted["allowed_lateness_us"]
-    return Lateness(
+    return LatenessLimits(
         watermark_delay=noted["watermark_delay_us"] * MICROSECOND,
         allowed=None if allowed is None else allowed * MICROSECOND,
     )

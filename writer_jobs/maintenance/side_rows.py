@@ -21,7 +21,7 @@ from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import WriteConflictError
 from writer_jobs.feeds.hbase.cells import CELLS, without_expired
 from writer_jobs.maintenance.policy import Policy
-from writer_jobs.merge.batch_records import Notes
+from writer_jobs.merge.batch_records import BatchRecords
 from writer_jobs.merge.change_spec import SEQ, SEQUENCE
 from writer_jobs.merge.side_table import APPLIED_AT, BATCH
 
@@ -87,7 +87,7 @@ def refuse_unfinished_batches(spark: SparkSession, location: str) -> None:
 
     """
     for suffix in SIDE_TABLE_SUFFIXES:
-        if location.endswith(suffix) and Notes(HadoopFiles.of(spark), location.removesuffix(suffix)).all():
+        if location.endswith(suffix) and BatchRecords(HadoopFiles.of(spark), location.removesuffix(suffix)).all():
             reason = "a batch of changes was killed before it was applied; the next batch of the table undoes it"
             raise WriteConflictError(table=location, reason=reason)
 

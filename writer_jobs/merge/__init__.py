@@ -1,1 +1,1 @@
-"""Changes of another store, merged so that a table equals it: whatever is repeated, late or mixed up."""
+"""Changes of another store, merged into a table so that it equals the store; they may be repeated or out of order."""

@@ -1,4 +1,4 @@
-"""One batch of changes, folded: repetitions are one, and of several changes to one key the newest is left."""
+"""Fold a batch of changes: drop repetitions and keep the newest change of each key."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
-from pyspark.sql.types import (
-    DataType,
-    DoubleType,
-    FloatType,
-    StructType,
-)
+from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
@@ -20,38 +15,39 @@ from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.materialized import Kept
 from writer_jobs.merge.merge_sql import content_hash
 
-#: Whether another change of a group, as new as the one that is left, says something else; see :func:`folded`.
-UNLIKE = "__sluice_unlike"
-_PLACE, _HASH = "__sluice_place", "__sluice_hash"
-_COUNTS = ("changes", "keyless", "unordered", "folded", "deletes", "ambiguous")
-_SHOWN = 5
+#: Whether a group has several newest changes with different content; see :func:`fold`.
+UNLIKE = "__sluice_ambiguous"
+_RANK, _HASH = "__sluice_rank", "__sluice_hash"
+_COUNTS = ("changes", "null_keys", "unordered", "folded", "deletes", "ambiguous")
+_MAX_SAMPLES = 5
 
 
 class ChangeBatch:
-    """The changes that count: the newest of each key, or one of each key and sequence.
+    """The folded changes of a batch: the newest of each key, or one of each key and sequence.
 
-    A delete counts in the order of the sequence, like any other change. Two changes of one key with one sequence are a
-    repetition if all columns are equal, or if both delete. Else which is newer is not known, and the batch is refused.
+    Deletes are ordered by the sequence like all changes. Two changes with the same key and sequence are a repetition if
+    all columns are equal, or if both are deletes. Otherwise their order is not known, and the batch is refused.
 
-    The changes are read once, and what is left of them is kept by a local checkpoint: it is never made again from a
-    source that may have changed, and the keys' distribution over tasks is known to the merge.
+    The changes are read once, and the folded rows are kept in a local checkpoint. They are never recomputed from a
+    source that may have changed, and the merge knows how the keys are distributed over tasks.
 
     Args:
-        prepared: changes as :meth:`ChangeSpec.prepared` returns them.
-        spec: how they are applied.
-        folded_by: columns of which equal values are folded into one: the keys, or the keys and ``SEQ``.
-        preferred_by: of two changes with one sequence the one with the largest value of this column counts.
-        ranged_by: the key column by which a table's files differ most, as those of an event time; None: none is known.
+        prepared: Changes as :meth:`ChangeSpec.prepare` returns them.
+        spec: Keys and table of the changes.
+        folded_by: Columns whose values identify a group of which one change is kept: the keys, or the keys and ``SEQ``.
+        preferred_by: Column whose largest value wins if changes of a group have the same sequence; None: such changes
+            must be equal.
+        ranged_by: Key column by which the table's files differ most, such as the event time; None: not known.
 
     Attributes:
-        rows: the columns of ``prepared``, one row for each.
-        changes: how many there were.
-        folded: how many are left.
-        deletes: how many of those that are left delete.
-        newest: largest sequence; None of an empty batch.
+        rows: The folded changes, with the columns of ``prepared``.
+        change_count: Number of changes.
+        folded_count: Number of folded changes.
+        delete_count: Number of folded changes that are deletes.
+        newest: Largest sequence; None of an empty batch.
 
     Raises:
-        ChangesError: a key or a sequence is null, or it is not known which of two changes is newer.
+        ChangesError: A key or a sequence is null, or the order of two changes is not known.
 
     """
 
@@ -64,80 +60,78 @@ class ChangeBatch:
         ranged_by: str | None = None,
     ) -> None:
         self._spec = spec
-        self._has_one_each = tuple(folded_by) == tuple(spec.keys)
-        self._keyless = keyless(spec)
-        self._unordered = _is_null(prepared.schema, SEQ)
+        self._has_one_per_key = tuple(folded_by) == tuple(spec.keys)
+        self._is_unordered = _has_null(prepared.schema, SEQ)
         self._prepared = prepared
-        came, left = Observation(), Observation()
-        counted = prepared.observe(
-            came,
+        change_metrics, folded_metrics = Observation(), Observation()
+        observed_changes = prepared.observe(
+            change_metrics,
             F.count("*").alias("changes"),
-            F.count_if(self._keyless).alias("keyless"),
-            F.count_if(self._unordered).alias("unordered"),
+            F.count_if(has_null_key(spec)).alias("null_keys"),
+            F.count_if(self._is_unordered).alias("unordered"),
         )
-        newest = folded(counted, folded_by, preferred_by)
-        self._bounds = KeyBounds(newest.schema, spec.keys)
-        observed = newest.observe(
-            left,
+        folded = fold(observed_changes, folded_by, preferred_by)
+        self._bounds = KeyBounds(folded.schema, spec.keys)
+        observed_folded = folded.observe(
+            folded_metrics,
             F.count("*").alias("folded"),
             F.count_if(F.col(DELETED)).alias("deletes"),
             F.count_if(F.col(UNLIKE)).alias("ambiguous"),
             F.max(SEQ).alias("newest"),
             *self._bounds.aggregates(),
         )
-        self._kept = Kept.of(spec.table, observed, "changes")
-        found: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "newest": None}
-        # Spark observes nothing where it knows beforehand that there is nothing.
-        if not self._kept.rows.isEmpty():
-            found |= {**came.get, **left.get}
+        self._materialized = Kept.of(spec.table, observed_folded, "changes")
+        metrics: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "newest": None}
+        # Spark reports no metrics if it knows from the plan that there are no rows.
+        if not self._materialized.rows.isEmpty():
+            metrics |= {**change_metrics.get, **folded_metrics.get}
         try:
-            self._check(found)
+            self._check(metrics)
         except BaseException:
             self.close()
             raise
-        self.changes = int(found["changes"])
-        self.folded = int(found["folded"])
-        self.deletes = int(found["deletes"])
-        self.newest: Any = found["newest"]
-        self._bounds.found(found)
-        self.rows = self._kept.rows.drop(UNLIKE)
+        self.change_count = int(metrics["changes"])
+        self.folded_count = int(metrics["folded"])
+        self.delete_count = int(metrics["deletes"])
+        self.newest: Any = metrics["newest"]
+        self._bounds.load(metrics)
+        self.rows = self._materialized.rows.drop(UNLIKE)
         if ranged_by is not None:
             self._bounds.refine(self.rows, ranged_by)
 
     def bounds(self, alias: str | None = None) -> Column:
-        """Return the condition on a table's keys that they are not outside those of the batch.
+        """Return the condition that a table's keys are within the bounds of the batch's keys.
 
         Args:
-            alias: of the table; None: it has none.
+            alias: Alias of the table; None: it has none.
 
         """
         return self._bounds.condition(alias)
 
     def count_keys(self) -> int:
-        """Return how many keys the changes have."""
-        if self._has_one_each:
-            return self.folded
+        """Return the number of different keys."""
+        if self._has_one_per_key:
+            return self.folded_count
         return int(self.rows.select(*map(quoted, self._spec.keys)).distinct().count())
 
     def close(self) -> None:
-        """Give back what is kept."""
-        self._kept.close()
+        """Release the local checkpoint."""
+        self._materialized.close()
 
-    def _check(self, found: dict[str, Any]) -> None:
-        refuse_keyless(self._spec, self._prepared, found["keyless"])
-        if found["unordered"]:
-            shown = _shown(self._spec, self._prepared, self._unordered)
+    def _check(self, metrics: dict[str, Any]) -> None:
+        refuse_null_keys(self._spec, self._prepared, metrics["null_keys"])
+        if metrics["unordered"]:
+            sample = _sample_keys(self._spec, self._prepared, self._is_unordered)
+            raise self._spec.misfit(f"{metrics['unordered']} changes have no sequence (null or NaN); keys: {sample}")
+        if metrics["ambiguous"]:
+            sample = _sample_keys(self._spec, self._materialized.rows, F.col(UNLIKE))
             raise self._spec.misfit(
-                f"{found['unordered']} changes have no sequence (null, or not a number): of {shown}"
-            )
-        if found["ambiguous"]:
-            raise self._spec.misfit(
-                f"{found['ambiguous']} keys have several changes with one sequence, so that the newest is not known: "
-                f"{_shown(self._spec, self._kept.rows, F.col(UNLIKE))}"
+                f"{metrics['ambiguous']} keys have different changes with the same sequence, so the newest is not "
+                f"known; extend sequence_by so that it orders them; keys: {sample}"
             )
 
 
-def keyless(spec: ChangeSpec) -> Column:
+def has_null_key(spec: ChangeSpec) -> Column:
     """Return the condition that a key column of a row is null."""
     condition = F.expr("false")
     for name in spec.keys:
@@ -145,63 +139,63 @@ def keyless(spec: ChangeSpec) -> Column:
     return condition
 
 
-def refuse_keyless(spec: ChangeSpec, rows: DataFrame, number: int) -> None:
+def refuse_null_keys(spec: ChangeSpec, rows: DataFrame, count: int) -> None:
     """Refuse rows with a null in a key.
 
     Args:
         spec: The keys.
         rows: The rows, with the key columns.
-        number: How many of them have a null in a key.
+        count: Number of rows with a null in a key.
 
     Raises:
         ChangesError: There is such a row; the message has the keys of some.
 
     """
-    if number:
-        raise spec.misfit(f"{number} keys are null, or in part: {_shown(spec, rows, keyless(spec))}")
+    if count:
+        raise spec.misfit(f"{count} rows have a null in a key column: {_sample_keys(spec, rows, has_null_key(spec))}")
 
 
-def _shown(spec: ChangeSpec, rows: DataFrame, condition: Column) -> str:
-    """Return the keys of some of the rows that a condition chooses, as text."""
-    chosen = rows.where(condition).select(*map(quoted, spec.keys)).limit(_SHOWN + 1).collect()
-    texts = [", ".join(f"{name}={row[name]}" for name in spec.keys) for row in chosen]
-    return "; ".join(texts[:_SHOWN]) + ("; …" if len(texts) > _SHOWN else "")
+def _sample_keys(spec: ChangeSpec, rows: DataFrame, condition: Column) -> str:
+    """Return the keys of some of the rows that match a condition, as text."""
+    sample = rows.where(condition).select(*map(quoted, spec.keys)).limit(_MAX_SAMPLES + 1).collect()
+    texts = [", ".join(f"{name}={row[name]}" for name in spec.keys) for row in sample]
+    return "; ".join(texts[:_MAX_SAMPLES]) + ("; …" if len(texts) > _MAX_SAMPLES else "")
 
 
-def folded(changes: DataFrame, folded_by: Sequence[str], preferred_by: str | None) -> DataFrame:
-    """Leave the newest of each group, and say in ``UNLIKE`` whether others as new as it say something else.
+def fold(changes: DataFrame, folded_by: Sequence[str], preferred_by: str | None) -> DataFrame:
+    """Return the newest change of each group. ``UNLIKE`` is true if another one with its order has other content.
 
-    By a window: one shuffle and one sort, where aggregates of whole rows would sort before the shuffle, too.
+    A window needs one shuffle and one sort. Aggregates of whole rows would sort before the shuffle, too.
 
     Args:
-        changes: with ``SEQ`` and ``DELETED``.
-        folded_by: columns of which equal values make a group.
-        preferred_by: of two changes of a group with one sequence the one with more here is newer.
+        changes: Changes with ``SEQ`` and ``DELETED``.
+        folded_by: Columns whose values identify a group.
+        preferred_by: Column that orders changes of a group with the same sequence; the largest value is the newest.
 
     """
-    others = [name for name in changes.columns if name not in (*folded_by, SEQ, DELETED, preferred_by)]
+    content = [name for name in changes.columns if name not in (*folded_by, SEQ, DELETED, preferred_by)]
     newest_first = [F.col(SEQ).desc()] if preferred_by is None else [F.col(SEQ).desc(), F.col(preferred_by).desc()]
     group = Window.partitionBy(*(quoted(name) for name in folded_by)).orderBy(*newest_first)
-    same = group.rangeBetween(Window.currentRow, Window.currentRow)
+    same_order = group.rangeBetween(Window.currentRow, Window.currentRow)
     return (
-        changes.withColumn(_HASH, content_hash(changes, others))
-        .withColumn(_PLACE, F.row_number().over(group))
-        .withColumn(UNLIKE, F.min(_HASH).over(same) != F.max(_HASH).over(same))
-        .where(F.col(_PLACE) == 1)
-        .drop(_PLACE, _HASH)
+        changes.withColumn(_HASH, content_hash(changes, content))
+        .withColumn(_RANK, F.row_number().over(group))
+        .withColumn(UNLIKE, F.min(_HASH).over(same_order) != F.max(_HASH).over(same_order))
+        .where(F.col(_RANK) == 1)
+        .drop(_RANK, _HASH)
     )
 
 
-def _is_null(schema: StructType, name: str) -> Column:
-    """Tell whether a value is null, or not a number; of a struct also whether one of its fields is."""
-    kind = schema[name].dataType
-    condition = _is_nothing(F.col(name), kind)
-    if isinstance(kind, StructType):
-        for field in kind:
-            condition = condition | _is_nothing(F.col(f"{name}.{quoted(field.name)}"), field.dataType)
+def _has_null(schema: StructType, name: str) -> Column:
+    """Return the condition that a value, or a field of a struct, is null or NaN."""
+    column_type = schema[name].dataType
+    condition = _is_null_or_nan(F.col(name), column_type)
+    if isinstance(column_type, StructType):
+        for field in column_type:
+            condition = condition | _is_null_or_nan(F.col(f"{name}.{quoted(field.name)}"), field.dataType)
     return condition
 
 
-def _is_nothing(value: Column, kind: DataType) -> Column:
-    # Spark takes NaN for larger than any number: it would win for ever.
-    return value.isNull() | F.isnan(value) if isinstance(kind, FloatType | DoubleType) else value.isNull()
+def _is_null_or_nan(value: Column, value_type: DataType) -> Column:
+    # Spark orders NaN after all numbers: it would always be the newest sequence.
+    return value.isNull() | F.isnan(value) if isinstance(value_type, FloatType | DoubleType) else value.isNull()

@@ -1,4 +1,4 @@
-"""One batch of changes on its way into one table: folded, locked, remembered, merged; or undone as a whole."""
+"""Apply one batch of changes to one table: lock it, commit the side table, merge; or undo the batch as a whole."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.errors import CommitUnknownError, WriteFailedError
 from writer_jobs.locking import locked_all
 from writer_jobs.merge.batch import ChangeBatch
-from writer_jobs.merge.batch_records import Note, Notes, names_of
+from writer_jobs.merge.batch_records import BatchRecord, BatchRecords, partition_names
 from writer_jobs.merge.change_spec import SEQ, ChangeSpec
 from writer_jobs.merge.merge_sql import T
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.side_table import SideTable
 from writer_jobs.merge.table_feed import FeedBinding
-from writer_jobs.merge.table_model import Kind
-from writer_jobs.merge.table_shape import TableShape, evolved, lock_on
+from writer_jobs.merge.table_model import TableModel
+from writer_jobs.merge.table_shape import TableShape, alter_if_needed, lock_table
 from writer_jobs.writer import LockedDeltaWriter
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class How:
-    """How a batch is applied.
+class ApplyOptions:
+    """Options of a batch.
 
     Attributes:
-        evolves: whether the table gets new columns, and wider types.
-        partition_by: partition columns, if it is new.
+        evolves: Whether the table gets new columns and wider types.
+        partition_by: Partition columns of a new table.
         retention_days: Days that maintenance keeps the rows of the side table.
         txn: ``(txnAppId, txnVersion)`` of the batch.
 
@@ -54,20 +54,20 @@ class How:
     txn: tuple[str, int] | None
 
 
-class Application:
-    """One batch, on its way into one table.
+class BatchApplier:
+    """Applies one batch to one table.
 
     Args:
-        writer: of the table.
-        spec: keys, and what messages need.
-        kind: which rows the changes become.
-        binding: How the table is fed.
-        prepared: changes as :meth:`ChangeSpec.prepared` returns them.
-        how: more.
-        options: of the write.
+        writer: Writer of the table.
+        spec: Keys and table of the changes.
+        model: Rows and side table that the changes become.
+        binding: Feed of the table.
+        prepared: Changes as :meth:`ChangeSpec.prepare` returns them.
+        options: Options of the batch.
+        write_options: Options of the commits.
 
     Raises:
-        ChangesError: the changes cannot be ordered.
+        ChangesError: The order of the changes is not known.
 
     """
 
@@ -75,204 +75,209 @@ class Application:
         self,
         writer: LockedDeltaWriter,
         spec: ChangeSpec,
-        kind: Kind,
+        model: TableModel,
         binding: FeedBinding,
         prepared: DataFrame,
-        how: How,
-        options: WriteOptions,
+        options: ApplyOptions,
+        write_options: WriteOptions,
     ) -> None:
         self._writer = writer
         self._spark = prepared.sparkSession
         self._spec = spec
-        self._how = how
         self._options = options
+        self._write_options = write_options
         self._id = uuid.uuid4().hex
-        self._kind = kind
-        self._side = SideTable(self._spark, writer.manager, writer.location, spec.keys, kind.remembered)
-        self._notes = Notes(HadoopFiles.of(self._spark), writer.location)
+        self._model = model
+        self._side_table = SideTable(self._spark, writer.manager, writer.location, spec.keys, model.side_table)
+        self._records = BatchRecords(HadoopFiles.of(self._spark), writer.location)
         self._shape = TableShape(
-            self._spark, writer, spec, kind, binding, evolves=how.evolves, partition_by=how.partition_by
+            self._spark, writer, spec, model, binding, evolves=options.evolves, partition_by=options.partition_by
         )
         self._snapshot_before = writer.log.snapshot()
-        fitted = self._shape.fitted(prepared, self._snapshot_before.state)
-        self.batch = ChangeBatch(fitted, spec, kind.folded_by, kind.preferred_by)
-        # What has to be remembered of it, if anything, is committed first.
-        self._noted = kind.noted(self.batch)
-        self._deadline = options.deadline(writer.manager)
+        fitted = self._shape.fit(prepared, self._snapshot_before.state)
+        self.batch = ChangeBatch(fitted, spec, model.folded_by, model.preferred_by)
+        # These rows are committed to the side table before the table.
+        self._side_rows = model.side_rows(self.batch)
+        self._deadline = write_options.deadline(writer.manager)
 
     def close(self) -> None:
-        """Give back what is kept of the batch."""
+        """Release the local checkpoint of the batch."""
         self.batch.close()
 
     def run(self) -> ChangesResult:
-        """Lock, apply, give the lock back.
+        """Lock the tables, apply the batch and release the lock.
 
         Raises:
-            ChangesError: The table is fed in another way, or its side table has other keys.
-            SluiceError: see :meth:`LockedDeltaWriter.append`.
+            ChangesError: The table is bound to another feed, or its side table has other keys.
+            SluiceError: See :meth:`LockedDeltaWriter.append`.
 
         """
         if self._is_applied(self._snapshot_before):
             return self._result(None, already_applied=True)
-        if not self.batch.folded:
+        if not self.batch.folded_count:
             return self._result(None, already_applied=False)
-        side_state = self._side.state()
-        self._refuse_other_past(side_state)
+        side_state = self._side_table.state()
+        self._refuse_other_side_table(side_state)
         table_state = self._snapshot_before.state
         while True:
-            state = self._shape.state(table_state, self._row, self.batch.rows.schema[SEQ].dataType, self._deadline)
-            side_state = self._side_state(state, side_state)
+            state = self._shape.ensure_table(
+                table_state, self._schema, self.batch.rows.schema[SEQ].dataType, self._deadline
+            )
+            side_state = self._ensure_side_table(state, side_state)
             partitions = self._shape.partitions(self.batch.rows, state)
             tables = {self._writer.location: partitions}
             if side_state is not None:
-                tables[self._side.location] = partitions
+                tables[self._side_table.location] = partitions
             with locked_all(
                 self._spark, tables, manager=self._writer.manager, timeout_seconds=self._deadline.remaining()
             ) as hold:
-                if side_state is None and (side_state := self._side.state()) is not None:
-                    # Another feed has made it meanwhile.
+                if side_state is None and (side_state := self._side_table.state()) is not None:
+                    # Another run of the feed has created the side table. It has to be locked, too.
                     table_state = self._writer.log.state()
                     continue
-                if self._options.before_write is not None:
-                    self._options.before_write(hold)
+                if self._write_options.before_write is not None:
+                    self._write_options.before_write(hold)
                 snapshot = self._writer.log.snapshot()
                 if self._is_applied(snapshot):
                     return self._result(None, already_applied=True)
-                merged = self._apply(snapshot, partitions, remembers=side_state is not None)
-            return self._result(merged, already_applied=merged.already_committed)
+                commit = self._apply(snapshot, partitions, has_side_table=side_state is not None)
+            return self._result(commit, already_applied=commit.already_committed)
 
     def _result(self, commit: CommitResult | None, *, already_applied: bool) -> ChangesResult:
         return ChangesResult.of_batch(
-            self._writer.table, self._kind, self.batch, commit, already_applied=already_applied
+            self._writer.table, self._model, self.batch, commit, already_applied=already_applied
         )
 
     def _is_applied(self, snapshot: Snapshot) -> bool:
-        """Tell whether the table has this transaction already, or a later one."""
-        txn = self._how.txn
+        """Return whether the table has this transaction or a later one."""
+        txn = self._options.txn
         return txn is not None and snapshot.last_transaction(txn[0]) >= txn[1]
 
     @cached_property
-    def _row(self) -> StructType:
-        """The columns that the table gets of the batch; some kinds look for them in its rows."""
-        return self._kind.row(self.batch)
+    def _schema(self) -> StructType:
+        """The columns that the table gets; some models read the rows of the batch to list them."""
+        return self._model.row(self.batch)
 
     # -- before the lock -------------------------------------------------------------------------------------------
 
-    def _side_state(self, table: TableState, side_state: TableState | None) -> TableState | None:
-        """Return the state of the side table, after creating it if the batch needs it; None if there is none.
+    def _ensure_side_table(self, table: TableState, side_state: TableState | None) -> TableState | None:
+        """Return the state of the side table, and create it if the batch needs it; None if there is none.
 
         Args:
             table: State of the table.
-            side_state: State of the side table before; None if there was none.
+            side_state: Last known state of the side table; None if there was none.
 
         """
-        if side_state is None and self._noted is not None:
-            with lock_on(self._spark, self._writer, self._side.location, self._deadline):
-                if self._side.state() is None:
-                    self._refuse_rows_of_others()
-                    self._side.create(table, self.batch.rows.schema[SEQ].dataType)
-            side_state = self._side.state()
-        if side_state is not None and self._noted is not None:
-            days = self._how.retention_days
-            return evolved(
-                self._spark, self._side.writer, side_state, lambda _: self._side.retention_clauses(days), self._deadline
+        if side_state is None and self._side_rows is not None:
+            with lock_table(self._spark, self._writer, self._side_table.location, self._deadline):
+                if self._side_table.state() is None:
+                    self._refuse_rows_without_side_table()
+                    self._side_table.create(table, self.batch.rows.schema[SEQ].dataType)
+            side_state = self._side_table.state()
+        if side_state is not None and self._side_rows is not None:
+            days = self._options.retention_days
+            return alter_if_needed(
+                self._spark,
+                self._side_table.writer,
+                side_state,
+                lambda _: self._side_table.retention_clauses(days),
+                self._deadline,
             )
         return side_state
 
-    def _refuse_other_past(self, side_state: TableState | None) -> None:
-        """Refuse a table that another feed made, as far as the side table shows it, before it is bound to this feed.
+    def _refuse_other_side_table(self, side_state: TableState | None) -> None:
+        """Refuse a table whose side table shows that another feed created it, before the table is bound to this feed.
 
         Args:
             side_state: State of the side table; None if there is none.
 
         Raises:
-            ChangesError: The side table has other keys, or there is none and the table has rows that need one.
+            ChangesError: The side table has other keys, or the table has rows and lacks the side table that they need.
 
         """
         if side_state is None:
-            if self._kind.remembered.is_all and self._writer.log.state() is not None:
-                self._refuse_rows_of_others()
-        elif not self._side.is_of_keys(side_state):
+            if self._model.side_table.is_all and self._writer.log.state() is not None:
+                self._refuse_rows_without_side_table()
+        elif not self._side_table.has_keys(side_state):
             raise self._spec.misfit(
-                f"{self._side.location} is of other keys than {', '.join(self._spec.keys)}: all feeds of a table have "
-                "the same keys"
+                f"{self._side_table.location} has other key columns than {', '.join(self._spec.keys)}: apply all feeds "
+                "of a table with the same keys"
             )
 
-    def _refuse_rows_of_others(self) -> None:
-        """Make sure that a table has no rows yet whose rows follow from what is remembered alone."""
-        if self._kind.remembered.is_all:
+    def _refuse_rows_without_side_table(self) -> None:
+        """Refuse a table that has rows if all of them have to follow from the missing side table."""
+        if self._model.side_table.is_all:
             table = self._spark.read.format("delta").load(self._writer.location)
             if not table.isEmpty():
                 raise self._spec.misfit(
-                    f"the table has rows, and {self._side.location} is not there, of which all rows are made: give its "
-                    "cells from the first one on to a table of their own"
+                    f"the table has rows, but {self._side_table.location}, from which all rows are computed, does not "
+                    "exist: load all cells, from the first one, into a new table"
                 )
 
     # -- under the lock --------------------------------------------------------------------------------------------
 
-    def _apply(self, snapshot: Snapshot, partitions: Partitions | None, *, remembers: bool) -> CommitResult:
-        """Undo batches that ended between their commits, then commit the side table, then the table.
+    def _apply(self, snapshot: Snapshot, partitions: Partitions | None, *, has_side_table: bool) -> CommitResult:
+        """Undo batches that ended between their two commits, then commit to the side table, then to the table.
 
         Args:
-            snapshot: The table, loaded under the lock.
-            partitions: Partitions that are locked; None: the whole table.
-            remembers: Whether there is a side table.
+            snapshot: Snapshot of the table that was read under the lock.
+            partitions: Locked partitions; None: the whole table.
+            has_side_table: Whether the side table exists.
 
         """
-        state = self._shape.checked_again(snapshot.state, self._row)
+        state = self._shape.check_again(snapshot.state, self._schema)
         target = LockTarget.of(self._writer.log, partitions, snapshot)
-        held, batch = names_of(target.named), self.batch
+        locked_names, batch = partition_names(target.named), self.batch
         lock: Lock = "table" if partitions is None else list(partitions)
-        remembered = None
-        if remembers:
-            self._settle(held, lock)
-            # As it was before: what this batch adds to it, its rows say, too.
-            within = LockTarget.of(self._side.writer.log, partitions).predicate()
-            remembered = self._side.all(within).where(batch.bounds())
+        stored_side_rows = None
+        if has_side_table:
+            self._undo_ended_batches(locked_names, lock)
+            # Read before this batch adds its rows: the model gets those from the batch itself.
+            predicate = LockTarget.of(self._side_table.writer.log, partitions).predicate()
+            stored_side_rows = self._side_table.rows(predicate).where(batch.bounds())
 
-        written = {name.lower() for name in self._row.names}
+        written = {name.lower() for name in self._schema.names}
         generated = [name for name in state.generated_columns if name.lower() not in written]
 
         def read_table() -> DataFrame:
-            # Without columns whose values Delta computes: a merge that wrote them would be refused.
+            # Delta refuses a merge that writes generated columns.
             return rows_within(self._spark, target, batch.bounds()).drop(*generated)
 
-        # It may read the table: an error leaves nothing to undo.
-        source = self._kind.source(batch.rows, read_table, remembered)
-        if remembers and self._noted is not None:
-            self._notes.write(Note(self._id, state.version, held))
-            self._side.add(self._noted, self._id, lock)
+        # The model may read the table. If that fails, nothing has been committed yet.
+        source = self._model.source(batch.rows, read_table, stored_side_rows)
+        if has_side_table and self._side_rows is not None:
+            self._records.write(BatchRecord(self._id, state.version, locked_names))
+            self._side_table.add(self._side_rows, self._id, lock)
         try:
-            merged = self._merge(self._kind.merge(self._writer, source, batch.bounds(T)), lock)
+            commit = self._merge(self._model.merge(self._writer, source, batch.bounds(T)), lock)
         except WriteFailedError as error:
-            if self._noted is not None and not isinstance(error, CommitUnknownError):
+            if self._side_rows is not None and not isinstance(error, CommitUnknownError):
                 try:
-                    self._settle(held, lock)
-                except (SluiceError, *JVM_ERRORS, PySparkException) as problem:
-                    error.add_note(f"the next batch undoes the rest of this one: {problem}")
+                    self._undo_ended_batches(locked_names, lock)
+                except (SluiceError, *JVM_ERRORS, PySparkException) as undo_error:
+                    error.add_note(
+                        f"{self._side_table.location} still has rows of this batch; the next batch deletes them: "
+                        f"{undo_error}"
+                    )
             raise
-        if self._noted is not None:
-            self._notes.remove(self._id)
-        return merged
+        if self._side_rows is not None:
+            self._records.remove(self._id)
+        return commit
 
-    def _settle(self, held: tuple[str, ...] | None, lock: Lock) -> None:
-        """Undo the batches that ended between their two commits, in the partitions that are locked."""
-        for note in self._notes.all():
-            if not note.has_ended(held):
+    def _undo_ended_batches(self, locked_names: tuple[str, ...] | None, lock: Lock) -> None:
+        """Delete the side rows of batches that ended before the commit to the table, in the locked partitions."""
+        for record in self._records.all():
+            if not record.has_ended(locked_names):
                 continue
-            is_settled = self._writer.log.has_batch(note.batch, after=note.after)
+            is_settled = self._writer.log.has_batch(record.batch, after=record.after)
             if not is_settled:
-                log.warning("a batch of changes to %s ended before it was applied: undone", self._writer.table)
-                is_settled = self._side.take_back(note.batch, lock)
+                log.warning("undoing a batch of changes to %s that ended before it was applied", self._writer.table)
+                is_settled = self._side_table.delete_batch(record.batch, lock)
             if is_settled:
-                self._notes.remove(note.batch)
+                self._records.remove(record.batch)
 
     def _merge(self, merge: LockedMerge, lock: Lock) -> CommitResult:
-        metadata = {**(self._options.metadata or {}), CHANGES: self._id}
-        try:
-            result: CommitResult = merge.execute(lock=lock, metadata=metadata, txn=self._how.txn)
-        except WriteFailedError as error:
-            if refusal := self._spec.refusal_in(error):
-                raise refusal from error
-            raise
-        return result
+        metadata = {**(self._write_options.metadata or {}), CHANGES: self._id}
+        with self._spec.refusals():
+            commit: CommitResult = merge.execute(lock=lock, metadata=metadata, txn=self._options.txn)
+        return commit

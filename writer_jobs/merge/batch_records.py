@@ -1,13 +1,13 @@
-"""Batches of changes that were begun: a note of each, from before its first commit until after its last.
+"""Records of batches in progress: a file for each, from before its first commit until after its last.
 
-A batch with deletes makes two commits: the tombstones, then the table. A process that is killed in between leaves
-tombstones of which the table knows nothing, and its note in ``<location>/_sluice/changes``. Who holds the lock next
-finds the note, looks whether the table has the batch, and if not takes its tombstones back, before it does anything
-else: so a batch is applied as a whole, or not at all.
+A batch with deletes makes two commits: the tombstones, then the table. If its process is killed between the two, the
+tombstones of the batch are stored but its changes are not, and its record stays in ``<location>/_sluice/changes``. The
+next batch reads the record under the lock, before its own first commit. If the table does not have the killed batch,
+the next batch deletes its tombstones. So a batch is applied as a whole, or not at all.
 
-A batch lives only as long as its locks are held. So who holds a lock on something that the batch had locked knows that
-the batch has ended. A hold on some of the batch's partitions takes back the tombstones in these. The note is removed
-when no tombstone of the batch is left.
+A batch ends when its locks are released. So the holder of a lock on anything that the batch had locked knows that the
+batch has ended. A holder of only some of the batch's partitions deletes the tombstones in these. The record is removed
+when the batch has no tombstones left.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _FOLDER = "_sluice/changes"
 
 
 @dataclass(frozen=True)
-class Note:
-    """A batch that was begun.
+class BatchRecord:
+    """The record of a batch in progress. The fields are those of its JSON file.
 
     Attributes:
-        batch: its id.
-        after: version of the table before it.
-        partitions: names of what it locked of the table; None: all of it.
+        batch: Id of the batch.
+        after: Version of the table before the batch.
+        partitions: Names of the partitions that the batch locked in the table; None: the whole table.
 
     """
 
@@ -38,17 +38,17 @@ class Note:
     after: int
     partitions: tuple[str, ...] | None
 
-    def has_ended(self, held: tuple[str, ...] | None) -> bool:
-        """Tell whether a hold of these partitions, or of all, is of something that the batch had locked."""
-        return held is None or self.partitions is None or not set(held).isdisjoint(self.partitions)
+    def has_ended(self, locked_names: tuple[str, ...] | None) -> bool:
+        """Return whether the batch had locked one of these partitions (None: the whole table), so that it has ended."""
+        return locked_names is None or self.partitions is None or not set(locked_names).isdisjoint(self.partitions)
 
 
-class Notes:
-    """The notes of one table's batches.
+class BatchRecords:
+    """The records of one table's batches.
 
     Args:
-        files: of the file system.
-        location: of the table.
+        files: File system of the table.
+        location: Location of the table.
 
     """
 
@@ -56,38 +56,39 @@ class Notes:
         self._files = files
         self._folder = f"{location.rstrip('/')}/{_FOLDER}"
 
-    def all(self) -> list[Note]:
-        """Return those that are there: what ended between two commits, and what lives.
+    def all(self) -> list[BatchRecord]:
+        """Return all records: of batches that ended between their two commits, and of batches in progress.
 
         Raises:
-            StorageError: they cannot be read.
+            StorageError: The records cannot be read.
 
         """
-        found = []
+        records = []
         for file in self._files.children(self._folder):
-            # None: its batch has ended since.
+            # None: the batch has ended and removed its record since the listing.
             if (text := self._files.read_text(file.path)) is None:
                 continue
-            with suppress(ValueError):  # what is no whole note was killed over it, and has begun nothing
-                said = json.loads(text)
-                partitions = said["partitions"]
-                found.append(Note(said["batch"], said["after"], None if partitions is None else tuple(partitions)))
-        return found
+            with suppress(ValueError):  # the process was killed while it wrote the record, before its first commit
+                fields = json.loads(text)
+                partitions = fields["partitions"]
+                partitions = None if partitions is None else tuple(partitions)
+                records.append(BatchRecord(fields["batch"], fields["after"], partitions))
+        return records
 
-    def write(self, note: Note) -> None:
-        """Note a batch, before its first commit.
+    def write(self, record: BatchRecord) -> None:
+        """Write the record of a batch, before its first commit.
 
         Raises:
-            StorageError: it cannot be written; the batch must not begin then.
+            StorageError: The record cannot be written. The batch must not start then.
 
         """
-        self._files.write_text(self._path(note.batch), json.dumps(asdict(note)))
+        self._files.write_text(self._path(record.batch), json.dumps(asdict(record)))
 
     def remove(self, batch: str) -> None:
-        """Forget a batch: all of it is in the table, or nothing.
+        """Remove the record of a batch that is applied or undone as a whole.
 
         Raises:
-            StorageError: it cannot be removed.
+            StorageError: The record cannot be removed.
 
         """
         self._files.remove(self._path(batch))
@@ -96,6 +97,6 @@ class Notes:
         return f"{self._folder}/{batch}.json"
 
 
-def names_of(partitions: Sequence[Partition] | None) -> tuple[str, ...] | None:
-    """Return the names of locked partitions, None for the whole table."""
-    return None if partitions is None else tuple(str(each) for each in partitions)
+def partition_names(partitions: Sequence[Partition] | None) -> tuple[str, ...] | None:
+    """Return the names of locked partitions; None for the whole table."""
+    return None if partitions is None else tuple(map(str, partitions))

@@ -1,9 +1,10 @@
-"""What changes are and how they are applied: keys, order, deletes, columns."""
+"""The description of a feed's changes: keys, sequence, deletes and columns."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pyspark.errors import PySparkException
@@ -15,10 +16,10 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, has_condition, one_
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import ChangesError, WriteFailedError
 
-_NAME = re.compile(r"(\w+|`[^`]+`)(\.(\w+|`[^`]+`))*")
-_OWN_PREFIX = "__sluice_"
+_COLUMN_NAME = re.compile(r"(\w+|`[^`]+`)(\.(\w+|`[^`]+`))*")
+_INTERNAL_PREFIX = "__sluice_"
 SEQUENCE = "__SEQUENCE"
-"""Column of the table with a row's sequence, where no column of the rows is the sequence."""
+"""Table column with a row's sequence, if the sequence is not a column of the changes."""
 
 SEQ = "__sluice_sequence"
 """Column of prepared changes with the sequence."""
@@ -28,23 +29,23 @@ DELETED = "__sluice_deleted"
 
 
 START = "__START_AT"
-"""Column with the sequence from which a row was valid."""
+"""Table column of SCD type 2: the sequence from which a row was valid (inclusive)."""
 
 END = "__END_AT"
-"""Column with the sequence up to which, and without which, it was; null in the current row."""
+"""Table column of SCD type 2: the sequence up to which a row was valid (exclusive); null in the current row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangeSpec:
-    """How to apply changes; parameters have the names of Spark's AutoCDC.
+    """The keys, order, deletes and columns of changes. Its fields are named as in Spark's AutoCDC.
 
     Attributes:
-        table: canonical URI, for messages.
-        keys: columns that together name a row.
-        sequence_by: order of the changes of one key: a column's name, SQL, or a column.
-        apply_as_deletes: SQL or a column: which changes delete their row; None: none does.
-        column_list: columns that the table gets; None: all.
-        except_column_list: columns that it does not get; not together with ``column_list``.
+        table: Canonical URI of the table, for messages.
+        keys: Columns that together identify a row.
+        sequence_by: Order of the changes of a key: a column name, an SQL expression or a column.
+        apply_as_deletes: Condition (SQL or a column) that is true for deletes; None: no change is a delete.
+        column_list: Columns that the table gets; None: all columns.
+        except_column_list: Columns that the table does not get; empty if ``column_list`` is set.
 
     """
 
@@ -66,21 +67,20 @@ class ChangeSpec:
         column_list: Sequence[str] | None = None,
         except_column_list: Sequence[str] | None = None,
     ) -> ChangeSpec:
-        """Make it of a caller's arguments.
+        """Validate a caller's arguments and return their spec.
 
         Raises:
-            ValueError: they contradict each other.
+            ValueError: The arguments contradict each other.
 
         """
         if isinstance(keys, str) or not keys:
-            raise ValueError("keys: give a list of at least one column")
+            raise ValueError("keys: pass a list of at least one column")
         if column_list is not None and except_column_list is not None:
-            raise ValueError("give column_list or except_column_list, not both")
-        for argument, given in (("keys", keys), ("column_list", column_list or ())):
-            if len({name.lower() for name in given}) != len(given):
-                raise ValueError(f"{argument} names a column twice: {', '.join(given)}")
-        lost = _missing(keys, column_list) if column_list is not None else _common(keys, except_column_list or ())
-        if lost:
+            raise ValueError("pass column_list or except_column_list, not both")
+        for argument, names in (("keys", keys), ("column_list", column_list or ())):
+            if len({name.lower() for name in names}) != len(names):
+                raise ValueError(f"{argument} names a column twice: {', '.join(names)}")
+        if lost := _missing(keys, _selected(keys, column_list, except_column_list or ())):
             raise ValueError(f"the table needs its key columns: {', '.join(lost)}")
         return cls(
             table=table,
@@ -92,64 +92,64 @@ class ChangeSpec:
         )
 
     def columns(self, changes: DataFrame) -> tuple[str, ...]:
-        """Return which columns of the changes the table gets, in their order.
+        """Return the columns of the changes that the table gets, in the order of the changes.
 
         Raises:
-            ChangesError: the changes lack one that is named.
+            ChangesError: The changes lack a column that the spec names.
 
         """
         named = [*self.keys, *(self.column_list or ()), *self.except_column_list]
-        if lost := _missing(named, changes.columns):
-            raise self.misfit(f"the changes have no column {', '.join(lost)}; they have {', '.join(changes.columns)}")
-        wanted = None if self.column_list is None else {name.lower() for name in self.column_list}
-        without = {name.lower() for name in self.except_column_list}
-        return tuple(
-            name
-            for name in changes.columns
-            if name.lower() not in without and (wanted is None or name.lower() in wanted)
-        )
+        if missing := _missing(named, changes.columns):
+            raise self.misfit(
+                f"the changes have no column {', '.join(missing)}; they have {', '.join(changes.columns)}"
+            )
+        return _selected(changes.columns, self.column_list, self.except_column_list)
 
-    def of_changes(self, changes: DataFrame) -> ChangeSpec:
-        """Return this with the keys as the changes spell them: Spark's names differ by more than their letters' case.
+    def with_keys_of(self, changes: DataFrame) -> ChangeSpec:
+        """Return the spec with the keys spelled as in the changes, because Spark ignores the case of names.
 
         Raises:
-            ChangesError: the changes lack a column that is named.
+            ChangesError: The changes lack a column that the spec names.
 
         """
         columns = {name.lower(): name for name in self.columns(changes)}
         return replace(self, keys=tuple(columns[name.lower()] for name in self.keys))
 
     def misfit(self, reason: str) -> ChangesError:
-        """Return the error of changes that cannot be applied."""
+        """Return the error for changes that cannot be applied."""
         return ChangesError(table=self.table, reason=reason)
 
-    def refusal_in(self, error: WriteFailedError) -> ChangesError | None:
-        """Return the error of changes that a merge refused by ``raise_error``; None if it failed for another reason."""
-        cause = error.__cause__
-        return self.misfit(error.reason) if cause is not None and has_condition(cause, RAISED) else None
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Raise the failure of a write by ``raise_error`` as a :class:`ChangesError`, other failures as they are."""
+        try:
+            yield
+        except WriteFailedError as error:
+            if error.__cause__ is not None and has_condition(error.__cause__, RAISED):
+                raise self.misfit(error.reason) from error
+            raise
 
     def sequence_column(self, columns: Collection[str]) -> str:
-        """Return the table's column that has a row's sequence."""
+        """Return the table column that stores a row's sequence."""
         if isinstance(self.sequence_by, str):
-            same = [name for name in columns if name.lower() == self.sequence_by.strip("`").lower()]
-            if same:
-                return same[0]
+            sequence = self.sequence_by.strip("`").lower()
+            return next((name for name in columns if name.lower() == sequence), SEQUENCE)
         return SEQUENCE
 
-    def prepared(self, changes: DataFrame) -> DataFrame:
-        """Return the changes with their sequence and whether they delete, and of the columns what the table gets.
+    def prepare(self, changes: DataFrame) -> DataFrame:
+        """Return the columns of the changes that the table gets, with their sequence and delete flag.
 
         Returns:
             The key columns, the other columns, ``SEQ`` and ``DELETED`` (boolean, not null).
 
         Raises:
-            ChangesError: an expression cannot be understood, or has a type that will not do.
+            ChangesError: An expression cannot be resolved or has an unsupported type, or a column has a reserved name.
 
         """
         columns = self.columns(changes)
-        taken = [name for name in changes.columns if name.lower() in (SEQ, DELETED, SEQUENCE.lower())]
-        if taken:
-            raise self.misfit(f"the changes have a column {taken[0]}, which is a name of ours: rename it")
+        for name in changes.columns:
+            if name.lower() in (SEQ, DELETED, SEQUENCE.lower()):
+                raise self.misfit(f"the name of the column {name} is reserved: rename the column")
         deleted = F.expr("false") if self.apply_as_deletes is None else _column(self.apply_as_deletes)
         try:
             prepared = changes.select(
@@ -157,27 +157,27 @@ class ChangeSpec:
                 _column(self.sequence_by).alias(SEQ),
                 deleted.alias(DELETED),
             )
-            kinds = {field.name: field.dataType for field in prepared.schema}
+            types = {field.name: field.dataType for field in prepared.schema}
         except (*JVM_ERRORS, PySparkException) as error:
             raise self.misfit(f"sequence_by or apply_as_deletes cannot be used: {one_sentence(error)}") from error
-        if not isinstance(kinds[DELETED], BooleanType):
-            raise self.misfit(f"apply_as_deletes is no condition, but {kinds[DELETED].simpleString()}")
-        if isinstance(kinds[SEQ], MapType | VariantType):
-            raise self.misfit(f"sequence_by has no order: it is {kinds[SEQ].simpleString()}")
-        if (reason := order_of_text(self.sequence_by, kinds[SEQ])) is not None:
+        if not isinstance(types[DELETED], BooleanType):
+            raise self.misfit(f"apply_as_deletes must be a boolean expression, got {types[DELETED].simpleString()}")
+        if isinstance(types[SEQ], MapType | VariantType):
+            raise self.misfit(f"sequence_by has the type {types[SEQ].simpleString()}, whose values have no order")
+        if (reason := order_of_text(self.sequence_by, types[SEQ])) is not None:
             raise self.misfit(reason)
         return prepared.withColumn(DELETED, F.coalesce(F.col(DELETED), F.expr("false")))
 
 
-def order_of_text(sequence_by: str | Column, kind: DataType) -> str | None:
-    """Return why a column of text cannot be the sequence; None for another type, and for an expression.
+def order_of_text(sequence_by: str | Column, sequence_type: DataType) -> str | None:
+    """Return why a text column cannot be the sequence; None for another type, and for an expression.
 
     Args:
         sequence_by: The sequence.
-        kind: Its type.
+        sequence_type: Type of the sequence.
 
     """
-    if not isinstance(kind, StringType) or (name := _plain_column(sequence_by)) is None:
+    if not isinstance(sequence_type, StringType) or (name := _plain_column(sequence_by)) is None:
         return None
     return (
         f"the sequence {name} is text, which has another order than the numbers or times in it: use "
@@ -186,25 +186,28 @@ def order_of_text(sequence_by: str | Column, kind: DataType) -> str | None:
 
 
 def sql_of(sequence: str | Column) -> str:
-    """Return an expression as text."""
+    """Return the SQL text of an expression."""
     return sequence if isinstance(sequence, str) else str(sequence._jc.toString())  # noqa: SLF001 (a Column has no text)
 
 
 def _plain_column(sequence: str | Column) -> str | None:
-    """Return the name if a sequence is a column of the changes, None if it is an expression or a column of a feed."""
+    """Return the name if a sequence is a column of the changes; None for an expression and for an internal column."""
     text = sql_of(sequence)
-    return text if _NAME.fullmatch(text) and not text.startswith(_OWN_PREFIX) else None
+    return text if _COLUMN_NAME.fullmatch(text) and not text.startswith(_INTERNAL_PREFIX) else None
 
 
-def _column(given: str | Column) -> Column:
-    return F.expr(given) if isinstance(given, str) else given
+def _column(expression: str | Column) -> Column:
+    return F.expr(expression) if isinstance(expression, str) else expression
 
 
-def _missing(wanted: Collection[str], there: Collection[str]) -> list[str]:
-    known = {name.lower() for name in there}
-    return [name for name in wanted if name.lower() not in known]
+def _missing(names: Collection[str], columns: Collection[str]) -> list[str]:
+    lowered = {column.lower() for column in columns}
+    return [name for name in names if name.lower() not in lowered]
 
 
-def _common(some: Collection[str], others: Collection[str]) -> list[str]:
-    known = {name.lower() for name in others}
-    return [name for name in some if name.lower() in known]
+def _selected(
+    names: Sequence[str], column_list: Collection[str] | None, except_column_list: Collection[str]
+) -> tuple[str, ...]:
+    """Return the names that are in ``column_list`` (None: all) and not in ``except_column_list``; case is ignored."""
+    unlisted = () if column_list is None else _missing(names, column_list)
+    return tuple(_missing(names, (*unlisted, *except_column_list)))

@@ -1,4 +1,4 @@
-"""What a table's columns become when changes bring new ones, or values that need wider types."""
+"""Schema evolution: the ALTER TABLE clauses that add columns and widen types for a batch of changes."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from writer_jobs.delta.type_differences import TypeDifference, holds, is_wider, 
 _WIDENING = "delta.enableTypeWidening"
 
 
-def joined(table: DataType, rows: DataType) -> DataType:
-    """Return the type in which rows come into a column: that of the column, or theirs if it would lose something."""
-    if not (isinstance(table, AtomicType) and isinstance(rows, AtomicType)):
+def target_type(column: DataType, rows: DataType) -> DataType:
+    """Return the type that stores rows in a column: that of the column, or that of the rows if it would lose values."""
+    if not (isinstance(column, AtomicType) and isinstance(rows, AtomicType)):
         return rows
-    return table if holds(table, rows) and not is_wider(rows, table) else rows
+    return column if holds(column, rows) and not is_wider(rows, column) else rows
 
 
 def evolution_of(table: StructType, changes: StructType, columns: tuple[str, ...]) -> list[str]:
-    """Return what is to be altered so that a table takes changes; nothing if it takes them as it is.
+    """Return the clauses that alter a table so that it can store changes; empty if it can store them as it is.
 
     Nested fields are added and widened, too.
 
     Args:
-        table: its schema.
-        changes: theirs.
-        columns: that the table gets of them.
+        table: Schema of the table.
+        changes: Schema of the changes.
+        columns: Columns of the changes that the table gets.
 
     Returns:
-        What follows ``ALTER TABLE name``, each a statement of its own.
+        Clauses of ``ALTER TABLE name``. Each is a statement of its own.
 
     """
     fields = StructType([changes[name] for name in columns])
     differences = list(type_differences(table, fields))
-    return [*_added(differences, fields), *_widened(differences)]
+    return [*_add_clauses(differences, fields), *_widen_clauses(differences)]
 
 
-def _added(differences: Iterable[TypeDifference], fields: StructType) -> Iterator[str]:
-    new = [_definition(difference, fields) for difference in differences if difference.is_unknown]
-    if new:
-        yield f"ADD COLUMNS ({', '.join(new)})"
+def _add_clauses(differences: Iterable[TypeDifference], fields: StructType) -> Iterator[str]:
+    definitions = [_definition(difference, fields) for difference in differences if difference.is_unknown]
+    if definitions:
+        yield f"ADD COLUMNS ({', '.join(definitions)})"
 
 
 def _definition(difference: TypeDifference, fields: StructType) -> str:
@@ -50,7 +50,7 @@ def _definition(difference: TypeDifference, fields: StructType) -> str:
     return f"{difference.quoted_path} {sql_type(difference.rows)}" + (f" COMMENT '{comment}'" if comment else "")
 
 
-def _widened(differences: Iterable[TypeDifference]) -> Iterator[str]:
+def _widen_clauses(differences: Iterable[TypeDifference]) -> Iterator[str]:
     wider = [difference for difference in differences if difference.is_wider]
     if wider:
         yield f"SET TBLPROPERTIES ('{_WIDENING}' = 'true')"
@@ -58,12 +58,12 @@ def _widened(differences: Iterable[TypeDifference]) -> Iterator[str]:
         yield f"ALTER COLUMN {difference.quoted_path} TYPE {difference.rows.simpleString()}"
 
 
-def sql_type(kind: DataType) -> str:
-    """Write a type as SQL; ``simpleString`` does not quote the names of fields."""
-    if isinstance(kind, StructType):
-        return f"struct<{', '.join(f'{quoted(field.name)}: {sql_type(field.dataType)}' for field in kind)}>"
-    if isinstance(kind, ArrayType):
-        return f"array<{sql_type(kind.elementType)}>"
-    if isinstance(kind, MapType):
-        return f"map<{sql_type(kind.keyType)}, {sql_type(kind.valueType)}>"
-    return str(kind.simpleString())
+def sql_type(data_type: DataType) -> str:
+    """Return the SQL text of a type. ``simpleString`` does not quote field names."""
+    if isinstance(data_type, StructType):
+        return f"struct<{', '.join(f'{quoted(field.name)}: {sql_type(field.dataType)}' for field in data_type)}>"
+    if isinstance(data_type, ArrayType):
+        return f"array<{sql_type(data_type.elementType)}>"
+    if isinstance(data_type, MapType):
+        return f"map<{sql_type(data_type.keyType)}, {sql_type(data_type.valueType)}>"
+    return str(data_type.simpleString())

@@ -1,4 +1,4 @@
-"""Rows that a local checkpoint keeps: made once, and the same each time they are read."""
+"""Rows in a local checkpoint: computed once, and the same each time they are read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from writer_jobs.errors import ChangesError
 
 
 class Kept:
-    """Rows that were made, until they are given back.
+    """Rows in a local checkpoint, until :meth:`close`.
 
     Args:
-        rows: to be made now.
+        rows: Rows to compute now.
 
     Attributes:
-        rows: as they were made.
+        rows: The computed rows.
 
     """
 
@@ -27,27 +27,27 @@ class Kept:
         self.rows = rows.localCheckpoint()
 
     @classmethod
-    def of(cls, table: str, rows: DataFrame, what: str) -> Kept:
-        """Make them of what comes from outside.
+    def of(cls, table: str, rows: DataFrame, source: str) -> Kept:
+        """Compute rows of an external source.
 
         Args:
-            table: canonical URI of the one for which they are.
-            rows: to be made now.
-            what: they are, for the message.
+            table: Canonical URI of the table that gets the rows, for the message.
+            rows: Rows to compute now.
+            source: Noun for the rows, such as ``changes``, for the message.
 
         Raises:
-            ChangesError: they cannot be read.
+            ChangesError: The rows cannot be read.
 
         """
         try:
             return cls(rows)
         except (*JVM_ERRORS, PySparkException) as error:
-            # A value that a check of ours refused is no failure of the reader.
-            prefix = "" if has_condition(error, RAISED) else f"the {what} cannot be read: "
+            # If raise_error refused a value, the message describes the value, not the reader.
+            prefix = "" if has_condition(error, RAISED) else f"the {source} cannot be read: "
             raise ChangesError(table=table, reason=f"{prefix}{one_sentence(error)}") from error
 
     def close(self) -> None:
-        """Give them back."""
-        with suppress(*JVM_ERRORS):  # the JVM may be gone, and what it kept with it
-            plan: Any = self.rows._jdf.queryExecution().analyzed()  # noqa: SLF001 (PySpark has no way to it)
+        """Release the local checkpoint."""
+        with suppress(*JVM_ERRORS):  # the JVM, and the checkpoint with it, may be gone
+            plan: Any = self.rows._jdf.queryExecution().analyzed()  # noqa: SLF001 (PySpark has no method for it)
             plan.rdd().unpersist(False)  # noqa: FBT003 (Java's blocking)

@@ -1,4 +1,4 @@
-"""Columns and conditions of which merges of changes are made."""
+"""Columns and conditions of the MERGE statements that apply changes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.type_differences import holds, type_differences
 from writer_jobs.merge.change_spec import DELETED
 
-# By default they would lose what is less than a millisecond.
-_WHOLE_MOMENTS = {
+# Spark's default formats truncate timestamps to milliseconds.
+_JSON_OPTIONS = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
@@ -23,104 +23,107 @@ _WHOLE_MOMENTS = {
 S, T = "__sluice_s", "__sluice_t"
 
 
-def of(alias: str, name: str) -> Column:
-    """Return a column of the source or of the table."""
+def qualified(alias: str, name: str) -> Column:
+    """Return a column of the source or of the table, by its alias."""
     return F.col(f"{alias}.{quoted(name)}")
 
 
 def all_of(conditions: Iterable[Column]) -> Column:
-    """Return the condition that all of these hold."""
+    """Return the condition that all conditions hold."""
     return reduce(and_, conditions, F.expr("true"))
 
 
-def matched(names: Iterable[str], within: Column) -> Column:
-    """Return the condition of a merge that these columns are equal, for the table's rows ``within``."""
-    return all_of([within, *(of(T, name) == of(S, name) for name in names)])
+def match_on(names: Iterable[str], within: Column) -> Column:
+    """Return a merge condition: the columns are equal in source and table, and the table's row is ``within``."""
+    return all_of([within, *(qualified(T, name) == qualified(S, name) for name in names)])
 
 
-def without_known(rows: DataFrame, table: DataFrame, keys: Sequence[str], is_known: Column) -> DataFrame:
-    """Leave out rows of which a table has one with their keys, if a condition holds of both.
+def without_matches(rows: DataFrame, table: DataFrame, keys: Sequence[str], condition: Column) -> DataFrame:
+    """Drop rows for which the table has a row with equal keys that matches a condition.
 
     Args:
-        rows: some may have the same keys.
-        table: all of its rows that may have these keys.
-        keys: columns of both, with the same types.
-        is_known: of the source and of the table.
+        rows: Rows. Several may have the same keys.
+        table: Rows of the table, at least all that may have these keys.
+        keys: Columns of rows and table, with the same types.
+        condition: Condition on the aliases of the source and of the table.
 
     """
-    near = table.join(rows.select(*map(quoted, keys)), list(keys), "left_semi")
-    return rows.alias(S).join(near.alias(T), matched(keys, is_known), "left_anti")
+    candidates = table.join(rows.select(*map(quoted, keys)), list(keys), "left_semi")
+    return rows.alias(S).join(candidates.alias(T), match_on(keys, condition), "left_anti")
 
 
 def as_stored(rows: DataFrame, table: StructType) -> DataFrame:
-    """Cast rows to the types of a table, fields by name, at every depth.
+    """Cast rows to the types of a table, with fields by name and at every depth.
 
-    Two values are compared as JSON, so the order of fields and the scale of numbers count.
+    Nested values are compared as JSON, so the order of their fields and the scale of their numbers count.
 
     Args:
-        rows: Some columns may not be in the table.
+        rows: Rows. Some columns may not be in the table.
         table: Schema of the table.
 
     Returns:
-        The columns of the rows. A column stays as it is if a cast could change a value, or if its type is wider.
+        The columns of the rows. A column keeps its type if a cast could change a value, or if its type is wider.
 
     """
-    stored = {field.name.lower(): _plain(field.dataType) for field in table}
+    table_types = {field.name.lower(): _nullable(field.dataType) for field in table}
     fields = []
     for field in rows.schema:
-        row_type = _plain(field.dataType)
-        kind = stored.get(field.name.lower(), row_type)
-        is_wider = any(difference.is_wider for difference in type_differences(kind, row_type))
-        fields.append(StructField(field.name, row_type if is_wider or not holds(kind, row_type) else kind))
-    if all(field.dataType == _plain(rows.schema[field.name].dataType) for field in fields):
+        row_type = _nullable(field.dataType)
+        table_type = table_types.get(field.name.lower(), row_type)
+        is_wider = any(difference.is_wider for difference in type_differences(table_type, row_type))
+        is_cast = not is_wider and holds(table_type, row_type)
+        fields.append(StructField(field.name, table_type if is_cast else row_type))
+    if all(field.dataType == _nullable(rows.schema[field.name].dataType) for field in fields):
         return rows
-    # Spark casts as an INSERT does: a number that is too large fails.
+    # Spark casts as for an INSERT: a number that is too large fails.
     return rows.to(StructType(fields))
 
 
-def _plain(kind: DataType) -> DataType:
-    """Return a type whose parts are nullable and have no metadata."""
-    if isinstance(kind, StructType):
-        return StructType([StructField(field.name, _plain(field.dataType)) for field in kind])
-    if isinstance(kind, ArrayType):
-        return ArrayType(_plain(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(_plain(kind.keyType), _plain(kind.valueType))
-    return kind
+def _nullable(data_type: DataType) -> DataType:
+    """Return a type whose nested fields are nullable and have no metadata."""
+    if isinstance(data_type, StructType):
+        return StructType([StructField(field.name, _nullable(field.dataType)) for field in data_type])
+    if isinstance(data_type, ArrayType):
+        return ArrayType(_nullable(data_type.elementType))
+    if isinstance(data_type, MapType):
+        return MapType(_nullable(data_type.keyType), _nullable(data_type.valueType))
+    return data_type
 
 
 def comparable(field: StructField, alias: str | None = None) -> Column:
-    """Return a column of which two values can be compared and hashed; what has parts as JSON."""
-    column = F.col(quoted(field.name)) if alias is None else of(alias, field.name)
-    kind = field.dataType
-    has_parts = not isinstance(kind, AtomicType) or isinstance(kind, VariantType)
-    if (
-        isinstance(kind, MapType)
-        and isinstance(kind.valueType, AtomicType)
-        and not isinstance(kind.valueType, VariantType)
-    ):
-        # Whatever the order of its entries.
+    """Return a column whose values can be compared and hashed: a nested value or a variant as JSON."""
+    column = F.col(quoted(field.name)) if alias is None else qualified(alias, field.name)
+    if _is_comparable(field.dataType):
+        return column
+    if isinstance(field.dataType, MapType) and _is_comparable(field.dataType.valueType):
+        # The order of entries does not count.
         column = F.array_sort(F.map_entries(column))
-    return F.to_json(F.struct(column), _WHOLE_MOMENTS) if has_parts else column
+    return F.to_json(F.struct(column), _JSON_OPTIONS)
+
+
+def _is_comparable(data_type: DataType) -> bool:
+    return isinstance(data_type, AtomicType) and not isinstance(data_type, VariantType)
 
 
 def content_hash(changes: DataFrame, columns: Sequence[str]) -> Column:
-    """Return a hash of what a change says: that it deletes, or the values of these columns."""
+    """Return a hash of a change's content: that it is a delete, or its values of these columns."""
     schema: StructType = changes.schema
-    parts = [
-        part
-        for name in columns
-        for value in (comparable(schema[name]),)
-        # A hash passes over nulls, so that (1, null) and (null, 1) would have one.
-        for part in (F.when(~F.col(DELETED), value), ~F.col(DELETED) & value.isNull())
-    ]
-    return F.xxhash64(F.col(DELETED), *parts)
+    values = [comparable(schema[name]) for name in columns]
+    # xxhash64 skips nulls: without the flags, (1, null) and (null, 1) would have one hash.
+    flagged = [part for value in values for part in (F.when(~F.col(DELETED), value), ~F.col(DELETED) & value.isNull())]
+    return F.xxhash64(F.col(DELETED), *flagged)
 
 
-def named(message: str, keys: Sequence[str], alias: str | None = None) -> Column:
-    """Return a message that ends with a row's key."""
+def with_keys(message: str, keys: Sequence[str], alias: str | None = None) -> Column:
+    """Return a message followed by the row's keys, such as ``message: id=1, region=null``."""
     parts: list[Column] = [F.lit(message)]
     for number, name in enumerate(keys):
-        column = F.col(quoted(name)) if alias is None else of(alias, name)
+        column = F.col(quoted(name)) if alias is None else qualified(alias, name)
         parts += [F.lit(f"{', ' if number else ''}{name}="), F.coalesce(column.cast("string"), F.lit("null"))]
     return F.concat(*parts)
+
+
+def fail_where(condition: Column, rows: DataFrame, column: str, message: str, keys: Sequence[str]) -> DataFrame:
+    """Make a column of the rows that match a condition fail when it is read, with a message and the row's keys."""
+    error = F.raise_error(with_keys(message, keys)).cast(rows.schema[column].dataType)
+    return rows.withColumn(column, F.when(condition, error).otherwise(F.col(column)))

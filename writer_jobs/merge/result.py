@@ -1,4 +1,4 @@
-"""What became of a batch of changes."""
+"""The result of a batch of changes."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.table_model import RowKind
 
-#: What a batch counts, by its name.
+#: Names of the counters of a batch.
 COUNTED = (
     "changes", "folded", "keys", "inserted", "updated", "deleted", "unchanged", "dead_letters", "skipped", "filtered",
     "missing_files",
 )  # fmt: skip
-_METRICS = ("Inserted", "Updated", "Deleted")
+_ACTIONS = ("Inserted", "Updated", "Deleted")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangesResult:
-    """What became of one batch of changes.
+    """The result of one batch of changes.
 
     Attributes:
-        table: canonical URI.
-        version: of the table that has them; None if they were there before (``txn``).
-        already_applied: the table had this transaction already.
-        changes: how many there were.
-        folded: how many were left to apply: the newest of each key; with history, one of each key and sequence.
-        keys: how many keys they have.
-        inserted: rows that are new.
-        updated: rows that were replaced by newer ones.
-        deleted: rows that are gone.
-        unchanged: keys whose newest change was known already, was older than what the table has, or deleted nothing;
-            with history changes that were known already, without deletes.
-        newest_sequence: the largest; None of an empty batch.
-        commit: of the table; None if nothing was to be done.
-        dead_letters: messages that could not be decoded.
+        table: Canonical URI of the table.
+        version: Version of the table's commit; None if there was nothing to commit, or the table had ``txn`` before.
+        already_applied: Whether the table had this transaction before.
+        changes: Number of changes.
+        folded: Number of changes after folding: the newest of each key; with history, one of each key and sequence.
+        keys: Number of keys.
+        inserted: Number of new rows.
+        updated: Number of rows that were replaced by newer ones.
+        deleted: Number of deleted rows.
+        unchanged: Number of keys whose newest change was a repetition, was older than the table's row, or deleted no
+            row. With history: number of changes, without deletes, that the table had before.
+        newest_sequence: Largest sequence; None of an empty batch.
+        commit: Commit of the table; None if there was nothing to commit.
+        dead_letters: Number of messages that could not be decoded.
         dead_reason: The most frequent reason of dead letters; None if there are none.
-        skipped: messages that say nothing of a row.
+        skipped: Number of messages that are about no row.
         filtered: Number of events of other source tables, or of other tables of HBase.
-        missing_files: Source files that were deleted before a stream read them, and are skipped.
-        newest_at: when the newest change was made, seconds since the epoch; None if changes do not tell.
+        missing_files: Number of source files that were deleted before a stream read them, and are skipped.
+        newest_at: Time of the newest change, in seconds since the epoch; None if the changes have no times.
 
     """
 
@@ -67,7 +67,7 @@ class ChangesResult:
 
     @classmethod
     def of_nothing(cls, table: str) -> ChangesResult:
-        """Return what became of a batch without changes."""
+        """Return the result of a batch without changes."""
         return cls(
             table=table, version=None, already_applied=False, changes=0, folded=0, keys=0, inserted=0, updated=0,
             deleted=0, unchanged=0, newest_sequence=None, commit=None,
@@ -75,32 +75,32 @@ class ChangesResult:
 
     @classmethod
     def of_batch(
-        cls, table: str, kind: RowKind, batch: ChangeBatch, commit: CommitResult | None, *, already_applied: bool
+        cls, table: str, model: RowKind, batch: ChangeBatch, commit: CommitResult | None, *, already_applied: bool
     ) -> ChangesResult:
-        """Return what became of a batch.
+        """Return the result of a batch.
 
         Args:
-            table: canonical URI.
-            kind: which rows the changes became.
-            batch: the changes.
-            commit: of the table, by a merge; None if nothing was to be done.
-            already_applied: whether the table had this transaction already.
+            table: Canonical URI of the table.
+            model: Rows that the changes become.
+            batch: The changes.
+            commit: Commit of the merge; None if there was nothing to commit.
+            already_applied: Whether the table had this transaction before.
 
         """
-        counts = commit.metrics if commit is not None else {}
-        inserted, updated, deleted = (int(counts.get(f"numTargetRows{metric}", 0)) for metric in _METRICS)
+        metrics = commit.metrics if commit is not None else {}
+        inserted, updated, deleted = (int(metrics.get(f"numTargetRows{action}", 0)) for action in _ACTIONS)
         keys = batch.count_keys()
         return cls(
             table=table,
             version=commit.version if commit is not None else None,
             already_applied=already_applied,
-            changes=batch.changes,
-            folded=batch.folded,
+            changes=batch.change_count,
+            folded=batch.folded_count,
             keys=keys,
             inserted=inserted,
             updated=updated,
             deleted=deleted,
-            unchanged=kind.unchanged(batch, keys, inserted, inserted + updated + deleted),
+            unchanged=model.unchanged(batch, keys, inserted, inserted + updated + deleted),
             newest_sequence=batch.newest,
             commit=commit,
             newest_at=moment_of(batch.newest),
@@ -108,7 +108,7 @@ class ChangesResult:
 
     @property
     def counts(self) -> dict[str, Any]:
-        """Its numbers, by name, and in ``lag_s`` how old the newest change is, in seconds; JSON values."""
+        """Counters, newest sequence, and ``lag_s`` (age of the newest change in seconds), by name; JSON values."""
         newest = self.newest_sequence
         return {
             **{name: getattr(self, name) for name in COUNTED},
@@ -118,11 +118,11 @@ class ChangesResult:
 
 
 def moment_of(sequence: Any) -> float | None:
-    """Return a sequence as seconds since the epoch, if it is a moment or a day; of a struct its first field counts.
+    """Return a timestamp or date in seconds since the epoch; of a struct, its first field; None for other sequences.
 
-    A timestamp without time zone is taken for one of this process's zone, a day for its begin.
+    A timestamp without time zone, and the start of a date, are local times of this process.
     """
-    first = sequence[0] if isinstance(sequence, tuple) and sequence else sequence
-    if isinstance(first, datetime):
-        return first.timestamp()
-    return time.mktime(first.timetuple()) if isinstance(first, date) else None
+    value = sequence[0] if isinstance(sequence, tuple) and sequence else sequence
+    if isinstance(value, datetime):
+        return value.timestamp()
+    return time.mktime(value.timetuple()) if isinstance(value, date) else None

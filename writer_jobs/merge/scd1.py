@@ -14,33 +14,38 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import WriteFailedError
 from writer_jobs.merge.change_spec import DELETED, SEQ, SEQUENCE, ChangeSpec
-from writer_jobs.merge.merge_sql import S, T, all_of, as_stored, comparable, matched, named, of, without_known
-from writer_jobs.merge.table_model import OfChanges
+from writer_jobs.merge.merge_sql import (
+    S,
+    T,
+    all_of,
+    as_stored,
+    comparable,
+    fail_where,
+    match_on,
+    qualified,
+    with_keys,
+    without_matches,
+)
+from writer_jobs.merge.table_model import ScdRows
 from writer_jobs.writer import LockedDeltaWriter
 
-_TOMB, _KNOWN = "__sluice_tombstone", "__sluice_known"
+_TOMBSTONE, _STORED = "__sluice_tombstone", "__sluice_stored"
 
 
-class NewestRows(OfChanges):
-    """How changes become rows of which each key has one, the newest.
-
-    Args:
-        spec: how changes are applied.
-        columns: that the table gets of the changes.
-
-    """
+class NewestRows(ScdRows):
+    """The newest row of each key. The arguments are those of :class:`WholeRows`."""
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         super().__init__(spec, columns)
-        #: The table's column with a row's sequence.
+        #: Table column with a row's sequence.
         self.sequence = spec.sequence_column(columns)
-        #: Of each group of changes by these the newest counts.
+        #: The newest change of each key is applied.
         self.folded_by = spec.keys
-        # Whether the source of the merge is the result of a comparison with the table.
-        self._compares = False
+        # Whether the source of the merge was compared with the table.
+        self._is_compared = False
 
     def fields(self, sequence: DataType) -> list[StructField]:
-        """Return the columns that the table needs beside those of the changes."""
+        """Return the columns that the table needs in addition to those of the changes."""
         return [StructField(SEQUENCE, sequence)] if self.sequence == SEQUENCE else []
 
     def source(
@@ -49,23 +54,24 @@ class NewestRows(OfChanges):
         read_table: Callable[[], DataFrame],
         tombstones: DataFrame | None,
     ) -> DataFrame:
-        """Return the changes to merge, without those that the table has if a file would be rewritten for them.
+        """Return the changes to merge. Repetitions are dropped if the merge would rewrite files for them.
 
         Args:
-            rows: the newest change of each key.
-            read_table: returns the table's rows.
-            tombstones: keys and ``SEQ`` of the deletes of earlier batches that are remembered.
+            rows: The newest change of each key.
+            read_table: Returns the table's rows.
+            tombstones: Keys and ``SEQ`` of the stored deletes of earlier batches; None: there are none.
 
         """
-        counted = rows if tombstones is None else self._without_stale(rows, tombstones)
+        source = rows if tombstones is None else self._without_stale(rows, tombstones)
         table = read_table()
-        self._compares = self.rewrites_for_nothing(rows, table)
-        return self.news(counted, table) if self._compares else counted
+        self._is_compared = self.rewrites_for_nothing(rows, table)
+        return self.without_repetitions(source, table) if self._is_compared else source
 
     def rewrites_for_nothing(self, rows: DataFrame, table: DataFrame) -> bool:
-        """Tell whether a merge rewrites a file for a row that changes nothing, because it is not newer.
+        """Return whether a row of the batch is not newer than the table's row with its key.
 
-        Delta rewrites each file that has a match. Only keys and sequences of the table are read.
+        Delta rewrites each file with a match, so the merge would rewrite a file for a row that changes nothing. Only
+        keys and sequences of the table are read.
 
         Raises:
             WriteFailedError: The table's files cannot be read.
@@ -74,66 +80,63 @@ class NewestRows(OfChanges):
         if self.sequence.lower() not in {name.lower() for name in table.columns}:
             return False
         keys = list(map(quoted, self._spec.keys))
-        sequences = table.select(*keys, F.col(quoted(self.sequence)).alias(_KNOWN))
-        near = sequences.join(rows.select(*keys, SEQ), list(self._spec.keys))
+        stored_sequences = table.select(*keys, F.col(quoted(self.sequence)).alias(_STORED))
+        matches = stored_sequences.join(rows.select(*keys, SEQ), list(self._spec.keys))
         try:
-            return not near.where(F.col(SEQ) <= F.col(_KNOWN)).isEmpty()
+            return not matches.where(F.col(SEQ) <= F.col(_STORED)).isEmpty()
         except (*JVM_ERRORS, PySparkException) as error:
             reason = f"the rows of the table cannot be read: {one_sentence(error)}"
             raise WriteFailedError(table=self._spec.table, reason=reason) from error
 
-    def news(self, rows: DataFrame, table: DataFrame) -> DataFrame:
-        """Leave out rows whose key a table has with a larger sequence, or with the same sequence and the same values.
+    def without_repetitions(self, rows: DataFrame, table: DataFrame) -> DataFrame:
+        """Drop rows that are older than the table's row with their key, or equal to it.
 
-        A row or a delete with the sequence of the table's row that contradicts it stays: :meth:`merge` refuses it.
+        A row with the sequence of the table's row and other values stays, as does a delete: :meth:`merge` refuses it.
         """
-        there = {name.lower() for name in table.columns}
-        if self.sequence.lower() not in there:
+        columns = {name.lower() for name in table.columns}
+        if self.sequence.lower() not in columns:
             return rows
         rows = as_stored(rows, table.schema)
 
         def is_same(field: StructField) -> Column:
-            if field.name.lower() not in there:
-                return of(S, field.name).isNull()
+            if field.name.lower() not in columns:
+                return qualified(S, field.name).isNull()
             return comparable(field, S).eqNullSafe(comparable(field, T))
 
-        new, known = of(S, SEQ), of(T, self.sequence)
+        sequence, stored = qualified(S, SEQ), qualified(T, self.sequence)
         same = all_of(is_same(field) for field in rows.schema if field.name not in (SEQ, DELETED))
-        is_known = (new < known) | ((new == known) & same & ~of(S, DELETED))
-        return without_known(rows, table, self._spec.keys, is_known)
+        is_repetition = (sequence < stored) | ((sequence == stored) & same & ~qualified(S, DELETED))
+        return without_matches(rows, table, self._spec.keys, is_repetition)
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
-        new, known, deleted = of(S, SEQ), of(T, self.sequence), of(S, DELETED)
-        newer = known.isNull() | (new > known)
+        """Return the merge of :meth:`source` into the table, whose matching rows are ``within``."""
+        sequence, stored, deleted = qualified(S, SEQ), qualified(T, self.sequence), qualified(S, DELETED)
+        is_newer = stored.isNull() | (sequence > stored)
         fields = [field for field in source.schema if field.name not in (SEQ, DELETED)]
         same = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
-        message = named(
-            "a change has the sequence of the row in the table and says something else: ", self._spec.keys, S
-        )
-        values = {quoted(name): of(S, name) for name in self._columns}
+        message = with_keys("a change has the sequence of the table's row and differs from it: ", self._spec.keys, S)
+        values = {quoted(name): qualified(S, name) for name in self._columns}
         if self.sequence == SEQUENCE:
-            values[SEQUENCE] = new
+            values[SEQUENCE] = sequence
         merge = (
-            writer.merge(source.alias(S), matched(self._spec.keys, within), alias=T)
+            writer.merge(source.alias(S), match_on(self._spec.keys, within), alias=T)
             .whenMatchedUpdate(
-                (new == known) & (deleted | ~same),
+                (sequence == stored) & (deleted | ~same),
                 {quoted(self.sequence): F.raise_error(message).cast(source.schema[SEQ].dataType)},
             )
-            .whenMatchedDelete(deleted & newer)
-            .whenMatchedUpdate(~deleted & newer, values)
+            .whenMatchedDelete(deleted & is_newer)
+            .whenMatchedUpdate(~deleted & is_newer, values)
             .whenNotMatchedInsert(~deleted, values)
         )
-        # Delta copies a source that compares, or it would compare in each of its passes.
-        return merge if self._compares else merge.of_kept_source()
+        # Delta copies a compared source. Otherwise each pass of the merge would repeat the comparison.
+        return merge if self._is_compared else merge.of_kept_source()
 
     def _without_stale(self, rows: DataFrame, tombstones: DataFrame) -> DataFrame:
-        """Leave out what is older than the tombstone of its key, and fail on what is as old."""
+        """Drop changes that are older than the tombstone of their key; fail on a change with its sequence."""
         keys = list(self._spec.keys)
-        newest = tombstones.groupBy(*map(quoted, keys)).agg(F.max(SEQ).alias(_TOMB))
-        known = rows.join(newest, keys, "left")
-        tie = ~F.col(DELETED) & (F.col(SEQ) == F.col(_TOMB))
-        kept = known.where(F.col(DELETED) | F.col(_TOMB).isNull() | (F.col(SEQ) >= F.col(_TOMB)))
-        message = named("a change has the sequence of a delete of its key, so that the newest is not known: ", keys)
-        error = F.raise_error(message).cast(rows.schema[SEQ].dataType)
-        return kept.withColumn(SEQ, F.when(tie, error).otherwise(F.col(SEQ))).drop(_TOMB)
+        newest = tombstones.groupBy(*map(quoted, keys)).agg(F.max(SEQ).alias(_TOMBSTONE))
+        joined = rows.join(newest, keys, "left")
+        is_tie = ~F.col(DELETED) & (F.col(SEQ) == F.col(_TOMBSTONE))
+        current = joined.where(F.col(DELETED) | F.col(_TOMBSTONE).isNull() | (F.col(SEQ) >= F.col(_TOMBSTONE)))
+        message = "a change has the sequence of a delete of its key, so the newest is not known: "
+        return fail_where(is_tie, current, SEQ, message, keys).drop(_TOMBSTONE)

@@ -1,9 +1,9 @@
-"""SCD type 2: the table has every row that a key ever had, and from when to when it was valid.
+"""SCD type 2: the table has every row that a key ever had, and the range of sequences for which it was valid.
 
-A row is valid from ``__START_AT`` up to, and without, ``__END_AT``; null there: until now. So a key has at most one
-current row, and its validities have no overlap: a row ends where the next change of its key begins, and a gap is the
-time for which it was deleted. All of it follows from the changes of a key alone. So the rows of the keys that a batch
-touches are made anew from what the table, the tombstones and the batch know of them, and what differs is merged.
+A row is valid from ``__START_AT`` (inclusive) up to ``__END_AT`` (exclusive; null in the current row). So a key has at
+most one current row, and its ranges do not overlap: a row ends where the next change of its key starts, and the key was
+deleted between two ranges with a gap. All of this follows from the changes of the key alone. So the rows of a batch's
+keys are recomputed from the table, the tombstones and the batch, and the rows that differ are merged.
 """
 
 from __future__ import annotations
@@ -18,121 +18,122 @@ from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.change_spec import DELETED, END, SEQ, START, ChangeSpec
-from writer_jobs.merge.merge_sql import S, T, as_stored, content_hash, matched, named, of
-from writer_jobs.merge.table_model import OfChanges
+from writer_jobs.merge.merge_sql import S, T, as_stored, content_hash, fail_where, match_on, qualified
+from writer_jobs.merge.table_model import ScdRows
 from writer_jobs.writer import LockedDeltaWriter
 
-_KNOWN, _NEXT, _ROW, _WAS = "__sluice_known", "__sluice_next", "__sluice_row", "__sluice_was"
-_UNLIKE, _BEFORE = "__sluice_unlike", "__sluice_before"
+_IS_STORED, _STORED_END, _ROW = "__sluice_is_stored", "__sluice_stored_end", "__sluice_row"
+_NEXT_START, _IS_AMBIGUOUS = "__sluice_next_start", "__sluice_is_ambiguous"
+# Values of the table's columns that the changes lack.
+_MISSING_VALUES = "__sluice_missing_values"
 
 
-class RowHistory(OfChanges):
-    """How changes become rows with the time for which each was valid.
+class RowHistory(ScdRows):
+    """Every row of each key with the sequences from and to which it was valid.
 
-    Args:
-        spec: how changes are applied.
-        columns: that the table gets of the changes.
-
+    The arguments are those of :class:`WholeRows`.
     """
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         super().__init__(spec, columns)
-        self._others = [name for name in columns if name not in spec.keys]
-        #: The table's column with a row's sequence.
+        self._value_columns = [name for name in columns if name not in spec.keys]
+        #: Table column with a row's sequence.
         self.sequence = START
-        #: Every change counts; those of one key and sequence are repetitions of one.
+        #: Every change is applied; changes with the same key and sequence are repetitions.
         self.folded_by = (*spec.keys, SEQ)
 
     def fields(self, sequence: DataType) -> list[StructField]:
-        """Return the columns that the table needs beside those of the changes."""
+        """Return the columns that the table needs in addition to those of the changes."""
         return [StructField(START, sequence), StructField(END, sequence)]
 
     def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], tombstones: DataFrame | None) -> DataFrame:
-        """Return the rows of the table that are new, or end at another time than they did.
+        """Return the rows that are not in the table, or whose end differs from the table's.
 
         Args:
-            rows: the changes, each key and sequence once.
-            read_table: returns the table's rows.
-            tombstones: keys and ``SEQ`` of the deletes of earlier batches that are remembered.
+            rows: The changes, one for each key and sequence.
+            read_table: Returns the table's rows.
+            tombstones: Keys and ``SEQ`` of the stored deletes of earlier batches; None: there are none.
 
         Returns:
-            The columns of the table. Those that the changes do not have are those of the row before.
+            Rows with the columns of the table. A column that the changes lack has the value of the previous row.
 
         """
         keys = list(self._spec.keys)
-        touched = rows.select(*map(quoted, keys)).distinct()
-        known = read_table().join(touched, keys, "left_semi")
-        rows = as_stored(rows, known.schema)
-        ours = {name.lower() for name in (*self._columns, START, END)}
-        missing = [name for name in known.columns if name.lower() not in ours]
-        changes = rows.withColumn(_KNOWN, F.expr("false")).unionByName(
-            known.select(
+        batch_keys = rows.select(*map(quoted, keys)).distinct()
+        stored = read_table().join(batch_keys, keys, "left_semi")
+        rows = as_stored(rows, stored.schema)
+        written = {name.lower() for name in (*self._columns, START, END)}
+        missing = [name for name in stored.columns if name.lower() not in written]
+        changes = rows.withColumn(_IS_STORED, F.expr("false")).unionByName(
+            stored.select(
                 *map(quoted, self._columns), F.col(START).alias(SEQ), F.expr("false").alias(DELETED),
-                F.expr("true").alias(_KNOWN), F.col(END).alias(_WAS),
-                F.struct(F.expr("true"), *map(quoted, missing)).alias(_BEFORE),
+                F.expr("true").alias(_IS_STORED), F.col(END).alias(_STORED_END),
+                F.struct(F.expr("true"), *map(quoted, missing)).alias(_MISSING_VALUES),
             ),
             allowMissingColumns=True,
         )  # fmt: skip
-        deletes = self._deletes_in(known)
+        deletes = self._deletes_in(stored)
         if tombstones is not None:
-            deletes = deletes.unionByName(tombstones.join(touched, keys, "left_semi"))
+            deletes = deletes.unionByName(tombstones.join(batch_keys, keys, "left_semi"))
         changes = changes.unionByName(
-            deletes.withColumn(DELETED, F.expr("true")).withColumn(_KNOWN, F.expr("false")), allowMissingColumns=True
+            deletes.select("*", F.expr("true").alias(DELETED), F.expr("false").alias(_IS_STORED)),
+            allowMissingColumns=True,
         )
-        return self._ended(self._one_each(changes), missing)
+        return self._changed_rows(self._fold_repetitions(changes), missing)
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
-        values = {quoted(name): of(S, name) for name in source.columns}
+        """Return the merge of :meth:`source` into the table, whose matching rows are ``within``."""
+        values = {quoted(name): qualified(S, name) for name in source.columns}
         return (
-            writer.merge(source.alias(S), matched((*self._spec.keys, START), within), alias=T)
-            .whenMatchedUpdate(None, {END: of(S, END)})
+            writer.merge(source.alias(S), match_on((*self._spec.keys, START), within), alias=T)
+            .whenMatchedUpdate(None, {END: qualified(S, END)})
             .whenNotMatchedInsert(None, values)
         )
 
     def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as others')
-        """Return how many of the changes that do not delete the table had already."""
-        return max(0, batch.folded - batch.deletes - inserted)
+        """Return the number of changes, without deletes, that the table had before."""
+        return max(0, batch.folded_count - batch.delete_count - inserted)
 
-    def _deletes_in(self, known: DataFrame) -> DataFrame:
-        """Return the deletes that rows of the table show: where one ends, and no other begins."""
+    def _deletes_in(self, stored: DataFrame) -> DataFrame:
+        """Return the deletes that the table's rows imply: a row ends where no other row of its key starts."""
         keys = [quoted(name) for name in self._spec.keys]
-        following = F.lead(START).over(Window.partitionBy(*keys).orderBy(START))
-        ends = known.select(*keys, F.col(END).alias(SEQ), following.alias(_NEXT))
-        return ends.where(F.col(SEQ).isNotNull() & ~F.col(SEQ).eqNullSafe(F.col(_NEXT))).select(*keys, SEQ)
+        next_start = F.lead(START).over(Window.partitionBy(*keys).orderBy(START))
+        ends = stored.select(*keys, F.col(END).alias(SEQ), next_start.alias(_NEXT_START))
+        return ends.where(F.col(SEQ).isNotNull() & ~F.col(SEQ).eqNullSafe(F.col(_NEXT_START))).select(*keys, SEQ)
 
-    def _one_each(self, changes: DataFrame) -> DataFrame:
-        """Fold what is said of one key and sequence into one change, and fail if it is not one."""
+    def _fold_repetitions(self, changes: DataFrame) -> DataFrame:
+        """Fold the changes of each key and sequence into one; fail if their content differs."""
         keys = [quoted(name) for name in self._spec.keys]
-        row = F.when(~F.col(DELETED), F.struct(DELETED, *map(quoted, self._others)))
-        said = content_hash(changes, self._others)
-        grouped = changes.groupBy(*keys, SEQ).agg(
+        row = F.when(~F.col(DELETED), F.struct(DELETED, *map(quoted, self._value_columns)))
+        content = content_hash(changes, self._value_columns)
+        folded = changes.groupBy(*keys, SEQ).agg(
             F.first(row, ignorenulls=True).alias(_ROW),
             F.bool_or(DELETED).alias(DELETED),
-            F.bool_or(_KNOWN).alias(_KNOWN),
-            F.max(_WAS).alias(_WAS),
-            F.first(_BEFORE, ignorenulls=True).alias(_BEFORE),
-            (F.min(said) != F.max(said)).alias(_UNLIKE),
+            F.bool_or(_IS_STORED).alias(_IS_STORED),
+            F.max(_STORED_END).alias(_STORED_END),
+            F.first(_MISSING_VALUES, ignorenulls=True).alias(_MISSING_VALUES),
+            (F.min(content) != F.max(content)).alias(_IS_AMBIGUOUS),
         )
-        message = named("a change has the sequence of another one and says something else: ", self._spec.keys)
-        error = F.raise_error(message).cast(changes.schema[SEQ].dataType)
-        return grouped.withColumn(SEQ, F.when(F.col(_UNLIKE), error).otherwise(F.col(SEQ)))
+        message = "a change has the sequence of another change of its key and differs from it: "
+        return fail_where(F.col(_IS_AMBIGUOUS), folded, SEQ, message, self._spec.keys)
 
-    def _ended(self, changes: DataFrame, missing: Sequence[str]) -> DataFrame:
-        """Return the rows that begin with a change and end with the next, as far as the table has them otherwise.
+    def _changed_rows(self, changes: DataFrame, missing: Sequence[str]) -> DataFrame:
+        """Return the rows from each change to the next that the table lacks or has with another end.
 
-        Columns that are ``missing`` in the changes a row has from the one before it, if that was not deleted.
+        Columns that are ``missing`` in the changes keep the values of the previous row, unless that was deleted.
         """
         keys = [quoted(name) for name in self._spec.keys]
         in_order = Window.partitionBy(*keys).orderBy(SEQ)
         end = F.lead(SEQ).over(in_order)
-        last = F.last(F.when(F.col(DELETED) | F.col(_KNOWN), F.struct(DELETED, _BEFORE)), ignorenulls=True)
-        before = last.over(in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow))[_BEFORE]
-        rows = changes.withColumn(END, end).withColumn(_BEFORE, before).where(~F.col(DELETED))
-        return rows.where(~F.col(_KNOWN) | ~F.col(END).eqNullSafe(F.col(_WAS))).select(
+        # Of a delete the missing values are null.
+        source = F.when(F.col(DELETED) | F.col(_IS_STORED), F.struct(DELETED, _MISSING_VALUES))
+        up_to_here = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
+        inherited = F.last(source, ignorenulls=True).over(up_to_here)[_MISSING_VALUES]
+        rows = changes.withColumn(END, end).withColumn(_MISSING_VALUES, inherited).where(~F.col(DELETED))
+        return rows.where(~F.col(_IS_STORED) | ~F.col(END).eqNullSafe(F.col(_STORED_END))).select(
             *keys,
-            *(F.col(f"{_ROW}.{quoted(name)}") for name in self._others),
-            *(F.col(f"{_BEFORE}.{quoted(name)}") for name in missing),
+            *(F.col(f"{_ROW}.{quoted(name)}") for name in self._value_columns),
+            *(F.col(f"{_MISSING_VALUES}.{quoted(name)}") for name in missing),
             F.col(SEQ).alias(START),
             END,
         )

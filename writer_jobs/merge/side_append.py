@@ -1,4 +1,4 @@
-"""Rows that do not belong into a table, in another one beside it: never dropped."""
+"""Append the rows that a table does not accept (late rows, dead letters) to a table beside it: none is dropped."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pyspark.sql.types import StructType
 
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.merge.evolution import evolution_of, joined
-from writer_jobs.merge.table_shape import evolved
+from writer_jobs.merge.evolution import evolution_of, target_type
+from writer_jobs.merge.table_shape import alter_if_needed
 from writer_jobs.writer import LockedDeltaWriter
 
 
@@ -23,48 +23,52 @@ def write_beside(
     txn: tuple[str, int] | None,
     options: WriteOptions,
 ) -> None:
-    """Append rows to a table beside another one.
+    """Append rows of a batch to a table beside the batch's table, and add or widen its columns if needed.
 
-    After their batch is in the other one: a batch that is refused leaves none here. If the process is killed between
-    the two commits, the batch that comes again is in that table, and not in this one. So call this whether the batch
-    was applied now or before: each table has a transaction of its own.
-
-    Columns that the other table lacks are added, and types widened.
+    Call it after the commit of the batch, so that a refused batch appends nothing. If the process is killed between the
+    two commits, the repeated batch finds its transaction in the first table only. So call it for a batch that was
+    applied before, too: each of the two tables has a transaction of its own.
 
     Args:
-        writer: of the table for which they were.
-        suffix: of the other one's location; without ``_`` also of the ``txnAppId`` there, behind a ``/``.
-        rows: at least one; the same each time they are read.
-        notes: more columns, by name, which say when and why.
-        txn: of the batch: with it rows of one batch are written once, however often it is tried.
+        writer: Writer of the batch's table.
+        suffix: Suffix of the other table's location. Without ``_``, it also follows the ``txnAppId`` and a ``/`` there.
+        rows: At least one row; the same rows each time they are read.
+        notes: Additional columns, by name, such as the reason and the time.
+        txn: Transaction of the batch; rows of one transaction are appended once, however often it is repeated.
         options: ``lock_timeout_seconds`` and ``metadata`` of the write.
 
     Raises:
-        SchemaMismatchError: the other table has columns of types that cannot become theirs.
-        SluiceError: see :meth:`LockedDeltaWriter.append`.
+        SchemaMismatchError: A column cannot be widened to the type of the rows.
+        SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
     target, deadline = writer.beside(suffix), options.deadline(writer.manager)
-    mark = None if txn is None else (f"{txn[0]}/{suffix.removeprefix('_')}", txn[1])
+    target_txn = None if txn is None else (f"{txn[0]}/{suffix.removeprefix('_')}", txn[1])
     snapshot = target.log.snapshot()
-    if mark is not None and snapshot.last_transaction(mark[0]) >= mark[1]:
+    if target_txn is not None and snapshot.last_transaction(target_txn[0]) >= target_txn[1]:
         return
-    noted = rows.select("*", *(column.alias(name) for name, column in notes.items()))
+    rows = rows.select("*", *(column.alias(name) for name, column in notes.items()))
     if snapshot.state is not None:
-        noted = as_in(noted, snapshot.state.schema)
-        schema, columns = noted.schema, tuple(noted.columns)
-        evolved(
+        rows = cast_where_exact(rows, snapshot.state.schema)
+        schema, columns = rows.schema, tuple(rows.columns)
+        alter_if_needed(
             rows.sparkSession,
             target,
             snapshot.state,
-            lambda found: evolution_of(found.schema, schema, columns),
+            lambda state: evolution_of(state.schema, schema, columns),
             deadline,
         )
-    target.append(noted, txn=mark, lock_timeout_seconds=deadline.remaining(), metadata=options.metadata)
+    target.append(rows, txn=target_txn, lock_timeout_seconds=deadline.remaining(), metadata=options.metadata)
 
 
-def as_in(rows: DataFrame, table: StructType) -> DataFrame:
-    """Cast rows to the types of a table's columns, where that loses nothing."""
-    types = {field.name.lower(): field.dataType for field in table}
-    kinds = {field.name: joined(types.get(field.name.lower(), field.dataType), field.dataType) for field in rows.schema}
-    return rows.select(*(F.col(quoted(name)).cast(kind).alias(name) for name, kind in kinds.items()))
+def cast_where_exact(rows: DataFrame, table: StructType) -> DataFrame:
+    """Cast columns to the types of a table's columns, except where :func:`target_type` is the type of the rows."""
+    table_types = {field.name.lower(): field.dataType for field in table}
+    return rows.select(
+        *(
+            F.col(quoted(field.name))
+            .cast(target_type(table_types.get(field.name.lower(), field.dataType), field.dataType))
+            .alias(field.name)
+            for field in rows.schema
+        )
+    )

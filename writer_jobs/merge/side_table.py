@@ -1,8 +1,8 @@
-"""What a table's own rows do not tell of the changes that made them: tombstones of deleted keys, or cells.
+"""The side table of a table: the tombstones of deleted keys, or the cells from which the rows are computed.
 
-It is in a Delta table beside the changed one, ``<location>_tombstones`` for instance, so that readers see rows only. It
-is written under one hold together with the table, and before it: see :mod:`writer_jobs.merge.batch_records`. Maintenance
-deletes the rows that have expired: see :mod:`writer_jobs.maintenance.side_rows`.
+It is a Delta table beside the changed table, such as ``<location>_tombstones``, so that readers of the table see rows
+only. It is committed under the same hold as the table and before it; see :mod:`writer_jobs.merge.batch_records`.
+Maintenance deletes its expired rows; see :mod:`writer_jobs.maintenance.side_rows`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from writer_jobs.merge.change_spec import SEQ, SEQUENCE
 from writer_jobs.writer import LockedDeltaWriter
 
 BATCH = "__BATCH"
-"""Column with the id of the batch that a row is of."""
+"""Column with the id of a row's batch."""
 
 APPLIED_AT = "__APPLIED_AT"
 """Column with the time at which the batch was applied."""
@@ -35,12 +35,12 @@ APPLIED_AT = "__APPLIED_AT"
 
 @dataclass(frozen=True)
 class Remembered:
-    """What is remembered of changes.
+    """Layout of a side table.
 
     Attributes:
-        suffix: of the location.
-        fields: columns beside the keys and the sequence.
-        is_all: whether the table's rows follow from it alone.
+        suffix: Suffix of the location.
+        fields: Columns in addition to the keys, the sequence, ``BATCH`` and ``APPLIED_AT``.
+        is_all: Whether all rows of the table are computed from the side table.
 
     """
 
@@ -49,46 +49,46 @@ class Remembered:
     is_all: bool = False
 
 
-#: Which keys were deleted, and by which sequence, so that an older change does not bring a row back.
+#: Tombstones: deleted keys with the sequence of the delete, so that an older change does not restore the row.
 TOMBSTONES = Remembered(TOMBSTONES_SUFFIX)
 
 
 class SideTable:
-    """What is remembered beside one table.
+    """The side table of one table.
 
     Args:
-        spark: the session.
-        manager: gives the lock.
-        location: of the table whose rows are changed.
-        keys: its key columns.
-        remembered: what it is.
+        spark: The session.
+        manager: Lock manager.
+        location: Location of the table whose rows are changed.
+        keys: Key columns of the table.
+        layout: Layout of the side table.
 
     """
 
     def __init__(
-        self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str], remembered: Remembered
+        self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str], layout: Remembered
     ) -> None:
         self._spark = spark
         self._keys = list(keys)
-        self._fields = remembered.fields
-        self._columns = [F.col(quoted(name)) for name in (*keys, *(field.name for field in remembered.fields))]
-        self.writer = LockedDeltaWriter(spark, manager, location.rstrip("/") + remembered.suffix)
+        self._fields = layout.fields
+        self._columns = [F.col(quoted(name)) for name in (*keys, *(field.name for field in layout.fields))]
+        self.writer = LockedDeltaWriter(spark, manager, location.rstrip("/") + layout.suffix)
 
     @property
     def location(self) -> str:
-        """Where it is."""
+        """Location of the side table."""
         return self.writer.location
 
     def state(self) -> TableState | None:
-        """Return what is known of it, None if there is none yet."""
+        """Return the state of the side table; None if it does not exist."""
         return self.writer.log.state()
 
     def create(self, table: TableState, sequence: DataType) -> None:
-        """Make it, partitioned as the other one where its partition columns are keys. Under the lock."""
-        kinds = {field.name.lower(): field.dataType for field in table.schema}
+        """Create the side table, partitioned as the table if its partition columns are keys. Called under the lock."""
+        types = {field.name.lower(): field.dataType for field in table.schema}
         schema = StructType(
             [
-                *(StructField(name, kinds[name.lower()]) for name in self._keys),
+                *(StructField(name, types[name.lower()]) for name in self._keys),
                 *self._fields,
                 StructField(SEQUENCE, sequence),
                 StructField(BATCH, StringType()),
@@ -98,16 +98,15 @@ class SideTable:
         empty = self._spark.createDataFrame([], schema)
         self.writer.append(empty, partition_by=partition_keys(table, self._keys), hold="write")
 
-    def is_of_keys(self, state: TableState) -> bool:
-        """Tell whether it is of these keys."""
-        names = {field.name.lower() for field in state.schema}
-        ours = (*self._keys, *(field.name for field in self._fields), SEQUENCE, BATCH, APPLIED_AT)
-        return names == {name.lower() for name in ours}
+    def has_keys(self, state: TableState) -> bool:
+        """Return whether an existing side table has these keys, and no other columns than the layout."""
+        expected = (*self._keys, *(field.name for field in self._fields), SEQUENCE, BATCH, APPLIED_AT)
+        return {name.lower() for name in state.schema.names} == {name.lower() for name in expected}
 
     def retention_clauses(self, days: float) -> list[str]:
-        """Return the clause that makes maintenance keep the rows for so many days; none if it does already.
+        """Return the clause that makes maintenance keep the rows for at least ``days``; none if it does already.
 
-        It looks at the version that this driver has read last.
+        It is based on the version that this driver read last.
 
         Returns:
             Clauses of ``ALTER TABLE name``.
@@ -119,31 +118,31 @@ class SideTable:
                 return []
         return [f"SET TBLPROPERTIES ({property_list({FORGET_AFTER: str(days)})})"]
 
-    def add(self, noted: DataFrame, batch: str, lock: Lock) -> None:
-        """Append rows of a batch: keys, fields and ``SEQ``. Called under the lock; ``lock`` names its partitions."""
-        rows = noted.select(
+    def add(self, rows: DataFrame, batch: str, lock: Lock) -> None:
+        """Append rows of a batch: keys, fields and ``SEQ``. Called under the lock, whose partitions are in ``lock``."""
+        side_rows = rows.select(
             *self._columns,
             F.col(SEQ).alias(SEQUENCE),
             F.lit(batch).alias(BATCH),
             F.timestamp_seconds(F.lit(time.time())).alias(APPLIED_AT),
         )
-        self.writer.append(rows, lock=lock, hold="write", metadata={CHANGES: batch})
+        self.writer.append(side_rows, lock=lock, hold="write", metadata={CHANGES: batch})
 
-    def all(self, predicate: str | None) -> DataFrame:
-        """Return the keys, the fields and ``SEQ`` within the rows of a predicate.
+    def rows(self, predicate: str | None) -> DataFrame:
+        """Return the keys, the fields and ``SEQ`` of the rows that match a predicate.
 
-        It stays what it is now, whatever is added.
+        They are read from the present version, so rows that are appended later are not in them.
         """
         reader = self._spark.read.format("delta").option("versionAsOf", self.writer.log.head().version)
         rows = reader.load(self.location)
         rows = rows if predicate is None else rows.where(predicate)
         return rows.select(*self._columns, F.col(SEQUENCE).alias(SEQ))
 
-    def take_back(self, batch: str, lock: Lock) -> bool:
+    def delete_batch(self, batch: str, lock: Lock) -> bool:
         """Delete the rows of a batch that was not applied, in the partitions of ``lock``. Called under the lock.
 
         Returns:
-            Whether the batch has no row in other partitions either.
+            Whether the batch has no rows left in other partitions.
 
         """
         is_of_batch = f"{BATCH} = '{batch}'"
@@ -153,7 +152,7 @@ class SideTable:
 
 
 def partition_keys(table: TableState, keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the table's partition columns if all are keys, or none: by others a key does not tell where its row is."""
-    known = {name.lower() for name in keys}
+    """Return the table's partition columns if all are keys, else none: only keys tell in which partition a row is."""
+    key_names = {name.lower() for name in keys}
     columns = table.partition_columns
-    return columns if all(name.lower() in known for name in columns) else ()
+    return columns if all(name.lower() in key_names for name in columns) else ()

@@ -1,8 +1,8 @@
-"""How a table is fed: the table property ``sluice.feed``, which every feed of the table has to match.
+"""The feed of a table: the table property ``sluice.feed``, which every run that changes the table has to match.
 
 Two feeds of one table must agree on the keys and on the order of a row's versions. Otherwise an older change overwrites
-a newer one. The property is a JSON object. The first feed of a table writes it, under the lock on the whole table. A
-feed that does not match is refused before it changes anything.
+a newer one. The property is a JSON object. The first feed writes it under the lock on the whole table. A feed that does
+not match is refused before it changes anything.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from writer_jobs.delta.sql_names import parsed_expression, property_list
 from writer_jobs.errors import ChangesError
 from writer_jobs.merge.change_spec import END, SEQUENCE, START
 
-#: Value of the property of a table with several feeds whose keys differ: each run is let pass.
+#: Value of the property that allows every feed, for a table with several feeds whose keys differ.
 UNBOUND = "off"
 _LISTS = ("keys", "source_tables", "source_columns")
-_NAMES = {
+_LABELS = {
     "model": "model",
     "keys": "keys",
     "scd_type": "SCD type",
@@ -33,19 +33,19 @@ _NAMES = {
     "event_time": "event time",
     "source_tables": "source tables",
 }
-_HISTORY = 2  # SCD type
+_HISTORY = 2  # SCD type with history
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFeed:
-    """How a table is fed. What does not apply to a model is None, and is not in the property.
+    """How a table is fed. A field that does not apply to the model is None, and is not in the property.
 
     Attributes:
         model: ``changes`` (:func:`writer_jobs.apply_changes`), ``rows`` (:func:`writer_jobs.apply_rows`) or ``cells``
             (:func:`writer_jobs.feeds.hbase.apply.apply_cells`).
-        keys: Columns that together name a row, in any order.
+        keys: Columns that together identify a row, in any order.
         scd_type: 1 or 2.
-        sequence_by: SQL expression of the sequence, or a text that names the order.
+        sequence_by: SQL expression of the sequence, or a name of the order.
         sequence_column: Column of the table with a row's sequence.
         event_time: Column with the event time.
         source_tables: Tables whose changes the table gets, such as ``db.schema.table``. A name without database and
@@ -78,15 +78,15 @@ class TableFeed:
         for name in _LISTS:
             if name in values:
                 if not isinstance(values[name], list):
-                    raise ValueError(f"{name} is no list")
+                    raise ValueError(f"{name} must be a list")
                 values[name] = tuple(map(str, values[name]))
         return cls(**values)
 
     def has_tables(self, tables: Collection[str]) -> bool:
-        """Return whether these are the source tables of the feed; False if the feed does not have them."""
+        """Return whether the feed has exactly these source tables; a name may lack its database and schema."""
         stored = self.source_tables or ()
         if self.model == "cells":
-            # A name of an HBase table may contain dots, and has no shorter form.
+            # The name of an HBase table may contain dots and has no shorter form.
             return set(stored) == set(tables)
 
         def are_in(names: Collection[str], table_names: Collection[str]) -> bool:
@@ -96,9 +96,9 @@ class TableFeed:
 
     @property
     def text(self) -> str:
-        """Value of the property."""
+        """The value of the property."""
         values = {name: value for name, value in asdict(self).items() if value is not None}
-        # The value is an SQL literal in the ALTER TABLE statement: without its quotes and Spark's ${variables}.
+        # The value is an SQL literal in ALTER TABLE: escape its quotes and Spark's ${variables}.
         return json.dumps(values, sort_keys=True).replace("'", r"\u0027").replace("$", r"\u0024")
 
 
@@ -120,8 +120,7 @@ class FeedBinding:
     def refuse_other(self, state: TableState) -> None:
         """Make sure that the table is fed as this run feeds it.
 
-        The columns of a table without the property, which an earlier release or another program created, show only in
-        part how it is fed.
+        An earlier release or another program creates tables without the property. Only their columns are compared.
 
         Raises:
             ChangesError: The table is fed in another way.
@@ -135,7 +134,7 @@ class FeedBinding:
         elif differences := list(self._differences(stored)):
             raise self._misfit(f"the table is bound to another feed: {'; '.join(differences)}")
         elif self._feed.scd_type == _HISTORY and not _has_history(state.schema):
-            raise self._misfit(f"the table lost its columns {START} and {END}")
+            raise self._misfit(f"the table no longer has the columns {START} and {END}")
 
     def clauses(self, state: TableState) -> list[str]:
         """Return the clause that writes the property; none if the table has it.
@@ -162,7 +161,7 @@ class FeedBinding:
         return [f"SET TBLPROPERTIES ({property_list({FEED_PROPERTY: feed.text})})"]
 
     def _stored(self, text: str | None) -> TableFeed | None:
-        """Return the feed in the property; None if the table has none, or is bound to none."""
+        """Return the feed in the property; None if there is no property, or it allows every feed."""
         if text is None or text.strip().lower() == UNBOUND:
             return None
         try:
@@ -171,13 +170,13 @@ class FeedBinding:
             raise self._misfit(f"the table property sluice.feed cannot be read ({error})") from error
 
     def _differences(self, stored: TableFeed) -> Iterator[str]:
-        for name, words in _NAMES.items():
+        for name, label in _LABELS.items():
             table, run = getattr(stored, name), getattr(self._feed, name)
             if name == "source_tables" and None in (table, run):
-                # The table does not have them yet, or this run does not know its own.
+                # The table has none yet, or this run does not know its source tables.
                 continue
             if not self._is_same(name, stored):
-                yield f"{words}: {_shown(table)} in the table, {_shown(run)} in this run"
+                yield f"{label}: {_text(table)} in the table, {_text(run)} in this run"
 
     def _is_same(self, name: str, stored: TableFeed) -> bool:
         table, run = getattr(stored, name), getattr(self._feed, name)
@@ -192,7 +191,7 @@ class FeedBinding:
         return name != "model" and str(table).lower() == str(run).lower()
 
     def _normalized(self, sql: str) -> str:
-        """Return an expression as Spark writes it: blanks, quotes of names and, without literals, case are the same."""
+        """Return an expression as Spark writes it: blanks, quotes of names and (without literals) case do not count."""
         if (expression := parsed_expression(self._spark, sql)) is None:
             return sql
         text = str(expression.sql())
@@ -202,9 +201,9 @@ class FeedBinding:
         """Refuse a table whose columns show another SCD type."""
         history, feed = _has_history(schema), self._feed
         if history and feed.scd_type != _HISTORY:
-            raise self._misfit(f"the table keeps history: it has {START} and {END}, as SCD type 2 has")
+            raise self._misfit(f"the table keeps history: it has the columns {START} and {END} of SCD type 2")
         if not history and feed.scd_type == _HISTORY:
-            raise self._misfit(f"the table keeps no history: it has no {START} and {END}, as SCD type 2 has")
+            raise self._misfit(f"the table keeps no history: it lacks the columns {START} and {END} of SCD type 2")
 
     def _refuse_other_sequence(self, schema: StructType) -> None:
         """Refuse a table whose columns show another sequence column."""
@@ -225,12 +224,12 @@ class FeedBinding:
 
 
 def has_name(table: str, name: str) -> bool:
-    """Return whether a source table has a name, which has the database and the schema or not."""
+    """Return whether a source table has a name, with or without its database and schema."""
     return table == name or table.endswith(f".{name}")
 
 
 def feed_of(state: TableState | None) -> TableFeed | None:
-    """Return how a table is fed; None if it is bound to no feed, or the property cannot be read."""
+    """Return the feed of a table; None if it is bound to none, or the property cannot be read."""
     with suppress(TypeError, ValueError):
         if state is not None and state.feed is not None:
             return TableFeed.parsed(state.feed)
@@ -240,11 +239,11 @@ def feed_of(state: TableState | None) -> TableFeed | None:
 def recorded_columns(state: TableState | None) -> frozenset[str]:
     """Return the columns that earlier changes of a feed had, in lower case; empty if they are not recorded."""
     feed = feed_of(state)
-    return frozenset(name.lower() for name in (None if feed is None else feed.source_columns) or ())
+    return frozenset(name.lower() for name in (feed.source_columns if feed else None) or ())
 
 
 def _full_names(stored: tuple[str, ...] | None, run: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """Return the names of the same source tables as long as they are known."""
+    """Return the longest known names of the source tables."""
     names = {*(stored or ()), *(run or ())}
     full = {name for name in names if not any(name != table and has_name(table, name) for table in names)}
     return tuple(sorted(full)) or None
@@ -260,5 +259,5 @@ def _has_history(schema: StructType) -> bool:
     return {START.lower(), END.lower()} <= {name.lower() for name in schema.names}
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     return "not set" if value is None else ", ".join(value) if isinstance(value, tuple) else str(value)

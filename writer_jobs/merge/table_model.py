@@ -1,4 +1,4 @@
-"""What applying changes leaves open: which rows a table has of them, and what is remembered beside it."""
+"""Protocols and base classes of the models: which rows a table has of the changes, and what its side table stores."""
 
 from __future__ import annotations
 
@@ -16,91 +16,80 @@ from writer_jobs.writer import LockedDeltaWriter
 
 
 class RowKind(Protocol):
-    """How what is left of a batch becomes rows of a table."""
+    """The rows that a table has of the changes of a batch."""
 
     @property
     def sequence(self) -> str | None:
-        """The table's column with a row's sequence; None if rows have none."""
-        ...
+        """Table column with a row's sequence; None if rows have no sequence."""
 
     @property
     def folded_by(self) -> Sequence[str]:
-        """Of each group of changes by these columns the newest counts."""
-        ...
+        """Columns whose values identify a group of changes. The newest change of each group is applied."""
 
     @property
     def preferred_by(self) -> str | None:
-        """Of two changes of a group with one sequence the one with more here; None: they have to say the same."""
-        ...
+        """Column whose largest value wins if changes of a group have one sequence; None: they must be equal."""
 
     def row(self, batch: ChangeBatch) -> StructType:
-        """Return the columns that the table gets of a batch."""
-        ...
+        """Return the columns that the table gets from a batch."""
 
     def fields(self, sequence: DataType) -> list[StructField]:
-        """Return the columns that the table needs beside those."""
-        ...
+        """Return the columns that the table needs in addition to those of :meth:`row`."""
 
     def refuse_other_columns(self, table: StructType, row: StructType) -> None:
-        """Make sure that columns of a table with the names of a batch's columns have the same source.
+        """Make sure that the table's columns have the same source as the columns of the batch with their names.
 
         Args:
-            table: its schema.
-            row: what :meth:`row` returns.
+            table: Schema of the table.
+            row: Columns that :meth:`row` returns.
 
         Raises:
-            ChangesError: one has another source.
+            ChangesError: A column has another source.
 
         """
-        ...
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
-        ...
+        """Return the merge of :meth:`source` into the table, whose matching rows are ``within``."""
 
     def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:
-        """Return how much of a batch the table had already, or something newer.
+        """Return the number of keys or changes of a batch that changed nothing; see ``ChangesResult.unchanged``.
 
         Args:
-            batch: the changes.
-            keys: how many they have.
-            inserted: rows that are new.
-            changed: those, and rows that were updated or deleted.
+            batch: The changes.
+            keys: Number of keys.
+            inserted: Number of new rows.
+            changed: Number of rows that were inserted, updated or deleted.
 
         """
-        ...
 
 
-class Kind(RowKind, Protocol):
-    """How changes become rows, if something is remembered beside the table."""
+class TableModel(RowKind, Protocol):
+    """The rows that a table has of the changes, and the rows that its side table has."""
 
     @property
-    def remembered(self) -> Remembered:
-        """What is kept beside the table."""
-        ...
+    def side_table(self) -> Remembered:
+        """Layout of the side table."""
 
-    def noted(self, batch: ChangeBatch) -> DataFrame | None:
-        """Return what of a batch is to be remembered; None: nothing."""
-        ...
+    def side_rows(self, batch: ChangeBatch) -> DataFrame | None:
+        """Return the rows of a batch that the side table stores; None: there are none."""
 
-    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], remembered: DataFrame | None) -> DataFrame:
-        """Return what is to be merged.
+    def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], side_rows: DataFrame | None) -> DataFrame:
+        """Return the source of the merge.
 
         Args:
-            rows: the changes that count.
-            read_table: returns the table's rows.
-            remembered: keys, fields and ``SEQ`` of what earlier batches were remembered by; None: nothing.
+            rows: The folded changes.
+            read_table: Returns the table's rows.
+            side_rows: Keys, fields and ``SEQ`` of the side table's rows of earlier batches; None: there are none.
 
         """
-        ...
 
 
-class OfRows:
-    """What all kinds of whole rows have in common.
+class WholeRows:
+    """Base of the models whose changes have whole rows.
 
     Args:
-        spec: how changes are applied.
-        columns: that the table gets of the changes.
+        spec: Keys and order of the changes.
+        columns: Columns of the changes that the table gets.
 
     """
 
@@ -111,28 +100,22 @@ class OfRows:
         self._columns = columns
 
     def row(self, batch: ChangeBatch) -> StructType:
-        """Return the columns that the table gets of a batch."""
+        """Return the columns that the table gets from a batch."""
         return StructType([batch.rows.schema[name] for name in self._columns])
 
     def refuse_other_columns(self, table: StructType, row: StructType) -> None:
         """Accept every table: the source of a column is the column of the changes with its name."""
 
     def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (RowHistory's)
-        """Return of how many keys the table had what the batch says, or something newer."""
+        """Return the number of keys whose newest change changed nothing."""
         return max(0, keys - changed)
 
 
-class OfChanges(OfRows):
-    """What both SCD types have in common: of changes deletes are remembered.
+class ScdRows(WholeRows):
+    """Base of the models of both SCD types: the side table stores deletes as tombstones."""
 
-    Args:
-        spec: how changes are applied.
-        columns: that the table gets of the changes.
+    side_table = TOMBSTONES
 
-    """
-
-    remembered = TOMBSTONES
-
-    def noted(self, batch: ChangeBatch) -> DataFrame | None:
-        """Return its deletes, if it has any."""
-        return batch.rows.where(DELETED) if batch.deletes else None
+    def side_rows(self, batch: ChangeBatch) -> DataFrame | None:
+        """Return the deletes of a batch; None: there are none."""
+        return batch.rows.where(DELETED) if batch.delete_count else None

@@ -1,4 +1,4 @@
-"""A table that can take a batch: it is there, is of the right kind, and has the columns and types that are needed."""
+"""Prepare a table for a batch: create it, bind it to its feed, and add the columns and types that the batch needs."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from writer_jobs.writer import LockedDeltaWriter
 
 
 class TableShape:
-    """What a table has to be like for batches of a kind.
+    """The table that a batch needs: its feed, columns, types and partitions.
 
     Args:
-        spark: the session.
-        writer: of the table.
-        spec: keys, and what messages need.
-        kind: which rows the changes become.
-        binding: How the table is fed.
-        evolves: whether the table gets new columns, and wider types.
-        partition_by: partition columns, if it is new.
+        spark: The session.
+        writer: Writer of the table.
+        spec: Keys and table of the changes.
+        model: Rows that the changes become.
+        binding: Feed of the table.
+        evolves: Whether the table gets new columns and wider types.
+        partition_by: Partition columns of a new table.
 
     Raises:
-        UnsupportedSessionError: the session's casts may change values.
+        UnsupportedSessionError: The session's casts may change values.
 
     """
 
@@ -51,7 +51,7 @@ class TableShape:
         spark: SparkSession,
         writer: LockedDeltaWriter,
         spec: ChangeSpec,
-        kind: RowKind,
+        model: RowKind,
         binding: FeedBinding,
         *,
         evolves: bool,
@@ -61,25 +61,25 @@ class TableShape:
         self._spark = spark
         self._writer = writer
         self._spec = spec
-        self._kind = kind
+        self._model = model
         self._binding = binding
         self._evolves = evolves
         self._partition_by = partition_by
         self._layout_at_check: dict[str, str] = {}
 
-    def fitted(self, prepared: DataFrame, state: TableState | None) -> DataFrame:
-        """Cast keys and sequence to the table's types: keys that it takes for one are one.
+    def fit(self, prepared: DataFrame, state: TableState | None) -> DataFrame:
+        """Cast keys and sequence to the table's types, so that keys that are equal in the table are equal in the batch.
 
-        Changes that the table cannot take are refused here, before they are read. Reading them fails at a partition
-        value that Delta would store as another value.
+        Changes that the table cannot store are refused before they are read. A partition value that Delta would store
+        as another value fails when it is read.
 
         Args:
-            prepared: changes as :meth:`ChangeSpec.prepared` returns them.
-            state: of the table; None if there is none.
+            prepared: Changes as :meth:`ChangeSpec.prepare` returns them.
+            state: State of the table; None if it does not exist.
 
         Raises:
             ChangesError: The table is fed in another way.
-            SchemaMismatchError: The table cannot take the columns, or the values of a key or of the sequence; or the
+            SchemaMismatchError: The table cannot store the columns, or the values of a key or of the sequence; or the
                 session's time zone cannot write the table's timestamp partitions.
 
         """
@@ -88,81 +88,83 @@ class TableShape:
             if not self._evolves:
                 columns = [field for field in prepared.schema if field.name not in (SEQ, DELETED)]
                 refuse_mismatch(self._writer.table, state, StructType(columns))
-        types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
-        ours = {name: name for name in self._spec.keys}
-        if self._kind.sequence is not None:
-            ours[SEQ] = self._kind.sequence
-        for name, column in ours.items():
-            kind, given = types.get(column.lower()), prepared.schema[name].dataType
-            if kind is None:
+        table_types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
+        table_columns = {name: name for name in self._spec.keys}
+        if self._model.sequence is not None:
+            table_columns[SEQ] = self._model.sequence
+        for name, column in table_columns.items():
+            table_type, value_type = table_types.get(column.lower()), prepared.schema[name].dataType
+            if table_type is None:
                 continue
-            if not holds(kind, given):
+            if not holds(table_type, value_type):
                 raise SchemaMismatchError(
                     table=self._writer.table,
-                    reason=f"the column {column} is {kind.simpleString()}, and of values of type "
-                    f"{given.simpleString()} two could become one there, which a key or a sequence must not",
+                    reason=f"the column {column} has the type {table_type.simpleString()}, in which two values of type "
+                    f"{value_type.simpleString()} could become equal; cast the key or sequence to a type that the "
+                    "column stores exactly",
                 )
-            prepared = prepared.withColumn(name, F.col(quoted(name)).cast(kind))
+            prepared = prepared.withColumn(name, F.col(quoted(name)).cast(table_type))
         self._layout_at_check = self._layout(state, prepared.schema)
         partitions = partition_types(state, self._partition_by, prepared.schema)
         refuse_clock_changes(self._spark, self._writer.table, partitions)
-        keys = {name: kind for name, kind in partitions.items() if name in self._spec.keys}
-        non_keys = {name: kind for name, kind in partitions.items() if name not in keys}
-        # Of a delete the table stores the key alone.
+        keys = {name: key_type for name, key_type in partitions.items() if name in self._spec.keys}
+        non_keys = {name: column_type for name, column_type in partitions.items() if name not in keys}
+        # The table stores only the keys of a delete.
         return with_storable_values(with_storable_values(prepared, keys), non_keys, ~F.col(DELETED))
 
-    def state(self, before: TableState | None, row: StructType, sequence: DataType, deadline: Deadline) -> TableState:
-        """Return the table's state, after making it, or columns of it, if need be, under its lock.
+    def ensure_table(
+        self, state: TableState | None, row: StructType, sequence: DataType, deadline: Deadline
+    ) -> TableState:
+        """Return the table's state after creating the table or adding columns, if needed, under its lock.
 
         Args:
-            before: what is known of it; it may have more columns by now.
-            row: the columns that it gets of the batch.
-            sequence: type of the sequence.
-            deadline: for its locks.
+            state: Last known state of the table; None if it did not exist. The table may have more columns by now.
+            row: Columns that the table gets from the batch.
+            sequence: Type of the sequence.
+            deadline: Deadline for the locks.
 
         Raises:
             ChangesError: The table is fed in another way, or its columns have another source.
-            SchemaMismatchError: it cannot take the rows.
-            SluiceError: see :meth:`LockedDeltaWriter.append`.
+            SchemaMismatchError: The table cannot store the rows.
+            SluiceError: See :meth:`LockedDeltaWriter.append`.
 
         """
-        ours = self._kind.fields(sequence)
-        if before is None:
-            with lock_on(self._spark, self._writer, self._writer.location, deadline):
-                # Another feed may have made it meanwhile, with columns of its own.
-                if (made := self._writer.log.state()) is None:
-                    empty = self._spark.createDataFrame([], StructType([*row, *ours]))
+        fields = self._model.fields(sequence)
+        if state is None:
+            with lock_table(self._spark, self._writer, self._writer.location, deadline):
+                # Another run may have created the table, with columns of its own.
+                if (state := self._writer.log.state()) is None:
+                    empty = self._spark.createDataFrame([], StructType([*row, *fields]))
                     self._writer.append(empty, partition_by=self._partition_by, hold="write")
-                    made = self._writer.log.state()
-                return self.state(_there(self._writer, made), row, sequence, deadline)
-        self._binding.refuse_other(before)
-        self._kind.refuse_other_columns(before.schema, row)
-        refuse_mismatch(self._writer.table, before, row, evolves=self._evolves)
-        state = evolved(
-            self._spark, self._writer, before, lambda found: self._needed(found.schema, row, ours), deadline
+                    state = self._writer.log.state()
+                return self.ensure_table(_existing(self._writer, state), row, sequence, deadline)
+        self._binding.refuse_other(state)
+        self._model.refuse_other_columns(state.schema, row)
+        refuse_mismatch(self._writer.table, state, row, evolves=self._evolves)
+        state = alter_if_needed(
+            self._spark, self._writer, state, lambda newest: self._clauses(newest.schema, row, fields), deadline
         )
         refuse_mismatch(self._writer.table, state, row)
-        # Last: a run that is refused does not bind the table.
-        return evolved(self._spark, self._writer, state, self._binding.clauses, deadline)
+        # Last, so that a refused run does not bind the table.
+        return alter_if_needed(self._spark, self._writer, state, self._binding.clauses, deadline)
 
-    def checked_again(self, state: TableState | None, row: StructType) -> TableState:
-        """Return the table's state under its lock, after checking that it is still as :meth:`state` returned it.
+    def check_again(self, state: TableState | None, row: StructType) -> TableState:
+        """Return the table's state under its lock, after checking that it still is as :meth:`ensure_table` returned it.
 
         Args:
-            state: State of the table, read under the lock; None if there is none.
-            row: the columns that it gets of the batch.
+            state: State of the table, read under the lock; None if it does not exist.
+            row: Columns that the table gets from the batch.
 
         Raises:
             ChangesError: The table property was changed.
-            SchemaMismatchError: The table cannot take the rows any more.
-            WriteConflictError: The table has other partition columns, or keys of other types, than when :meth:`fitted`
+            SchemaMismatchError: The table can no longer store the rows.
+            WriteConflictError: The table has other partition columns, or keys of other types, than when :meth:`fit`
                 checked the changes.
 
         """
-        state = _there(self._writer, state)
+        state = _existing(self._writer, state)
         self._binding.refuse_other(state)
-        layout = self._layout(state, state.schema)
-        if layout != self._layout_at_check:
+        if self._layout(state, state.schema) != self._layout_at_check:
             raise WriteConflictError(
                 table=self._writer.table,
                 reason="another writer created the table, or changed its partition columns, after the changes were "
@@ -172,84 +174,81 @@ class TableShape:
         return state
 
     def partitions(self, rows: DataFrame, state: TableState) -> Partitions | None:
-        """Return the partitions that rows of a batch are in; None: the whole table is to be locked."""
+        """Return the partitions of a batch's rows; None if the whole table has to be locked."""
         if not partition_keys(state, self._spec.keys):
             return None
-        found = partitions_of_rows(rows, state)
-        return found if found and len(found) <= MOST_PARTITIONS else None
+        partitions = partitions_of_rows(rows, state)
+        return partitions if partitions and len(partitions) <= MOST_PARTITIONS else None
 
     def _layout(self, state: TableState | None, rows: StructType) -> dict[str, str]:
-        """Return the types of the keys, and the partition columns: those of the table, or of rows for a new table."""
+        """Return the types of the keys and the partition columns, of the table or of the rows for a new table."""
         partitions = self._partition_by if state is None else state.partition_columns
         types = {field.name.lower(): field.dataType for field in (*rows, *(() if state is None else state.schema))}
         keys = {f"key {name.lower()}": types[name.lower()].simpleString() for name in self._spec.keys}
         return {**keys, "partition columns": ", ".join(partitions).lower()}
 
-    def _needed(self, schema: StructType, row: StructType, ours: Sequence[StructField]) -> list[str]:
-        """Return what is to be altered of the table, before it can take the changes."""
-        there = {name.lower() for name in schema.names}
-        needed = [
+    def _clauses(self, table: StructType, row: StructType, fields: Sequence[StructField]) -> list[str]:
+        """Return the clauses of ``ALTER TABLE name`` that the table needs before it can store the changes."""
+        columns = {name.lower() for name in table.names}
+        clauses = [
             f"ADD COLUMNS ({quoted(field.name)} {sql_type(field.dataType)})"
-            for field in ours
-            if field.name.lower() not in there
+            for field in fields
+            if field.name.lower() not in columns
         ]
         if self._evolves:
-            # The types of these stay: what is remembered has them, too.
-            fixed = {name.lower() for name in (*self._spec.keys, self._kind.sequence or "")}
-            needed += evolution_of(schema, row, tuple(name for name in row.names if name.lower() not in fixed))
-        return needed
+            # Keys and sequence keep their types, because the side table has them, too.
+            fixed = {name.lower() for name in (*self._spec.keys, self._model.sequence or "")}
+            clauses += evolution_of(table, row, tuple(name for name in row.names if name.lower() not in fixed))
+        return clauses
 
 
-def evolved(
+def alter_if_needed(
     spark: SparkSession,
     writer: LockedDeltaWriter,
-    before: TableState,
-    needed: Callable[[TableState], list[str]],
+    state: TableState,
+    clauses_for: Callable[[TableState], list[str]],
     deadline: Deadline,
 ) -> TableState:
-    """Alter a table, if need be, under its lock.
+    """Alter a table under its lock if its state needs it, and return its state.
 
     Args:
-        spark: the session.
-        writer: of the table.
-        before: what is known of it.
-        needed: returns what is to be altered of it; what follows ``ALTER TABLE name``.
-        deadline: for its lock.
-
-    Returns:
-        The table's state.
+        spark: The session.
+        writer: Writer of the table.
+        state: Last known state of the table.
+        clauses_for: Returns the clauses of ``ALTER TABLE name`` that a state needs; empty: none.
+        deadline: Deadline for the lock.
 
     Raises:
-        SchemaMismatchError: it cannot be altered so.
-        SluiceError: see :meth:`LockedDeltaWriter.append`.
+        SchemaMismatchError: The table cannot be altered in this way.
+        SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
-    if not needed(before):
-        return before
-    with lock_on(spark, writer, writer.location, deadline):
-        # Another feed may have done so meanwhile.
-        for clause in needed(_there(writer, writer.log.state())):
+    if not clauses_for(state):
+        return state
+    with lock_table(spark, writer, writer.location, deadline):
+        # Another run may have altered the table.
+        for clause in clauses_for(_existing(writer, writer.log.state())):
             try:
                 spark.sql(f"ALTER TABLE delta.{quoted(writer.location)} {clause}")
             except JVM_ERRORS as error:
                 raise SchemaMismatchError(table=writer.table, reason=one_sentence(error)) from error
-    return _there(writer, writer.log.state())
+    return _existing(writer, writer.log.state())
 
 
-def _there(writer: LockedDeltaWriter, state: TableState | None) -> TableState:
+def _existing(writer: LockedDeltaWriter, state: TableState | None) -> TableState:
     if state is None:
         raise TableError(f"{writer.table} was removed while changes were applied to it")
     return state
 
 
 def refuse_mismatch(table: str, state: TableState, row: StructType, *, evolves: bool = False) -> None:
-    """Refuse rows that the table cannot store as they are.
+    """Refuse rows that the table cannot store unchanged.
 
     Args:
-        table: canonical URI, for the message.
-        state: of the table.
-        row: columns of the rows.
-        evolves: Whether the table gets new fields, and wider types.
+        table: Canonical URI of the table, for the message.
+        state: State of the table.
+        row: Columns of the rows.
+        evolves: Whether the table gets new fields and wider types.
 
     Raises:
         SchemaMismatchError: The table lacks a field, has a type that could change a value, or has a nested field that
@@ -270,8 +269,8 @@ def refuse_mismatch(table: str, state: TableState, row: StructType, *, evolves: 
         raise SchemaMismatchError(table=table, reason=reason)
 
 
-def lock_on(
+def lock_table(
     spark: SparkSession, writer: LockedDeltaWriter, location: str, deadline: Deadline
 ) -> AbstractContextManager[Hold]:
-    """Lock the whole of one table, by a writer's lock manager."""
+    """Lock the whole table at a location with the lock manager of a writer."""
     return locked_all(spark, {location: None}, manager=writer.manager, timeout_seconds=deadline.remaining())

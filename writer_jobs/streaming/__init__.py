@@ -1,1 +1,1 @@
-"""Structured Streaming queries whose micro-batches go into a table under its lock, each exactly once."""
+"""Structured Streaming queries whose micro-batches are applied to a table under its lock, each exactly once."""

@@ -1,4 +1,4 @@
-"""What we note in a stream's checkpoint, beside Spark: of which query it is, and the newest event time so far."""
+"""Sluice's files in a stream's checkpoint folder: the query that owns it, and the newest event time of each batch."""
 
 from __future__ import annotations
 
@@ -14,73 +14,73 @@ from writer_jobs.delta.side_locations import SUFFIXES
 from writer_jobs.errors import CheckpointError
 
 _FOLDER = "_sluice"
-# Folders whose names are hidden, and which Delta or these programs clean up.
+# Folders with hidden names in which Delta or Sluice deletes files.
 _CLEANED_UP = ("_delta_log", "_delta_index", "_change_data", _FOLDER)
-# Of the newest batches; one is needed.
-_NOTES = 3
+# Number of newest batches whose files are kept; one is needed.
+_KEPT_BATCHES = 3
 
 
 def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, str]) -> None:
-    """Make sure that a checkpoint is of this query, and note which it is if it is new.
+    """Make sure that a checkpoint belongs to a query, and store the query in a new checkpoint.
 
     Args:
-        files: of the file system.
+        files: File system of the checkpoint.
         checkpoint: URI of the folder.
-        query: what must not change as long as the checkpoint is used: table (its canonical URI), source, keys and so
-            on, by name.
+        query: Properties of the query that must not change while the checkpoint is in use: table (its canonical URI),
+            source, keys and so on, by name.
 
     Raises:
-        CheckpointError: it is of another query, or in a folder that VACUUM cleans up.
-        StorageError: it cannot be read or written.
+        CheckpointError: It belongs to another query, or is in a folder in which VACUUM deletes files.
+        StorageError: It cannot be read or written.
 
     """
     if (table := _table_around(checkpoint, query["table"])) is not None:
         raise CheckpointError(
             f"{checkpoint} is in the folder of the table {table}, where VACUUM deletes files that are not the table's: "
-            "give a folder outside it"
+            "choose a folder outside it"
         )
-    note = f"{checkpoint.rstrip('/')}/{_FOLDER}/query.json"
+    query_file = f"{checkpoint.rstrip('/')}/{_FOLDER}/query.json"
     if files.status(f"{checkpoint.rstrip('/')}/metadata") is None:
-        # Spark has begun nothing with it, whatever is noted.
-        files.write_text(note, json.dumps(query, indent=1) + "\n")
+        # Spark has not started the query yet, so a stored query does not count.
+        files.write_text(query_file, json.dumps(query, indent=1) + "\n")
         return
-    text = files.read_text(note)
+    text = files.read_text(query_file)
     if text is None:
-        raise CheckpointError(f"{checkpoint} is the checkpoint of a query of another program: give a folder of its own")
-    before = json.loads(text)
+        raise CheckpointError(f"{checkpoint} is the checkpoint of a query of another program: choose another folder")
+    stored = json.loads(text)
     changed = [
-        f"{name} {before.get(name)}, not {query.get(name)}"
-        for name in sorted(before.keys() | query.keys())
-        if before.get(name) != query.get(name)
+        f"{name} {stored.get(name)}, not {query.get(name)}"
+        for name in sorted(stored.keys() | query.keys())
+        if stored.get(name) != query.get(name)
     ]
     if changed:
         raise CheckpointError(
-            f"{checkpoint} is the checkpoint of another query, with {', '.join(changed)}: give a folder of its own"
+            f"{checkpoint} is the checkpoint of another query, with {', '.join(changed)}: choose another folder"
         )
 
 
 def _table_around(checkpoint: str, table: str) -> str | None:
     """Return the table, or the side table, whose VACUUM may delete files of a checkpoint; None if there is none.
 
-    VACUUM passes over folders whose names begin with ``_`` or ``.``, but not over partitions (``_day=…``).
+    VACUUM skips folders whose names start with ``_`` or ``.``, except partitions (``_day=…``).
     """
     location = canonical_table_uri(checkpoint)
     for folder in (table, *(f"{table}{suffix}" for suffix in SUFFIXES)):
         if f"{location}/".startswith(f"{folder}/"):
             name = location.removeprefix(folder).strip("/").partition("/")[0]
-            is_kept = name.startswith(("_", ".")) and "=" not in name and not name.startswith(_CLEANED_UP)
-            return None if is_kept else folder
+            is_skipped = name.startswith(("_", ".")) and "=" not in name and not name.startswith(_CLEANED_UP)
+            return None if is_skipped else folder
     return None
 
 
 class EventClock:
-    """The newest event time that a stream has seen, batch by batch.
+    """The newest event time of a stream, and its lateness limits, batch by batch.
 
-    It is noted when a batch is in the table, and all that is beside it, before Spark notes that. So it is the same each
-    time a batch is tried. So is what is late in it: how that is decided is noted before the batch is applied.
+    The event time is stored after the batch and its side tables are committed, and before Spark records the batch as
+    finished. The limits are stored before the batch is applied. So a repeated batch has the same event time and limits.
 
     Args:
-        files: of the file system.
+        files: File system of the checkpoint.
         checkpoint: URI of the stream's folder.
 
     """
@@ -89,76 +89,79 @@ class EventClock:
         self._files = files
         self._folder = f"{checkpoint.rstrip('/')}/{_FOLDER}/event_time"
 
-    def before(self, batch: int) -> datetime | None:
-        """Return the newest event time of all batches before this one; None: they had none, or there was none.
+    def newest_before(self, batch: int) -> datetime | None:
+        """Return the newest event time of all batches before this one; None if they had no event time.
 
         Raises:
-            CheckpointError: it was not noted.
-            StorageError: it cannot be read.
+            CheckpointError: The event time of the previous batch is not stored.
+            StorageError: It cannot be read.
 
         """
         if batch == 0:
             return None
-        if (noted := self._read(self._done(batch - 1))) is None:
-            raise CheckpointError(f"{self._done(batch - 1)} is not there: the checkpoint is not whole")
-        newest = noted["newest_event_time"]
+        file = self._finished_file(batch - 1)
+        if (stored := self._read(file)) is None:
+            raise CheckpointError(
+                f"{file} is missing, so the checkpoint is incomplete: start the stream with a new checkpoint"
+            )
+        newest = stored["newest_event_time"]
         return None if newest is None else datetime.fromisoformat(newest)
 
-    def is_done(self, txn: tuple[str, int]) -> bool:
-        """Tell whether :meth:`after` was called for this batch: Spark may not know yet that it is done.
+    def is_finished(self, txn: tuple[str, int]) -> bool:
+        """Return whether :meth:`finish` was called for this batch. Spark may not have recorded it as finished.
 
         Raises:
-            StorageError: it cannot be read.
+            StorageError: The files cannot be read.
 
         """
-        return self._noted(self._done(txn[1]), txn[0]) is not None
+        return self._read_own(self._finished_file(txn[1]), txn[0]) is not None
 
-    def begun(self, txn: tuple[str, int], how: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return how a batch was applied when it was first begun; if it was not, note this, and return it.
+    def start(self, txn: tuple[str, int], limits: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the limits with which a batch was first started. The first time, store and return ``limits``.
 
         Args:
-            txn: id of the query, and number of the batch.
-            how: how it is to be applied; JSON values.
+            txn: Id of the query and number of the batch.
+            limits: Lateness limits; JSON values.
 
         Raises:
-            StorageError: it cannot be read or written.
+            StorageError: The files cannot be read or written.
 
         """
         query, batch = txn
-        if (noted := self._noted(self._begun(batch), query)) is not None:
-            return noted
-        self._files.write_text(self._begun(batch), json.dumps({"query": query, **how}) + "\n")
-        return how
+        if (stored := self._read_own(self._started_file(batch), query)) is not None:
+            return stored
+        self._files.write_text(self._started_file(batch), json.dumps({"query": query, **limits}) + "\n")
+        return limits
 
-    def after(self, txn: tuple[str, int], newest: datetime | None) -> None:
-        """Note the newest event time of this batch and of all before it: this one is done.
+    def finish(self, txn: tuple[str, int], newest: datetime | None) -> None:
+        """Store the newest event time of this batch and of all before it. This marks the batch as finished.
 
         Raises:
-            StorageError: it cannot be written.
+            StorageError: The file cannot be written.
 
         """
         query, batch = txn
-        noted = {"query": query, "newest_event_time": None if newest is None else newest.isoformat()}
-        self._files.write_text(self._done(batch), json.dumps(noted) + "\n")
-        if batch >= _NOTES:
-            self._files.remove(self._done(batch - _NOTES))
-            self._files.remove(self._begun(batch - _NOTES))
+        stored = {"query": query, "newest_event_time": None if newest is None else newest.isoformat()}
+        self._files.write_text(self._finished_file(batch), json.dumps(stored) + "\n")
+        if batch >= _KEPT_BATCHES:
+            self._files.remove(self._finished_file(batch - _KEPT_BATCHES))
+            self._files.remove(self._started_file(batch - _KEPT_BATCHES))
 
-    def _done(self, batch: int) -> str:
+    def _finished_file(self, batch: int) -> str:
         return f"{self._folder}/{batch}.json"
 
-    def _begun(self, batch: int) -> str:
+    def _started_file(self, batch: int) -> str:
         return f"{self._folder}/{batch}.begun.json"
 
-    def _noted(self, note: str, query: str) -> Mapping[str, Any] | None:
-        """Return a note of this query: Spark's part of a checkpoint may have been removed, and ours not."""
-        found = self._read(note)
-        return found if found is not None and found.get("query") == query else None
+    def _read_own(self, path: str, query: str) -> Mapping[str, Any] | None:
+        """Return a file of this query; None for another query, whose files stay if only Spark's files were removed."""
+        stored = self._read(path)
+        return stored if stored is not None and stored.get("query") == query else None
 
-    def _read(self, note: str) -> Mapping[str, Any] | None:
-        """Return a note; None if there is none, or a part of one whose writer was killed, and did no more."""
-        text = self._files.read_text(note)
+    def _read(self, path: str) -> Mapping[str, Any] | None:
+        """Return a file's JSON object; None if there is no file, or its writer was killed before it was complete."""
+        text = self._files.read_text(path)
         with suppress(ValueError):
-            found: Mapping[str, Any] | None = None if text is None else json.loads(text)
-            return found
+            stored: Mapping[str, Any] | None = None if text is None else json.loads(text)
+            return stored
         return None

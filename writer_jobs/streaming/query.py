@@ -1,8 +1,8 @@
-"""Streams: Structured Streaming queries whose micro-batches go into a table under its lock, each exactly once.
+"""Structured Streaming queries whose micro-batches are applied to a table under its lock, each exactly once.
 
-Spark's checkpoint says which rows a micro-batch has, before it is applied, and that it is done, after that. A process
-that is killed in between applies it again. So its commit carries a transaction: the query's id, which is kept in the
-checkpoint, and the batch's number. A batch whose transaction the table has is not applied a second time.
+Spark's checkpoint stores the rows of a micro-batch before it is applied, and that the batch is finished afterwards. If
+the process is killed in between, Spark repeats the batch. So the commit of a batch has a transaction: the query's id,
+which is in the checkpoint, and the batch's number. A batch whose transaction is in the table is not applied again.
 """
 
 from __future__ import annotations
@@ -26,69 +26,69 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.errors import StreamError
 from writer_jobs.writer import LockedDeltaWriter
 
-#: Trigger of a stream that ends when it has what was there at its start.
+#: Trigger of a stream that reads what is there at its start and ends.
 AVAILABLE_NOW = "available-now"
-_LOOK_SECONDS = 0.2
-# For Spark to note in the checkpoint that a batch is done. If it is not noted, the batch is skipped the next time.
-_NOTE_SECONDS = 10.0
+_POLL_SECONDS = 0.2
+# Time for Spark to record a finished batch in its checkpoint. Otherwise Spark repeats it, and it is skipped then.
+_RECORD_SECONDS = 10.0
 
 
 class Applied(Protocol):
-    """What became of a micro-batch; :class:`~writer_jobs.merge.result.ChangesResult` is one."""
+    """The result of a micro-batch; :class:`~writer_jobs.merge.result.ChangesResult` is one."""
 
     @property
     def already_applied(self) -> bool:
-        """Whether the table had its transaction."""
+        """Whether the table had the batch's transaction before."""
 
     @property
     def commit(self) -> CommitResult | None:
-        """Of the table; None if there was nothing to do."""
+        """Commit of the table; None if there was nothing to commit."""
 
     @property
     def counts(self) -> dict[str, Any]:
-        """What it counted; JSON values."""
+        """Counters by name; JSON values."""
 
 
-Apply = Callable[[DataFrame, tuple[str, int], Callable[[Hold], None]], Applied]
-"""Applies a micro-batch: its rows, its transaction, and what is to be called under the lock."""
+ApplyBatch = Callable[[DataFrame, tuple[str, int], Callable[[Hold], None]], Applied]
+"""Applies a micro-batch: its rows, its transaction, and a function to call with the hold under the lock."""
 
 
 class Listener(Protocol):
-    """Is told of each batch; :class:`~writer_jobs.job.output.JobOutput` is one."""
+    """Receives the events of each batch; :class:`~writer_jobs.job.output.JobOutput` is one."""
 
     def begun(self, commit: int, begun_at: float, **more: Any) -> None:
-        """Hear that a batch is begun; ``commit`` is its number since the start, from 1."""
+        """Receive that a batch has begun; ``commit`` is its number since the start, from 1."""
 
     def holding(self, commit: int, token: int, acquired_at: float, **more: Any) -> None:
-        """Hear that it has the lock."""
+        """Receive that the batch has the lock."""
 
     def commit(self, commit: int, result: CommitResult | None, **more: Any) -> None:
-        """Hear that it is in the table, with what it counted."""
+        """Receive that the batch is in the table, with its counters."""
 
 
 class BatchQuery:
-    """A query: awaited in one thread; its batches are applied in a thread of Spark's, and a third one may stop it.
+    """A streaming query. One thread waits for it, a thread of Spark applies its batches, another one may stop it.
 
     Args:
-        writer: of the table.
-        listener: is told of each batch.
-        apply: called for each micro-batch. What it raises :meth:`run` raises.
+        writer: Writer of the table.
+        listener: Receives the events of each batch.
+        apply: Called for each micro-batch. :meth:`run` raises its errors.
 
     """
 
-    def __init__(self, writer: LockedDeltaWriter, listener: Listener, apply: Apply) -> None:
+    def __init__(self, writer: LockedDeltaWriter, listener: Listener, apply: ApplyBatch) -> None:
         self._writer = writer
         self._listener = listener
         self._apply = apply
-        # The first batch may begin before it is known.
+        # The first batch may begin before start() returns the query.
         self._query: Future[StreamingQuery] = Future()
         self._context: SparkContext | None = None
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         # Held while a batch is applied.
         self._busy = threading.Lock()
-        # Between a batch that gets its lock, and whoever wants it to wait no longer.
-        self._turn = threading.Lock()
+        # Held while the batch's hold is set, and while a batch without a hold is cancelled.
+        self._hold_lock = threading.Lock()
         self._hold: Hold | None = None
         self._number = 0
         self._tag = f"sluice-stream-{uuid.uuid4()}"
@@ -97,55 +97,55 @@ class BatchQuery:
         """Start the query, and return when it has ended.
 
         Args:
-            frame: the rows, streaming.
-            trigger: :data:`AVAILABLE_NOW`, or an interval that Spark understands.
-            checkpoint: URI of the folder in which it notes how far it is; :func:`claim_checkpoint` was asked before.
+            frame: The streaming rows.
+            trigger: :data:`AVAILABLE_NOW`, or an interval of Spark, such as ``10 seconds``.
+            checkpoint: URI of the checkpoint folder. :func:`claim_checkpoint` has to be called before.
 
         Raises:
-            StreamError: it did not start, or failed.
+            StreamError: The query could not be started, or failed outside its batches.
 
         """
         self._context = frame.sparkSession.sparkContext
-        now = trigger == AVAILABLE_NOW
+        schedule: dict[str, Any] = {"availableNow": True} if trigger == AVAILABLE_NOW else {"processingTime": trigger}
         stream = frame.writeStream.foreachBatch(self._batch).option("checkpointLocation", checkpoint)
         try:
-            stream = stream.trigger(availableNow=True) if now else stream.trigger(processingTime=trigger)
-            query = stream.start()
+            query = stream.trigger(**schedule).start()
         except (*JVM_ERRORS, PySparkException) as error:
             self._query.set_exception(error)
             raise StreamError(table=self._writer.table, reason=one_sentence(error)) from error
         self._query.set_result(query)
-        failed = None
+        query_error = None
         try:
             query.awaitTermination()
         except (*JVM_ERRORS, PySparkException) as error:
-            failed = error
+            query_error = error
         if self._failure is not None:
-            # Spark has its text only.
+            # Spark's error has only the text of this one.
             raise self._failure
-        if failed is not None:
-            raise StreamError(table=self._writer.table, reason=one_sentence(failed)) from failed
+        if query_error is not None:
+            raise StreamError(table=self._writer.table, reason=one_sentence(query_error)) from query_error
 
     def stop(self) -> None:
-        """Let a batch that has its lock, or is in the table, come to its end, and stop the query.
+        """Stop the query after the batch that has its lock or is in the table; cancel a batch that has no lock yet.
 
-        Before that it gives up: what it waits for, and the Spark jobs by which it finds out what is to be committed.
-        What is written beside the table after its commit waits for no lock any more, and is written when the batch is
-        tried again. The second time: cancel what it writes.
+        A batch without a lock stops to wait for it, and its Spark jobs are cancelled. A batch that is in the table does
+        not wait for the lock of a side table any more. Its rows there are written when the batch is repeated.
+
+        The second call also cancels the write of the batch that has its lock.
         """
         if self._stopping.is_set():
             self._writer.cancel()
             return
         self._stopping.set()
-        while not self._busy.acquire(timeout=_LOOK_SECONDS):
-            with self._turn:
+        while not self._busy.acquire(timeout=_POLL_SECONDS):
+            with self._hold_lock:
                 self._give_up()
-        # No batch begins from here on.
+        # No batch starts from here on, because _stopping is set.
         self._busy.release()
-        with suppress(*JVM_ERRORS, PySparkException):  # it did not start, or the JVM is gone
-            query, until = self._query.result(), time.monotonic() + _NOTE_SECONDS
-            while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
-                time.sleep(_LOOK_SECONDS)
+        with suppress(*JVM_ERRORS, PySparkException):  # the query did not start, or the JVM is gone
+            query, deadline = self._query.result(), time.monotonic() + _RECORD_SECONDS
+            while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
             query.stop()
 
     def _give_up(self) -> None:
@@ -163,7 +163,7 @@ class BatchQuery:
                 self._apply_batch(rows, batch)
         except BaseException as error:
             self._failure = error
-            # py4j would let anything else end its thread, and Spark wait for an answer.
+            # Other exceptions would end py4j's thread, and Spark would wait for its response forever.
             raise RuntimeError(str(error)) from error
 
     def _apply_batch(self, rows: DataFrame, batch: int) -> None:
@@ -171,20 +171,16 @@ class BatchQuery:
             raise LockCancelledError(resource=self._writer.table)
         self._number += 1
         number, self._hold = self._number, None
-        # Each thread has its own; those in which a batch is written have this one's.
+        # Job tags belong to a thread. The threads that write the batch inherit this one.
         rows.sparkSession.sparkContext.addJobTag(self._tag)
 
-        def holding(hold: Hold) -> None:
-            with self._turn:
+        def before_write(hold: Hold) -> None:
+            with self._hold_lock:
                 self._hold = hold
             self._listener.holding(number, hold.token, hold.acquired_at, batch=batch)
 
         self._listener.begun(number, time.time(), batch=batch)
-        applied = self._apply(rows, (str(self._query.result().id), batch), holding)
+        result = self._apply(rows, (str(self._query.result().id), batch), before_write)
         self._listener.commit(
-            number,
-            applied.commit,
-            batch=batch,
-            **applied.counts,
-            already_committed=applied.already_applied,
+            number, result.commit, batch=batch, **result.counts, already_committed=result.already_applied
         )

@@ -18,7 +18,7 @@ from writer_jobs.feeds.hbase.cells import CellRows
 from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, OTHER, REASON, decoded
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.merge.apply import RETENTION
-from writer_jobs.merge.batch_applier import Application, How
+from writer_jobs.merge.batch_applier import ApplyOptions, BatchApplier
 from writer_jobs.merge.change_spec import SEQ, ChangeSpec
 from writer_jobs.merge.materialized import Kept
 from writer_jobs.merge.result import ChangesResult
@@ -72,7 +72,7 @@ def apply_cells(
     """
     spec = ChangeSpec.of(writer.table, keys=mapping.keys, sequence_by=SEQ)
     options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write)
-    how = How(
+    how = ApplyOptions(
         evolves=True,
         partition_by=tuple(partition_by),
         retention_days=retention / timedelta(days=1),
@@ -97,7 +97,7 @@ def apply_cells(
         if max_dead_letters is not None:
             max_dead_letters.check(writer.table, dead_count, cell_count, dead_reason)
         good = found.where(F.col(REASON).isNull() & ~F.col(OTHER)).drop(REASON, ORIGIN, MESSAGE, OTHER)
-        application = Application(writer, spec, CellRows(spec, mapping), binding, good, how, options)
+        application = BatchApplier(writer, spec, CellRows(spec, mapping), binding, good, how, options)
         open_ones.enter_context(closing(application))
         dead = found.where(F.col(REASON).isNotNull()).select(
             F.lit(None).cast("binary").alias("key"),

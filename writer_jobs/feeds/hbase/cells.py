@@ -40,9 +40,9 @@ from writer_jobs.feeds.hbase.decode import (
     WRITTEN,
 )
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
-from writer_jobs.merge.batch import UNLIKE, ChangeBatch, folded
+from writer_jobs.merge.batch import UNLIKE, ChangeBatch, fold
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
-from writer_jobs.merge.merge_sql import S, T, all_of, comparable, matched, named, of
+from writer_jobs.merge.merge_sql import S, T, all_of, comparable, match_on, qualified, with_keys
 from writer_jobs.merge.side_table import Remembered
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -76,7 +76,7 @@ class CellRows:
 
     sequence: str | None = None
     preferred_by = WRITTEN
-    remembered = CELLS
+    side_table = CELLS
 
     def __init__(self, spec: ChangeSpec, mapping: HBaseMapping) -> None:
         self._spec = spec
@@ -124,7 +124,7 @@ class CellRows:
             if cell is not None and before is not None and before != cell:
                 raise self._one_of_two(cell, field.name)
 
-    def noted(self, batch: ChangeBatch) -> DataFrame | None:
+    def side_rows(self, batch: ChangeBatch) -> DataFrame | None:
         """Return all of it."""
         return batch.rows
 
@@ -151,12 +151,12 @@ class CellRows:
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
         """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
-        gone = of(S, _GONE)
+        gone = qualified(S, _GONE)
         fields = [field for field in source.schema if field.name != _GONE]
         same = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
-        values = {quoted(field.name): of(S, field.name) for field in fields}
+        values = {quoted(field.name): qualified(S, field.name) for field in fields}
         return (
-            writer.merge(source.alias(S), matched(self._spec.keys, within), alias=T)
+            writer.merge(source.alias(S), match_on(self._spec.keys, within), alias=T)
             .whenMatchedDelete(gone)
             .whenMatchedUpdate(~gone & ~same, values)
             .whenNotMatchedInsert(~gone, values)
@@ -173,9 +173,9 @@ class CellRows:
         sort.
         """
         cells = cells.withColumn(DELETED, F.expr("false")).repartition(*self._keys)
-        message = named("two cells have one timestamp and different values: ", self._spec.keys)
+        message = with_keys("two cells have one timestamp and different values: ", self._spec.keys)
         once = F.when(F.col(UNLIKE), F.raise_error(message).cast("string")).otherwise(F.col(TYPE))
-        return folded(cells, self.folded_by, self.preferred_by).withColumn(TYPE, once).drop(UNLIKE, DELETED)
+        return fold(cells, self.folded_by, self.preferred_by).withColumn(TYPE, once).drop(UNLIKE, DELETED)
 
     def _value(self, name: str) -> Column:
         """Return the value of a column of the table.
@@ -185,7 +185,7 @@ class CellRows:
         value = F.col(_VALUES)[name.lower()]
         kind = self._mapping.type_of(name)
         found = kind.decoded(value)
-        message = named(f"a value of {name} that came before does not fit the mapping's type: ", self._spec.keys)
+        message = with_keys(f"a value of {name} that came before does not fit the mapping's type: ", self._spec.keys)
         return F.when(value.isNotNull() & found.isNull(), F.raise_error(message).cast(kind.spark)).otherwise(found)
 
 

@@ -21,7 +21,7 @@ from writer_jobs.job.stream_arguments import StreamArguments
 from writer_jobs.job.streams import run_stream
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.streaming.checkpoint import claim_checkpoint
-from writer_jobs.streaming.query import Apply
+from writer_jobs.streaming.query import ApplyBatch
 from writer_jobs.writer import LockedDeltaWriter
 
 
@@ -69,7 +69,7 @@ def _stream(context: JobContext[CdcArguments], writer: LockedDeltaWriter, how: S
     def apply_topic(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> ChangesResult:
         return feed.apply(Messages(batch), txn, holding)
 
-    apply: Apply
+    apply: ApplyBatch
     if arguments.kafka is not None and arguments.topic is not None:
         claim_checkpoint(files, how.checkpoint, {**query, "topic": arguments.topic})
         topic = messages_of_topic(context.spark, arguments.kafka, arguments.topic, arguments.options, stream=True)
