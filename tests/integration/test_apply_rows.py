@@ -215,7 +215,7 @@ def test_streams_with_the_same_rows_have_each_of_them_once_in_the_table(
 
 
 def test_rows_that_cannot_be_placed_are_refused(stream: Stream, table: Path, spark: SparkSession) -> None:
-    with pytest.raises(ChangesError, match="no timestamp and no date"):
+    with pytest.raises(ChangesError, match="must be a timestamp or a date"):
         stream.apply([row(1, 1)], event_time="value")
     nameless = spark.createDataFrame([(1, None, "2013-01", 1, "x")], SCHEMA)
     with pytest.raises(ChangesError, match="key=1"):
@@ -240,7 +240,7 @@ def test_rows_that_cannot_be_placed_are_refused(stream: Stream, table: Path, spa
     ("columns", "says"),
     [
         ("key LONG, at DATE) USING delta", "at: table date, rows timestamp"),
-        ("key LONG, at STRING) USING delta", "event time at is no timestamp and no date in the table, but string"),
+        ("key LONG, at STRING) USING delta", "event time at must be a timestamp or a date, but is string in the table"),
         ("key INT, at TIMESTAMP, month STRING) USING delta PARTITIONED BY (month)", "no column month, by which"),
         (
             "key LONG, at TIMESTAMP, day DATE GENERATED ALWAYS AS (CAST(at AS DATE))) USING delta PARTITIONED BY (day)",

@@ -174,7 +174,7 @@ def test_a_batch_that_is_killed_is_once_in_both_tables(
     ("how", "code", "says"),
     [
         (("--keys", "nobody", "--event-time", "at", *ONE_BY_ONE), 5, "no column nobody"),
-        (("--keys", "flight", "--event-time", "seats", *ONE_BY_ONE), 5, "no timestamp and no date"),
+        (("--keys", "flight", "--event-time", "seats", *ONE_BY_ONE), 5, "must be a timestamp or a date"),
         (("--keys", "at", "--event-time", "flight", *ONE_BY_ONE), 5, "UA1"),
         ((*HOW, *ONE_BY_ONE, "--sequence-by", "nothing"), 5, "nothing"),
         (HOW, 2, "--trigger"),

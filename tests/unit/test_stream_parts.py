@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.output import JobOutput
 from writer_jobs.job.stream_arguments import StreamArguments
 from writer_jobs.job.upsert.arguments import parse_arguments
+from writer_jobs.late_rows.options import with_defaults
 from writer_jobs.late_rows.row_models import FirstRows
 from writer_jobs.merge.result import moment_of
 from writer_jobs.merge.scd1 import NewestRows
@@ -62,6 +63,16 @@ def test_only_changes_are_remembered_beside_the_table() -> None:
     of_changes = {"side_table", "side_rows"}
     assert of_changes <= set(dir(NewestRows))
     assert not of_changes & set(dir(FirstRows))
+
+
+def test_row_options_get_defaults_and_other_names_are_refused() -> None:
+    options = with_defaults({"keys": ["id"], "event_time": "at", "watermark_delay": timedelta(hours=1)})
+    assert (options["watermark_delay"], options["allowed_lateness"]) == (timedelta(hours=1), None)
+    assert with_defaults(options) == options
+    with pytest.raises(TypeError, match="unexpected keyword argument 'watermark'"):
+        with_defaults({**options, "watermark": timedelta(0)})  # type: ignore[typeddict-unknown-key]
+    with pytest.raises(TypeError, match="missing keyword argument 'event_time'"):
+        with_defaults({"keys": ["id"]})  # type: ignore[typeddict-item]
 
 
 def test_of_a_stream_the_report_has_the_last_commits_and_totals(capsys: pytest.CaptureFixture[str]) -> None:

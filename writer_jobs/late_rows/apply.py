@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
+from typing import NamedTuple, Unpack
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
@@ -17,11 +17,11 @@ from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import LockTarget, rows_within
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.delta.moments import moment_of_micros
-from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SchemaMismatchError
 from writer_jobs.late_rows.event_time import EVENT_MICROS, EVENT_RANGE, LatenessLimits, is_event_time, with_micros
 from writer_jobs.late_rows.late_table import set_aside
+from writer_jobs.late_rows.options import RowOptions, with_defaults
 from writer_jobs.late_rows.result import RowsResult
 from writer_jobs.late_rows.row_models import FirstRows, LatestRows
 from writer_jobs.merge.batch import ChangeBatch, has_null_key, refuse_null_keys
@@ -33,223 +33,260 @@ from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 from writer_jobs.merge.table_shape import TableShape
 from writer_jobs.writer import LockedDeltaWriter
 
-_THERE = "rows of the table"
-
 
 def apply_rows(
     writer: LockedDeltaWriter,
     rows: DataFrame,
     *,
-    keys: Sequence[str],
-    event_time: str,
-    sequence_by: str | None = None,
     newest_before: datetime | None = None,
-    watermark_delay: timedelta = timedelta(0),
-    allowed_lateness: timedelta | None = None,
-    schema_evolution: bool = False,
-    partition_by: Sequence[str] = (),
     txn: tuple[str, int] | None = None,
-    lock_timeout_seconds: float | None = None,
-    metadata: Mapping[str, Any] | None = None,
     before_write: Callable[[Hold], None] | None = None,
+    **options: Unpack[RowOptions],
 ) -> RowsResult:
-    """Bring a batch of rows into a table, each of them once.
+    """Apply a batch of rows to a table, each row once.
 
     ::
 
         apply_rows(writer, rows, keys=["flight"], event_time="departed_at", partition_by=["month"])
 
-    The table itself is what is remembered of earlier rows, so that nothing is ever forgotten. What can have a batch's
-    keys is found by the files' statistics: only files in the batch's partitions, and within the ranges in which its
-    event times and its other keys are, are read. With ``sequence_by`` the rows in these files are compared before the
-    merge, so that a repetition rewrites no file; only files with a row that gets a newer version are rewritten.
+    The table itself stores the earlier rows, so none is ever forgotten. Rows with the keys of a batch are found by the
+    files' statistics: only files in the batch's partitions, and within the ranges of its event times and other keys,
+    are read. With ``sequence_by``, the rows in these files are compared before the merge. So a repetition rewrites no
+    file, and only files with a row that gets a newer version are rewritten.
 
-    A row's key has its event time, and the table's partition columns, in it: versions of a row have these in common.
+    The event time and the table's partition columns are part of a row's key: all versions of a row have them in common.
 
-    Rows that are too late are written after the table's commit: what is refused leaves none. Of these a repetition of a
-    row in the table is left out; a row that is in ``<location>_late`` only, and comes again, is there again.
+    Rows that are too late are appended to ``<location>_late`` after the table's commit, so a refused batch leaves none
+    there. Repetitions of rows in the table are not appended. A row that is only in ``<location>_late`` is appended each
+    time it arrives.
 
-    What it does **not** promise, without ``sequence_by``: of two rows with one key that say different things, that the
-    one that was sent first stays. The one stays that comes in the earlier batch; within a batch, any of the two.
+    It does **not** promise, without ``sequence_by``, that of two rows with one key and different values the one stays
+    that was sent first. The row of the earlier batch stays; within a batch, either of the two.
 
     Args:
-        writer: of the table, which is made if there is nothing at its location.
-        rows: what arrived.
-        keys: columns that, with the event time, name a row.
-        event_time: column with the moment, or the day, at which the row happened.
-        sequence_by: column, or SQL, of which the largest value of a key counts; as for
-            :func:`writer_jobs.apply_changes`. None: the row that comes first.
-        newest_before: the newest event time that came before, by which rows are late; None: none is. Give this, and the
-            two that follow, again as they were when a batch with ``txn`` is tried again.
-        watermark_delay: by how much a row may be older than that, without being counted as late.
-        allowed_lateness: what is older than that by more goes to ``<location>_late``; None: nothing does.
-        schema_evolution: as for :func:`writer_jobs.apply_changes`, like all that follows.
-        partition_by: likewise.
-        txn: likewise; with it rows that are too late are written once, too, also if the table has the transaction and
-            the process was killed before they were written.
-        lock_timeout_seconds: likewise; the lock is asked for when the rows are ready to be committed.
-        metadata: likewise.
-        before_write: likewise.
+        writer: Writer of the table. The table is created if it does not exist.
+        rows: The batch.
+        newest_before: The newest event time of earlier batches, from which lateness counts. None: no row is late. To
+            repeat a batch with ``txn``, pass the same time, ``watermark_delay`` and ``allowed_lateness`` again.
+        txn: ``(txnAppId, txnVersion)``. The rows are skipped if the table has this transaction or a later one. Rows
+            that are too late are appended once, too, even if the process was killed between the two commits.
+        before_write: Called with the hold, under the lock, before the batch is written.
+        options: Options of the rows and the table; see :class:`~writer_jobs.late_rows.options.RowOptions`.
 
     Raises:
-        ValueError: arguments that contradict each other.
-        ChangesError: the rows lack a column, a key is null, an event time is beyond the years 1 to 9999, or two rows
-            have one sequence and say different things.
-        SchemaMismatchError: they do not fit the table, or lack one of its partition columns.
-        SluiceError: see :meth:`LockedDeltaWriter.append`.
+        TypeError: A required option is missing, or there is no such option.
+        ValueError: Options contradict each other.
+        ChangesError: The rows lack a column, a key is null, an event time is beyond the years 1 to 9999, or two rows
+            have the same key and sequence, but different values.
+        SchemaMismatchError: The rows do not fit the table, or lack one of its partition columns.
+        SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
-    snapshot = writer.log.snapshot()
-    state = snapshot.state
-    already_applied = txn is not None and snapshot.last_transaction(txn[0]) >= txn[1]
-    partitioned_by = tuple(partition_by) if state is None else state.partition_columns
-    _refuse_without(writer.table, rows, partitioned_by)
-    names = {name.lower(): name for name in (*keys, event_time, *partitioned_by)}
-    spec = ChangeSpec.of(writer.table, keys=list(names.values()), sequence_by=sequence_by or quoted(event_time))
-    spec = spec.with_keys_of(rows)
-    columns = spec.columns(rows)
-    (event_time,) = (name for name in columns if name.lower() == event_time.lower())
-    _refuse_other_than_event_time(spec, state, rows, event_time)
-    kind = (FirstRows if sequence_by is None else LatestRows)(spec, columns)
-    feed = TableFeed(
-        model="rows", keys=spec.keys, sequence_by=sequence_by, sequence_column=kind.sequence, event_time=event_time
-    )
-    binding = FeedBinding(rows.sparkSession, writer.table, feed)
-    lateness = LatenessLimits(watermark_delay=watermark_delay, allowed=allowed_lateness)
-    shape = TableShape(
-        rows.sparkSession, writer, spec, kind, binding, evolves=schema_evolution, partition_by=tuple(partition_by)
-    )
-    with ExitStack() as open_ones:
-        # Read once: a topic may have more the next time.
-        fitted = with_micros(shape.fit(spec.prepare(rows), state), event_time)
-        kept = open_ones.enter_context(closing(Kept.of(writer.table, fitted, "rows"))).rows
-        is_too_late = lateness.is_too_late(newest_before)
-        arrived, without_key, late, too_old, *ends = kept.agg(
+    return RowApplication(writer, rows, with_defaults(options), newest_before, txn, before_write).run()
+
+
+class _RowCounts(NamedTuple):
+    """Aggregates over the rows of a batch. The event times are in microseconds since the epoch."""
+
+    arrived: int
+    null_keys: int
+    late: int
+    too_late: int
+    oldest: int | None
+    newest: int | None
+
+
+class RowApplication:
+    """Applies one batch of rows. The arguments are those of :func:`apply_rows`; ``options`` has all options."""
+
+    def __init__(
+        self,
+        writer: LockedDeltaWriter,
+        rows: DataFrame,
+        options: RowOptions,
+        newest_before: datetime | None,
+        txn: tuple[str, int] | None,
+        before_write: Callable[[Hold], None] | None,
+    ) -> None:
+        self._writer = writer
+        self._options = options
+        self._newest_before = newest_before
+        self._txn = txn
+        self._before_write = before_write
+        self._limits = LatenessLimits(watermark_delay=options["watermark_delay"], allowed=options["allowed_lateness"])
+        self._is_too_late = self._limits.is_too_late(newest_before)
+        self._snapshot = writer.log.snapshot()
+        state, spark, sequence_by = self._snapshot.state, rows.sparkSession, options["sequence_by"]
+        self._spec = spec = self._row_spec(rows)
+        columns = spec.columns(rows)
+        self._event_time = next(name for name in columns if name.lower() == options["event_time"].lower())
+        self._refuse_other_event_time(rows)
+        self._model = model = (FirstRows if sequence_by is None else LatestRows)(spec, columns)
+        feed = TableFeed(
+            model="rows",
+            keys=spec.keys,
+            sequence_by=sequence_by,
+            sequence_column=model.sequence,
+            event_time=self._event_time,
+        )
+        binding = FeedBinding(spark, writer.table, feed)
+        evolves, partition_by = options["schema_evolution"], tuple(options["partition_by"])
+        self._shape = TableShape(spark, writer, spec, model, binding, evolves=evolves, partition_by=partition_by)
+        self._prepared = with_micros(self._shape.fit(spec.prepare(rows), state), self._event_time)
+
+    def run(self) -> RowsResult:
+        """Merge the rows, and append those that are too late to their own table."""
+        # Read once: a source such as a topic may have more rows the next time.
+        with closing(Kept.of(self._writer.table, self._prepared, "rows")) as materialized:
+            rows = materialized.rows
+            counts = self._count(rows)
+            # Also for rows that are too late, which are not merged.
+            refuse_null_keys(self._spec, rows, counts.null_keys)
+            newest = self._newest(counts)
+            options = self._write_options(newest)
+            merged = self._merge(rows, counts, options)
+            too_late = self._append_too_late(rows, counts, options, merged)
+        repeated = 0 if merged.already_applied else merged.changes - merged.inserted - merged.updated
+        return RowsResult(
+            table=self._writer.table,
+            version=merged.version,
+            already_applied=merged.already_applied,
+            arrived=counts.arrived,
+            repeated=repeated + counts.too_late - too_late,
+            late=counts.late,
+            too_late=too_late,
+            inserted=merged.inserted,
+            updated=merged.updated,
+            newest=newest,
+            watermark=self._limits.watermark(newest),
+            commit=merged.commit,
+        )
+
+    # -- before the batch is read ----------------------------------------------------------------------------------
+
+    def _row_spec(self, rows: DataFrame) -> ChangeSpec:
+        """Return the spec. Its keys are the keys, the event time and the partition columns."""
+        state, options = self._snapshot.state, self._options
+        partition_columns = tuple(options["partition_by"]) if state is None else state.partition_columns
+        row_columns = {name.lower() for name in rows.columns}
+        if lost := [name for name in partition_columns if name.lower() not in row_columns]:
+            raise SchemaMismatchError(
+                table=self._writer.table,
+                reason=f"the rows have no column {', '.join(lost)}, by which the table is partitioned: add it to the "
+                "rows, even if Delta could generate it",
+            )
+        keys = {name.lower(): name for name in (*options["keys"], options["event_time"], *partition_columns)}
+        sequence_by = options["sequence_by"] or quoted(options["event_time"])
+        spec = ChangeSpec.of(self._writer.table, keys=list(keys.values()), sequence_by=sequence_by)
+        return spec.with_keys_of(rows)
+
+    def _refuse_other_event_time(self, rows: DataFrame) -> None:
+        """Make sure that the event time is a timestamp or a date, in the rows and in the table."""
+        name, state = self._event_time, self._snapshot.state
+        expected = f"the event time {name} must be a timestamp or a date"
+        if not is_event_time(row_type := rows.schema[name].dataType):
+            raise self._spec.misfit(f"{expected}, got {row_type.simpleString()}")
+        table_types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
+        if not is_event_time(table_type := table_types.get(name.lower(), row_type)):
+            reason = f"{expected}, but is {table_type.simpleString()} in the table"
+            raise SchemaMismatchError(table=self._writer.table, reason=reason)
+
+    # -- before the lock -------------------------------------------------------------------------------------------
+
+    def _count(self, rows: DataFrame) -> _RowCounts:
+        aggregates = rows.agg(
             F.count("*"),
-            F.count_if(has_null_key(spec)),
-            F.count_if(lateness.is_late(newest_before) & ~is_too_late),
-            F.count_if(is_too_late),
+            F.count_if(has_null_key(self._spec)),
+            F.count_if(self._limits.is_late(self._newest_before) & ~self._is_too_late),
+            F.count_if(self._is_too_late),
             F.min(EVENT_MICROS),
             F.max(EVENT_MICROS),
-        ).collect()[0]
-        # Also of rows that are too late: these never get to the batch that is merged.
-        refuse_null_keys(spec, kept, without_key)
-        newest = _newest(spec, event_time, newest_before, ends)
-        options = WriteOptions(
+        )
+        return _RowCounts(*aggregates.collect()[0])
+
+    def _newest(self, counts: _RowCounts) -> datetime | None:
+        """Return the newest event time of this batch and of those before; None if there is none."""
+        first, last = EVENT_RANGE
+        event_times = [micros for micros in (counts.oldest, counts.newest) if micros is not None]
+        if any(not first <= micros <= last for micros in event_times):
+            raise self._spec.misfit(f"a row has an event time {self._event_time} beyond the years 1 to 9999")
+        before = () if self._newest_before is None else (self._newest_before,)
+        return max((*before, *map(moment_of_micros, event_times)), default=None)
+
+    def _write_options(self, newest: datetime | None) -> WriteOptions:
+        """Return the options of the merge. Its commit records the watermark."""
+        state, watermark = self._snapshot.state, self._limits.watermark(newest)
+        metadata = dict(self._options["metadata"] or {})
+        if watermark is not None:
+            stream = None if self._txn is None else self._txn[0]
+            metadata[WATERMARK] = {"at": watermark.isoformat(), "stream": stream}
+        return WriteOptions(
             hold="commit" if state is None or state.is_serializable else "write",
-            lock_timeout_seconds=lock_timeout_seconds,
-            metadata={**(metadata or {}), **_noted(lateness, newest, txn)},
-            before_write=before_write,
+            lock_timeout_seconds=self._options["lock_timeout_seconds"],
+            metadata=metadata,
+            before_write=self._before_write,
         )
-        done = ChangesResult.of_nothing(writer.table)
-        if not already_applied and too_old < arrived:
-            in_time = kind.prepare(kept.where(~is_too_late).drop(EVENT_MICROS))
-            batch = ChangeBatch(in_time, spec, kind.folded_by, kind.preferred_by, ranged_by=event_time)
-            open_ones.enter_context(closing(batch))
-            commit = _merged(writer, spec, kind, shape, snapshot, batch, txn, options)
+
+    # -- the commits -----------------------------------------------------------------------------------------------
+
+    def _merge(self, rows: DataFrame, counts: _RowCounts, options: WriteOptions) -> ChangesResult:
+        """Merge the rows that are not too late, unless the table has the transaction."""
+        txn, table = self._txn, self._writer.table
+        if txn is not None and self._snapshot.last_transaction(txn[0]) >= txn[1]:
+            return replace(ChangesResult.of_nothing(table), already_applied=True)
+        if counts.too_late == counts.arrived:
+            return ChangesResult.of_nothing(table)
+        spec, model = self._spec, self._model
+        in_time = model.prepare(rows.where(~self._is_too_late).drop(EVENT_MICROS))
+        batch = ChangeBatch(in_time, spec, model.folded_by, model.preferred_by, ranged_by=self._event_time)
+        with closing(batch):
+            commit = self._commit(batch, options)
             already_applied = commit is not None and commit.already_committed
-            done = ChangesResult.of_batch(writer.table, kind, batch, commit, already_applied=already_applied)
-        too_late = 0
-        if too_old and newest_before is not None:
-            aside = kept.where(is_too_late).drop(EVENT_MICROS)
-            beside = replace(options.after(writer.manager, done.commit), metadata=metadata)
-            too_late = set_aside(writer, spec, kind, aside, event_time, newest_before, txn, beside)
-    return RowsResult(
-        table=writer.table,
-        version=done.version,
-        already_applied=already_applied,
-        arrived=arrived,
-        repeated=too_old - too_late + (0 if already_applied else done.changes - done.inserted - done.updated),
-        late=late,
-        too_late=too_late,
-        inserted=done.inserted,
-        updated=done.updated,
-        newest=newest,
-        watermark=lateness.watermark(newest),
-        commit=done.commit,
-    )
+            return ChangesResult.of_batch(table, model, batch, commit, already_applied=already_applied)
 
+    def _commit(self, batch: ChangeBatch, options: WriteOptions) -> CommitResult | None:
+        """Commit the merge of a batch; None if the table has all of its rows, so that there is nothing to commit."""
+        writer, model = self._writer, self._model
+        deadline = options.deadline(writer.manager)
+        row = model.row(batch)
+        state = self._shape.ensure_table(self._snapshot.state, row, batch.rows.schema[SEQ].dataType, deadline)
+        partitions = self._shape.partitions(batch.rows, state)
 
-def _refuse_without(table: str, rows: DataFrame, partitioned_by: Collection[str]) -> None:
-    """Make sure that rows have a table's partition columns."""
-    has = {name.lower() for name in rows.columns}
-    if lost := [name for name in partitioned_by if name.lower() not in has]:
-        raise SchemaMismatchError(
-            table=table,
-            reason=f"the rows have no column {', '.join(lost)}, by which the table is partitioned: add it to the rows, "
-            "even if Delta could generate it",
-        )
+        def check_again(hold: Hold) -> None:
+            # The write has loaded the table under the lock before it calls this function.
+            self._shape.check_again(writer.log.known().state, row)
+            if options.before_write is not None:
+                options.before_write(hold)
 
+        with ExitStack() as resources:
+            source = batch.rows
+            if self._snapshot.state is not None:
+                # The merge itself compares rows that other writers commit after this snapshot.
+                target = LockTarget.of(writer.log, partitions, self._snapshot)
+                table = rows_within(source.sparkSession, target, batch.bounds())
+                if model.rewrites_for_nothing(source, table):
+                    news = Kept.of(writer.table, model.without_repetitions(source, table), "rows of the table")
+                    source = resources.enter_context(closing(news)).rows
+                    if source.isEmpty():
+                        return None
+            with self._spec.refusals():
+                commit: CommitResult = model.merge(writer, source, batch.bounds(T)).execute(
+                    lock="table" if partitions is None else list(partitions),
+                    hold=options.hold,
+                    lock_timeout_seconds=deadline.remaining(),
+                    metadata=options.metadata,
+                    before_write=check_again,
+                    txn=self._txn,
+                )
+        return commit
 
-def _refuse_other_than_event_time(spec: ChangeSpec, state: TableState | None, rows: DataFrame, event_time: str) -> None:
-    """Make sure that a column has moments or days, in the rows and in the table."""
-    if not is_event_time(given := rows.schema[event_time].dataType):
-        raise spec.misfit(f"the event time {event_time} is no timestamp and no date, but {given.simpleString()}")
-    there = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
-    if not is_event_time(kind := there.get(event_time.lower(), given)):
-        raise SchemaMismatchError(
-            table=spec.table,
-            reason=f"the event time {event_time} is no timestamp and no date in the table, but {kind.simpleString()}",
-        )
-
-
-def _newest(spec: ChangeSpec, event_time: str, before: datetime | None, ends: Sequence[int | None]) -> datetime | None:
-    """Return the newest of event times, of which the first and the last are given, and of those before."""
-    least, most = EVENT_RANGE
-    found = [micros for micros in ends if micros is not None]
-    if any(not least <= micros <= most for micros in found):
-        raise spec.misfit(f"a row has an event time {event_time} beyond the years 1 to 9999")
-    return max((each for each in (before, *map(moment_of_micros, found)) if each is not None), default=None)
-
-
-def _noted(lateness: LatenessLimits, newest: datetime | None, txn: tuple[str, int] | None) -> dict[str, Any]:
-    """Return what the commit says of the event time."""
-    watermark = lateness.watermark(newest)
-    if watermark is None:
-        return {}
-    return {WATERMARK: {"at": watermark.isoformat(), "stream": None if txn is None else txn[0]}}
-
-
-def _merged(
-    writer: LockedDeltaWriter,
-    spec: ChangeSpec,
-    kind: FirstRows | LatestRows,
-    shape: TableShape,
-    before: Snapshot,
-    batch: ChangeBatch,
-    txn: tuple[str, int] | None,
-    options: WriteOptions,
-) -> CommitResult | None:
-    """Merge a batch into the table; None: the table has all of it, so that there is nothing to commit."""
-    deadline = options.deadline(writer.manager)
-    row = kind.row(batch)
-    state = shape.ensure_table(before.state, row, batch.rows.schema[SEQ].dataType, deadline)
-    partitions = shape.partitions(batch.rows, state)
-
-    def check_again(hold: Hold) -> None:
-        # Before this is called the table was loaded under the lock.
-        shape.check_again(writer.log.known().state, row)
-        if options.before_write is not None:
-            options.before_write(hold)
-
-    with ExitStack() as open_ones:
-        source = batch.rows
-        if before.state is not None:
-            # What others commit from here on the merge itself compares.
-            table = rows_within(source.sparkSession, LockTarget.of(writer.log, partitions, before), batch.bounds())
-            if kind.rewrites_for_nothing(source, table):
-                source = open_ones.enter_context(
-                    closing(Kept.of(writer.table, kind.without_repetitions(source, table), _THERE))
-                ).rows
-                if source.isEmpty():
-                    return None
-        with spec.refusals():
-            result: CommitResult = kind.merge(writer, source, batch.bounds(T)).execute(
-                lock="table" if partitions is None else list(partitions),
-                hold=options.hold,
-                lock_timeout_seconds=deadline.remaining(),
-                metadata=options.metadata,
-                before_write=check_again,
-                txn=txn,
-            )
-    return result
+    def _append_too_late(
+        self, rows: DataFrame, counts: _RowCounts, options: WriteOptions, merged: ChangesResult
+    ) -> int:
+        """Append the rows that are too late to ``<location>_late``, and return their number without repetitions."""
+        writer, newest = self._writer, self._newest_before
+        if not counts.too_late or newest is None:
+            return 0
+        late_rows = rows.where(self._is_too_late).drop(EVENT_MICROS)
+        options = replace(options.after(writer.manager, merged.commit), metadata=self._options["metadata"])
+        return set_aside(writer, self._spec, self._model, late_rows, self._event_time, newest, self._txn, options)

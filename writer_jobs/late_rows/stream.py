@@ -1,13 +1,12 @@
-"""``stream_into``: a streaming query whose rows come into a table once each."""
+"""``stream_into``: a streaming query whose rows are applied to a table, each row once."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
@@ -20,6 +19,7 @@ from writer_jobs.delta.moments import MICROSECOND
 from writer_jobs.feeds.dead_letters import write_dead_letters
 from writer_jobs.late_rows.apply import apply_rows
 from writer_jobs.late_rows.event_time import LatenessLimits
+from writer_jobs.late_rows.options import RowOptions, with_defaults
 from writer_jobs.late_rows.result import RowsResult
 from writer_jobs.streaming.checkpoint import EventClock, claim_checkpoint
 from writer_jobs.streaming.query import AVAILABLE_NOW, BatchQuery
@@ -30,43 +30,43 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RowBatch:
-    """What a micro-batch has.
+    """The rows of a micro-batch.
 
     Attributes:
-        rows: those that could be read; None: there is nothing.
-        dead: what could not, as :func:`write_dead_letters` takes it; None: nothing.
+        rows: Rows that could be read; None: there are none.
+        dead_letters: Messages that could not be read, as :func:`write_dead_letters` takes them; None: there are none.
         missing_files: Number of source files that were deleted and are skipped.
 
     """
 
     rows: DataFrame | None
-    dead: DataFrame | None = None
+    dead_letters: DataFrame | None = None
     missing_files: int = 0
 
 
 class RowStream:
-    """The micro-batches of one stream into one table.
+    """Applies the micro-batches of one stream to one table.
 
     Args:
-        writer: of the table.
-        files: of the checkpoint's file system.
+        writer: Writer of the table.
+        files: File system of the checkpoint.
         checkpoint: URI of the stream's folder.
-        how: arguments of :func:`writer_jobs.apply_rows`, by name, that are the same for each batch.
+        options: Options of all batches.
 
     """
 
-    def __init__(self, writer: LockedDeltaWriter, files: HadoopFiles, checkpoint: str, how: Mapping[str, Any]) -> None:
+    def __init__(self, writer: LockedDeltaWriter, files: HadoopFiles, checkpoint: str, options: RowOptions) -> None:
         self._writer = writer
         self._clock = EventClock(files, checkpoint)
-        self._how = how
+        self._options = with_defaults(options)
 
     @property
     def query(self) -> dict[str, str]:
-        """What its checkpoint is bound to, beside its source; by the names of the job's options."""
+        """Properties that must not change while the checkpoint is in use, except the source; by option of the job."""
         return {
-            "keys": ",".join(self._how["keys"]),
-            "event-time": self._how["event_time"],
-            "sequence-by": self._how["sequence_by"] or "",
+            "keys": ",".join(self._options["keys"]),
+            "event-time": self._options["event_time"],
+            "sequence-by": self._options["sequence_by"] or "",
             "table": self._writer.table,
         }
 
@@ -74,72 +74,67 @@ class RowStream:
         self,
         read: Callable[[], AbstractContextManager[RowBatch]],
         txn: tuple[str, int],
-        holding: Callable[[Hold], None],
+        before_write: Callable[[Hold], None],
     ) -> RowsResult:
-        """Apply a batch: its rows, then its dead letters. One that is done is not read again.
+        """Apply a batch: its rows, then its dead letters. A batch that was finished before is not read again.
 
         Args:
-            read: returns the batch.
-            txn: its transaction, with its number.
-            holding: called under the lock.
+            read: Returns the batch.
+            txn: Transaction of the batch: the id of the query and the batch's number.
+            before_write: Called with the hold, under the lock, before the rows are written.
 
         Raises:
-            CheckpointError: the checkpoint is not whole.
-            SluiceError: see :func:`writer_jobs.apply_rows`.
+            CheckpointError: The checkpoint is incomplete.
+            SluiceError: See :func:`writer_jobs.apply_rows`.
 
         """
-        number = txn[1]
-        if self._clock.is_finished(txn):
-            return RowsResult.of_nothing(
-                self._writer.table, self._clock.newest_before(number + 1), self._lateness, already_applied=True
-            )
-        before = self._clock.newest_before(number)
-        lateness = _lateness_of(self._clock.start(txn, _noted(self._lateness)))
+        table, clock, options = self._writer.table, self._clock, self._options
+        limits = LatenessLimits(watermark_delay=options["watermark_delay"], allowed=options["allowed_lateness"])
+        if clock.is_finished(txn):
+            return RowsResult.of_nothing(table, clock.newest_before(txn[1] + 1), limits, already_applied=True)
+        newest_before = clock.newest_before(txn[1])
+        limits = _parse_limits(clock.start(txn, _limits_json(limits)))
+        options = {**options, "watermark_delay": limits.watermark_delay, "allowed_lateness": limits.allowed}
         with read() as batch:
-            result = RowsResult.of_nothing(self._writer.table, before, lateness)
+            result = RowsResult.of_nothing(table, newest_before, limits)
             if batch.rows is not None:
-                result = self._applied(batch.rows, before, lateness, txn, holding)
-            if batch.dead is not None:
-                dead_letters, reason = batch.dead.agg(F.count("*"), F.mode("reason")).collect()[0]
-                if dead_letters:
-                    options = WriteOptions(
-                        lock_timeout_seconds=self._how.get("lock_timeout_seconds"), metadata=self._how.get("metadata")
-                    )
-                    options = options.after(self._writer.manager, result.commit)
-                    write_dead_letters(self._writer, batch.dead, txn, options)
-                    result = replace(result, dead_letters=dead_letters, dead_reason=reason)
-        self._clock.finish(txn, result.newest)
+                result = apply_rows(
+                    self._writer,
+                    batch.rows,
+                    **options,
+                    newest_before=newest_before,
+                    txn=txn,
+                    before_write=before_write,
+                )
+            if batch.dead_letters is not None:
+                result = self._append_dead_letters(batch.dead_letters, txn, result)
+        clock.finish(txn, result.newest)
         return replace(result, missing_files=batch.missing_files)
 
-    def _applied(
-        self,
-        rows: DataFrame,
-        before: datetime | None,
-        lateness: LatenessLimits,
-        txn: tuple[str, int],
-        holding: Callable[[Hold], None],
-    ) -> RowsResult:
-        how = {**self._how, "watermark_delay": lateness.watermark_delay, "allowed_lateness": lateness.allowed}
-        return apply_rows(self._writer, rows, **how, newest_before=before, txn=txn, before_write=holding)
-
-    @property
-    def _lateness(self) -> LatenessLimits:
-        return LatenessLimits(watermark_delay=self._how["watermark_delay"], allowed=self._how["allowed_lateness"])
+    def _append_dead_letters(self, dead_letters: DataFrame, txn: tuple[str, int], result: RowsResult) -> RowsResult:
+        count, reason = dead_letters.agg(F.count("*"), F.mode("reason")).collect()[0]
+        if not count:
+            return result
+        options = WriteOptions(
+            lock_timeout_seconds=self._options["lock_timeout_seconds"], metadata=self._options["metadata"]
+        )
+        write_dead_letters(self._writer, dead_letters, txn, options.after(self._writer.manager, result.commit))
+        return replace(result, dead_letters=count, dead_reason=reason)
 
 
-def _noted(lateness: LatenessLimits) -> dict[str, int | None]:
-    """Return what is late as JSON has it: in microseconds."""
-    allowed = lateness.allowed
+def _limits_json(limits: LatenessLimits) -> dict[str, int | None]:
+    """Return the limits in microseconds, for the checkpoint."""
+    allowed = limits.allowed
     return {
-        "watermark_delay_us": lateness.watermark_delay // MICROSECOND,
+        "watermark_delay_us": limits.watermark_delay // MICROSECOND,
         "allowed_lateness_us": None if allowed is None else allowed // MICROSECOND,
     }
 
 
-def _lateness_of(noted: Mapping[str, Any]) -> LatenessLimits:
-    allowed = noted["allowed_lateness_us"]
+def _parse_limits(stored: Mapping[str, Any]) -> LatenessLimits:
+    allowed = stored["allowed_lateness_us"]
     return LatenessLimits(
-        watermark_delay=noted["watermark_delay_us"] * MICROSECOND,
+        watermark_delay=stored["watermark_delay_us"] * MICROSECOND,
         allowed=None if allowed is None else allowed * MICROSECOND,
     )
 
@@ -149,19 +144,11 @@ def stream_into(
     rows: DataFrame,
     *,
     checkpoint: str,
-    keys: Sequence[str],
-    event_time: str,
     trigger: str = AVAILABLE_NOW,
-    sequence_by: str | None = None,
-    watermark_delay: timedelta = timedelta(0),
-    allowed_lateness: timedelta | None = None,
-    schema_evolution: bool = False,
-    partition_by: Sequence[str] = (),
-    lock_timeout_seconds: float | None = None,
-    metadata: Mapping[str, Any] | None = None,
     on_batch: Callable[[int, RowsResult], None] | None = None,
+    **options: Unpack[RowOptions],
 ) -> None:
-    """Run a streaming query that brings its rows into a table, each of them once, until it ends.
+    """Run a streaming query that applies its rows to a table, each row once, until the query ends.
 
     ::
 
@@ -169,63 +156,45 @@ def stream_into(
         stream_into(writer, rows, checkpoint="s3a://lake/_streams/departures", keys=["flight"],
                     event_time="departed_at", trigger="10 seconds")
 
-    Killed at any point and started again with the same checkpoint it applies each micro-batch exactly once; one that
-    was begun is decided with the lateness that it was begun with. Ctrl-C lets a batch that has its lock come to its
-    end, and one that computes, or waits for it, give up.
+    If it is killed at any point and started again with the same checkpoint, each micro-batch is applied exactly once. A
+    batch that was started before keeps the ``watermark_delay`` and ``allowed_lateness`` of its first start. On Ctrl-C,
+    a batch that has its lock is finished, and a batch that computes or waits for the lock is cancelled.
 
     Args:
-        writer: of the table, which is made if there is nothing at its location.
-        rows: streaming; a checkpoint does not know of which source, so keep them together.
-        checkpoint: URI of the folder in which the stream notes how far it is; of this stream alone.
-        keys: as for :func:`writer_jobs.apply_rows`, like ``event_time`` and all that is not named here.
-        event_time: likewise.
-        trigger: ``available-now``, to take what is there and end, or an interval that Spark understands.
-        sequence_by: likewise.
-        watermark_delay: likewise.
-        allowed_lateness: likewise.
-        schema_evolution: likewise.
-        partition_by: likewise.
-        lock_timeout_seconds: of each batch.
-        metadata: likewise.
-        on_batch: called with the number of each batch, and what became of it.
+        writer: Writer of the table. The table is created if it does not exist.
+        rows: Streaming rows. The checkpoint does not store their source, so always use the same source with it.
+        checkpoint: URI of the folder with the progress of the stream. Each stream needs its own folder.
+        trigger: ``available-now`` to read what is there and end, or an interval of Spark, such as ``10 seconds``.
+        on_batch: Called with the number and the result of each batch.
+        options: Options of the rows and the table; see :class:`~writer_jobs.late_rows.options.RowOptions`.
 
     Raises:
-        CheckpointError: the checkpoint is of another query, or not whole.
-        StreamError: the query ended for a reason other than its batches.
-        SluiceError: what a batch raises; see :func:`writer_jobs.apply_rows`.
+        TypeError: A required option is missing, or there is no such option.
+        CheckpointError: The checkpoint belongs to another query, or is incomplete.
+        StreamError: The query failed outside its batches.
+        SluiceError: A batch failed; see :func:`writer_jobs.apply_rows`.
 
     """
     files = HadoopFiles.of(rows.sparkSession)
-    how = {
-        "keys": keys,
-        "event_time": event_time,
-        "sequence_by": sequence_by,
-        "watermark_delay": watermark_delay,
-        "allowed_lateness": allowed_lateness,
-        "schema_evolution": schema_evolution,
-        "partition_by": partition_by,
-        "lock_timeout_seconds": lock_timeout_seconds,
-        "metadata": metadata,
-    }
-    into = RowStream(writer, files, checkpoint, how)
-    claim_checkpoint(files, checkpoint, into.query)
+    stream = RowStream(writer, files, checkpoint, options)
+    claim_checkpoint(files, checkpoint, stream.query)
 
-    def apply(batch: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
-        done = into.apply(lambda: nullcontext(RowBatch(batch)), txn, holding)
+    def apply(batch: DataFrame, txn: tuple[str, int], before_write: Callable[[Hold], None]) -> RowsResult:
+        result = stream.apply(lambda: nullcontext(RowBatch(batch)), txn, before_write)
         if on_batch is not None:
-            on_batch(txn[1], done)
-        return done
+            on_batch(txn[1], result)
+        return result
 
-    running = BatchQuery(writer, _Log(), apply)
+    query = BatchQuery(writer, _BatchLog(), apply)
     try:
-        running.run(rows, trigger=trigger, checkpoint=checkpoint)
+        query.run(rows, trigger=trigger, checkpoint=checkpoint)
     except KeyboardInterrupt:
-        running.stop()
+        query.stop()
         raise
 
 
-class _Log:
-    """Tells the log what becomes of batches."""
+class _BatchLog:
+    """Logs the events of batches."""
 
     def begun(self, commit: int, begun_at: float, **more: Any) -> None:
         log.debug("batch %s, the %d. since the start, begun at %.3f", more.get("batch"), commit, begun_at)

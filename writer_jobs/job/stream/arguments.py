@@ -22,6 +22,7 @@ from writer_jobs.job.inputs.file_arguments import (
 from writer_jobs.job.moments import span
 from writer_jobs.job.stream_arguments import HELP as STREAMS
 from writer_jobs.job.stream_arguments import StreamArguments, add_stream, positive, stream_of
+from writer_jobs.late_rows.options import RowOptions
 from writer_jobs.streaming.query import AVAILABLE_NOW
 
 #: Name of the job in its help and its messages.
@@ -121,7 +122,7 @@ class StreamJobArguments(FileJobArguments):
         return
 
     @property
-    def how(self) -> dict[str, Any]:
+    def how(self) -> RowOptions:
         """What is the same for each batch; arguments of :func:`writer_jobs.apply_rows`."""
         return {
             "keys": self.keys,
