@@ -16,7 +16,7 @@ from lock_manager import LockCancelledError, LockTimeoutError, ZookeeperLockMana
 from tests.support.deliveries import Killed, end_of_the_process
 from writer_jobs import LockedDeltaWriter, RowsResult, apply_rows
 from writer_jobs.errors import ChangesError
-from writer_jobs.late_rows import apply as arrivals_apply
+from writer_jobs.late_rows.row_application import RowApplication
 
 pytestmark = pytest.mark.spark
 
@@ -66,7 +66,7 @@ def test_what_is_too_late_is_written_once_after_its_batch_and_repetitions_are_no
     batch = [KNOWN, SECOND, (2, 1, 0, "older"), (2, 1, 2, "newer"), (1, 1, 1, "other"), (3, 1, 1, "new")]
     in_time = (4, 95, 1, "in time")
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(arrivals_apply, "set_aside", end_of_the_process)
+        patch.setattr(RowApplication, "_append_too_late", end_of_the_process)
         apply(*batch, in_time, txn=("s", 1))
     assert not late.exists()
     expected = [(1, 1, "other"), (2, 2, "newer"), (3, 1, "new")]

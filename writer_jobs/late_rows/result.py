@@ -33,7 +33,7 @@ class RowsResult:
         watermark: The newest event time minus the watermark delay. Older rows count as late from here on.
         commit: Commit of the table; None if there was nothing to commit.
         dead_letters: Number of messages that could not be read, and of rows without a key or an event time from a
-            source in which they cannot be corrected.
+            source that nobody can correct.
         dead_reason: The most frequent reason of dead letters; None if there are none.
         missing_files: Number of source files that were deleted before the stream read them, and are skipped.
 

@@ -59,7 +59,7 @@ class FirstRows(WholeRows):
 
 
 class LatestRows(NewestRows):
-    """The row of each key with the largest sequence, in whatever order they arrive; no row is deleted."""
+    """The row of each key with the largest sequence. The order of arrival does not count, and no row is deleted."""
 
     def prepare(self, rows: DataFrame) -> DataFrame:
         """Return the rows of :meth:`ChangeSpec.prepare` unchanged."""

@@ -164,7 +164,7 @@ def stream_into(
         writer: Writer of the table. The table is created if it does not exist.
         rows: Streaming rows. The checkpoint does not store their source, so always use the same source with it.
         checkpoint: URI of the folder with the progress of the stream. Each stream needs its own folder.
-        trigger: ``available-now`` to read what is there and end, or an interval of Spark, such as ``10 seconds``.
+        trigger: ``available-now`` to apply the available rows and end, or an interval such as ``10 seconds``.
         on_batch: Called with the number and the result of each batch.
         options: Options of the rows and the table; see :class:`~writer_jobs.late_rows.options.RowOptions`.
 

@@ -90,9 +90,7 @@ class BatchApplier:
         self._model = model
         self._side_table = SideTable(self._spark, writer.manager, writer.location, spec.keys, model.side_table)
         self._records = BatchRecords(HadoopFiles.of(self._spark), writer.location)
-        self._shape = TableShape(
-            self._spark, writer, spec, model, binding, evolves=options.evolves, partition_by=options.partition_by
-        )
+        self._shape = TableShape(self._spark, writer, spec, model, binding, options.evolves, options.partition_by)
         self._snapshot_before = writer.log.snapshot()
         fitted = self._shape.fit(prepared, self._snapshot_before.state)
         self.batch = ChangeBatch(fitted, spec, model.folded_by, model.preferred_by)
@@ -175,13 +173,9 @@ class BatchApplier:
                     self._side_table.create(table, self.batch.rows.schema[SEQ].dataType)
             side_state = self._side_table.state()
         if side_state is not None and self._side_rows is not None:
-            days = self._options.retention_days
+            side, days = self._side_table, self._options.retention_days
             return alter_if_needed(
-                self._spark,
-                self._side_table.writer,
-                side_state,
-                lambda _: self._side_table.retention_clauses(days),
-                self._deadline,
+                self._spark, side.writer, side_state, lambda _: side.retention_clauses(days), self._deadline
             )
         return side_state
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
@@ -29,10 +30,11 @@ from writer_jobs.merge.table_model import RowKind
 from writer_jobs.writer import LockedDeltaWriter
 
 
+@dataclass
 class TableShape:
     """The table that a batch needs: its feed, columns, types and partitions.
 
-    Args:
+    Attributes:
         spark: The session.
         writer: Writer of the table.
         spec: Keys and table of the changes.
@@ -46,25 +48,16 @@ class TableShape:
 
     """
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        writer: LockedDeltaWriter,
-        spec: ChangeSpec,
-        model: RowKind,
-        binding: FeedBinding,
-        *,
-        evolves: bool,
-        partition_by: Sequence[str],
-    ) -> None:
-        refuse_lenient_casts(spark)
-        self._spark = spark
-        self._writer = writer
-        self._spec = spec
-        self._model = model
-        self._binding = binding
-        self._evolves = evolves
-        self._partition_by = partition_by
+    spark: SparkSession
+    writer: LockedDeltaWriter
+    spec: ChangeSpec
+    model: RowKind
+    binding: FeedBinding
+    evolves: bool
+    partition_by: Sequence[str]
+
+    def __post_init__(self) -> None:
+        refuse_lenient_casts(self.spark)
         self._layout_at_check: dict[str, str] = {}
 
     def fit(self, prepared: DataFrame, state: TableState | None) -> DataFrame:
@@ -84,30 +77,30 @@ class TableShape:
 
         """
         if state is not None:
-            self._binding.refuse_other(state)
-            if not self._evolves:
+            self.binding.refuse_other(state)
+            if not self.evolves:
                 columns = [field for field in prepared.schema if field.name not in (SEQ, DELETED)]
-                refuse_mismatch(self._writer.table, state, StructType(columns))
+                refuse_mismatch(self.writer.table, state, StructType(columns))
         table_types = {} if state is None else {field.name.lower(): field.dataType for field in state.schema}
-        table_columns = {name: name for name in self._spec.keys}
-        if self._model.sequence is not None:
-            table_columns[SEQ] = self._model.sequence
+        table_columns = {name: name for name in self.spec.keys}
+        if self.model.sequence is not None:
+            table_columns[SEQ] = self.model.sequence
         for name, column in table_columns.items():
             table_type, value_type = table_types.get(column.lower()), prepared.schema[name].dataType
             if table_type is None:
                 continue
             if not holds(table_type, value_type):
                 raise SchemaMismatchError(
-                    table=self._writer.table,
+                    table=self.writer.table,
                     reason=f"the column {column} has the type {table_type.simpleString()}, in which two values of type "
                     f"{value_type.simpleString()} could become equal; cast the key or sequence to a type that the "
                     "column stores exactly",
                 )
             prepared = prepared.withColumn(name, F.col(quoted(name)).cast(table_type))
         self._layout_at_check = self._layout(state, prepared.schema)
-        partitions = partition_types(state, self._partition_by, prepared.schema)
-        refuse_clock_changes(self._spark, self._writer.table, partitions)
-        keys = {name: key_type for name, key_type in partitions.items() if name in self._spec.keys}
+        partitions = partition_types(state, self.partition_by, prepared.schema)
+        refuse_clock_changes(self.spark, self.writer.table, partitions)
+        keys = {name: key_type for name, key_type in partitions.items() if name in self.spec.keys}
         non_keys = {name: column_type for name, column_type in partitions.items() if name not in keys}
         # The table stores only the keys of a delete.
         return with_storable_values(with_storable_values(prepared, keys), non_keys, ~F.col(DELETED))
@@ -129,24 +122,24 @@ class TableShape:
             SluiceError: See :meth:`LockedDeltaWriter.append`.
 
         """
-        fields = self._model.fields(sequence)
+        fields = self.model.fields(sequence)
         if state is None:
-            with lock_table(self._spark, self._writer, self._writer.location, deadline):
+            with lock_table(self.spark, self.writer, self.writer.location, deadline):
                 # Another run may have created the table, with columns of its own.
-                if (state := self._writer.log.state()) is None:
-                    empty = self._spark.createDataFrame([], StructType([*row, *fields]))
-                    self._writer.append(empty, partition_by=self._partition_by, hold="write")
-                    state = self._writer.log.state()
-                return self.ensure_table(_existing(self._writer, state), row, sequence, deadline)
-        self._binding.refuse_other(state)
-        self._model.refuse_other_columns(state.schema, row)
-        refuse_mismatch(self._writer.table, state, row, evolves=self._evolves)
+                if (state := self.writer.log.state()) is None:
+                    empty = self.spark.createDataFrame([], StructType([*row, *fields]))
+                    self.writer.append(empty, partition_by=self.partition_by, hold="write")
+                    state = self.writer.log.state()
+                return self.ensure_table(_existing(self.writer, state), row, sequence, deadline)
+        self.binding.refuse_other(state)
+        self.model.refuse_other_columns(state.schema, row)
+        refuse_mismatch(self.writer.table, state, row, evolves=self.evolves)
         state = alter_if_needed(
-            self._spark, self._writer, state, lambda newest: self._clauses(newest.schema, row, fields), deadline
+            self.spark, self.writer, state, lambda newest: self._clauses(newest.schema, row, fields), deadline
         )
-        refuse_mismatch(self._writer.table, state, row)
+        refuse_mismatch(self.writer.table, state, row)
         # Last, so that a refused run does not bind the table.
-        return alter_if_needed(self._spark, self._writer, state, self._binding.clauses, deadline)
+        return alter_if_needed(self.spark, self.writer, state, self.binding.clauses, deadline)
 
     def check_again(self, state: TableState | None, row: StructType) -> TableState:
         """Return the table's state under its lock, after checking that it still is as :meth:`ensure_table` returned it.
@@ -162,29 +155,29 @@ class TableShape:
                 checked the changes.
 
         """
-        state = _existing(self._writer, state)
-        self._binding.refuse_other(state)
+        state = _existing(self.writer, state)
+        self.binding.refuse_other(state)
         if self._layout(state, state.schema) != self._layout_at_check:
             raise WriteConflictError(
-                table=self._writer.table,
+                table=self.writer.table,
                 reason="another writer created the table, or changed its partition columns, after the changes were "
                 "checked: run the job again",
             )
-        refuse_mismatch(self._writer.table, state, row)
+        refuse_mismatch(self.writer.table, state, row)
         return state
 
     def partitions(self, rows: DataFrame, state: TableState) -> Partitions | None:
         """Return the partitions of a batch's rows; None if the whole table has to be locked."""
-        if not partition_keys(state, self._spec.keys):
+        if not partition_keys(state, self.spec.keys):
             return None
         partitions = partitions_of_rows(rows, state)
         return partitions if partitions and len(partitions) <= MOST_PARTITIONS else None
 
     def _layout(self, state: TableState | None, rows: StructType) -> dict[str, str]:
         """Return the types of the keys and the partition columns, of the table or of the rows for a new table."""
-        partitions = self._partition_by if state is None else state.partition_columns
+        partitions = self.partition_by if state is None else state.partition_columns
         types = {field.name.lower(): field.dataType for field in (*rows, *(() if state is None else state.schema))}
-        keys = {f"key {name.lower()}": types[name.lower()].simpleString() for name in self._spec.keys}
+        keys = {f"key {name.lower()}": types[name.lower()].simpleString() for name in self.spec.keys}
         return {**keys, "partition columns": ", ".join(partitions).lower()}
 
     def _clauses(self, table: StructType, row: StructType, fields: Sequence[StructField]) -> list[str]:
@@ -195,9 +188,9 @@ class TableShape:
             for field in fields
             if field.name.lower() not in columns
         ]
-        if self._evolves:
+        if self.evolves:
             # Keys and sequence keep their types, because the side table has them, too.
-            fixed = {name.lower() for name in (*self._spec.keys, self._model.sequence or "")}
+            fixed = {name.lower() for name in (*self.spec.keys, self.model.sequence or "")}
             clauses += evolution_of(table, row, tuple(name for name in row.names if name.lower() not in fixed))
         return clauses
 

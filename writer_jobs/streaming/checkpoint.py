@@ -41,7 +41,7 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
         )
     query_file = f"{checkpoint.rstrip('/')}/{_FOLDER}/query.json"
     if files.status(f"{checkpoint.rstrip('/')}/metadata") is None:
-        # Spark has not started the query yet, so a stored query does not count.
+        # Spark did not start a query with this checkpoint yet, so a stored one does not count.
         files.write_text(query_file, json.dumps(query, indent=1) + "\n")
         return
     text = files.read_text(query_file)

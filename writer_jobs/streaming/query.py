@@ -26,7 +26,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.errors import StreamError
 from writer_jobs.writer import LockedDeltaWriter
 
-#: Trigger of a stream that reads what is there at its start and ends.
+#: Trigger of a stream that applies the rows that are available at its start, and ends.
 AVAILABLE_NOW = "available-now"
 _POLL_SECONDS = 0.2
 # Time for Spark to record a finished batch in its checkpoint. Otherwise Spark repeats it, and it is skipped then.
