@@ -47,7 +47,7 @@ def apply_rows(
     Args:
         writer: Writer of the table. The table is created if it does not exist.
         rows: The batch.
-        newest_before: The newest event time of earlier batches, from which lateness counts. None: no row is late. To
+        newest_before: The newest event time of earlier batches; lateness is relative to it. None: no row is late. To
             repeat a batch with ``txn``, pass the same time, ``watermark_delay`` and ``allowed_lateness`` again.
         txn: ``(txnAppId, txnVersion)``. The rows are skipped if the table has this transaction or a later one. Rows
             that are too late are appended once, too, even if the process was killed between the two commits.

@@ -1,4 +1,4 @@
-"""Event times in microseconds, and the limits by which rows are late or too late."""
+"""Event times in microseconds, and the limits beyond which a row is late or too late."""
 
 from __future__ import annotations
 

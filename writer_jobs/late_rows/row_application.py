@@ -207,8 +207,9 @@ class RowApplication:
                 target = LockTarget.of(writer.log, partitions, self._snapshot)
                 table = rows_within(source.sparkSession, target, batch.bounds())
                 if model.rewrites_for_nothing(source, table):
-                    news = Kept.of(writer.table, model.without_repetitions(source, table), "rows of the table")
-                    source = resources.enter_context(closing(news)).rows
+                    source = model.without_repetitions(source, table)
+                    materialized = Kept.of(writer.table, source, "rows of the table")
+                    source = resources.enter_context(closing(materialized)).rows
                     if source.isEmpty():
                         return None
             with self._spec.refusals():

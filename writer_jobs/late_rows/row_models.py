@@ -33,7 +33,7 @@ class FirstRows(WholeRows):
         self.folded_by = spec.keys
 
     def prepare(self, rows: DataFrame) -> DataFrame:
-        """Add the column by which one of several rows is chosen to the rows of :meth:`ChangeSpec.prepare`."""
+        """Add the column that chooses one of several rows to the rows of :meth:`ChangeSpec.prepare`."""
         return rows.withColumn(_CONTENT, content_hash(rows, self._columns))
 
     def fields(self, sequence: DataType) -> list[StructField]:  # noqa: ARG002 (as others')

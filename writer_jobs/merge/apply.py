@@ -19,7 +19,7 @@ from writer_jobs.merge.scd2 import RowHistory
 from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 from writer_jobs.writer import LockedDeltaWriter
 
-#: Default time for which a side table keeps its rows.
+#: Default retention of the rows of a side table.
 RETENTION = timedelta(days=7)
 _MODELS: dict[int, type[NewestRows | RowHistory]] = {1: NewestRows, 2: RowHistory}
 
@@ -64,12 +64,12 @@ def apply_changes(
     The first batch binds the table to its keys, sequence and SCD type by the table property ``sluice.feed``; see
     :mod:`writer_jobs.merge.table_feed`.
 
-    It does **not** promise that a change stays out which arrives later than ``tombstone_retention`` after a delete.
+    It does **not** promise that a change stays out if it arrives later than ``tombstone_retention`` after a delete.
 
     The batch is folded before the lock is requested. If the table's partition columns are keys, only the partitions of
-    the batch are locked. Otherwise the whole table is locked, because keys do not tell in which partition a row is. The
-    tombstones are locked with the table and committed before it. If a run is killed between the two commits, the next
-    one undoes the first commit. So a batch is applied as a whole or not at all.
+    the batch are locked. Otherwise the whole table is locked, because the partition of a row does not follow from its
+    keys. The tombstones are locked with the table and committed before it. If a run is killed between the two commits,
+    the next one undoes the first commit. So a batch is applied as a whole or not at all.
 
     Args:
         writer: Writer of the table. The table is created if it does not exist.

@@ -15,7 +15,7 @@ from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.materialized import Kept
 from writer_jobs.merge.merge_sql import content_hash
 
-#: Whether a group has several newest changes with different content; see :func:`fold`.
+#: Whether a group has several newest changes that are not equal; see :func:`fold`.
 UNLIKE = "__sluice_ambiguous"
 _RANK, _HASH = "__sluice_rank", "__sluice_hash"
 _COUNTS = ("changes", "null_keys", "unordered", "folded", "deletes", "ambiguous")
@@ -34,10 +34,11 @@ class ChangeBatch:
     Args:
         prepared: Changes as :meth:`ChangeSpec.prepare` returns them.
         spec: Keys and table of the changes.
-        folded_by: Columns whose values identify a group of which one change is kept: the keys, or the keys and ``SEQ``.
+        folded_by: Columns whose values identify a group: the keys, or the keys and ``SEQ``. The newest change
+            of each group is kept.
         preferred_by: Column whose largest value wins if changes of a group have the same sequence; None: such changes
             must be equal.
-        ranged_by: Key column by which the table's files differ most, such as the event time; None: not known.
+        ranged_by: Key column that differs most between the table's files, such as the event time; None: not known.
 
     Attributes:
         rows: The folded changes, with the columns of ``prepared``.
@@ -163,7 +164,7 @@ def _sample_keys(spec: ChangeSpec, rows: DataFrame, condition: Column) -> str:
 
 
 def fold(changes: DataFrame, folded_by: Sequence[str], preferred_by: str | None) -> DataFrame:
-    """Return the newest change of each group. ``UNLIKE`` is true if another one with its order has other content.
+    """Return the newest change of each group. Its ``UNLIKE`` is true if another change is as new but not equal.
 
     A window needs one shuffle and one sort. Aggregates of whole rows would sort before the shuffle, too.
 

@@ -166,18 +166,18 @@ class BatchApplier:
             side_state: Last known state of the side table; None if there was none.
 
         """
-        if side_state is None and self._side_rows is not None:
-            with lock_table(self._spark, self._writer, self._side_table.location, self._deadline):
-                if self._side_table.state() is None:
+        if self._side_rows is None:
+            return side_state
+        side, days = self._side_table, self._options.retention_days
+        if side_state is None:
+            with lock_table(self._spark, self._writer, side.location, self._deadline):
+                if side.state() is None:
                     self._refuse_rows_without_side_table()
-                    self._side_table.create(table, self.batch.rows.schema[SEQ].dataType)
-            side_state = self._side_table.state()
-        if side_state is not None and self._side_rows is not None:
-            side, days = self._side_table, self._options.retention_days
-            return alter_if_needed(
-                self._spark, side.writer, side_state, lambda _: side.retention_clauses(days), self._deadline
-            )
-        return side_state
+                    side.create(table, self.batch.rows.schema[SEQ].dataType)
+            side_state = side.state()
+        return side_state and alter_if_needed(
+            self._spark, side.writer, side_state, lambda _: side.retention_clauses(days), self._deadline
+        )
 
     def _refuse_other_side_table(self, side_state: TableState | None) -> None:
         """Refuse a table whose side table shows that another feed created it, before the table is bound to this feed.
@@ -250,7 +250,7 @@ class BatchApplier:
                     self._undo_ended_batches(locked_names, lock)
                 except (SluiceError, *JVM_ERRORS, PySparkException) as undo_error:
                     error.add_note(
-                        f"{self._side_table.location} still has rows of this batch; the next batch deletes them: "
+                        f"{self._side_table.location} may still have rows of this batch; the next batch deletes them: "
                         f"{undo_error}"
                     )
             raise

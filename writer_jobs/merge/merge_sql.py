@@ -39,7 +39,7 @@ def match_on(names: Iterable[str], within: Column) -> Column:
 
 
 def without_matches(rows: DataFrame, table: DataFrame, keys: Sequence[str], condition: Column) -> DataFrame:
-    """Drop rows for which the table has a row with equal keys that matches a condition.
+    """Drop each row if the table has a row with its keys that matches a condition.
 
     Args:
         rows: Rows. Several may have the same keys.

@@ -1,4 +1,4 @@
-"""SCD type 2: the table has every row that a key ever had, and the range of sequences for which it was valid.
+"""SCD type 2: the table has every row that a key ever had, and the range of sequences of its validity.
 
 A row is valid from ``__START_AT`` (inclusive) up to ``__END_AT`` (exclusive; null in the current row). So a key has at
 most one current row, and its ranges do not overlap: a row ends where the next change of its key starts, and the key was
@@ -118,14 +118,14 @@ class RowHistory(ScdRows):
         return fail_where(F.col(_IS_AMBIGUOUS), folded, SEQ, message, self._spec.keys)
 
     def _changed_rows(self, changes: DataFrame, missing: Sequence[str]) -> DataFrame:
-        """Return the rows from each change to the next that the table lacks or has with another end.
+        """Return the rows that follow from the changes and that the table lacks or has with another end.
 
         Columns that are ``missing`` in the changes keep the values of the previous row, unless that was deleted.
         """
         keys = [quoted(name) for name in self._spec.keys]
         in_order = Window.partitionBy(*keys).orderBy(SEQ)
         end = F.lead(SEQ).over(in_order)
-        # Of a delete the missing values are null.
+        # A delete resets the missing values to null.
         source = F.when(F.col(DELETED) | F.col(_IS_STORED), F.struct(DELETED, _MISSING_VALUES))
         up_to_here = in_order.rowsBetween(Window.unboundedPreceding, Window.currentRow)
         inherited = F.last(source, ignorenulls=True).over(up_to_here)[_MISSING_VALUES]

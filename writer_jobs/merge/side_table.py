@@ -1,4 +1,4 @@
-"""The side table of a table: the tombstones of deleted keys, or the cells from which the rows are computed.
+"""The side table of a table: the tombstones of deleted keys, or the cells that its rows are computed from.
 
 It is a Delta table beside the changed table, such as ``<location>_tombstones``, so that readers of the table see rows
 only. It is committed under the same hold as the table and before it; see :mod:`writer_jobs.merge.batch_records`.
@@ -152,7 +152,10 @@ class SideTable:
 
 
 def partition_keys(table: TableState, keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the table's partition columns if all are keys, else none: only keys tell in which partition a row is."""
+    """Return the table's partition columns if all are keys, else none: a row's partition has to follow from its keys.
+
+    Then the partitions of a batch are known without reading the table.
+    """
     key_names = {name.lower() for name in keys}
     columns = table.partition_columns
     return columns if all(name.lower() in key_names for name in columns) else ()

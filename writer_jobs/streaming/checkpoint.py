@@ -14,7 +14,7 @@ from writer_jobs.delta.side_locations import SUFFIXES
 from writer_jobs.errors import CheckpointError
 
 _FOLDER = "_sluice"
-# Folders with hidden names in which Delta or Sluice deletes files.
+# Folders with hidden names whose files Delta or Sluice deletes.
 _CLEANED_UP = ("_delta_log", "_delta_index", "_change_data", _FOLDER)
 # Number of newest batches whose files are kept; one is needed.
 _KEPT_BATCHES = 3
@@ -30,7 +30,7 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
             source, keys and so on, by name.
 
     Raises:
-        CheckpointError: It belongs to another query, or is in a folder in which VACUUM deletes files.
+        CheckpointError: It belongs to another query, or is in a folder that VACUUM cleans up.
         StorageError: It cannot be read or written.
 
     """
@@ -117,7 +117,7 @@ class EventClock:
         return self._read_own(self._finished_file(txn[1]), txn[0]) is not None
 
     def start(self, txn: tuple[str, int], limits: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the limits with which a batch was first started. The first time, store and return ``limits``.
+        """Return the limits of a batch's first start. If this is the first, store and return ``limits``.
 
         Args:
             txn: Id of the query and number of the batch.
