@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.delta.side_locations import DEAD_LETTERS_SUFFIX
 from writer_jobs.errors import ChangesError
-from writer_jobs.merge.side_append import write_beside
+from writer_jobs.merge.rejected_rows import write_beside
 from writer_jobs.writer import LockedDeltaWriter
 
 _LIMIT = re.compile(r"(\d{1,18})(%?)")

@@ -29,8 +29,8 @@ from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.key_bounds import KeyBounds
 from writer_jobs.merge.materialized import Kept
 from writer_jobs.merge.merge_sql import T
+from writer_jobs.merge.rejected_rows import cast_where_exact, write_beside
 from writer_jobs.merge.result import ChangesResult
-from writer_jobs.merge.side_append import cast_where_exact, write_beside
 from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 from writer_jobs.merge.table_shape import TableShape
 from writer_jobs.writer import LockedDeltaWriter

@@ -60,7 +60,7 @@ def claim_checkpoint(files: HadoopFiles, checkpoint: str, query: Mapping[str, st
 
 
 def _table_around(checkpoint: str, table: str) -> str | None:
-    """Return the table, or the side table, whose VACUUM may delete files of a checkpoint; None if there is none.
+    """Return the table, or its table with a suffix, whose VACUUM may delete files of a checkpoint; None: there is none.
 
     VACUUM skips folders whose names start with ``_`` or ``.``, except partitions (``_day=…``).
     """
@@ -76,8 +76,8 @@ def _table_around(checkpoint: str, table: str) -> str | None:
 class EventClock:
     """The newest event time of a stream, and its lateness limits, batch by batch.
 
-    The event time is stored after the batch and its side tables are committed, and before Spark records the batch as
-    finished. The limits are stored before the batch is applied. So a repeated batch has the same event time and limits.
+    The event time is stored after all commits of the batch, and before Spark records the batch as finished. The limits
+    are stored before the batch is applied. So a repeated batch has the same event time and limits.
 
     Args:
         files: File system of the checkpoint.

@@ -128,8 +128,8 @@ class BatchQuery:
     def stop(self) -> None:
         """Stop the query after the batch that has its lock or is in the table; cancel a batch that has no lock yet.
 
-        A batch without a lock stops to wait for it, and its Spark jobs are cancelled. A batch that is in the table does
-        not wait for the lock of a side table any more. Its rows there are written when the batch is repeated.
+        A batch without a lock stops waiting for it, and its Spark jobs are cancelled. A batch that is in the table may
+        have rejected rows: it stops waiting for the lock of their table, and they are appended when it is repeated.
 
         The second call also cancels the write of the batch that has its lock.
         """

@@ -1,4 +1,4 @@
-"""Append the rows that a table does not accept (late rows, dead letters) to a table beside it: none is dropped."""
+"""Append rejected rows (rows that are too late, dead letters) to a table of their own, so that none is lost."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_beside(
     txn: tuple[str, int] | None,
     options: WriteOptions,
 ) -> None:
-    """Append rows of a batch to a table beside the batch's table, and add or widen its columns if needed.
+    """Append rejected rows of a batch to their own table, and add or widen its columns if needed.
 
     Call it after the commit of the batch, so that a refused batch appends nothing. If the process is killed between the
     two commits, the repeated batch finds its transaction in the first table only. So call it for a batch that was
@@ -31,7 +31,7 @@ def write_beside(
 
     Args:
         writer: Writer of the batch's table.
-        suffix: Suffix of the other table's location. Without ``_``, it also follows the ``txnAppId`` and a ``/`` there.
+        suffix: Suffix of the rejected rows' table, such as ``_late``. The ``txnAppId`` there ends with ``/late``.
         rows: At least one row; the same rows each time they are read.
         notes: Additional columns, by name, such as the reason and the time.
         txn: Transaction of the batch; rows of one transaction are appended once, however often it is repeated.
@@ -51,13 +51,8 @@ def write_beside(
     if snapshot.state is not None:
         rows = cast_where_exact(rows, snapshot.state.schema)
         schema, columns = rows.schema, tuple(rows.columns)
-        alter_if_needed(
-            rows.sparkSession,
-            target,
-            snapshot.state,
-            lambda state: evolution_of(state.schema, schema, columns),
-            deadline,
-        )
+        spark, state = rows.sparkSession, snapshot.state
+        alter_if_needed(spark, target, state, lambda newest: evolution_of(newest.schema, schema, columns), deadline)
     target.append(rows, txn=target_txn, lock_timeout_seconds=deadline.remaining(), metadata=options.metadata)
 
 
