@@ -171,12 +171,9 @@ class FeedBinding:
 
     def _differences(self, stored: TableFeed) -> Iterator[str]:
         for name, label in _LABELS.items():
-            table, run = getattr(stored, name), getattr(self._feed, name)
-            if name == "source_tables" and None in (table, run):
-                # The table has none yet, or this run does not know its source tables.
-                continue
             if not self._is_same(name, stored):
-                yield f"{label}: {_text(table)} in the table, {_text(run)} in this run"
+                table, run = _text(getattr(stored, name)), _text(getattr(self._feed, name))
+                yield f"{label}: {table} in the table, {run} in this run"
 
     def _is_same(self, name: str, stored: TableFeed) -> bool:
         table, run = getattr(stored, name), getattr(self._feed, name)
@@ -185,7 +182,8 @@ class FeedBinding:
         if name == "keys":
             return {key.lower() for key in table} == {key.lower() for key in run}
         if name == "source_tables":
-            return stored.has_tables(run)
+            # None: the table has none yet, or this run does not know its source tables.
+            return None in (table, run) or stored.has_tables(run)
         if name == "sequence_by" and None not in (table, run):
             return self._normalized(table) == self._normalized(run)
         return name != "model" and str(table).lower() == str(run).lower()
