@@ -35,8 +35,8 @@ from sluice.local.jars import jar_paths
 from sluice.local.spark import LOCAL_DRIVER
 from writer_jobs import LockedDeltaWriter, build_session
 from writer_jobs.delta.session import GUARD_MODE, session_with
-from writer_jobs.maintenance.executor import Worker
-from writer_jobs.maintenance.maintainer import Care
+from writer_jobs.maintenance.executor import UnitExecutor
+from writer_jobs.maintenance.maintainer import TableMaintainer
 from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.policy import Action, Policy
 
@@ -182,9 +182,9 @@ def print_figures(
 
         def run() -> float:
             times: list[float] = []
-            worker = Worker(spark, manager, inspector, table)
-            made = Care(worker, say=lambda _: times.append(time.time()), **how)
-            report = made.run([Action.COMPACT], measured=lambda _: times.append(time.time()))
+            worker = UnitExecutor(spark, manager, inspector, table)
+            made = TableMaintainer(worker, on_result=lambda _: times.append(time.time()), **how)
+            report = made.run([Action.COMPACT], on_measured=lambda _: times.append(time.time()))
             assert report.done
             assert all(each.problem is None for each in report.done), report.done
             held.append(max(each.held_seconds for each in report.done))

@@ -54,7 +54,7 @@ def examine(tables: list[str], conf: Mapping[str, str]) -> tuple[list[CareReport
             except SluiceError as error:
                 failed[table] = error
             else:
-                reports.append(CareReport.found(found.health, found.policy))
+                reports.append(CareReport.of(found.health, found.policy))
     return reports, failed
 
 
@@ -87,7 +87,7 @@ def print_report(report: CareReport, console: Console) -> None:
         console.print(_partitions(health))
     for finding in report.findings:
         mends = "" if finding.action is None else f" (maintain.py --{finding.action})"
-        console.print(Text.assemble((finding.code, "bold yellow"), f": {finding.says}"), soft_wrap=True)
+        console.print(Text.assemble((finding.code, "bold yellow"), f": {finding.message}"), soft_wrap=True)
         console.print(Text(f"    {finding.advice}{mends}"), soft_wrap=True)
     if not report.findings:
         console.print(Text("nothing to mend", style="bold green"))

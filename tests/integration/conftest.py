@@ -339,15 +339,15 @@ def care(
 
     With ``suffix`` after the table beside it: ``care(Action.FORGET, suffix="_cells")``.
     """
-    from writer_jobs.maintenance.executor import Worker
-    from writer_jobs.maintenance.maintainer import Care
+    from writer_jobs.maintenance.executor import UnitExecutor
+    from writer_jobs.maintenance.maintainer import TableMaintainer
     from writer_jobs.maintenance.plan import PARALLEL
 
     def run(
         *actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 60, suffix: str = "", **options: Any
     ) -> CareReport:
-        worker = Worker(spark, manager, inspector, f"{table}{suffix}", lock_timeout_seconds=lock_timeout_seconds)
-        made = Care(worker, parallel=parallel)
+        worker = UnitExecutor(spark, manager, inspector, f"{table}{suffix}", lock_timeout_seconds=lock_timeout_seconds)
+        made = TableMaintainer(worker, parallel=parallel)
         return made.run(actions or None, **options)
 
     return run

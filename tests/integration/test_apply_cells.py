@@ -108,7 +108,7 @@ def test_cells_that_nobody_can_see_again_are_forgotten_and_the_rows_stay_right(
     first, second, third = delivered(SEED, cells, 3)
     feed.apply(first)
     feed.apply(second)
-    kept_rows, second_feed = SideRows.kept, Feed(feed.spark, make_manager(), table)
+    kept_rows, second_feed = SideRows.drop_expired, Feed(feed.spark, make_manager(), table)
 
     def kept_while_a_batch_comes(self: SideRows, rows: DataFrame) -> DataFrame:
         # The first call is of the measuring, the second one of the rewrite, which has read nothing yet.
@@ -121,10 +121,10 @@ def test_cells_that_nobody_can_see_again_are_forgotten_and_the_rows_stay_right(
     calls: list[DataFrame] = []
     # The table's maintainer looks after its cells, too.
     assert [Path(name).name for name in tables_of(feed.spark, [str(table)])] == ["table", "table_cells"]
-    monkeypatch.setattr(SideRows, "kept", kept_while_a_batch_comes)
+    monkeypatch.setattr(SideRows, "drop_expired", kept_while_a_batch_comes)
     (forgotten,) = care(Action.FORGET, suffix="_cells").done
     assert (forgotten.problem, len(calls) >= 2) == (None, True)
-    monkeypatch.setattr(SideRows, "kept", kept_rows)
+    monkeypatch.setattr(SideRows, "drop_expired", kept_rows)
     # Nothing is old: only what is hidden for ever is forgotten, and what was said twice.
     remaining = DeltaTable(f"{table}_cells").to_pyarrow_table().num_rows
     assert len(set(cells)) / 4 < remaining < len(set(cells))

@@ -141,23 +141,23 @@ def test_what_was_done_is_in_the_report_also_if_the_store_fails_then(
     assert (written["exit_code"], written["saved"]["files"], written["after"]) == (5, 5, None)
     assert [each["action"] for each in written["done"]] == ["compact"]
     assert "slow down" in page.read_text()
-    assert "What was done" in page.read_text()
+    assert "<h3>Actions</h3>" in page.read_text()
 
 
 def test_an_error_that_nobody_expects_keeps_no_other_table_back(
     spark: SparkSession, lake: Callable[..., Path], maintain: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from writer_jobs import maintain as job
+    from writer_jobs.job.maintain import run as job
 
     bad, good = lake("bad", 6), lake("good", 6)
-    real = job.Worker
+    real = job.UnitExecutor
 
     def worker(*where: Any, **how: Any) -> Any:
         if str(bad) in where:
             raise RuntimeError("a defect")
         return real(*where, **how)
 
-    monkeypatch.setattr(job, "Worker", worker)
+    monkeypatch.setattr(job, "UnitExecutor", worker)
     done = maintain("--table", bad, "--table", good, "--auto")
     assert (done.code, "unexpected RuntimeError: a defect" in done.error) == (1, True)
     assert [files_of(spark, each) for each in (bad, good)] == [6, 1]
@@ -236,7 +236,7 @@ def test_every_action_by_its_name(
         again = maintain("--table", table, nothing)
         assert (again.code, events(again, "done")) == (0, [])
     wrong = maintain("--table", table, "--zorder", "nowhere")
-    assert (wrong.code, "Z-order by nowhere: nowhere is no column of" in wrong.error) == (2, True)
+    assert (wrong.code, "Z-order by nowhere: nowhere is not a column of" in wrong.error) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from tests.support.another_thread import in_another_thread
 from tests.support.maintained import codes, keys_of, made_old
 from writer_jobs import HeldTooLongError, LockedDeltaWriter, TableError, WriteConflictError
 from writer_jobs.maintenance.exclusive_run import TURN, give_way, turn_of
-from writer_jobs.maintenance.executor import TRIES, Worker
-from writer_jobs.maintenance.maintainer import Care
+from writer_jobs.maintenance.executor import TRIES, UnitExecutor
+from writer_jobs.maintenance.maintainer import TableMaintainer
 from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.plan import plan
 from writer_jobs.maintenance.policy import Action, Policy
-from writer_jobs.maintenance.result import CareReport, Done
+from writer_jobs.maintenance.result import CareReport, UnitResult
 
 pytestmark = pytest.mark.spark
 
@@ -97,8 +97,8 @@ def test_columns_to_order_by_that_are_gone_are_found_and_the_rest_is_done(
         put([key], "a")
     properties(sluice__maintenance__zorderBy="renamed")
     report = care()
-    assert report.before.order_problem == "renamed is no column of the table"
-    assert {finding.code for finding in report.findings} >= {"lost-order", "small-files"}
+    assert report.before.order_problem == "renamed is not a column of the table"
+    assert {finding.code for finding in report.findings} >= {"invalid-zorder", "small-files"}
     assert [(each.action, each.problem) for each in report.done] == [(Action.COMPACT, None)]
     properties(sluice__maintenance__zorderBy="place")
     assert measure(spark, str(table)).health.order_problem == "place is a partition column"
@@ -211,7 +211,7 @@ def test_rows_are_put_in_z_order_once_and_again_when_much_is_new(
     put(range(20, 30), "b")
     properties(sluice__maintenance__zorderBy="key, value", sluice__maintenance__unorderedShare="0.5")
     # Store and driver have one clock here.
-    monkeypatch.setattr("writer_jobs.maintenance.measure.SKEW_MS", 0)
+    monkeypatch.setattr("writer_jobs.maintenance.partition_health.SKEW_MS", 0)
     first = care(Action.ZORDER)
     assert [(each.action, each.partitions[0]["place"]) for each in first.done] == [(Action.ZORDER, "a")]
     assert {part.name: part.unordered.files for part in first.after.partitions} == {"place=a": 0, "place=b": 1}
@@ -280,7 +280,7 @@ def test_of_two_maintainers_the_second_one_leaves(
 ) -> None:
     for key in range(5):
         put([key])
-    made = Care(Worker(spark, manager, inspector, str(table), lock_timeout_seconds=0))
+    made = TableMaintainer(UnitExecutor(spark, manager, inspector, str(table), lock_timeout_seconds=0))
     with turn_of(manager, writer.table, 5):
         with pytest.raises(LockTimeoutError, match=TURN):
             made.run()
@@ -334,9 +334,9 @@ def test_a_compaction_that_loses_its_race_is_left_for_later_and_keeps_nobody_bac
 
     commit = StagedWrite._commit
     monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
-    said: list[Done] = []
-    worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=30)
-    made = Care(worker, say=lambda so_far: said.append(so_far.done[-1]), parallel=1)
+    said: list[UnitResult] = []
+    worker = UnitExecutor(spark, manager, inspector, str(table), lock_timeout_seconds=30)
+    made = TableMaintainer(worker, on_result=lambda so_far: said.append(so_far.done[-1]), parallel=1)
     report = made.run([Action.COMPACT])
     assert lost == ["a"] * (TRIES - 1)
     assert [(each.partitions[0]["place"], each.problem) for each in report.done] == [("b", None), ("a", None)]
@@ -360,8 +360,8 @@ def test_small_partitions_in_one_commit_that_loses_its_race_are_done_one_by_one(
             put([key], place)
 
     def look_after() -> CareReport:
-        worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=30)
-        made = Care(worker, partitions_per_commit=8, parallel=1)
+        worker = UnitExecutor(spark, manager, inspector, str(table), lock_timeout_seconds=30)
+        made = TableMaintainer(worker, partitions_per_commit=8, parallel=1)
         return made.run([Action.COMPACT])
 
     raced = threading.Thread(target=lambda: writer.update({"value": "concat(value, '!')"}, "place = 'c'"))
@@ -409,8 +409,10 @@ def test_a_partition_that_loses_every_race_is_rewritten_with_its_lock_in_the_end
         commit(self, *args)
 
     monkeypatch.setattr(StagedWrite, "_commit", raced)
-    worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=60, hold_at_most_seconds=hold_at_most)
-    made = Care(worker)
+    worker = UnitExecutor(
+        spark, manager, inspector, str(table), lock_timeout_seconds=60, hold_at_most_seconds=hold_at_most
+    )
+    made = TableMaintainer(worker)
     report = made.run([Action.COMPACT])
     monkeypatch.undo()
     assert {each.partitions[0]["place"] for each in report.done} == {"a", "b"}
@@ -436,8 +438,10 @@ def test_a_table_with_a_manifest_is_compacted_within_the_limit(
     for key in range(3):
         put([key])
     properties(delta__compatibility__symlinkFormatManifest__enabled="true")
-    worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=60, hold_at_most_seconds=hold_at_most)
-    report = Care(worker).run([Action.COMPACT])
+    worker = UnitExecutor(
+        spark, manager, inspector, str(table), lock_timeout_seconds=60, hold_at_most_seconds=hold_at_most
+    )
+    report = TableMaintainer(worker).run([Action.COMPACT])
     assert ["with the lock" in (unit.problem or "") for unit in report.done] == [not hold_at_most]
     assert report.after is not None
     assert report.after.total.total.files == (1 if hold_at_most else 3)
@@ -467,9 +471,9 @@ def test_what_is_committed_beside_what_ends_the_work_is_in_the_report(
         return rewrite(self, *args, **how)
 
     monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
-    said: list[Done] = []
-    worker = Worker(spark, manager, inspector, str(table), lock_timeout_seconds=30)
-    made = Care(worker, say=lambda so_far: said.append(so_far.done[-1]), parallel=2)
+    said: list[UnitResult] = []
+    worker = UnitExecutor(spark, manager, inspector, str(table), lock_timeout_seconds=30)
+    made = TableMaintainer(worker, on_result=lambda so_far: said.append(so_far.done[-1]), parallel=2)
     with pytest.raises(LockCancelledError):
         made.run([Action.COMPACT])
     assert made.report is not None
@@ -571,9 +575,9 @@ def test_a_property_that_makes_no_sense_is_refused(
 ) -> None:
     put([0])
     for name, value, says in (
-        ("targetFileSize", "big", "no size"),
-        ("auto", "everything", "no list of"),
-        ("tagetFileSize", "1 MiB", "known are"),
+        ("targetFileSize", "big", "a size such as"),
+        ("auto", "everything", "a list of"),
+        ("tagetFileSize", "1 MiB", "valid names are"),
     ):
         properties(**{f"sluice__maintenance__{name}": value})
         with pytest.raises(TableError, match=says):
@@ -631,7 +635,9 @@ def test_partitions_are_worked_on_beside_each_other(
             running.remove(place)
 
     monkeypatch.setattr(LockedDeltaWriter, "optimize", optimize)
-    made = Care(Worker(spark, manager, inspector, str(table), lock_timeout_seconds=30), parallel=parallel)
+    made = TableMaintainer(
+        UnitExecutor(spark, manager, inspector, str(table), lock_timeout_seconds=30), parallel=parallel
+    )
     report = made.run([Action.COMPACT])
     assert max(most) == parallel
     assert sorted(begun) == list("abcd")
@@ -665,7 +671,9 @@ def test_a_maintainer_that_is_stopped_leaves_what_waits_and_begins_no_more(
     own = ZookeeperLockManager(manager.settings)
 
     def look_after() -> None:
-        made = Care(Worker(spark, own, inspector, str(table), lock_timeout_seconds=60), deferred=deferred, parallel=2)
+        made = TableMaintainer(
+            UnitExecutor(spark, own, inspector, str(table), lock_timeout_seconds=60), deferred=deferred, parallel=2
+        )
         try:
             made.run([Action.COMPACT])
         except LockCancelledError as error:

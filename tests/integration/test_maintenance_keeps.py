@@ -26,9 +26,9 @@ from writer_jobs.delta.listings import listed_files
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.maintenance.exclusive_run import give_way, is_of_this_process
-from writer_jobs.maintenance.file_states import Keepers
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.measure import measure
+from writer_jobs.maintenance.pins_and_streams import Keepers
 from writer_jobs.maintenance.policy import Action
 from writer_jobs.maintenance.result import CareReport
 
@@ -263,7 +263,7 @@ def test_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa: PLR0917 (
     before = {path for path in table.rglob("*.parquet") if path.parent != table / "_delta_log"}
     monkeypatch.setattr("writer_jobs.maintenance.file_states.seconds_without_pins", lambda _: 0.0)
     if not is_protected:
-        monkeypatch.setattr("writer_jobs.maintenance.file_states.Keepers.of", lambda *_: Keepers())
+        monkeypatch.setattr("writer_jobs.maintenance.pins_and_streams.Keepers.of", lambda *_: Keepers())
         monkeypatch.setattr("writer_jobs.delta.snapshot.Snapshot.file_retention_seconds", 0.0)
         monkeypatch.setattr("writer_jobs.maintenance.file_states.LEAST_ORPHAN_AGE", timedelta(0))
     with in_another_thread(lambda: manager.acquire(writer.table)):
@@ -484,7 +484,7 @@ def test_a_pin_or_a_stream_that_cannot_be_read_is_found(
     (tmp_path / file).write_bytes(content.replace(b"ID", identity.encode()))
     found = measure(spark, str(table))
     assert says in str(found.health.folder.problem)
-    assert "lost-keeper" in {finding.code for finding in find(found.health, found.policy)}
+    assert "broken-retention" in {finding.code for finding in find(found.health, found.policy)}
 
 
 def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
@@ -504,7 +504,7 @@ def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
     report = care()
     assert "nowhere is not there" in str(report.before.folder.problem)
     codes = [finding.code for finding in report.findings]
-    assert "lost-keeper" in codes
+    assert "broken-retention" in codes
     assert "orphans" not in codes
     # That nothing can be removed is a failure, which a scheduler notices.
     assert [(each.action, each.failure is None) for each in report.done] == [

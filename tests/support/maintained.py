@@ -10,13 +10,13 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from writer_jobs.maintenance.findings import Finding, find
-from writer_jobs.maintenance.measure import Measured
+from writer_jobs.maintenance.measure import Measurement
 
 _HOUR = 3600
 LONG_AGO_HOURS = 24 * 8
 
 
-def codes(measured: Measured) -> dict[str, Finding]:
+def codes(measured: Measurement) -> dict[str, Finding]:
     return {finding.code: finding for finding in find(measured.health, measured.policy)}
 
 

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from lock_manager.events import Event
 from lock_manager.metrics import Metrics
 from tests.unit.test_health_page import cared_for
+from writer_jobs.maintenance.findings import RENAMED_CODES
 from writer_jobs.maintenance.gauges import HealthGauges
 
 ROOT = Path(__file__).parents[2]
@@ -187,6 +188,14 @@ def test_it_imports_without_being_edited() -> None:
         assert panel["description"]
         assert panel["datasource"] == SOURCE
         assert all(target["datasource"] == SOURCE for target in panel["targets"])
+
+
+def test_old_spellings_of_findings_are_shown_as_the_new_ones() -> None:
+    (panel,) = (panel for panel in panels(BOARD) if panel["title"] == "Findings")
+    (override,) = panel["fieldConfig"]["overrides"]
+    assert override["matcher"] == {"id": "byName", "options": "code"}
+    ((mapping,),) = (setting["value"] for setting in override["properties"] if setting["id"] == "mappings")
+    assert {code: text["text"] for code, text in mapping["options"].items()} == dict(RENAMED_CODES)
 
 
 def test_no_panel_covers_another() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from writer_jobs import TableError
 from writer_jobs.job.maintain.arguments import _EPILOG
-from writer_jobs.maintenance.findings import RULES, find, size_text
+from writer_jobs.maintenance.findings import RENAMED_CODES, RULES, find, size_text
 from writer_jobs.maintenance.health import FileTotals, FolderHealth, LogHealth, PartitionHealth, TableHealth
 from writer_jobs.maintenance.policy import PREFIX, Action, Policy, parse_size
 
@@ -57,7 +57,7 @@ SICK: dict[str, tuple[dict[str, Any], Policy]] = {
         {**partition(unordered=FileTotals(2, 200 * MIB)), "zorder_by": ("a",)},
         Policy(zorder_by=("a",)),
     ),
-    "lost-order": ({"order_problem": "a is no column of the table"}, Policy()),
+    "invalid-zorder": ({"order_problem": "a is not a column of the table"}, Policy()),
     "unclustered": (
         {**partition(unclustered=FileTotals(2, 200 * MIB)), "clustering_columns": ("a",)},
         Policy(),
@@ -72,9 +72,9 @@ SICK: dict[str, tuple[dict[str, Any], Policy]] = {
     "old-checkpoint": ({"log": replace(LOG, since_checkpoint=20)}, Policy()),
     "long-log": ({"log": replace(LOG, expired_versions=10)}, Policy()),
     "writers-clean-log": ({"log": replace(LOG, writers_clean=True)}, Policy()),
-    "much-kept": ({"folder": FolderHealth(removed=FileTotals(9, 600 * MIB))}, Policy()),
+    "long-retention": ({"folder": FolderHealth(removed=FileTotals(9, 600 * MIB))}, Policy()),
     "kept-for-streams": ({"folder": FolderHealth(kept_for_streams=FileTotals(9, 600 * MIB))}, Policy()),
-    "lost-keeper": ({"folder": FolderHealth(problem="it is not there", orphans=FileTotals(1, 5))}, Policy()),
+    "broken-retention": ({"folder": FolderHealth(problem="it is not there", orphans=FileTotals(1, 5))}, Policy()),
     "tiny-partitions": (
         {
             "partitions": tuple(
@@ -97,7 +97,7 @@ def test_each_rule_finds_what_it_is_for_and_says_so(code: str) -> None:
     changes, policy = SICK[code]
     (found,) = find(replace(GOOD, **changes), policy)
     assert found.code == code
-    assert found.says
+    assert found.message
     assert found.advice
     assert found.worth > 0 or found.action is None
 
@@ -109,6 +109,12 @@ def test_each_code_and_what_mends_it_is_documented(code: str) -> None:
     changes, policy = SICK[code]
     (found,) = find(replace(GOOD, **changes), policy)
     assert (f"`--{found.action}`" in row[0]) == (found.action is not None)
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_CODES.items())
+def test_an_old_spelling_of_a_code_is_documented_beside_the_new_one(old: str, new: str) -> None:
+    assert (old in RULES, new in RULES) == (False, True)
+    assert f"`{old}` for `{new}`" in re.sub(r"\s+", " ", PAGE.read_text(encoding="utf-8"))
 
 
 def test_files_without_statistics_do_not_count_for_the_share_of_deleted_rows() -> None:
@@ -131,7 +137,7 @@ def test_every_property_is_in_the_help_with_its_default() -> None:
     named = set(re.findall(rf"^  {re.escape(PREFIX)}(\w+)", _EPILOG, re.MULTILINE))
     with pytest.raises(TableError) as refused:
         Policy.of({f"{PREFIX}nothing": "1"}, "file:/t")
-    assert named == set(str(refused.value).partition("known are ")[2].split(", "))
+    assert named == set(str(refused.value).partition("valid names are ")[2].split(", "))
     for default in ("(128 MiB)", "(4)", "(0.2)", "(0.05)"):
         assert default in _EPILOG
     assert Policy.of({}, "file:/t") == Policy()
@@ -165,7 +171,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "big", "-1", "0", "1 MiBs", "1 2"])
 def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="a size such as"):
         parse_size(text)
 
 

@@ -28,7 +28,7 @@ from writer_jobs.maintenance.health import (
 )
 from writer_jobs.maintenance.page import page
 from writer_jobs.maintenance.policy import Action, Policy
-from writer_jobs.maintenance.result import CareReport, Done
+from writer_jobs.maintenance.result import CareReport, UnitResult
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 MIB = 1 << 20
@@ -120,7 +120,7 @@ def cared_for() -> CareReport:
     )
     after = replace(before, version=1235, partitions=(part, before.partitions[1]))
     done = (
-        Done(
+        UnitResult(
             action=Action.COMPACT,
             partitions=(before.partitions[0].values,),
             version=1235,
@@ -129,7 +129,7 @@ def cared_for() -> CareReport:
             removed=FileTotals(40, 40 * MIB),
             added=FileTotals(1, 39 * MIB),
         ),
-        Done(action=Action.VACUUM, problem="another writer has changed <it>"),
+        UnitResult(action=Action.VACUUM, problem="another writer has changed <it>"),
     )
     return report(before, done=done, left=3, after=after, findings_after=tuple(find(after, Policy())))
 
@@ -196,7 +196,7 @@ def test_it_says_what_was_found_and_what_was_done() -> None:
         "&lt;script&gt;alert(1)&lt;/script&gt;",
         "place=null",
         "another writer has changed &lt;it&gt;",
-        "3 more were left for the next time",
+        "3 units of work were left for the next run",
         "version 1,200, 0.0 hours old; 34 versions since",
         "-5.0 MiB",
         "maintain.py --vacuum",

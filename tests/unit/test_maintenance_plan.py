@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.test_health import GOOD, MIB
 from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth
-from writer_jobs.maintenance.plan import Unit, plan
+from writer_jobs.maintenance.plan import WorkUnit, plan
 from writer_jobs.maintenance.policy import Action, Policy
 
 
@@ -28,7 +28,7 @@ def table(*small: tuple[int, int], deleted: int = 0) -> TableHealth:
     return replace(GOOD, partitions=tuple(parts))
 
 
-def days(units: list[Unit]) -> list[tuple[str, ...]]:
+def days(units: list[WorkUnit]) -> list[tuple[str, ...]]:
     return [tuple(str(values["day"]) for values in unit.partitions) for unit in units]
 
 
@@ -70,17 +70,17 @@ def test_only_what_can_be_is_done_to_several_partitions_at_once() -> None:
 
 def test_after_a_lost_race_each_partition_is_tried_alone() -> None:
     one, two = {"day": "1"}, {"day": "2"}
-    assert Unit(action=Action.COMPACT, partitions=(one, two), worth=6).again(8) == [
-        Unit(action=Action.COMPACT, partitions=(one,), worth=3, tries=1, work_seconds=4),
-        Unit(action=Action.COMPACT, partitions=(two,), worth=3, tries=1, work_seconds=4),
+    assert WorkUnit(action=Action.COMPACT, partitions=(one, two), worth=6).retries(8) == [
+        WorkUnit(action=Action.COMPACT, partitions=(one,), worth=3, tries=1, work_seconds=4),
+        WorkUnit(action=Action.COMPACT, partitions=(two,), worth=3, tries=1, work_seconds=4),
     ]
-    for unit in (Unit(action=Action.COMPACT, partitions=(one,)), Unit(action=Action.CHECKPOINT)):
-        assert unit.again(8) == [replace(unit, tries=1, work_seconds=8)]
+    for unit in (WorkUnit(action=Action.COMPACT, partitions=(one,)), WorkUnit(action=Action.CHECKPOINT)):
+        assert unit.retries(8) == [replace(unit, tries=1, work_seconds=8)]
 
 
 def test_units_are_apart_if_they_have_no_partition_in_common() -> None:
     one, two, three = ({"day": str(day)} for day in range(3))
-    unit = Unit(action=Action.COMPACT, partitions=(one, two))
-    assert unit.is_apart_from(Unit(action=Action.PURGE, partitions=(three,)))
-    assert not unit.is_apart_from(Unit(action=Action.PURGE, partitions=(two, three)))
-    assert not unit.is_apart_from(Unit(action=Action.VACUUM))
+    unit = WorkUnit(action=Action.COMPACT, partitions=(one, two))
+    assert unit.is_apart_from(WorkUnit(action=Action.PURGE, partitions=(three,)))
+    assert not unit.is_apart_from(WorkUnit(action=Action.PURGE, partitions=(two, three)))
+    assert not unit.is_apart_from(WorkUnit(action=Action.VACUUM))

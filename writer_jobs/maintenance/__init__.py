@@ -1,1 +1,1 @@
-"""Care of tables: how healthy one is, what mends it, and the work itself, which gives way to writers."""
+"""Maintenance of tables: their health, findings, plans, and the work itself, which gives way to waiting writers."""

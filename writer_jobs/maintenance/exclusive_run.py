@@ -1,4 +1,4 @@
-"""One maintainer at a time for each table, and the way for writers who wait."""
+"""The lock that admits one maintainer of a table at a time, and the wait until waiting writers have had their turn."""
 
 from __future__ import annotations
 
@@ -14,49 +14,49 @@ from lock_manager import Hold, LockManager, TableResource, TableScope
 from lock_manager.coordinator import Cancellation, Inspector
 from lock_manager.queue_entry import QueueEntry
 
-#: Who looks after a table holds the lock on this name below it.
+#: Path below a table's location. The maintainer of the table holds the lock on this path.
 TURN = "_delta_log/_sluice_maintenance"
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @contextmanager
 def turn_of(manager: LockManager, table: str, timeout_seconds: float | None) -> Iterator[Hold]:
-    """Be the only one who looks after a table, for the block.
+    """Hold the maintenance lock of a table for the block, so that one maintainer at a time works on the table.
 
-    It is no lock on the table: writers go on. It is held by a thread of its own, because the writes of the block would
-    be nested in it otherwise.
+    This lock does not lock the table: writers do not wait for it. A thread of its own holds it, because the writes of
+    the block would otherwise be nested in this hold.
 
     Args:
-        manager: gives the lock.
-        table: canonical URI.
-        timeout_seconds: to wait for another maintainer; None: the manager's.
+        manager: Lock manager.
+        table: Canonical URI.
+        timeout_seconds: Seconds to wait for another maintainer; None: the manager's default.
 
     Raises:
-        LockTimeoutError: another one is at it.
-        SluiceError: no lock.
+        LockTimeoutError: Another maintainer holds the lock.
+        SluiceError: The lock cannot be acquired.
 
     """
     scope, cancellation = TableScope.of(f"{table}/{TURN}"), Cancellation()
-    begun: SimpleQueue[Hold | BaseException] = SimpleQueue()
-    over = threading.Event()
+    outcomes: SimpleQueue[Hold | BaseException] = SimpleQueue()
+    block_ended = threading.Event()
 
-    def hold() -> None:
+    def hold_lock() -> None:
         try:
-            with manager.acquire_all([scope], timeout_seconds=timeout_seconds, cancellation=cancellation) as held:
-                begun.put(held)
-                over.wait()
-        except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
-            begun.put(error)
+            with manager.acquire_all([scope], timeout_seconds=timeout_seconds, cancellation=cancellation) as hold:
+                outcomes.put(hold)
+                block_ended.wait()
+        except BaseException as error:  # noqa: BLE001 (raised in the thread of the block)
+            outcomes.put(error)
 
-    thread = threading.Thread(target=hold, name="sluice-maintenance-turn", daemon=True)
+    thread = threading.Thread(target=hold_lock, name="sluice-maintenance-turn", daemon=True)
     thread.start()
     try:
-        found = begun.get()
-        if isinstance(found, BaseException):
-            raise found
-        yield found
+        outcome = outcomes.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        yield outcome
     finally:
-        over.set()
+        block_ended.set()
         cancellation.request()
         thread.join()
 
@@ -64,32 +64,33 @@ def turn_of(manager: LockManager, table: str, timeout_seconds: float | None) -> 
 def give_way(
     inspector: Inspector,
     table: str,
-    seconds: float,
+    max_seconds: float,
     *,
     stopped: threading.Event | None = None,
     is_own: Callable[[QueueEntry], bool] = lambda _: False,
 ) -> float:
-    """Wait until nobody waits for a table's lock, or for a part of it, but not for long; return how long, in seconds.
+    """Wait until no contender waits for a table or a part of it, and return the seconds waited.
 
     Args:
-        inspector: looks at the locks.
-        table: canonical URI.
-        seconds: at most.
-        stopped: no longer than until this is set.
-        is_own: tells of who waits whether it is the one who gives way.
+        inspector: Inspector of the locks.
+        table: Canonical URI.
+        max_seconds: Seconds to wait at most.
+        stopped: Event that ends the wait.
+        is_own: Whether a waiting contender belongs to the caller; such a contender is ignored.
 
     Raises:
-        EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: the locks cannot be looked at.
+        EnsembleUnavailableError, EnsembleRefusedError, EnsembleFormatError: The locks cannot be read.
 
     """
     stopped = threading.Event() if stopped is None else stopped
-    resource, begun = TableResource.of(table), time.monotonic()
-    while any(not is_own(each) for each in inspector.table(resource).waiters):
-        if (waited := time.monotonic() - begun) >= seconds or stopped.wait(min(_LOOK_SECONDS, seconds - waited)):
+    resource, start = TableResource.of(table), time.monotonic()
+    while any(not is_own(entry) for entry in inspector.table(resource).waiters):
+        waited = time.monotonic() - start
+        if waited >= max_seconds or stopped.wait(min(_POLL_SECONDS, max_seconds - waited)):
             break
-    return time.monotonic() - begun
+    return time.monotonic() - start
 
 
 def is_of_this_process(entry: QueueEntry) -> bool:
-    """Tell whether an entry in a queue is of this process."""
+    """Return whether an entry of a lock's queue belongs to this process."""
     return (entry.data.get("host"), entry.data.get("pid")) == (socket.gethostname(), os.getpid())

@@ -1,4 +1,4 @@
-"""Does one unit of work on a table, under a lock of its own."""
+"""The executor of maintenance: it executes units of work on one table, each under its own lock."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ from writer_jobs.delta.session import session_with
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import GuardMissingError, HeldTooLongError, TableError, WriteConflictError, WriteFailedError
 from writer_jobs.maintenance.exclusive_run import give_way, is_of_this_process, turn_of
-from writer_jobs.maintenance.file_states import Keepers, log_retention_seconds
 from writer_jobs.maintenance.health import FileTotals
-from writer_jobs.maintenance.plan import Unit
+from writer_jobs.maintenance.pins_and_streams import Keepers, log_retention_seconds
+from writer_jobs.maintenance.plan import WorkUnit
 from writer_jobs.maintenance.policy import Action, Policy
-from writer_jobs.maintenance.result import Done
+from writer_jobs.maintenance.result import UnitResult
 from writer_jobs.maintenance.side_rows import SideRows, refuse_unfinished_batches
 from writer_jobs.maintenance.vacuum import vacuum
 from writer_jobs.writer import LockedDeltaWriter
 
-#: How often a partition is tried that other writers change at the same time.
+#: Number of tries for a partition that other writers change at the same time.
 TRIES = 3
-#: In its last try a partition is rewritten with its lock held, but not for longer, in seconds.
+#: Longest time for the last try to hold the lock of its partition, in seconds.
 HOLD_AT_MOST_SECONDS = 5.0
-# Unless the try before says that this cannot do: it worked for so many times as long. It ran beside others.
-_HOPELESS = 3
-# Between two units of work others may go first so long: somebody may always wait.
-_WAY_SECONDS = 5.0
-# Whatever is tried next would fail as well.
-_ENDS_ALL = (
+# The last try does not hold the lock if the try before worked this many times longer than the limit. That try ran in
+# parallel with others, so the last one may be faster.
+_MAX_OVERRUN = 3
+# Seconds to give way before each unit. The limit is needed because some writer may always be waiting.
+_GIVE_WAY_SECONDS = 5.0
+# Errors after which every other unit would fail, too.
+_FATAL_ERRORS = (
     LockCancelledError,
     EnsembleUnavailableError,
     EnsembleRefusedError,
@@ -55,20 +56,20 @@ _ENDS_ALL = (
 )
 
 
-class Worker:
-    """Does units of work on one table; several at the same time, each in a thread of its own.
+class UnitExecutor:
+    """Executes units of work on one table; several threads may call :meth:`execute` at the same time.
 
     Args:
-        spark: a session with the guarded log store.
-        manager: gives the locks.
-        inspector: looks at who waits for them.
-        table: location or name in the catalog.
-        lock_timeout_seconds: to wait for each lock; None: the manager's.
-        hold_at_most_seconds: a partition that has lost each of its races is rewritten with its lock held, for so long
-            at most; 0: never. The same limit applies to a table whose writes hold the lock from their beginning.
+        spark: A session with the guarded log store.
+        manager: Lock manager.
+        inspector: Inspector of the locks, to find waiting writers.
+        table: Location or name in the catalog.
+        lock_timeout_seconds: Seconds to wait for each lock; None: the manager's default.
+        hold_at_most_seconds: Longest time for the last try on a partition to hold its lock, in seconds; 0: it never
+            does. The same limit applies to a table whose writes hold the lock from their beginning.
 
     Raises:
-        TableError, StorageError: no such table, or it cannot be read.
+        TableError, StorageError: There is no such table, or it cannot be read.
 
     """
 
@@ -86,13 +87,12 @@ class Worker:
         self.spark = spark
         self._manager = manager
         self._inspector = inspector
-        # With it each rewrite would hold the lock over all of its work, see docs/gate.md.
-        apart = session_with(spark, {AUTO_COMPACT: "false"})
-        self._writer = LockedDeltaWriter(apart, manager, table)
-        self._timeout = lock_timeout_seconds
-        self._hold_at_most = hold_at_most_seconds
+        # With auto compaction each rewrite would hold the lock over all of its work, see docs/gate.md.
+        self._writer = LockedDeltaWriter(session_with(spark, {AUTO_COMPACT: "false"}), manager, table)
+        self._lock_timeout_seconds = lock_timeout_seconds
+        self._hold_at_most_seconds = hold_at_most_seconds
         self._stopped = threading.Event()
-        # Of its Spark jobs: when it is to stop, they end.
+        # Tag of this executor's Spark jobs, to cancel them.
         self._tag = f"sluice-maintenance-{uuid4()}"
 
     @property
@@ -102,12 +102,12 @@ class Worker:
 
     @property
     def log(self) -> DeltaTableLog:
-        """The table's log."""
+        """Log of the table."""
         return self._writer.log
 
-    def turn(self) -> AbstractContextManager[Hold]:
-        """Be the only one who looks after the table, for a block; see :func:`.turn.turn_of`."""
-        return turn_of(self._manager, self.table, self._timeout)
+    def exclusive_run(self) -> AbstractContextManager[Hold]:
+        """Hold the maintenance lock of the table for a block; see :func:`.turn_of`."""
+        return turn_of(self._manager, self.table, self._lock_timeout_seconds)
 
     @property
     def is_stopped(self) -> bool:
@@ -115,152 +115,159 @@ class Worker:
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """Do no more, and end what is on its way; call it again until that has ended."""
+        """Start no more units and cancel the running ones. Call it again until they have ended."""
         self._stopped.set()
-        # The JVM may be what is gone.
+        # The JVM may be gone.
         with suppress(*JVM_ERRORS):
             self.spark.sparkContext.cancelJobsWithTag(self._tag)
         self._manager.cancel(self._checkpoint_lock)
         self._writer.cancel()
 
-    def holds(self, unit: Unit) -> bool:
-        """Tell whether it is done with the lock held from the beginning: it has lost each race, and is short."""
-        return unit.tries == TRIES - 1 and unit.work_seconds < _HOPELESS * self._hold_at_most
+    def holds_lock(self, unit: WorkUnit) -> bool:
+        """Return whether a unit holds its lock from the beginning: its last try does, if it is short enough."""
+        return unit.tries == TRIES - 1 and unit.work_seconds < _MAX_OVERRUN * self._hold_at_most_seconds
 
-    def do(self, unit: Unit, policy: Policy, deadline: float | None) -> Done:
-        """Do it, when nobody waits for the table any more, or that has taken long enough.
+    def execute(self, unit: WorkUnit, policy: Policy, deadline: float | None) -> UnitResult:
+        """Execute a unit after giving way to waiting writers.
 
-        Killed at any point it leaves a correct table: a unit of work is one commit, or removes what nobody needs.
-        What fails, and does not end all work, is in the result (:attr:`.Done.problem`).
+        The table is correct if the process is killed at any point: a unit makes one commit, or deletes files that
+        nothing needs. An error that concerns this unit only is in the result (:attr:`.UnitResult.problem`).
 
         Args:
-            unit: what to do.
-            policy: of the table.
-            deadline: until then others may go first, by the clock of ``time.monotonic``.
+            unit: Unit of work.
+            policy: Policy of the table.
+            deadline: Time after which the unit gives way no longer, by ``time.monotonic``; None: no deadline.
 
         Raises:
-            SluiceError: whatever is tried next would fail as well.
+            SluiceError: Every other unit would fail, too.
 
         """
-        begun = time.monotonic()
-        made = Done(action=unit.action, partitions=unit.partitions)
+        start = time.monotonic()
+        result = UnitResult(action=unit.action, partitions=unit.partitions)
         try:
-            left = _WAY_SECONDS if deadline is None else min(_WAY_SECONDS, max(0.0, deadline - begun))
-            waited = give_way(self._inspector, self.table, left, stopped=self._stopped, is_own=is_of_this_process)
-            made = replace(made, gave_way_seconds=waited)
+            left = _GIVE_WAY_SECONDS if deadline is None else min(_GIVE_WAY_SECONDS, max(0.0, deadline - start))
+            gave_way = give_way(self._inspector, self.table, left, stopped=self._stopped, is_own=is_of_this_process)
+            result = replace(result, gave_way_seconds=gave_way)
             if self.is_stopped:
-                return replace(made, problem="the job was stopped")
+                return replace(result, problem="the job was stopped")
             self.spark.sparkContext.addJobTag(self._tag)
-            made = self._done(unit, policy, made)
+            result = self._execute(unit, policy, result)
         except WriteConflictError as error:
-            made = replace(made, problem=str(error), waited_seconds=error.waited_seconds)
+            result = replace(result, problem=str(error), waited_seconds=error.waited_seconds)
         except HeldTooLongError as error:
-            made = replace(
-                made, problem=str(error), waited_seconds=error.waited_seconds, held_seconds=error.held_seconds
+            result = replace(
+                result, problem=str(error), waited_seconds=error.waited_seconds, held_seconds=error.held_seconds
             )
-        except _ENDS_ALL:
+        except _FATAL_ERRORS:
             raise
         except SluiceError as error:
-            made = replace(made, problem=str(error), failure=error)
+            result = replace(result, problem=str(error), failure=error)
         except (*JVM_ERRORS, PySparkException, ValueError) as error:
             failure = WriteFailedError(table=self.table, reason=one_sentence(error))
-            made = replace(made, problem=str(failure), failure=failure)
-        return replace(made, seconds=time.monotonic() - begun)
+            result = replace(result, problem=str(failure), failure=failure)
+        return replace(result, seconds=time.monotonic() - start)
 
-    def _done(self, unit: Unit, policy: Policy, made: Done) -> Done:
+    def _execute(self, unit: WorkUnit, policy: Policy, result: UnitResult) -> UnitResult:
         match unit.action:
             case Action.VACUUM:
-                return self._vacuumed(made)
+                return self._vacuum(result)
             case Action.CHECKPOINT:
-                return self._checkpointed(made)
+                return self._write_checkpoint(result)
             case Action.CLEAN_LOG:
-                return self._cleaned(made)
+                return self._clean_log(result)
             case Action.FORGET:
-                return self._forgotten(unit, made)
+                return self._forget(unit, result)
             case _:
-                return _of_commit(made, self._rewritten(unit, policy))
+                return _with_commit(result, self._rewrite(unit, policy))
 
-    def _rewritten(self, unit: Unit, policy: Policy) -> CommitResult:
-        held = self.holds(unit)
+    def _rewrite(self, unit: WorkUnit, policy: Policy) -> CommitResult:
         columns = policy.zorder_by if unit.action is Action.ZORDER else ()
         note = {
             "action": unit.action.value,
             "columns": list(columns),
-            "partitions": self._physical(unit.partitions),
+            "partitions": self._physical_values(unit.partitions),
         }
         lock: Lock = unit.partitions or "table"
-        purges = unit.action is Action.PURGE
-        rewrite = self._writer.purge if purges else partial(self._writer.optimize, zorder_by=columns)
+        is_purge = unit.action is Action.PURGE
+        rewrite = self._writer.purge if is_purge else partial(self._writer.optimize, zorder_by=columns)
         return rewrite(
             target_size=policy.target_file_size,
             again=False,
             lock=lock,
-            hold="write" if held else "commit",
-            # Also where a rule of the gate has the lock held from the beginning.
-            held_at_most_seconds=self._hold_at_most,
-            lock_timeout_seconds=self._timeout,
+            hold="write" if self.holds_lock(unit) else "commit",
+            # This limit also counts if a rule of the gate makes the write hold the lock from its beginning.
+            held_at_most_seconds=self._hold_at_most_seconds,
+            lock_timeout_seconds=self._lock_timeout_seconds,
             metadata={MAINTENANCE: note},
         )
 
-    def _physical(self, partitions: Collection[Mapping[str, str | None]]) -> list[dict[str, str | None]]:
-        """Return the values of partitions under the names that files have them by."""
+    def _physical_values(self, partitions: Collection[Mapping[str, str | None]]) -> list[dict[str, str | None]]:
+        """Return the values of partitions by the physical names of their columns, which the log uses."""
         if not partitions:
             return []
-        names = {each.name: each.physical_name for each in self.log.snapshot().partition_schema().columns}
-        return [{names[name]: value for name, value in values.items()} for values in partitions]
+        columns = self.log.snapshot().partition_schema().columns
+        physical_names = {column.name: column.physical_name for column in columns}
+        return [{physical_names[name]: value for name, value in values.items()} for values in partitions]
 
-    def _vacuumed(self, made: Done) -> Done:
-        removed = vacuum(self.spark, self.log.location, manager=self._manager, lock_timeout_seconds=self._timeout)
+    def _vacuum(self, result: UnitResult) -> UnitResult:
+        vacuumed = vacuum(
+            self.spark, self.log.location, manager=self._manager, lock_timeout_seconds=self._lock_timeout_seconds
+        )
         return replace(
-            made,
-            removed=FileTotals(removed.files, removed.size),
-            kept_for_pins=removed.kept_for_pins,
-            kept_for_streams=removed.kept_for_streams,
+            result,
+            removed=FileTotals(vacuumed.files, vacuumed.size),
+            kept_for_pins=vacuumed.kept_for_pins,
+            kept_for_streams=vacuumed.kept_for_streams,
         )
 
-    def _forgotten(self, unit: Unit, made: Done) -> Done:
+    def _forget(self, unit: WorkUnit, result: UnitResult) -> UnitResult:
+        """Rewrite a side table without its expired rows."""
         snapshot = self.log.snapshot()
-        # Not the policy of the plan: a feed may have set a longer time since.
+        # Not the plan's policy: a feed may have set a longer time since.
         policy = Policy.of(snapshot.properties, self.table)
-        if snapshot.state is None or (side := SideRows.of(snapshot.state, policy)) is None:
-            raise TableError(f"{self.table} is no side table of a feed any more")
+        if snapshot.state is None or (side_rows := SideRows.of(snapshot.state, policy)) is None:
+            raise TableError(f"{self.table} is not a side table of a feed any more")
         location = self.log.location
-        result = self._writer.rewrite(
-            side.kept,
+        commit = self._writer.rewrite(
+            side_rows.drop_expired,
             again=False,
-            hold="write" if self.holds(unit) else "commit",
-            held_at_most_seconds=self._hold_at_most,
-            lock_timeout_seconds=self._timeout,
+            hold="write" if self.holds_lock(unit) else "commit",
+            held_at_most_seconds=self._hold_at_most_seconds,
+            lock_timeout_seconds=self._lock_timeout_seconds,
             metadata={MAINTENANCE: {"action": unit.action.value}},
             before_write=lambda _: refuse_unfinished_batches(self.spark, location),
         )
-        added = FileTotals(*(int(result.metrics.get(name, 0)) for name in ("numFiles", "numOutputBytes")))
-        return replace(_of_commit(made, result), added=added)
+        added = FileTotals(*(int(commit.metrics.get(name, 0)) for name in ("numFiles", "numOutputBytes")))
+        return replace(_with_commit(result, commit), added=added)
 
     @property
     def _checkpoint_lock(self) -> str:
         return f"{self.table}/{LAST_CHECKPOINT}"
 
-    def _checkpointed(self, made: Done) -> Done:
-        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout) as hold:
+    def _write_checkpoint(self, result: UnitResult) -> UnitResult:
+        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._lock_timeout_seconds) as hold:
             version = self.log.make_newest_checkpoint()
-        return replace(made, version=version, held_seconds=_held_seconds(hold))
+        return replace(result, version=version, held_seconds=_held_seconds(hold))
 
-    def _cleaned(self, made: Done) -> Done:
-        before = self._log_total()
-        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout) as hold:
-            # As late as can be: of a pin, or a stream's name, that came meanwhile.
+    def _clean_log(self, result: UnitResult) -> UnitResult:
+        total_before = self._log_total()
+        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._lock_timeout_seconds) as hold:
+            # Read as late as possible, because a pin or the name of a stream may be new.
             snapshot = self.log.snapshot()
             streams = Policy.of(snapshot.properties, self.table).streams
-            keepers = Keepers.of(self.spark, snapshot, streams)
-            retention = log_retention_seconds(self.spark, snapshot, keepers)
-            if math.isinf(retention):
-                raise TableError(f"a stream of {self.table} has read too little, and may need any version")
-            self.log.clean_up(retention)
-        after = self._log_total()
-        # Others write versions and checkpoints meanwhile.
-        gone = FileTotals(max(0, before.files - after.files), max(0, before.size - after.size))
-        return replace(made, removed=gone, held_seconds=_held_seconds(hold))
+            retention_seconds = log_retention_seconds(self.spark, snapshot, Keepers.of(self.spark, snapshot, streams))
+            if math.isinf(retention_seconds):
+                raise TableError(
+                    f"a stream of {self.table} has completed too few batches and may need any version of the log; "
+                    "clean up the log after the stream's next batch"
+                )
+            self.log.clean_up(retention_seconds)
+        total_after = self._log_total()
+        # Writers add versions and checkpoints meanwhile, so a difference may be negative.
+        removed = FileTotals(
+            max(0, total_before.files - total_after.files), max(0, total_before.size - total_after.size)
+        )
+        return replace(result, removed=removed, held_seconds=_held_seconds(hold))
 
     def _log_total(self) -> FileTotals:
         rows = listed_log(self.spark, self.log.location).select("length").collect()
@@ -271,17 +278,18 @@ def _held_seconds(hold: Hold) -> float:
     return (hold.released_at or time.time()) - hold.acquired_at
 
 
-def _of_commit(made: Done, result: CommitResult) -> Done:
-    metrics = result.metrics
+def _with_commit(result: UnitResult, commit: CommitResult) -> UnitResult:
+    """Return a result with the version, times and metrics of its commit."""
+    metrics = commit.metrics
 
     def total(verb: str) -> FileTotals:
         return FileTotals(int(metrics.get(f"num{verb}Files", 0)), int(metrics.get(f"num{verb}Bytes", 0)))
 
     return replace(
-        made,
-        version=result.version,
-        waited_seconds=result.waited_seconds,
-        held_seconds=result.held_seconds,
+        result,
+        version=commit.version,
+        waited_seconds=commit.waited_seconds,
+        held_seconds=commit.held_seconds,
         removed=total("Removed"),
         added=total("Added"),
     )

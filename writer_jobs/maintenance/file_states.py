@@ -1,47 +1,38 @@
-"""Every file below a table's location: which state it is in, and what keeps it."""
+"""The state of every file below a table's location, and the reason why a removable file is kept."""
 
 from __future__ import annotations
 
 import logging
-import math
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from lock_manager.errors import PinError
-from lock_manager.table_records.pins import Pin
 from writer_jobs.delta.hadoop_files import HadoopFiles, escaped
 from writer_jobs.delta.listings import listed_files, own_folders
 from writer_jobs.delta.logged_files import LoggedFiles
 from writer_jobs.delta.snapshot import Snapshot
-from writer_jobs.delta.source_streams import SourceStream, source_streams
-from writer_jobs.delta.table_log import LOG_FOLDER, DeltaTableLog
+from writer_jobs.delta.source_streams import SourceStream
+from writer_jobs.delta.table_log import LOG_FOLDER
 from writer_jobs.delta.version_files import VersionFiles
-from writer_jobs.errors import TableError
-from writer_jobs.pins.pin_files import PinFiles
-from writer_jobs.pins.read import pinned_version
+from writer_jobs.maintenance.health import FileTotals
+from writer_jobs.maintenance.pins_and_streams import Keepers, KeepReason, pinned_versions, stream_version
 from writer_jobs.pins.retention import seconds_without_pins
 
 log = logging.getLogger(__name__)
 
-#: A file that no version names is spared at least so long, whatever the table's properties say: a write that holds the
-#: lock over all of its time is bound by nothing else.
+#: A file that no version names is kept at least this long, even if the table's properties set a shorter time. Nothing
+#: else protects a write that holds the lock from its beginning.
 LEAST_ORPHAN_AGE = timedelta(days=1)
-#: A version stays in the log at least so long, whatever the table's properties say.
-LEAST_LOG_RETENTION = timedelta(days=1)
-# A log's clean-up goes by whole days and by the files' own times, and clocks differ.
-_MARGIN = timedelta(days=1)
-# Of what is below a table's location, Delta's VACUUM spares what Iceberg's readers need.
+# Folder of Iceberg's metadata below the table's location. Delta's VACUUM skips it if the table has Iceberg readers.
 _ICEBERG = "metadata"
 _MS = 1000
-# What is told of a file beside what its listing says.
-_TOLD = {
+# Facts about a file in addition to its listing.
+_FACTS = {
     "live": "boolean",
     "named": "boolean",
     "removed_ms": "long",
@@ -51,202 +42,150 @@ _TOLD = {
 
 
 class FileState(StrEnum):
-    """What a file below a table's location is."""
+    """The state of a file below a table's location."""
 
-    #: Of the newest version.
+    #: In the newest version.
     LIVE = "live"
-    #: Removed from the table, or change data of a version, for less than the retention; or older than the log, which
-    #: may have named it, where the log is younger than the retention.
+    #: Removed from the table by a commit, or change data of a version, for less than the retention. Also: older than a
+    #: log that is younger than the retention, because that log may have named the file.
     REMOVED = "removed"
     #: The same, for longer than the retention.
     EXPIRED = "expired"
-    #: Named by no version yet, and young: a write may be on its way to commit it.
+    #: Named by no version, and young: a running write may still commit it. Also: named only by a version after the
+    #: newest one that was loaded.
     UNCOMMITTED = "uncommitted"
-    #: Named by no version, younger than the log, and older than any write on its way.
+    #: Named by no version, younger than the log, and older than any running write.
     ORPHAN = "orphan"
 
 
-class Keeper(StrEnum):
-    """What keeps a file that could be removed."""
-
-    PIN = "pin"
-    STREAM = "stream"
-
-
-@dataclass(frozen=True)
-class Keepers:
-    """What keeps files of a table that could be removed.
-
-    Attributes:
-        pins: those that have not expired.
-        streams: those that have begun to read the table.
-        checkpoints: folders of the checkpoints of all that are named.
-
-    """
-
-    pins: tuple[Pin, ...] = ()
-    streams: tuple[SourceStream, ...] = ()
-    checkpoints: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, spark: SparkSession, snapshot: Snapshot, checkpoints: Sequence[str]) -> Keepers:
-        """Look them up.
-
-        Args:
-            spark: the session.
-            snapshot: of the table. It is older than what is looked up: of a pin that is made later no file is gone yet.
-            checkpoints: of the streams that read the table.
-
-        Raises:
-            PinError: a pin cannot be read.
-            TableError, StorageError: a checkpoint cannot.
-
-        """
-        files = HadoopFiles.of(spark)
-        pins = (pin for pin in PinFiles(files, snapshot.location).all() if not pin.has_expired())
-        streams = source_streams(files, snapshot.table_id, checkpoints)
-        return cls(tuple(pins), tuple(streams), tuple(checkpoints))
-
-
-def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, keepers: Keepers) -> float:
-    """Return for how long versions stay in the log: as the table says, and those that a pin or a stream needs.
-
-    Infinity: a stream may need any version.
-
-    At least for a day: a put that was sent long ago must not find the name of its version free again.
-
-    Raises:
-        PinError: the version of a pin is not there any more.
-        TableError: nor is that which a stream is to read next.
-
-    """
-    needed = [snapshot.log_retention_seconds, LEAST_LOG_RETENTION.total_seconds()]
-    versions = pinned_versions(spark, snapshot.location, keepers.pins)
-    for stream in keepers.streams:
-        if stream.log_version is None:
-            needed.append(math.inf)
-        elif stream.log_version <= snapshot.version:
-            versions.append(oldest_read(DeltaTableLog(spark, snapshot.location), stream, stream.log_version))
-    kept = (time.time() - each.committed_at.timestamp() + _MARGIN.total_seconds() for each in versions)
-    return max([*needed, *kept])
-
-
-def folder_files(
+def classify_files(
     spark: SparkSession,
     snapshot: Snapshot,
-    keepers: Keepers,
+    pins_and_streams: Keepers,
     retain: timedelta | None = None,
     *,
     logged: LoggedFiles | None = None,
 ) -> DataFrame:
-    """Return every file below a table's location that Delta's VACUUM would look at.
+    """Return every file below a table's location that Delta's VACUUM would look at, with its state.
 
     Args:
-        spark: the session.
-        snapshot: the newest version.
-        keepers: what keeps files.
-        retain: for how long removed files are kept. By default ``delta.deletedFileRetentionDuration``, as it would be
+        spark: The session.
+        snapshot: Newest version of the table.
+        pins_and_streams: Pins and streams that need files of the table.
+        retain: Retention of removed files. Default: ``delta.deletedFileRetentionDuration`` as it would be
             without pins.
-        logged: what the log names, if it was listed before.
+        logged: Files named by the log, if the log was listed before.
 
     Returns:
-        ``path`` below the location, ``length`` in bytes, ``modified_ms``, ``state`` (a :class:`FileState`) and
-        ``kept_by`` (a :class:`Keeper`, or null), which counts for files that are expired or orphans.
+        ``path`` below the location, ``length`` in bytes, ``modified_ms`` since the epoch, ``state`` (a
+        :class:`FileState`) and ``kept_by`` (a :class:`.KeepReason` or null), which counts only for expired files and
+        orphans.
 
     Raises:
-        PinError: the version of a pin is not there any more.
-        TableError: nor is that which a stream is to read next.
+        PinError: The version of a pin is gone.
+        TableError: The version that a stream reads next is gone.
 
     """
     now_ms = time.time() * _MS
-    kept_ms = (seconds_without_pins(snapshot) if retain is None else retain.total_seconds()) * _MS
-    # As long as a commit may come that has it: the gate goes by what the table says.
-    unknown_ms = max(kept_ms, snapshot.file_retention_seconds * _MS, LEAST_ORPHAN_AGE.total_seconds() * _MS)
-    files, logged = VersionFiles(spark, snapshot), logged or LoggedFiles(spark, snapshot.location)
-    first_version, log_begun_ms = logged.oldest
+    retention_ms = (seconds_without_pins(snapshot) if retain is None else retain.total_seconds()) * _MS
+    # A write may commit a file for that long: the gate uses the table's own retention, not `retain`.
+    orphan_age_ms = max(retention_ms, snapshot.file_retention_seconds * _MS, LEAST_ORPHAN_AGE.total_seconds() * _MS)
+    version_files = VersionFiles(spark, snapshot)
+    logged = logged or LoggedFiles(spark, snapshot.location)
+    oldest_version, log_start_ms = logged.oldest
     # A removal whose version file is gone was committed before the oldest version of the log. No earlier time is
     # certain: a tombstone in the checkpoint has the time at which the statement ran, before the wait for the lock.
-    committed_ms = F.greatest("deletionTimestamp", F.lit(log_begun_ms))
-    tombstones = files.removed().select("path", committed_ms.alias("removed_ms"))
-    forgotten = FileState.EXPIRED if log_begun_ms <= now_ms - kept_ms else FileState.REMOVED
-    streamed = _streamed(spark, snapshot, keepers.streams, logged)
-    told = [
-        _marked(files.paths(), "live"),
+    committed_ms = F.greatest("deletionTimestamp", F.lit(log_start_ms))
+    tombstones = version_files.removed().select("path", committed_ms.alias("removed_ms"))
+    stream_paths = _stream_paths(spark, snapshot, pins_and_streams.streams, logged)
+    pinned = pinned_versions(spark, snapshot.location, pins_and_streams.pins)
+    facts = [
+        _marked(version_files.paths(), "live"),
         _marked(logged.paths.select("path", "removed_ms"), "named"),
         _marked(tombstones, "named"),
-        *(_marked(kept, "pinned") for kept in _pinned(spark, snapshot, keepers.pins)),
-        *(_marked(kept, "streamed") for kept in streamed or ()),
+        *(_marked(VersionFiles(spark, version).paths(), "pinned") for version in pinned),
+        *(_marked(paths, "streamed") for paths in stream_paths or ()),
     ]
-    own = _own_files(spark, snapshot, files)
-    for checkpoint in keepers.checkpoints:
-        own = _without_folder(own, _below(spark, snapshot.location, checkpoint))
-    listed = _by_path(own, told)
-    if streamed is None:
-        listed = _marked(listed, "streamed")
-    modified_ms, is_forgotten = F.col("modified_ms"), F.lit(first_version > 0) & (F.col("modified_ms") < log_begun_ms)
-    removed_ms = F.col("removed_ms")
+    listed = _table_files(spark, snapshot, version_files)
+    for checkpoint in pins_and_streams.checkpoints:
+        listed = _without_folder(listed, _relative_path(spark, snapshot.location, checkpoint))
+    files = _join_facts(listed, facts)
+    if stream_paths is None:
+        files = _marked(files, "streamed")
+    modified_ms, removed_ms = F.col("modified_ms"), F.col("removed_ms")
+    is_older_than_log = F.lit(oldest_version > 0) & (modified_ms < log_start_ms)
+    state_before_log = FileState.EXPIRED if log_start_ms <= now_ms - retention_ms else FileState.REMOVED
     state = (
         F.when(F.col("live"), FileState.LIVE.value)
-        .when(removed_ms <= now_ms - kept_ms, FileState.EXPIRED.value)
+        .when(removed_ms <= now_ms - retention_ms, FileState.EXPIRED.value)
         .when(removed_ms.isNotNull(), FileState.REMOVED.value)
-        # By a version that came after the one that was looked at.
+        # Named by a version after the snapshot.
         .when(F.col("named"), FileState.UNCOMMITTED.value)
-        .when(modified_ms > now_ms - unknown_ms, FileState.UNCOMMITTED.value)
-        .when(is_forgotten, forgotten.value)
+        .when(modified_ms > now_ms - orphan_age_ms, FileState.UNCOMMITTED.value)
+        .when(is_older_than_log, state_before_log.value)
         .otherwise(FileState.ORPHAN.value)
     )
-    kept_by = F.when(F.col("pinned"), Keeper.PIN.value).when(F.col("streamed"), Keeper.STREAM.value)
-    return listed.select("path", "length", "modified_ms", state.alias("state"), kept_by.alias("kept_by"))
+    kept_by = F.when(F.col("pinned"), KeepReason.PIN.value).when(F.col("streamed"), KeepReason.STREAM.value)
+    return files.select("path", "length", "modified_ms", state.alias("state"), kept_by.alias("kept_by"))
+
+
+def totals_by_state(files: DataFrame) -> dict[tuple[FileState, KeepReason | None], FileTotals]:
+    """Return number and size of the files of :func:`classify_files`, by their state and keep reason."""
+    grouped = files.groupBy("state", "kept_by").agg(F.count("*"), F.sum("length"))
+    return {
+        (FileState(state), None if kept_by is None else KeepReason(kept_by)): FileTotals(number, size)
+        for state, kept_by, number, size in grouped.collect()
+    }
 
 
 def _marked(paths: DataFrame, mark: str) -> DataFrame:
     return paths.withColumn(mark, F.expr("true"))
 
 
-def _by_path(listed: DataFrame, told: Sequence[DataFrame]) -> DataFrame:
-    """Return the files that were listed, a row for each, with all that is told of it.
+def _join_facts(listed: DataFrame, facts: Sequence[DataFrame]) -> DataFrame:
+    """Return one row per listed file, with all facts about it.
 
-    By one shuffle of everything: a join for each of what is told would be several.
+    A union with one aggregation needs one shuffle. Joins would need one shuffle per data frame.
 
     Args:
         listed: ``path``, ``length``, ``modified_ms``.
-        told: ``path``, and some of the columns of :data:`_TOLD`.
+        facts: Data frames with ``path`` and some of the columns of :data:`_FACTS`.
 
     """
-    rows = listed.select("*", *(F.lit(None).cast(kind).alias(name) for name, kind in _TOLD.items()))
-    for each in told:
-        rows = rows.unionByName(each, allowMissingColumns=True)
-    known = [name for name in rows.columns if name != "path"]
-    return rows.groupBy("path").agg(*(F.max(name).alias(name) for name in known)).where("length IS NOT NULL")
+    rows = listed.select("*", *(F.lit(None).cast(kind).alias(name) for name, kind in _FACTS.items()))
+    for paths in facts:
+        rows = rows.unionByName(paths, allowMissingColumns=True)
+    columns = [name for name in rows.columns if name != "path"]
+    return rows.groupBy("path").agg(*(F.max(name).alias(name) for name in columns)).where("length IS NOT NULL")
 
 
-def _own_files(spark: SparkSession, snapshot: Snapshot, live: VersionFiles) -> DataFrame:
-    """Return the files below a table's location without those of another table that lies within it, and Iceberg's.
+def _table_files(spark: SparkSession, snapshot: Snapshot, live: VersionFiles) -> DataFrame:
+    """Return the files below a table's location, without those of nested Delta tables and of Iceberg's metadata.
 
-    Delta's VACUUM takes these for its own. A folder with files of the newest version is the table's, and so is one that
-    is named like a partition; of every other one is asked whether it has a log.
+    Delta's VACUUM treats the files of a nested table as this table's. A folder belongs to this table if it has files of
+    the newest version or the name of a partition. Every other folder is checked for a log of its own.
     """
     listed = listed_files(spark, snapshot)
-    own_names = own_folders(snapshot)
-    of_own_names = f"^(({'|'.join(map(re.escape, own_names))})[^/]*(/|$))*$"
+    own_prefixes = own_folders(snapshot)
+    own_path = f"^(({'|'.join(map(re.escape, own_prefixes))})[^/]*(/|$))*$"
     folder = F.regexp_extract("path", "^(.*)/[^/]*$", 1).alias("folder")
-    others = listed.select(folder).distinct().where(~F.col("folder").rlike(of_own_names))
-    if others.isEmpty():
+    foreign_folders = listed.select(folder).distinct().where(~F.col("folder").rlike(own_path))
+    if foreign_folders.isEmpty():
         return listed
-    rows = others.join(live.paths().select(folder).distinct(), "folder", "left_anti").collect()
-    above = {
-        "/".join(parts[:depth])
+    rows = foreign_folders.join(live.paths().select(folder).distinct(), "folder", "left_anti").collect()
+    ancestors = {
+        "/".join(names[:depth])
         for row in rows
-        for parts in [row["folder"].split("/")]
-        for depth in range(1, len(parts) + 1)
-        if not parts[depth - 1].startswith(tuple(own_names))
+        for names in [row["folder"].split("/")]
+        for depth in range(1, len(names) + 1)
+        if not names[depth - 1].startswith(tuple(own_prefixes))
     }
     files = HadoopFiles.of(spark)
-    if _ICEBERG in above and files.glob(f"{escaped(snapshot.location)}/{_ICEBERG}/*.metadata.json"):
+    if _ICEBERG in ancestors and files.glob(f"{escaped(snapshot.location)}/{_ICEBERG}/*.metadata.json"):
         listed = _without_folder(listed, _ICEBERG)
-    for path in sorted(above):
+    for path in sorted(ancestors):
         if files.status(f"{snapshot.location}/{path}/{LOG_FOLDER}") is not None:
-            log.info("%s has a table of its own, which is left alone", path)
+            log.info("%s is a nested table, whose files are skipped", path)
             listed = _without_folder(listed, path)
     return listed
 
@@ -255,65 +194,30 @@ def _without_folder(listed: DataFrame, folder: str | None) -> DataFrame:
     return listed if folder is None else listed.where(~F.col("path").startswith(f"{folder}/"))
 
 
-def _below(spark: SparkSession, location: str, path: str) -> str | None:
-    """Return where a path is below a table's location; None: it is elsewhere."""
+def _relative_path(spark: SparkSession, location: str, path: str) -> str | None:
+    """Return a path relative to a table's location; None: it is not below the location."""
     files = HadoopFiles.of(spark)
-    base, found = (files.qualify(each).rstrip("/") for each in (location, path))
-    return found.removeprefix(f"{base}/") if found.startswith(f"{base}/") else None
+    base, absolute = (files.qualify(uri).rstrip("/") for uri in (location, path))
+    return absolute.removeprefix(f"{base}/") if absolute.startswith(f"{base}/") else None
 
 
-def _pinned(spark: SparkSession, snapshot: Snapshot, pins: Sequence[Pin]) -> list[DataFrame]:
-    return [VersionFiles(spark, kept).paths() for kept in pinned_versions(spark, snapshot.location, pins)]
-
-
-def pinned_versions(spark: SparkSession, location: str, pins: Sequence[Pin]) -> list[Snapshot]:
-    """Return the versions of a table that pins keep.
-
-    Raises:
-        PinError: one is not there any more.
-
-    """
-    table_log, found = DeltaTableLog(spark, location), []
-    for pin in pins:
-        try:
-            found.append(pinned_version(table_log, pin, pin.of(table_log.location)))
-        except PinError as error:
-            raise PinError(f"it is not known which files pin {pin.name} keeps: remove it ({error})") from error
-    return found
-
-
-def _streamed(
+def _stream_paths(
     spark: SparkSession, snapshot: Snapshot, streams: Sequence[SourceStream], logged: LoggedFiles
 ) -> list[DataFrame] | None:
-    """Return the files that streams may still read; None: any file.
+    """Return the paths of the files that streams may still read; None: a stream may read any file.
 
-    These are the files of the version from which on one reads, and all that later versions name: also those that were
-    added and removed again since, and what changed.
+    These are the files of the version that the slowest stream reads next, and all files that later versions name,
+    including change data and files that were added and removed again.
     """
-    if any(stream.version is None for stream in streams):
-        # It may begin with any version.
+    next_versions = [(stream.version, stream) for stream in streams if stream.version is not None]
+    if len(next_versions) < len(streams):
+        # A stream without a version may start with any version.
         return None
-    # The next version that is to be committed may not be there yet.
-    behind = [stream for stream in streams if stream.version is not None and stream.version <= snapshot.version]
+    # A stream that has read everything waits for a version that does not exist yet.
+    behind = [(version, stream) for version, stream in next_versions if version <= snapshot.version]
     if not behind:
         return []
-    stream = min(behind, key=lambda stream: stream.version or 0)
-    oldest = oldest_read(DeltaTableLog(spark, snapshot.location), stream, stream.version or 0)
+    version, stream = min(behind, key=lambda entry: entry[0])
+    oldest = stream_version(spark, snapshot.location, stream, version)
     later = logged.paths.where(F.col("version") >= oldest.version).select("path")
     return [VersionFiles(spark, oldest).paths(), later]
-
-
-def oldest_read(table_log: DeltaTableLog, stream: SourceStream, version: int) -> Snapshot:
-    """Return the version from which on a stream reads, or needs the log.
-
-    Raises:
-        TableError: it is gone.
-
-    """
-    try:
-        return table_log.snapshot_at(version)
-    except TableError as error:
-        raise TableError(
-            f"the stream of {stream.checkpoint} cannot go on: {error}; begin it anew, or take it out of "
-            "sluice.maintenance.streams"
-        ) from error

@@ -1,11 +1,11 @@
-"""The health of tables as metrics for Prometheus, by ``table``.
+"""Prometheus metrics of the health of tables, by ``table``.
 
 ==========================================  ========  ==============================================================
 name                                        kind      labels beside ``table``
 ==========================================  ========  ==============================================================
 ``sluice_table_files``                      gauge     ``state``: ``live``, ``removed``, ``expired``, ``kept_for_pins``,
                                                       ``kept_for_streams``, ``uncommitted``, ``orphan``
-``sluice_table_bytes``                      gauge     ``state``: likewise
+``sluice_table_bytes``                      gauge     ``state``: as above
 ``sluice_table_small_files``                gauge
 ``sluice_table_rows``                       gauge
 ``sluice_table_deleted_rows``               gauge
@@ -15,7 +15,7 @@ name                                        kind      labels beside ``table``
 ``sluice_table_versions_since_checkpoint``  gauge
 ``sluice_table_growth_bytes_per_day``       gauge
 ``sluice_table_commits_per_day``            gauge
-``sluice_table_finding_worth``              gauge     ``code``: see docs/maintenance.md; 0: it is mended
+``sluice_table_finding_worth``              gauge     ``code``: see docs/maintenance.md; 0: no such finding
 ``sluice_table_measured_timestamp_seconds`` gauge
 ``sluice_maintenance_actions_total``        counter   ``action``; ``outcome``: ``done``, ``given_up``
 ``sluice_maintenance_seconds_total``        counter   ``action``
@@ -25,94 +25,89 @@ name                                        kind      labels beside ``table``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from writer_jobs.maintenance.findings import RULES, Finding
-from writer_jobs.maintenance.health import TableHealth
+from writer_jobs.maintenance.health import FileTotals, TableHealth
 from writer_jobs.maintenance.result import CareReport
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 
+# Name after ``sluice_table_``, description and value of the gauges without further labels; None: unknown.
+_FIGURES: Mapping[str, tuple[str, Callable[[TableHealth], float | None]]] = {
+    "small_files": ("Data files below half of the target size.", lambda health: health.total.small.files),
+    "rows": ("Rows, by the statistics of the files.", lambda health: health.total.rows),
+    "deleted_rows": ("Deleted rows that are still stored in data files.", lambda health: health.total.deleted_rows),
+    "partitions": ("Partitions that have data files.", lambda health: len(health.partitions)),
+    "log_versions": ("Versions in the log.", lambda health: health.log.versions),
+    "log_bytes": ("Bytes of the log.", lambda health: health.log.total.size),
+    "versions_since_checkpoint": ("Versions since the newest checkpoint.", lambda health: health.log.since_checkpoint),
+    "growth_bytes_per_day": ("Bytes by which the table grew per day.", lambda health: health.growth_per_day),
+    "commits_per_day": ("Versions committed per day.", lambda health: health.commits_per_day),
+    "measured_timestamp_seconds": ("Time of the measurement.", lambda health: health.measured_at.timestamp()),
+}
+# Value of the label ``state``, and the files in that state.
+_STATES: Mapping[str, Callable[[TableHealth], FileTotals]] = {
+    "live": lambda health: health.total.total,
+    "removed": lambda health: health.folder.removed,
+    "expired": lambda health: health.folder.expired,
+    "kept_for_pins": lambda health: health.folder.kept_for_pins,
+    "kept_for_streams": lambda health: health.folder.kept_for_streams,
+    "uncommitted": lambda health: health.folder.uncommitted,
+    "orphan": lambda health: health.folder.orphans,
+}
+
+
 class HealthGauges:
     """The metrics of tables' health; needs ``prometheus-client``, as :mod:`lock_manager.metrics` does.
 
     Args:
-        registry: to keep them in.
+        registry: Registry of the metrics.
 
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
         from prometheus_client import Counter, Gauge  # noqa: PLC0415 (an optional extra)
 
-        def made(kind: Any, name: str, says: str, *labels: str) -> Any:
-            return kind(name, says, ("table", *labels), registry=registry)
+        def register(kind: Any, name: str, description: str, *labels: str) -> Any:
+            return kind(name, description, ("table", *labels), registry=registry)
 
-        self._files = made(Gauge, "sluice_table_files", "Files below the table's location.", "state")
-        self._bytes = made(Gauge, "sluice_table_bytes", "Bytes below the table's location.", "state")
+        self._files = register(Gauge, "sluice_table_files", "Files below the table's location.", "state")
+        self._bytes = register(Gauge, "sluice_table_bytes", "Bytes below the table's location.", "state")
         self._figures = {
-            name: made(Gauge, f"sluice_table_{name}", says)
-            for name, says in {
-                "small_files": "Data files below half of the target size.",
-                "rows": "Rows, as far as statistics tell.",
-                "deleted_rows": "Deleted rows that are still in data files.",
-                "partitions": "Partitions that have data files.",
-                "log_versions": "Versions in the log.",
-                "log_bytes": "Bytes of the log.",
-                "versions_since_checkpoint": "Versions since the newest checkpoint.",
-                "growth_bytes_per_day": "Bytes by which the table grew, by day.",
-                "commits_per_day": "Versions that the table got, by day.",
-                "measured_timestamp_seconds": "When the table was looked at.",
-            }.items()
+            name: register(Gauge, f"sluice_table_{name}", description) for name, (description, _) in _FIGURES.items()
         }
-        self._findings = made(Gauge, "sluice_table_finding_worth", "Files that mending it saves.", "code")
-        self._actions = made(
-            Counter, "sluice_maintenance_actions", "What maintenance did, or gave up.", "action", "outcome"
+        self._findings = register(Gauge, "sluice_table_finding_worth", "Files that the repair saves.", "code")
+        self._actions = register(
+            Counter, "sluice_maintenance_actions", "Maintenance actions, by outcome.", "action", "outcome"
         )
-        self._seconds = made(Counter, "sluice_maintenance_seconds", "Seconds that maintenance took.", "action")
-        self._saved = made(Counter, "sluice_maintenance_saved_files", "Files that maintenance saved.", "action")
+        self._seconds = register(Counter, "sluice_maintenance_seconds", "Seconds of maintenance actions.", "action")
+        self._saved = register(
+            Counter, "sluice_maintenance_saved_files", "Files that maintenance actions saved.", "action"
+        )
 
     def show(self, health: TableHealth, findings: Sequence[Finding]) -> None:
-        """Set the gauges of a table to how it was found."""
-        folder, total = health.folder, health.total
-        states = {
-            "live": total.total,
-            "removed": folder.removed,
-            "expired": folder.expired,
-            "kept_for_pins": folder.kept_for_pins,
-            "kept_for_streams": folder.kept_for_streams,
-            "uncommitted": folder.uncommitted,
-            "orphan": folder.orphans,
-        }
-        for state, each in states.items():
-            self._files.labels(health.table, state).set(each.files)
-            self._bytes.labels(health.table, state).set(each.size)
-        figures = {
-            "small_files": total.small.files,
-            "rows": total.rows,
-            "deleted_rows": total.deleted_rows,
-            "partitions": len(health.partitions),
-            "log_versions": health.log.versions,
-            "log_bytes": health.log.total.size,
-            "versions_since_checkpoint": health.log.since_checkpoint,
-            "growth_bytes_per_day": health.growth_per_day,
-            "commits_per_day": health.commits_per_day,
-            "measured_timestamp_seconds": health.measured_at.timestamp(),
-        }
-        for name, value in figures.items():
-            # What is not known is NaN, for a gauge that was set once would keep its value.
-            self._figures[name].labels(health.table).set(float("nan") if value is None else value)
-        found = {finding.code: finding.worth for finding in findings}
+        """Set the gauges of a table to its health and findings."""
+        for state, totals_of in _STATES.items():
+            totals = totals_of(health)
+            self._files.labels(health.table, state).set(totals.files)
+            self._bytes.labels(health.table, state).set(totals.size)
+        for name, (_, figure_of) in _FIGURES.items():
+            figure = figure_of(health)
+            # An unknown figure becomes NaN, because the gauge would otherwise keep an earlier figure.
+            self._figures[name].labels(health.table).set(float("nan") if figure is None else figure)
+        worth = {finding.code: finding.worth for finding in findings}
         for code in RULES:
-            # A finding that no job can mend is worth nothing by its own measure, and still there.
-            self._findings.labels(health.table, code).set(max(found[code], 1.0) if code in found else 0.0)
+            # A finding without an action has worth 0. Its gauge must still differ from "no such finding".
+            self._findings.labels(health.table, code).set(max(worth[code], 1.0) if code in worth else 0.0)
 
     def count(self, report: CareReport) -> None:
-        """Count what was done to a table."""
-        for each in report.done:
-            action, table = each.action.value, report.before.table
-            self._actions.labels(table, action, "done" if each.problem is None else "given_up").inc()
-            self._seconds.labels(table, action).inc(each.seconds)
-            self._saved.labels(table, action).inc(max(0, each.removed.files - each.added.files))
+        """Count the results of maintenance of a table."""
+        for result in report.done:
+            action, table = result.action.value, report.before.table
+            self._actions.labels(table, action, "done" if result.problem is None else "given_up").inc()
+            self._seconds.labels(table, action).inc(result.seconds)
+            self._saved.labels(table, action).inc(max(0, result.removed.files - result.added.files))

@@ -1,24 +1,24 @@
-"""How healthy a table's storage is: figures of the table, of each partition, of its log and of its folder."""
+"""The health of a table's storage: figures of the table, its partitions, its log and its folder."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-#: Upper bounds of the classes in a histogram of file sizes, in bytes; the last class has no bound.
+#: Upper bounds of the classes in a histogram of file sizes, in bytes; the last class has no upper bound.
 SIZE_BOUNDS = tuple(1 << power for power in (14, 16, 18, 20, 22, 24, 26, 27, 28, 30))
 
 
 @dataclass(frozen=True)
 class FileTotals:
-    """Some files.
+    """Number and size of some files.
 
     Attributes:
-        files: how many.
-        size: of all together, in bytes.
+        files: Number of files.
+        size: Total size, in bytes.
 
     """
 
@@ -31,19 +31,19 @@ class FileTotals:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionHealth:
-    """The data files of one partition; of a table without partitions, all of them.
+    """The data files of one partition; for a table without partitions, all data files.
 
     Attributes:
-        values: of its partition columns, as Delta writes them; None: null.
-        total: all files.
-        small: those below half of the target size.
-        rows: that can be read, as far as statistics tell; None: not every file has them.
-        stored_rows: that are in the files that have statistics, the deleted ones too.
-        deleted_rows: that are still in the files, and marked as deleted. A file that has some has statistics.
-        with_deleted_rows: files that have such rows.
-        unordered: files that came after the rows were put in Z-order the last time; empty if they need no order.
-        unclustered: files that Delta has not clustered yet, of a table with clustering columns.
-        histogram: number of files by size, see :data:`SIZE_BOUNDS`.
+        values: Values of the partition columns, as Delta writes them; None: null.
+        total: All files.
+        small: Files below half of the target size.
+        rows: Rows that a reader sees, by the files' statistics; None: a file has no statistics.
+        stored_rows: Rows in the files that have statistics, including deleted rows.
+        deleted_rows: Rows that are marked as deleted and still stored. A file with such rows has statistics.
+        with_deleted_rows: Files with deleted rows.
+        unordered: Files that were added after the last Z-order; empty if the policy sets no Z-order.
+        unclustered: Files that Delta has not clustered yet, if the table has clustering columns.
+        histogram: Number of files by size, see :data:`SIZE_BOUNDS`.
 
     """
 
@@ -60,19 +60,19 @@ class PartitionHealth:
 
     @property
     def name(self) -> str:
-        """``year=2013/month=1``, for people; empty for a table without partitions."""
+        """``year=2013/month=1``, for display; empty for a table without partitions."""
         return "/".join(f"{name}={'null' if value is None else value}" for name, value in self.values.items())
 
     @property
     def deleted_share(self) -> float:
-        """Share of the rows in the files that is deleted; files without statistics do not count."""
+        """Deleted share of the rows in files with statistics."""
         return share(self.deleted_rows, self.stored_rows)
 
     def files_saved(self, target: int) -> int:
-        """Return how many files fewer there are when the small ones are put together.
+        """Return the number of files that compaction of the small files saves.
 
         Args:
-            target: size of a file then, in bytes.
+            target: Size of a compacted file, in bytes.
 
         """
         return max(0, self.small.files - max(1, -(-self.small.size // target)))
@@ -83,16 +83,16 @@ class LogHealth:
     """The folder ``_delta_log``.
 
     Attributes:
-        total: all files in it.
-        first_version: the oldest that is still there.
-        versions: how many are.
-        checkpoint_version: the newest checkpoint; None: there is none.
-        checkpointed_at: when it was written.
-        since_checkpoint: versions after it: whoever reads the table reads each.
-        checkpoint_interval: after so many Delta writes the next.
-        expired_versions: versions that clean-up may remove now.
-        retention_seconds: for how long versions are kept.
-        writers_clean: whether any writer's checkpoint cleans up, too (``delta.enableExpiredLogCleanup``).
+        total: All files of the log.
+        first_version: Oldest version in the log.
+        versions: Number of versions in the log.
+        checkpoint_version: Version of the newest checkpoint; None: there is no checkpoint.
+        checkpointed_at: Time at which that checkpoint was written.
+        since_checkpoint: Number of versions after it. Each reader of the table reads every one of them.
+        checkpoint_interval: Number of versions after which Delta writes the next checkpoint.
+        expired_versions: Number of versions that clean-up may remove now.
+        retention_seconds: Retention of versions in the log, in seconds.
+        writers_clean: Whether the checkpoint of any writer also cleans up (``delta.enableExpiredLogCleanup``).
 
     """
 
@@ -110,18 +110,19 @@ class LogHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class FolderHealth:
-    """The files below a table's location that are not of its newest version.
+    """The files below a table's location that are not in its newest version.
 
     Attributes:
-        removed: that the table has lost, and that retention keeps for readers of older versions.
-        expired: that the table has lost, or that are older than its log, and that nothing keeps: VACUUM takes them.
-        kept_for_pins: that VACUUM would take, were it not for pins.
-        kept_for_streams: that it would take, were it not for streams that have not read them yet.
-        uncommitted: that no version has named, and that may be of a write on its way: they are young.
-        orphans: that no version has named, and that are older than any write on its way.
-        retention_seconds: for how long removed files are kept.
-        problem: why it is not known what pins and streams keep: nothing may be removed, and expired files and orphans
-            are counted as if nothing kept them; None: it is known.
+        removed: Files that a commit removed and that retention keeps for readers of older versions.
+        expired: Files that a commit removed, or that are older than the log, and that nothing keeps. VACUUM deletes
+            them.
+        kept_for_pins: Files that VACUUM would delete without the pins.
+        kept_for_streams: Files that VACUUM would delete without the streams that have not read them yet.
+        uncommitted: Young files that no version names. A running write may still commit them.
+        orphans: Files that no version names and that are older than any running write.
+        retention_seconds: Retention of removed files, in seconds.
+        problem: Reason why the files that pins and streams need are unknown; None: they are known. With a problem no
+            file may be removed, and expired files and orphans include those that a pin or a stream may need.
 
     """
 
@@ -140,26 +141,26 @@ class TableHealth:
     """A table at one version.
 
     Attributes:
-        table: canonical URI.
-        table_id: of the table, which another one at the same place has not.
-        version: the newest, when it was looked at.
-        committed_at: when that was committed.
-        measured_at: when it was looked at.
-        measuring_seconds: how long that took.
-        partition_columns: in partition order.
-        clustering_columns: by which Delta clusters; empty: it does not.
-        zorder_by: by which the table's policy wants Z-order.
-        order_problem: why its policy's columns are not followed; None: they are, or there are none.
-        target_file_size: bytes that a file is to have.
-        partitions: each one that has files.
-        log: its log.
-        folder: its other files.
-        growth_per_day: bytes that its newest version has more than that of a week ago, by day; None: the log does not
-            go back as far as an hour.
-        commits_per_day: versions by day, over the same time.
-        pins: names of those that hold.
-        remembered_rows: rows of a side table; 0 of any other table.
-        expired_rows: those of them that no feed needs any more.
+        table: Canonical URI.
+        table_id: Delta's table id. A table that is recreated at the same location gets a new one.
+        version: Newest version at the time of measuring.
+        committed_at: Time at which that version was committed.
+        measured_at: Time at which the table was measured.
+        measuring_seconds: Seconds that measuring took.
+        partition_columns: Partition columns, in partition order.
+        clustering_columns: Columns of the table's clustering; empty: the table has no clustering.
+        zorder_by: Columns of the policy's Z-order.
+        order_problem: Reason why the policy's Z-order is not possible; None: it is, or the policy sets none.
+        target_file_size: Size of a data file after compaction, in bytes.
+        partitions: Partitions that have files.
+        log: Health of the log.
+        folder: Files that are not in the newest version.
+        growth_per_day: Growth of the table in bytes per day, over the last week or as far as the log goes back; None:
+            the log does not go back one hour.
+        commits_per_day: Versions per day, over the same time.
+        pins: Names of the pins that have not expired.
+        remembered_rows: Rows of a side table; 0 for any other table.
+        expired_rows: Rows of a side table that no feed needs any more.
 
     """
 
@@ -185,59 +186,55 @@ class TableHealth:
 
     @cached_property
     def total(self) -> PartitionHealth:
-        """All partitions together."""
-        each = self.partitions
-        rows = [part.rows for part in each]
+        """Sum of all partitions."""
+        parts = self.partitions
+        rows = [part.rows for part in parts]
         return PartitionHealth(
             values={},
-            total=_sum(part.total for part in each),
-            small=_sum(part.small for part in each),
-            rows=None if None in rows else sum(part.rows or 0 for part in each),
-            stored_rows=sum(part.stored_rows for part in each),
-            deleted_rows=sum(part.deleted_rows for part in each),
-            with_deleted_rows=_sum(part.with_deleted_rows for part in each),
-            unordered=_sum(part.unordered for part in each),
-            unclustered=_sum(part.unclustered for part in each),
-            histogram=tuple(map(sum, zip(*(part.histogram for part in each), strict=True)))
+            total=sum_totals(part.total for part in parts),
+            small=sum_totals(part.small for part in parts),
+            rows=None if None in rows else sum(part.rows or 0 for part in parts),
+            stored_rows=sum(part.stored_rows for part in parts),
+            deleted_rows=sum(part.deleted_rows for part in parts),
+            with_deleted_rows=sum_totals(part.with_deleted_rows for part in parts),
+            unordered=sum_totals(part.unordered for part in parts),
+            unclustered=sum_totals(part.unclustered for part in parts),
+            histogram=tuple(map(sum, zip(*(part.histogram for part in parts), strict=True)))
             or PartitionHealth(values={}, total=FileTotals()).histogram,
         )
 
     @property
     def small_share(self) -> float:
-        """Share of the files that is small."""
+        """Small share of the data files."""
         return share(self.total.small.files, self.total.total.files)
 
-    @property
-    def files_saved(self) -> int:
-        """How many files fewer there are when the small ones are put together."""
-        return sum(part.files_saved(self.target_file_size) for part in self.partitions)
-
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values: sizes in bytes, times in ISO 8601."""
-        said = _json(asdict(self))
-        for part, made in zip(self.partitions, said["partitions"], strict=True):
-            made["name"], made["deleted_share"] = part.name, part.deleted_share
+        """Return the health as JSON values: sizes in bytes, times in ISO 8601."""
+        document = _json(asdict(self))
+        for part, part_document in zip(self.partitions, document["partitions"], strict=True):
+            part_document["name"], part_document["deleted_share"] = part.name, part.deleted_share
         total = _json(asdict(self.total))
         del total["values"]
         return {
-            **said,
+            **document,
             "size_bounds": list(SIZE_BOUNDS),
             "total": {**total, "small_share": self.small_share, "deleted_share": self.total.deleted_share},
         }
 
 
-def share(part: float, whole: float) -> float:
-    """Return a part of a whole; 0 of nothing."""
-    return part / whole if whole else 0.0
+def share(part: float, total: float) -> float:
+    """Return the share of a part in a total; 0 if the total is 0."""
+    return part / total if total else 0.0
 
 
-def _sum(totals: Any) -> FileTotals:
+def sum_totals(totals: Iterable[FileTotals]) -> FileTotals:
+    """Return the sum of some totals."""
     return sum(totals, FileTotals())
 
 
 def _json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _json(each) for name, each in value.items()}
+        return {name: _json(field) for name, field in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(each) for each in value]
+        return [_json(element) for element in value]
     return value.isoformat() if isinstance(value, datetime) else value

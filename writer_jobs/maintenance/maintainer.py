@@ -1,4 +1,4 @@
-"""Looks after a table: does what its findings say, one partition at a time, and gives way to writers in between."""
+"""The maintainer of a table: it repairs findings, one partition per commit, and gives way to writers in between."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from dataclasses import replace
 from lock_manager import Hold, ResourceError, SluiceError
 from writer_jobs.commit.background_write import CANCEL_AGAIN_SECONDS
 from writer_jobs.errors import MaintenanceError, StorageError
-from writer_jobs.maintenance.executor import TRIES, Worker
+from writer_jobs.maintenance.executor import TRIES, UnitExecutor
 from writer_jobs.maintenance.findings import find
-from writer_jobs.maintenance.measure import Measured, measure, ordered_by
-from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT, Unit, plan
+from writer_jobs.maintenance.measure import Measurement, measure, with_zorder
+from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT, WorkUnit, plan
 from writer_jobs.maintenance.policy import Action, Policy
-from writer_jobs.maintenance.result import CareReport, Done
+from writer_jobs.maintenance.result import CareReport, UnitResult
 
 log = logging.getLogger(__name__)
 
 
-class Care:
-    """Looks after one table.
+class TableMaintainer:
+    """Maintains one table.
 
     Args:
-        worker: does what is to be done to it.
-        deferred: context in which a write is not interrupted, given what cancels it; see
+        executor: Executor of units of work on the table.
+        deferred: Returns a context in which signals do not interrupt a write; its argument cancels the work. See
             :meth:`writer_jobs.job.stopping.StopSignals.deferred`.
-        say: told of the report so far, whenever something was done: the last of :attr:`.CareReport.done`.
-        parallel: how many partitions are worked on at the same time.
-        partitions_per_commit: how many small partitions one commit rewrites at most; see :func:`.plan.plan`.
+        on_result: Called after each unit with the report so far; the unit's result is the last of
+            :attr:`.CareReport.done`.
+        parallel: Number of units that run in parallel.
+        partitions_per_commit: Largest number of small partitions that one commit rewrites; see :func:`.plan.plan`.
 
     """
 
     def __init__(
         self,
-        worker: Worker,
+        executor: UnitExecutor,
         *,
         deferred: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda _: nullcontext(),
-        say: Callable[[CareReport], None] = lambda _: None,
+        on_result: Callable[[CareReport], None] = lambda _: None,
         parallel: int = PARALLEL,
         partitions_per_commit: int = PARTITIONS_PER_COMMIT,
     ) -> None:
-        self._worker = worker
-        #: What is known of the table, and was done to it, so far; None: it could not be looked at.
+        self._executor = executor
+        #: Report on the table so far; None: the table is not measured yet.
         self.report: CareReport | None = None
         self._deferred = deferred
-        self._say = say
+        self._on_result = on_result
         self._parallel = parallel
         self._partitions_per_commit = partitions_per_commit
         self._ended = threading.Event()
@@ -60,130 +61,134 @@ class Care:
         *,
         budget_seconds: float | None = None,
         zorder_by: tuple[str, ...] = (),
-        measured: Callable[[CareReport], None] = lambda _: None,
-        found: Measured | None = None,
+        on_measured: Callable[[CareReport], None] = lambda _: None,
+        measurement: Measurement | None = None,
     ) -> CareReport:
-        """Do it, and measure before and after.
+        """Measure the table, execute the planned units, and measure the table again.
 
-        Killed at any point it leaves a correct table: each unit of work is one commit, or removes what nobody needs.
-        What fails is noted (:attr:`.Done.problem`), and the rest is done.
+        The table is correct if the process is killed at any point: each unit makes one commit, or deletes files that
+        nothing needs. If a unit fails, its error is in its result (:attr:`.UnitResult.problem`) and the other units are
+        executed.
 
         Args:
-            actions: what to do, wherever it changes anything; empty: nothing but measure; None: what the findings say.
-            budget_seconds: no more is begun when they are over; what runs is brought to its end.
-            zorder_by: columns, instead of those of the table's policy.
-            measured: told of the table as it was found, before anything is done.
-            found: the table as it was measured before. It is measured again if its version is another one by now.
+            actions: Actions to execute wherever they change anything; empty: only measure; None: those that the
+                findings name and the policy allows.
+            budget_seconds: Seconds after which no unit starts; running units end normally. None: no limit.
+            zorder_by: Columns of the Z-order in place of the policy's columns.
+            on_measured: Called with the report before the first unit.
+            measurement: Earlier measurement of the table. The table is measured again if it has another version now.
 
         Raises:
-            LockTimeoutError: another maintainer is at it.
-            MaintenanceError: the store failed.
-            SluiceError: the table cannot be measured, or no lock at all be had; commits are not guarded; or the turn
-                was lost to another maintainer.
+            LockTimeoutError: Another maintainer works on the table.
+            MaintenanceError: The store failed.
+            SluiceError: The table cannot be measured, no lock can be acquired, commits are not guarded, or the
+                maintenance lock was lost to another maintainer.
 
         """
         deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
         if actions is not None and not actions:
-            found = found or self._measured()
-            report = self._reported(CareReport.found(found.health, found.policy))
-            measured(report)
+            measurement = measurement or self._measure()
+            report = self._set_report(CareReport.of(measurement.health, measurement.policy))
+            on_measured(report)
             return report
-        with self._worker.turn() as turn:
-            if found is None or not self._is_of_now(found):
-                found = self._measured()
+        with self._executor.exclusive_run() as run_hold:
+            if measurement is None or not self._is_current(measurement):
+                measurement = self._measure()
             if zorder_by:
-                found = ordered_by(found, zorder_by)
-            report = self._reported(CareReport.found(found.health, found.policy))
-            measured(report)
-            planned = plan(found.health, found.policy, actions, partitions_per_commit=self._partitions_per_commit)
-            report = self._work_off(self._lockable(planned), found.policy, deadline, turn, report)
+                measurement = with_zorder(measurement, zorder_by)
+            health, policy = measurement.health, measurement.policy
+            report = self._set_report(CareReport.of(health, policy))
+            on_measured(report)
+            units = plan(health, policy, actions, partitions_per_commit=self._partitions_per_commit)
+            report = self._execute(self._lockable(units), policy, deadline, run_hold, report)
         if not report.done:
             return report
-        after = self._measured()
-        findings_after = tuple(find(after.health, found.policy))
-        return self._reported(replace(report, after=after.health, findings_after=findings_after))
+        after = self._measure()
+        findings_after = tuple(find(after.health, after.policy))
+        return self._set_report(replace(report, after=after.health, findings_after=findings_after))
 
-    def _measured(self) -> Measured:
+    def _measure(self) -> Measurement:
         try:
-            return measure(self._worker.spark, self._worker.log.location)
+            return measure(self._executor.spark, self._executor.log.location)
         except StorageError as error:
-            raise MaintenanceError(table=self._worker.table, reason=str(error)) from error
+            raise MaintenanceError(table=self._executor.table, reason=str(error)) from error
 
-    def _is_of_now(self, found: Measured) -> bool:
-        snapshot = self._worker.log.snapshot()
-        return (found.health.table_id, found.health.version) == (snapshot.table_id, snapshot.version)
+    def _is_current(self, measurement: Measurement) -> bool:
+        snapshot = self._executor.log.snapshot()
+        return (measurement.health.table_id, measurement.health.version) == (snapshot.table_id, snapshot.version)
 
-    def _reported(self, report: CareReport) -> CareReport:
+    def _set_report(self, report: CareReport) -> CareReport:
         self.report = report
         return report
 
-    def _work_off(
-        self, waiting: list[Unit], policy: Policy, deadline: float | None, turn: Hold, report: CareReport
+    def _execute(
+        self, waiting: list[WorkUnit], policy: Policy, deadline: float | None, run_hold: Hold, report: CareReport
     ) -> CareReport:
-        """Do what waits, in that order, partitions beside each other, and note it in the report."""
-        running: dict[Future[Done], Unit] = {}
-        ends_all: SluiceError | None = None
+        """Execute units in their order, in parallel where possible, and return the report with their results."""
+        running: dict[Future[UnitResult], WorkUnit] = {}
+        fatal_error: SluiceError | None = None
         self._ended.clear()
 
-        def do(unit: Unit) -> Done:
-            turn.check()
-            return self._worker.do(unit, policy, deadline)
+        def execute(unit: WorkUnit) -> UnitResult:
+            run_hold.check()
+            return self._executor.execute(unit, policy, deadline)
 
-        # The pool is within: its end is waited for before a signal is raised.
+        # The pool is inside the deferred block: a signal is raised only after the pool's threads have ended.
         with self._deferred(self._stop), ExitStack() as stack:
             stack.callback(self._ended.set)
             pool = stack.enter_context(ThreadPoolExecutor(self._parallel, "sluice-maintenance"))
             while True:
-                while ends_all is None and self._may_begin(waiting, running.values(), deadline):
+                while fatal_error is None and self._may_start(waiting, running.values(), deadline):
                     unit = waiting.pop(0)
-                    running[pool.submit(do, unit)] = unit
-                report = self._reported(replace(report, left=len(waiting) + len(running)))
+                    running[pool.submit(execute, unit)] = unit
+                report = self._set_report(replace(report, left=len(waiting) + len(running)))
                 if not running:
                     break
                 for ended in wait(running, return_when=FIRST_COMPLETED).done:
                     unit = running.pop(ended)
                     try:
-                        made = ended.result()
+                        result = ended.result()
                     except SluiceError as error:
-                        # What the others commit meanwhile is noted before it is raised.
+                        # The running units may still commit. Their results are added before the error is raised.
                         waiting.insert(0, unit)
-                        ends_all = ends_all or error
+                        fatal_error = fatal_error or error
                         continue
-                    if made.problem is not None and made.failure is None and unit.tries + 1 < TRIES:
-                        # Behind the others: whoever changes it now may be done by then.
-                        waiting += unit.again(made.work_seconds)
+                    if result.problem is not None and result.failure is None and unit.tries + 1 < TRIES:
+                        # Last in the queue: the writer that won the race may have ended by then.
+                        waiting += unit.retries(result.work_seconds)
                         continue
-                    report = self._reported(replace(report, done=(*report.done, made)))
-                    self._say(report)
-            if ends_all is not None:
-                raise ends_all
+                    report = self._set_report(replace(report, done=(*report.done, result)))
+                    self._on_result(report)
+            if fatal_error is not None:
+                raise fatal_error
         return report
 
-    def _may_begin(self, waiting: list[Unit], running: Collection[Unit], deadline: float | None) -> bool:
-        if not waiting or self._worker.is_stopped or (deadline is not None and time.monotonic() >= deadline):
+    def _may_start(self, waiting: list[WorkUnit], running: Collection[WorkUnit], deadline: float | None) -> bool:
+        """Return whether the first waiting unit may start now."""
+        if not waiting or self._executor.is_stopped or (deadline is not None and time.monotonic() >= deadline):
             return False
-        if any(self._worker.holds(unit) for unit in (waiting[0], *running)):
-            # Whoever waits for it waits for nothing else.
+        if any(self._executor.holds_lock(unit) for unit in (waiting[0], *running)):
+            # A unit that holds its lock from the beginning runs alone, so that writers wait for one unit only.
             return not running
-        return len(running) < self._parallel and all(waiting[0].is_apart_from(other) for other in running)
+        return len(running) < self._parallel and all(waiting[0].is_apart_from(unit) for unit in running)
 
     def _stop(self) -> None:
-        """Begin no more, and end what is on its way; return when that has ended."""
-        self._worker.stop()
+        """Stop the executor and return when the running units have ended."""
+        self._executor.stop()
         while not self._ended.wait(CANCEL_AGAIN_SECONDS):
-            self._worker.stop()
+            self._executor.stop()
 
-    def _lockable(self, units: list[Unit]) -> list[Unit]:
-        """Return what is to be done to the whole table instead, if its partitions cannot be locked one by one."""
+    def _lockable(self, units: list[WorkUnit]) -> list[WorkUnit]:
+        """Return the units, or one unit per action on the table if its partitions cannot be locked separately."""
         if not any(unit.partitions for unit in units):
             return units
         try:
-            self._worker.log.snapshot().partition_schema()
+            self._executor.log.snapshot().partition_schema()
         except ResourceError as error:
-            log.info("%s is looked after as a whole: %s", self._worker.table, error)
+            log.info("the partitions of %s are not locked separately: %s", self._executor.table, error)
             worth: dict[Action, float] = {}
             for unit in units:
                 worth[unit.action] = worth.get(unit.action, 0.0) + unit.worth
-            whole = (Unit(action=action, worth=each) for action, each in worth.items())
-            return sorted(whole, key=lambda unit: -unit.worth)
+            table_units = (WorkUnit(action=action, worth=action_worth) for action, action_worth in worth.items())
+            return sorted(table_units, key=lambda unit: -unit.worth)
         return units

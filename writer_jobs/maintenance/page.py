@@ -1,4 +1,4 @@
-"""The health of tables as one HTML file with pictures, which opens without a server and asks for nothing else."""
+"""The health page: one HTML file with charts that needs no server and loads no other resource."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from writer_jobs.maintenance.findings import Finding, size_text
 from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth, share
 from writer_jobs.maintenance.pictures import bars, histogram
-from writer_jobs.maintenance.result import CareReport, Done
+from writer_jobs.maintenance.result import CareReport, UnitResult
 
 _DAY = 86_400
 _HOUR = 3600
@@ -46,21 +46,21 @@ svg .quiet { fill: var(--quiet); }
 """
 
 
-def page(reports: Sequence[CareReport], failed: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Return one HTML file; it needs no script, and nothing from elsewhere.
+def page(reports: Sequence[CareReport], errors: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Return the health page of some tables as one HTML file without scripts and external resources.
 
     Args:
-        reports: of the tables, in this order.
-        failed: why others could not be looked at, by their names.
+        reports: Reports on the tables, in the order of the page.
+        errors: Error of each table that could not be measured, by the table's name.
 
     """
     title = "Storage health" if len(reports) != 1 else f"Storage health of {reports[0].before.table}"
-    sections = "".join(_section(number, report) for number, report in enumerate(reports))
+    sections = "".join(_section(index, report) for index, report in enumerate(reports))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{_text(title)}</h1>{_overview(reports)}{_failed(failed)}{sections}</body></html>\n"
+        f"<h1>{_text(title)}</h1>{_overview(reports)}{_errors(errors)}{sections}</body></html>\n"
     )
 
 
@@ -68,55 +68,60 @@ def _overview(reports: Sequence[CareReport]) -> str:
     if len(reports) == 1:
         return ""
     if not reports:
-        return "<p>No table was looked at.</p>"
+        return "<p>No table was measured.</p>"
     rows = []
-    for number, report in enumerate(reports):
-        health = report.after or report.before
+    for index, report in enumerate(reports):
+        health, findings = _newest(report)
         rows.append(
             [
-                f'<a href="#table-{number}">{_text(health.table)}</a>',
+                f'<a href="#table-{index}">{_text(health.table)}</a>',
                 f"{health.version:,}",
                 f"{health.total.total.files:,}",
                 size_text(health.total.total.size),
                 f"{health.small_share:.0%}",
                 f"{health.total.deleted_share:.1%}",
                 f"{health.folder.orphans.files:,}",
-                f"{len(report.findings_after if report.after else report.findings):,}",
+                f"{len(findings):,}",
                 _saved(report),
             ]
         )
-    head = ("table", "version", "files", "size", "small", "deleted rows", "orphans", "findings", "saved")
-    return _table("overview", head, rows)
+    titles = ("table", "version", "files", "size", "small", "deleted rows", "orphans", "findings", "saved")
+    return _table("overview", titles, rows)
 
 
-def _failed(failed: Mapping[str, str]) -> str:
-    items = (f"<li><code>{_text(table)}</code>: {_text(why)}</li>" for table, why in failed.items())
-    return f'<h3>Failed</h3><ul class="findings failed">{"".join(items)}</ul>' if failed else ""
+def _newest(report: CareReport) -> tuple[TableHealth, Sequence[Finding]]:
+    """Return health and findings after the work, or before it if no unit was executed."""
+    return (report.after, report.findings_after) if report.after else (report.before, report.findings)
 
 
-def _section(number: int, report: CareReport) -> str:
-    health = report.after or report.before
+def _errors(errors: Mapping[str, str]) -> str:
+    entries = (f"<li><code>{_text(table)}</code>: {_text(error)}</li>" for table, error in errors.items())
+    return f'<h3>Failed</h3><ul class="findings failed">{"".join(entries)}</ul>' if errors else ""
+
+
+def _section(index: int, report: CareReport) -> str:
+    health, findings = _newest(report)
     parts = [
-        f'<h2 id="table-{number}">{_text(health.table)}</h2>',
-        _looked_at(report, health),
+        f'<h2 id="table-{index}">{_text(health.table)}</h2>',
+        _measured_at(report, health),
         _figures(health),
         "<h3>Findings</h3>",
-        _findings(report.findings_after if report.after else report.findings),
-        _done(report),
+        _findings(findings),
+        _results(report),
         '<div class="two">',
         f"<div><h3>Sizes of data files</h3>{_histograms(report)}</div>",
-        f"<div><h3>Where the bytes are</h3>{_places(health)}</div>",
+        f"<div><h3>Storage by file state</h3>{_states(health)}</div>",
         "</div>",
         _partitions(health),
     ]
     return "<section>" + "".join(parts) + "</section>"
 
 
-def _looked_at(report: CareReport, health: TableHealth) -> str:
-    cared_for = ", after it was looked after" if report.after else ""
+def _measured_at(report: CareReport, health: TableHealth) -> str:
+    after_work = ", after maintenance" if report.after else ""
     return (
-        f"<p>Version {health.version:,} of {_moment(health.committed_at)}, looked at on "
-        f"{_moment(health.measured_at)} in {health.measuring_seconds:.1f} s{cared_for}.</p>"
+        f"<p>Version {health.version:,} of {_moment(health.committed_at)}, measured on "
+        f"{_moment(health.measured_at)} in {health.measuring_seconds:.1f} s{after_work}.</p>"
     )
 
 
@@ -126,7 +131,7 @@ def _figures(health: TableHealth) -> str:
     if log.checkpoint_version is not None and log.checkpointed_at is not None:
         age = (health.measured_at - log.checkpointed_at).total_seconds()
         checkpoint = f"version {log.checkpoint_version:,}, {_span(age)} old"
-    unknown = "not known"
+    unknown = "unknown"
     figures = {
         "data files": f"{total.total.files:,}, {size_text(total.total.size)}",
         f"small files (below {size_text(health.target_file_size // 2)})": f"{total.small.files:,}, "
@@ -140,52 +145,53 @@ def _figures(health: TableHealth) -> str:
         "log": f"{log.versions:,} versions, {size_text(log.total.size)}",
         "newest checkpoint": f"{checkpoint}; {log.since_checkpoint:,} versions since",
         "versions to clean up": f"{log.expired_versions:,}, older than {log.retention_seconds / _DAY:.1f} days",
-        "removed files are kept": f"{folder.retention_seconds / _DAY:.1f} days",
+        "retention of removed files": f"{folder.retention_seconds / _DAY:.1f} days",
         "pins": ", ".join(health.pins) or "none",
     }
     if health.zorder_by:
-        figures["not in Z-order yet"] = _totals(total.unordered)
+        figures["not in Z-order"] = _totals(total.unordered)
     if health.clustering_columns:
-        figures["not clustered yet"] = _totals(total.unclustered)
-    return "<dl>" + "".join(f"<div><dt>{_text(k)}</dt><dd>{_text(v)}</dd></div>" for k, v in figures.items()) + "</dl>"
+        figures["not clustered"] = _totals(total.unclustered)
+    entries = (f"<div><dt>{_text(name)}</dt><dd>{_text(figure)}</dd></div>" for name, figure in figures.items())
+    return f"<dl>{''.join(entries)}</dl>"
 
 
 def _findings(findings: Sequence[Finding]) -> str:
     if not findings:
         return "<p>Nothing to mend.</p>"
-    items = []
+    entries = []
     for finding in findings:
-        mends = "" if finding.action is None else f" (<code>maintain.py --{finding.action}</code>)"
-        items.append(
-            f"<li><code>{_text(finding.code)}</code> {_text(finding.says)}."
-            f'<br><span class="quiet">{_text(finding.advice)}{mends}</span></li>'
+        command = "" if finding.action is None else f" (<code>maintain.py --{finding.action}</code>)"
+        entries.append(
+            f"<li><code>{_text(finding.code)}</code> {_text(finding.message)}."
+            f'<br><span class="quiet">{_text(finding.advice)}{command}</span></li>'
         )
-    return f'<ul class="findings">{"".join(items)}</ul>'
+    return f'<ul class="findings">{"".join(entries)}</ul>'
 
 
-def _done(report: CareReport) -> str:
+def _results(report: CareReport) -> str:
     if not report.done:
         return ""
     rows = [
         [
-            _text(each.action),
-            _text(_name(each)) or "the table",
-            "" if each.version is None else f"{each.version:,}",
-            f"{each.seconds:.1f} s",
-            f"{each.held_seconds:.2f} s",
-            _totals(each.removed),
-            _totals(each.added),
-            _text(each.problem or "done"),
+            _text(result.action),
+            _text(_partition_names(result)) or "the table",
+            "" if result.version is None else f"{result.version:,}",
+            f"{result.seconds:.1f} s",
+            f"{result.held_seconds:.2f} s",
+            _totals(result.removed),
+            _totals(result.added),
+            _text(result.problem or "done"),
         ]
-        for each in report.done
+        for result in report.done
     ]
-    head = ("action", "partitions", "version", "took", "held the lock", "removed", "added", "outcome")
-    left = f" {report.left:,} more were left for the next time." if report.left else ""
-    return f"<h3>What was done</h3><p>Saved: {_saved(report)}.{left}</p>{_table('done', head, rows)}"
+    titles = ("action", "partitions", "version", "took", "held the lock", "removed", "added", "outcome")
+    left = f" {report.left:,} units of work were left for the next run." if report.left else ""
+    return f"<h3>Actions</h3><p>Saved: {_saved(report)}.{left}</p>{_table('done', titles, rows)}"
 
 
-def _name(done: Done) -> str:
-    return ", ".join(PartitionHealth(values=values, total=FileTotals()).name for values in done.partitions)
+def _partition_names(result: UnitResult) -> str:
+    return ", ".join(PartitionHealth(values=values, total=FileTotals()).name for values in result.partitions)
 
 
 def _histograms(report: CareReport) -> str:
@@ -195,12 +201,12 @@ def _histograms(report: CareReport) -> str:
     return histogram("Number of files by size, before and after", before, after.total.histogram)
 
 
-def _places(health: TableHealth) -> str:
+def _states(health: TableHealth) -> str:
     folder = health.folder
-    places = {
+    states = {
         "newest version": health.total.total,
-        "removed, kept for a time": folder.removed,
-        "removed, kept no longer": folder.expired,
+        "removed, still kept": folder.removed,
+        "removed, no longer kept": folder.expired,
         "kept for pins": folder.kept_for_pins,
         "kept for streams": folder.kept_for_streams,
         "not committed, young": folder.uncommitted,
@@ -209,7 +215,7 @@ def _places(health: TableHealth) -> str:
     }
     return bars(
         "Bytes below the table's location",
-        [(name, total.size, f"{size_text(total.size)} in {total.files:,} files") for name, total in places.items()],
+        [(name, total.size, f"{size_text(total.size)} in {total.files:,} files") for name, total in states.items()],
     )
 
 
@@ -217,7 +223,7 @@ def _partitions(health: TableHealth) -> str:
     if not health.partition_columns:
         return ""
     worst = sorted(health.partitions, key=lambda part: (-part.small.files, -part.total.files, part.name))
-    picture = bars(
+    chart = bars(
         "Small files by partition",
         [(part.name, part.small.files, f"{part.small.files:,}") for part in worst[:_SHOWN_BARS]],
     )
@@ -232,18 +238,18 @@ def _partitions(health: TableHealth) -> str:
         ]
         for part in worst[:_SHOWN_PARTITIONS]
     ]
-    head = ("partition", "files", "size", "small", "deleted rows", "not in Z-order" if health.zorder_by else "")
-    more = len(worst) - _SHOWN_PARTITIONS
-    rest = f"<p>{more:,} more partitions are in the JSON report.</p>" if more > 0 else ""
-    return f"<h3>Partitions with most small files</h3>{picture}{_table('partitions', head, rows)}{rest}"
+    titles = ("partition", "files", "size", "small", "deleted rows", "not in Z-order" if health.zorder_by else "")
+    hidden = len(worst) - _SHOWN_PARTITIONS
+    note = f"<p>{hidden:,} more partitions are in the JSON report.</p>" if hidden > 0 else ""
+    return f"<h3>Partitions with most small files</h3>{chart}{_table('partitions', titles, rows)}{note}"
 
 
-def _table(name: str, head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+def _table(name: str, titles: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table; the cells of its rows are HTML."""
-    titles = "".join(f"<th>{_text(each)}</th>" for each in head)
+    header = "".join(f"<th>{_text(title)}</th>" for title in titles)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return (
-        f'<div class="scroll"><table class="{name}"><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
+        f'<div class="scroll"><table class="{name}"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a health page: bars, as SVG within HTML."""
+"""Bar charts of the health page, as SVG within HTML."""
 
 from __future__ import annotations
 
@@ -17,66 +17,67 @@ _LONGEST_LABEL = 24
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
-    """Return horizontal bars; the longest fills the picture.
+    """Return a chart of horizontal bars; the longest bar fills the width.
 
     Args:
-        title: what it shows.
-        rows: name, value and what is written behind the bar.
+        title: Title of the chart.
+        rows: For each bar its name, its value and the text after the bar.
 
     """
-    most = max((value for _, value, _ in rows), default=0) or 1
-    room = _WIDTH - _LABEL - _NUMBER
-    parts = []
-    for number, (name, value, says) in enumerate(rows):
-        y = number * _ROW
-        length = room * value / most
-        parts.append(
+    largest = max((value for _, value, _ in rows), default=0) or 1
+    width = _WIDTH - _LABEL - _NUMBER
+    elements = []
+    for index, (name, value, text) in enumerate(rows):
+        y = index * _ROW
+        length = width * value / largest
+        elements.append(
             f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{html.escape(_short(name))}'
             f"<title>{html.escape(name)}</title></text>"
-            f'<rect class="track" x="{_LABEL}" y="{y + 4}" width="{room}" height="{_BAR}"></rect>'
+            f'<rect class="track" x="{_LABEL}" y="{y + 4}" width="{width}" height="{_BAR}"></rect>'
             f'<rect class="bar" x="{_LABEL}" y="{y + 4}" width="{length:.1f}" height="{_BAR}"></rect>'
-            f'<text class="quiet" x="{_LABEL + room + 6}" y="{y + 15}">{html.escape(says)}</text>'
+            f'<text class="quiet" x="{_LABEL + width + 6}" y="{y + 15}">{html.escape(text)}</text>'
         )
-    return _picture(title, rows, len(rows) * _ROW + 4, parts)
+    return _svg(title, [(name, text) for name, _, text in rows], len(rows) * _ROW + 4, elements)
 
 
 def histogram(title: str, before: Sequence[int], after: Sequence[int] | None = None) -> str:
-    """Return the number of files by size, and beside it that of later.
+    """Return a histogram of file sizes, with a second series if ``after`` is given.
 
     Args:
-        title: what it shows.
-        before: number of files in each class of :data:`SIZE_BOUNDS`, and above the last.
-        after: likewise, of later.
+        title: Title of the chart.
+        before: Number of files in each class of :data:`SIZE_BOUNDS`, and above the last bound.
+        after: Numbers of files at a later time.
 
     """
     names = [f"< {size_text(bound).replace('.0 ', ' ')}" for bound in SIZE_BOUNDS]
     names.append(f"≥ {size_text(SIZE_BOUNDS[-1]).replace('.0 ', ' ')}")
-    most = max(*before, *(after or ()), 1)
-    room = _WIDTH - _LABEL - _NUMBER
+    largest = max(*before, *(after or ()), 1)
+    width = _WIDTH - _LABEL - _NUMBER
     height = _ROW + (_BAR if after is not None else 0)
-    parts = []
-    for number, name in enumerate(names):
-        y = number * height
-        parts.append(f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>')
-        shown = [("bar", before[number], "")] if after is None else []
+    elements = []
+    for index, name in enumerate(names):
+        y = index * height
+        elements.append(f'<text x="{_LABEL - 8}" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>')
+        series = [("bar", before[index], "")]
         if after is not None:
-            shown = [("bar", before[number], " before"), ("after", after[number], " after")]
-        for place, (kind, value, word) in enumerate(shown):
-            top = y + 4 + place * _BAR
-            parts.append(
-                f'<rect class="{kind}" x="{_LABEL}" y="{top}" width="{room * value / most:.1f}" height="{_BAR - 1}">'
-                f"</rect>"
-                f'<text class="quiet" x="{_LABEL + room + 6}" y="{top + 11}">{value:,}{word}</text>'
+            series = [("bar", before[index], " before"), ("after", after[index], " after")]
+        for position, (style, number, suffix) in enumerate(series):
+            top = y + 4 + position * _BAR
+            elements.append(
+                f'<rect class="{style}" x="{_LABEL}" y="{top}" width="{width * number / largest:.1f}" '
+                f'height="{_BAR - 1}"></rect>'
+                f'<text class="quiet" x="{_LABEL + width + 6}" y="{top + 11}">{number:,}{suffix}</text>'
             )
-    said = [(name, before[number], f"{before[number]:,}") for number, name in enumerate(names)]
-    return _picture(title, said, len(names) * height + 4, parts)
+    texts = [(name, f"{number:,}") for name, number in zip(names, before, strict=True)]
+    return _svg(title, texts, len(names) * height + 4, elements)
 
 
-def _picture(title: str, rows: Sequence[tuple[str, float, str]], height: int, parts: Sequence[str]) -> str:
-    says = html.escape("; ".join(f"{name}: {text}" for name, _, text in rows))
+def _svg(title: str, rows: Sequence[tuple[str, str]], height: int, elements: Sequence[str]) -> str:
+    """Return an SVG image; its description lists the rows (name and text) for screen readers."""
+    description = html.escape("; ".join(f"{name}: {text}" for name, text in rows))
     return (
-        f'<svg role="img" viewBox="0 0 {_WIDTH} {height}"><title>{html.escape(title)}</title><desc>{says}</desc>'
-        f"{''.join(parts)}</svg>"
+        f'<svg role="img" viewBox="0 0 {_WIDTH} {height}"><title>{html.escape(title)}</title><desc>{description}</desc>'
+        f"{''.join(elements)}</svg>"
     )
 
 

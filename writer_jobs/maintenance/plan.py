@@ -1,4 +1,4 @@
-"""What is to be done to a table: in units, each under a lock of its own, what is worth most first."""
+"""The plan of a maintenance run: units of work, each under its own lock, by descending worth."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from writer_jobs.maintenance.findings import Finding, find
 from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth
 from writer_jobs.maintenance.policy import Action, Policy
 
-#: How many partitions are worked on at the same time: one of small files is often one task, which leaves cores idle.
+#: Number of partitions that are rewritten in parallel. One partition of small files is often one Spark task, which
+#: leaves cores idle.
 PARALLEL = 4
-#: How many small partitions one commit rewrites at most.
+#: Largest number of small partitions that one commit rewrites.
 PARTITIONS_PER_COMMIT = 1
 _Partitions = tuple[Mapping[str, str | None], ...]
-_ALSO_BY_ZORDER = (Action.COMPACT, Action.PURGE)
-# What can be done to several partitions in one commit, and which files of a partition that rewrites.
-_TOGETHER: Mapping[Action, Callable[[PartitionHealth], FileTotals]] = {
+# Z-order rewrites a whole partition, so it includes these actions.
+_PARTS_OF_ZORDER = (Action.COMPACT, Action.PURGE)
+# Actions that one commit can apply to several partitions, and the files of a partition that each action rewrites.
+_REWRITTEN_FILES: Mapping[Action, Callable[[PartitionHealth], FileTotals]] = {
     Action.COMPACT: lambda part: part.small,
     Action.PURGE: lambda part: part.with_deleted_rows,
 }
-_REMOVE = (Action.VACUUM, Action.CLEAN_LOG)
-_ON_TABLE = (Action.VACUUM, Action.CHECKPOINT, Action.CLEAN_LOG)
+_REMOVING_ACTIONS = (Action.VACUUM, Action.CLEAN_LOG)
+_TABLE_ACTIONS = (Action.VACUUM, Action.CHECKPOINT, Action.CLEAN_LOG)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
-    """One thing to do, under a lock of its own.
+class WorkUnit:
+    """One action on a table or on some of its partitions, under one lock.
 
     Attributes:
-        action: what.
-        partitions: values of those to do it to, in one commit; empty: to the table.
-        worth: what it saves, see :class:`Finding`.
-        tries: how often it was tried.
-        work_seconds: how long the last try worked before it lost its race.
+        action: Action to execute.
+        partitions: Values of the partitions that one commit rewrites; empty: the unit is about the table.
+        worth: Files that the unit saves, see :class:`Finding`.
+        tries: Number of earlier tries.
+        work_seconds: Seconds that the last try worked before it lost its race.
 
     """
 
@@ -43,22 +45,23 @@ class Unit:
     tries: int = 0
     work_seconds: float = 0.0
 
-    def is_apart_from(self, other: Unit) -> bool:
-        """Tell whether both can be done at the same time: to different partitions."""
+    def is_apart_from(self, other: WorkUnit) -> bool:
+        """Return whether two units can run in parallel, because they rewrite different partitions."""
         if not (self.partitions and other.partitions):
             return False
         return not any(values in other.partitions for values in self.partitions)
 
-    def again(self, work_seconds: float) -> list[Unit]:
-        """Return what is to be tried after a lost race: each partition alone, so that one race costs one of them.
+    def retries(self, work_seconds: float) -> list[WorkUnit]:
+        """Return the units to try after a lost race: one per partition, so that the next race costs one partition.
 
         Args:
-            work_seconds: how long it worked for nothing.
+            work_seconds: Seconds that this try worked.
 
         """
-        alone = _one_by_one(self.partitions)
-        one = replace(self, worth=self.worth / len(alone), tries=self.tries + 1, work_seconds=work_seconds / len(alone))
-        return [replace(one, partitions=each) for each in alone]
+        partitions = _one_by_one(self.partitions)
+        number = len(partitions)
+        retry = replace(self, worth=self.worth / number, tries=self.tries + 1, work_seconds=work_seconds / number)
+        return [replace(retry, partitions=partition) for partition in partitions]
 
 
 def plan(
@@ -67,93 +70,95 @@ def plan(
     actions: Collection[Action] | None,
     *,
     partitions_per_commit: int = PARTITIONS_PER_COMMIT,
-) -> list[Unit]:
-    """Return what is to be done to a table, what is worth most first.
+) -> list[WorkUnit]:
+    """Return the units of work for a table, by descending worth.
 
     Args:
-        health: of the table.
-        policy: of the table.
-        actions: those that were asked for, wherever they change anything; None: what the findings say and the policy
+        health: Health of the table.
+        policy: Policy of the table.
+        actions: Actions to execute wherever they change anything; None: those that the findings name and the policy
             allows.
-        partitions_per_commit: at most so many partitions are compacted, or purged, in one commit, and no more than
-            what together has the target size of one file to be rewritten.
+        partitions_per_commit: Largest number of partitions that one commit compacts or purges. Their files to rewrite
+            are together no larger than one file of the target size.
 
     """
-    wanted = policy
+    thresholds, allowed = policy, policy.auto
     if actions is not None:
-        wanted = replace(policy, least_small_files=1, unordered_share=0.0, deleted_share=0.0, expired_share=0.0)
-    allowed = policy.auto if actions is None else frozenset(actions)
-    parts = {_name_of(part.values): part for part in health.partitions}
+        thresholds = replace(policy, min_small_files=1, unordered_share=0.0, deleted_share=0.0, expired_share=0.0)
+        allowed = frozenset(actions)
+    parts = {_partition_key(part.values): part for part in health.partitions}
 
     def worth(finding: Finding, partitions: _Partitions) -> float:
         if not partitions:
             return finding.worth
-        alone = replace(health, partitions=tuple(parts[_name_of(values)] for values in partitions))
-        return next((each.worth for each in find(alone, wanted) if each.code == finding.code), 0.0)
+        alone = replace(health, partitions=tuple(parts[_partition_key(values)] for values in partitions))
+        return next((similar.worth for similar in find(alone, thresholds) if similar.code == finding.code), 0.0)
 
     units = [
-        Unit(action=finding.action, partitions=values, worth=worth(finding, values))
-        for finding in find(health, wanted)
+        WorkUnit(action=finding.action, partitions=partition, worth=worth(finding, partition))
+        for finding in find(health, thresholds)
         if finding.action in allowed and finding.action is not None
-        for values in _one_by_one(finding.partitions)
+        for partition in _one_by_one(finding.partitions)
     ]
     if actions is not None:
-        there = {unit.action for unit in units}
-        units += [Unit(action=each) for each in _ON_TABLE if each in allowed - there]
+        planned_actions = {unit.action for unit in units}
+        units += [WorkUnit(action=action) for action in _TABLE_ACTIONS if action in allowed - planned_actions]
     elif health.folder.problem is not None:
-        # It fails, and says why nothing may be removed: else nobody would notice.
-        units += [Unit(action=each) for each in _REMOVE if each in allowed][:1]
-    planned = _by_worth(_joined(units))
-    return _by_worth(_together(planned, parts, partitions_per_commit, health.target_file_size))
+        # This unit fails and reports why no file can be removed. Without it the problem would go unnoticed.
+        units += [WorkUnit(action=action) for action in _REMOVING_ACTIONS if action in allowed][:1]
+    by_worth = _by_worth(_without_duplicates(units))
+    return _by_worth(_share_commits(by_worth, parts, partitions_per_commit, health.target_file_size))
 
 
-def _by_worth(units: Iterable[Unit]) -> list[Unit]:
+def _by_worth(units: Iterable[WorkUnit]) -> list[WorkUnit]:
     return sorted(units, key=lambda unit: -unit.worth)
 
 
 def _one_by_one(partitions: _Partitions) -> list[_Partitions]:
-    """Return each partition alone; of the table, the table."""
+    """Return each partition alone; for the table (no partitions), the table."""
     return [(values,) for values in partitions] if partitions else [()]
 
 
-def _joined(units: Iterable[Unit]) -> Iterable[Unit]:
-    """Return each once, and of those that rewrite a partition only the one that rewrites all of it."""
-    once: dict[tuple[Action, str], Unit] = {}
+def _without_duplicates(units: Iterable[WorkUnit]) -> Iterable[WorkUnit]:
+    """Return each unit once, without those that the Z-order of the same partition includes."""
+    unique: dict[tuple[Action, str], WorkUnit] = {}
     for unit in units:
-        once.setdefault((unit.action, _name(unit)), unit)
-    for (action, partition), unit in once.items():
-        if action in _ALSO_BY_ZORDER and (Action.ZORDER, partition) in once:
-            continue
+        unique.setdefault((unit.action, _unit_key(unit)), unit)
+    for (action, partition), unit in unique.items():
         if action is Action.ZORDER:
-            also = (once.get((other, partition)) for other in _ALSO_BY_ZORDER)
-            unit = replace(unit, worth=unit.worth + sum(each.worth for each in also if each is not None))  # noqa: PLW2901
-        yield unit
+            included = [unique[key] for part in _PARTS_OF_ZORDER if (key := (part, partition)) in unique]
+            yield replace(unit, worth=unit.worth + sum(part.worth for part in included))
+        elif action not in _PARTS_OF_ZORDER or (Action.ZORDER, partition) not in unique:
+            yield unit
 
 
-def _together(units: Iterable[Unit], parts: Mapping[str, PartitionHealth], most: int, most_bytes: int) -> list[Unit]:
-    """Return the same work in fewer commits: small partitions that are worth about the same are rewritten in one."""
-    made: list[Unit] = []
-    # Of each action, which of them was begun last, and how many bytes it rewrites.
-    begun: dict[Action, tuple[int, int]] = {}
+def _share_commits(
+    units: Iterable[WorkUnit], parts: Mapping[str, PartitionHealth], max_partitions: int, max_bytes: int
+) -> list[WorkUnit]:
+    """Merge units of small partitions with about the same worth, so that one commit rewrites several of them."""
+    merged: list[WorkUnit] = []
+    # The unit of each action that is filled now: its index in `merged`, and the bytes that it rewrites.
+    filling: dict[Action, tuple[int, int]] = {}
     for unit in units:
-        if unit.action not in _TOGETHER or not unit.partitions:
-            made.append(unit)
+        if unit.action not in _REWRITTEN_FILES or not unit.partitions:
+            merged.append(unit)
             continue
-        size = sum(_TOGETHER[unit.action](parts[_name_of(values)]).size for values in unit.partitions)
-        at, before = begun.get(unit.action, (None, 0))
-        if at is None or len(made[at].partitions) >= most or before + size > most_bytes:
-            begun[unit.action] = (len(made), size)
-            made.append(unit)
+        size = sum(_REWRITTEN_FILES[unit.action](parts[_partition_key(values)]).size for values in unit.partitions)
+        index, filled_bytes = filling.get(unit.action, (None, 0))
+        if index is None or len(merged[index].partitions) >= max_partitions or filled_bytes + size > max_bytes:
+            filling[unit.action] = (len(merged), size)
+            merged.append(unit)
         else:
-            begun[unit.action] = (at, before + size)
-            both = made[at]
-            made[at] = replace(both, partitions=both.partitions + unit.partitions, worth=both.worth + unit.worth)
-    return made
+            filling[unit.action] = (index, filled_bytes + size)
+            larger = merged[index]
+            partitions, worth = larger.partitions + unit.partitions, larger.worth + unit.worth
+            merged[index] = replace(larger, partitions=partitions, worth=worth)
+    return merged
 
 
-def _name(unit: Unit) -> str:
-    return " ".join(_name_of(values) for values in unit.partitions)
+def _unit_key(unit: WorkUnit) -> str:
+    return " ".join(_partition_key(values) for values in unit.partitions)
 
 
-def _name_of(values: Mapping[str, str | None]) -> str:
+def _partition_key(values: Mapping[str, str | None]) -> str:
     return repr(sorted(values.items()))

@@ -1,4 +1,4 @@
-"""What maintenance did to a table, and what it saved."""
+"""The result of maintenance of a table: units of work, health before and after, and savings."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from writer_jobs.maintenance.findings import Finding, find
 from writer_jobs.maintenance.health import FileTotals, TableHealth
 from writer_jobs.maintenance.policy import Action, Policy
 
-_NOTHING = FileTotals()
+_NO_FILES = FileTotals()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
-    """One thing that was done, or tried.
+class UnitResult:
+    """The result of one unit of work.
 
     Attributes:
-        action: what.
-        partitions: values of those that it was done to, in one commit; empty: to the table.
-        version: that it committed; None: it committed nothing.
-        seconds: how long it took, waiting for other writers included.
-        gave_way_seconds: how long of that it waited before it began, because other writers did.
-        waited_seconds: how long of it it waited for the lock.
-        held_seconds: how long of it the lock was held.
-        removed: files that the newest version, the folder or the log has no more.
-        added: files that it has instead.
-        kept_for_pins: files that VACUUM would have removed, were it not for pins.
-        kept_for_streams: likewise for streams that read the table.
-        problem: why it was left for the next time; None: it is done.
-        failure: what the problem is, if it is more than a lost race, of which there is nothing to mend.
+        action: Action of the unit.
+        partitions: Values of the partitions that the commit rewrote; empty: the unit was about the table.
+        version: Version that the unit committed; None: it committed nothing.
+        seconds: Seconds that the unit took, including all waiting.
+        gave_way_seconds: Seconds of waiting until no writer waited for the table, before the unit started.
+        waited_seconds: Seconds of waiting for the lock.
+        held_seconds: Seconds between the acquisition and the release of the lock.
+        removed: Files removed from the newest version, the table's folder or the log.
+        added: Files that replace them.
+        kept_for_pins: Number of files that VACUUM would have removed without the pins.
+        kept_for_streams: Number of files that VACUUM would have removed without the streams that read the table.
+        problem: Reason why the unit is left for the next run; None: it succeeded.
+        failure: Error behind the problem; None if the unit succeeded or only lost a race, which needs no repair.
 
     """
 
@@ -42,8 +42,8 @@ class Done:
     gave_way_seconds: float = 0.0
     waited_seconds: float = 0.0
     held_seconds: float = 0.0
-    removed: FileTotals = _NOTHING
-    added: FileTotals = _NOTHING
+    removed: FileTotals = _NO_FILES
+    added: FileTotals = _NO_FILES
     kept_for_pins: int = 0
     kept_for_streams: int = 0
     problem: str | None = None
@@ -51,11 +51,11 @@ class Done:
 
     @property
     def work_seconds(self) -> float:
-        """How long it worked, without any waiting."""
+        """Seconds of work, without any waiting."""
         return max(0.0, self.seconds - self.gave_way_seconds - self.waited_seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the result as JSON values."""
         return {
             "action": self.action.value,
             "partitions": [dict(values) for values in self.partitions],
@@ -76,56 +76,56 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True)
 class CareReport:
-    """A table before and after it was looked after.
+    """The report on one table: its health before and after, and the results of all units of work.
 
     Attributes:
-        before: its health when it was begun.
-        findings: of that, what is worth most first.
-        done: in the order in which it was done.
-        left: how many partitions, or actions on the table, the budget did not suffice for.
-        after: its health at the end; None: nothing was done.
-        findings_after: of that.
+        before: Health before the first unit.
+        findings: Findings before the first unit, by descending worth.
+        done: Results, in the order of their ends.
+        left: Number of units that were not executed, because the budget was spent or the work ended early.
+        after: Health after the last unit; None: no unit was executed.
+        findings_after: Findings after the last unit.
 
     """
 
     before: TableHealth
     findings: tuple[Finding, ...]
-    done: tuple[Done, ...] = ()
+    done: tuple[UnitResult, ...] = ()
     left: int = 0
     after: TableHealth | None = None
     findings_after: tuple[Finding, ...] = ()
 
     @classmethod
-    def found(cls, health: TableHealth, policy: Policy) -> CareReport:
-        """Make that of a table to which nothing was done yet.
+    def of(cls, health: TableHealth, policy: Policy) -> CareReport:
+        """Return the report on a table before any work.
 
         Args:
-            health: of the table.
-            policy: of the table.
+            health: Health of the table.
+            policy: Policy of the table.
 
         """
         return cls(before=health, findings=tuple(find(health, policy)))
 
     @property
     def saved(self) -> FileTotals:
-        """How many files and bytes fewer there are: of the newest version, the folder and the log."""
+        """Files and bytes saved in the newest version, the table's folder and the log."""
         return FileTotals(
-            sum(each.removed.files - each.added.files for each in self.done),
-            sum(each.removed.size - each.added.size for each in self.done),
+            sum(result.removed.files - result.added.files for result in self.done),
+            sum(result.removed.size - result.added.size for result in self.done),
         )
 
     @property
     def failure(self) -> SluiceError | None:
-        """The first thing that failed; None: nothing did."""
-        return next((each.failure for each in self.done if each.failure is not None), None)
+        """First failure; None: nothing failed."""
+        return next((result.failure for result in self.done if result.failure is not None), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values; docs/maintenance.md describes them."""
+        """Return the report as JSON values; docs/maintenance.md describes them."""
         return {
             "table": self.before.table,
             "before": self.before.to_json(),
             "findings": [finding.to_json() for finding in self.findings],
-            "done": [each.to_json() for each in self.done],
+            "done": [result.to_json() for result in self.done],
             "left": self.left,
             "saved": {"files": self.saved.files, "bytes": self.saved.size},
             "after": None if self.after is None else self.after.to_json(),

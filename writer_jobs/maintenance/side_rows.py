@@ -1,8 +1,8 @@
-"""The rows of a side table (``_tombstones``, ``_cells``), and which of them maintenance may delete.
+"""The rows of a side table (``_tombstones``, ``_cells``) and which of them maintenance may delete.
 
 A feed appends to a side table with each batch, and holds the lock on it over both commits of the batch. So maintenance
-rewrites the side table without the lock, and commits with it. Rows that a batch appends meanwhile stay. An expired row
-stays expired when rows are appended: a cell that is hidden is hidden for good.
+rewrites the side table without the lock and holds the lock for its commit. Rows that a batch appends meanwhile stay. An
+expired row stays expired when rows are appended: a hidden cell stays hidden.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.side_locations import SIDE_TABLE_SUFFIXES
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.delta.sql_names import quoted
+from writer_jobs.delta.table_log import LOG_FOLDER
 from writer_jobs.errors import WriteConflictError
 from writer_jobs.feeds.hbase.cells import CELLS, without_expired
 from writer_jobs.maintenance.policy import Policy
@@ -26,63 +27,64 @@ from writer_jobs.merge.change_spec import SEQ, SEQUENCE
 from writer_jobs.merge.side_table import APPLIED_AT, BATCH
 
 _DAY_SECONDS = 86_400
-_KEPT = "__sluice_kept"
+_NEWEST_BATCH = "__sluice_newest_batch"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideRows:
-    """Which rows of a side table are kept.
+    """The rule that decides which rows of a side table are expired.
 
     Attributes:
         keys: Key columns.
-        of_cells: Whether the rows are cells of HBase; else they are tombstones.
-        retention_seconds: Rows that are older than this may expire.
+        has_cells: Whether the rows are HBase cells; otherwise they are tombstones.
+        retention_seconds: Seconds after which rows may expire.
 
     """
 
     keys: tuple[str, ...]
-    of_cells: bool
+    has_cells: bool
     retention_seconds: float
 
     @classmethod
     def of(cls, state: TableState, policy: Policy) -> SideRows | None:
-        """Return the rows of a side table; None if the table is none, or no feed has set how long it remembers."""
+        """Return the rule for a table; None if it is not a side table or no feed has set its retention."""
         names = set(state.schema.names)
         internal = {SEQUENCE, BATCH, APPLIED_AT}
         if policy.forget_after_days is None or not internal <= names:
             return None
-        fields = {field.name for field in CELLS.fields}
-        of_cells = fields <= names
-        keys = [name for name in state.schema.names if name not in (internal | fields if of_cells else internal)]
-        return cls(keys=tuple(keys), of_cells=of_cells, retention_seconds=policy.forget_after_days * _DAY_SECONDS)
+        cell_fields = {field.name for field in CELLS.fields}
+        has_cells = cell_fields <= names
+        other_columns = internal | cell_fields if has_cells else internal
+        keys = tuple(name for name in state.schema.names if name not in other_columns)
+        return cls(keys=keys, has_cells=has_cells, retention_seconds=policy.forget_after_days * _DAY_SECONDS)
 
-    def kept(self, rows: DataFrame) -> DataFrame:
-        """Return the rows that are needed, each once, in the table's columns."""
+    def drop_expired(self, rows: DataFrame) -> DataFrame:
+        """Return the rows that a feed still needs, each once, in the table's columns."""
         names = [name for name in rows.columns if name not in (BATCH, APPLIED_AT)]
         columns = [SEQ if name == SEQUENCE else name for name in names]
-        once = (
+        unique = (
             rows.withColumnRenamed(SEQUENCE, SEQ)
             .groupBy(*map(quoted, columns))
-            .agg(F.max_by(F.struct(BATCH, APPLIED_AT), APPLIED_AT).alias(_KEPT))
-            .select(*map(quoted, columns), f"{_KEPT}.*")
+            .agg(F.max_by(F.struct(BATCH, APPLIED_AT), APPLIED_AT).alias(_NEWEST_BATCH))
+            .select(*map(quoted, columns), f"{_NEWEST_BATCH}.*")
         )
         old = F.col(APPLIED_AT) < F.timestamp_seconds(F.lit(time.time() - self.retention_seconds))
-        needed = without_expired(once, self.keys, old) if self.of_cells else once.where(~old)
+        needed = without_expired(unique, self.keys, old) if self.has_cells else unique.where(~old)
         return needed.withColumnRenamed(SEQ, SEQUENCE).select(*map(quoted, rows.columns))
 
 
 def refuse_unfinished_batches(spark: SparkSession, location: str) -> None:
-    """Make sure that each batch in a side table has come to its end. To be called under the lock on it.
+    """Refuse a side table with an unfinished batch. The caller holds the lock on the side table.
 
-    Of a batch that was killed between its two commits the next batch deletes the rows again, by the batch's id. Two
-    batches may have the same row, and only one id is kept.
+    If a batch was killed between its two commits, the next batch deletes its rows again, by the batch's id. Two batches
+    may have the same row, and :meth:`SideRows.drop_expired` keeps only one of their ids.
 
     Args:
         spark: The session.
         location: Location of the side table.
 
     Raises:
-        WriteConflictError: A batch was killed, and is not undone yet.
+        WriteConflictError: A batch was killed and is not undone yet.
         StorageError: The notes of batches cannot be read.
 
     """
@@ -93,7 +95,7 @@ def refuse_unfinished_batches(spark: SparkSession, location: str) -> None:
 
 
 def side_tables_of(spark: SparkSession, locations: Sequence[str]) -> list[str]:
-    """Return the locations of the side tables that tables have."""
+    """Return the locations of the side tables that some tables have."""
     files = HadoopFiles.of(spark)
-    places = [f"{location.rstrip('/')}{suffix}" for location in locations for suffix in SIDE_TABLE_SUFFIXES]
-    return [place for place in places if files.status(f"{place}/_delta_log") is not None]
+    side_locations = [f"{location.rstrip('/')}{suffix}" for location in locations for suffix in SIDE_TABLE_SUFFIXES]
+    return [location for location in side_locations if files.status(f"{location}/{LOG_FOLDER}") is not None]

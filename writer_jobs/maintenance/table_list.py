@@ -1,8 +1,8 @@
-"""Which tables are to be looked after: those that are named, those of a list, or all of a database."""
+"""The tables of a maintenance run: tables that are named or listed in a file, and the tables of a database."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -19,72 +19,75 @@ _PROVIDER = "Provider"
 
 
 def tables_of(
-    spark: SparkSession, named: Sequence[str], *, catalog: str | None = None, listed_in: str | None = None
+    spark: SparkSession, names: Sequence[str], *, catalog: str | None = None, listed_in: str | None = None
 ) -> list[str]:
-    """Return locations and names of tables, each once.
+    """Return locations and names of tables, each table once.
 
     Args:
-        spark: the session.
-        named: locations or names.
-        catalog: database all of whose Delta tables count.
-        listed_in: file with a table on each line.
+        spark: The session.
+        names: Locations of tables, or names in the catalog.
+        catalog: Database; all of its Delta tables are added.
+        listed_in: File with one table per line.
 
     Returns:
-        The tables, and the side tables that they have.
+        The tables, and their side tables.
 
     Raises:
-        StorageError: the list cannot be read.
-        TableError: there is no such database, or no table in it, or in the list.
+        StorageError: The list cannot be read.
+        TableError: The list or the database has no table, or the database does not exist.
 
     """
-    found = list(named)
+    tables = list(names)
     if listed_in is not None:
-        found += _listed(spark, listed_in)
-    of_catalog = [] if catalog is None else _in_catalog(spark, catalog)
-    tables = _each_once(spark, [*found, *of_catalog]) if found else of_catalog
-    return _each_once(spark, [*tables, *side_tables_of(spark, [_place(spark, table) for table in tables])])
+        tables += _read_list(spark, listed_in)
+    if catalog is not None:
+        tables += _list_database(spark, catalog)
+    locations = _unique_locations(spark, tables)
+    with_side_tables = [*locations.values(), *side_tables_of(spark, list(locations))]
+    return list(_unique_locations(spark, with_side_tables).values())
 
 
-def _each_once(spark: SparkSession, tables: Sequence[str]) -> list[str]:
-    once: dict[str, str] = {}
+def _unique_locations(spark: SparkSession, tables: Iterable[str]) -> dict[str, str]:
+    """Return the first name of each table, by the table's location."""
+    names: dict[str, str] = {}
     for table in tables:
-        once.setdefault(_place(spark, table), table)
-    return list(once.values())
+        names.setdefault(_location(spark, table), table)
+    return names
 
 
-def _place(spark: SparkSession, table: str) -> str:
-    """Return where a table is; of what is none, the name: whoever looks after it says what is wrong."""
+def _location(spark: SparkSession, table: str) -> str:
+    """Return the location of a table, or its name if it cannot be resolved; the executor reports the error."""
     try:
         return locate_table(spark, table)
     except SluiceError:
         return table
 
 
-def _listed(spark: SparkSession, path: str) -> list[str]:
+def _read_list(spark: SparkSession, path: str) -> list[str]:
     text = HadoopFiles.of(spark).read_text(path)
     if text is None:
         raise StorageError(f"{path}: there is no such list of tables")
-    # Some editors begin a file with the mark of UTF-8.
+    # Some editors write a byte order mark at the start of a UTF-8 file.
     lines = (line.partition("#")[0].strip() for line in text.removeprefix("\ufeff").splitlines())
     if not (tables := [line for line in lines if line]):
         raise TableError(f"{path} lists no table")
     return tables
 
 
-def _in_catalog(spark: SparkSession, database: str) -> list[str]:
-    within = ".".join(map(quoted, database.split(".")))
+def _list_database(spark: SparkSession, database: str) -> list[str]:
+    quoted_database = ".".join(map(quoted, database.split(".")))
     try:
-        tables = spark.sql(f"SHOW TABLES IN {within}").where("NOT isTemporary").collect()
-        names = [f"{within}.{quoted(row['tableName'])}" for row in tables]
+        rows = spark.sql(f"SHOW TABLES IN {quoted_database}").where("NOT isTemporary").collect()
     except (*JVM_ERRORS, PySparkException) as error:
         raise TableError(f"the tables of {database} cannot be listed: {one_sentence(error)}") from error
+    names = (f"{quoted_database}.{quoted(row['tableName'])}" for row in rows)
     if not (tables := [name for name in names if _may_be_delta(spark, name)]):
         raise TableError(f"{database} has no Delta tables")
     return tables
 
 
 def _may_be_delta(spark: SparkSession, name: str) -> bool:
-    """Tell whether a table is Delta's; yes if that cannot be told: whoever looks after it says what is wrong."""
+    """Return whether a table is a Delta table, or its provider is unknown; the executor reports that error."""
     try:
         rows = spark.sql(f"DESCRIBE TABLE EXTENDED {name}").where(f"col_name = '{_PROVIDER}'").collect()
     except (*JVM_ERRORS, PySparkException):

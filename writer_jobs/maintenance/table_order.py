@@ -1,4 +1,4 @@
-"""In which order tables are looked after within a budget: the one where most is to be gained first."""
+"""The order of the tables in a run: within a budget, the table with the most valuable work first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Collection, Sequence
 
 from pyspark.sql import SparkSession
 
-from writer_jobs.maintenance.measure import Measured, measure, ordered_by
+from writer_jobs.maintenance.measure import Measurement, measure, with_zorder
 from writer_jobs.maintenance.plan import plan
 from writer_jobs.maintenance.policy import Action
 
 log = logging.getLogger(__name__)
 
-#: To look at the tables takes no more than this share of the budget.
-_LOOKING = 0.5
+# Share of the budget that measuring all tables may take.
+_MEASURING_SHARE = 0.5
 
 
 def most_valuable_first(
@@ -26,37 +26,38 @@ def most_valuable_first(
     *,
     budget_seconds: float | None,
     zorder_by: tuple[str, ...] = (),
-) -> list[tuple[str, Measured | None]]:
-    """Return tables in the order in which they are looked after, with what is known of each.
+) -> list[tuple[str, Measurement | None]]:
+    """Return tables in the order of their maintenance, each with its measurement if there is one.
 
-    With a budget, all are looked at before anything is done, for half of it at most, and the one where what is to be
-    done is worth most comes first. Those for which that time does not suffice are chosen at random, and come last.
+    With a budget all tables are measured first, for half of the budget at most, and sorted by the descending worth of
+    their work. Tables are measured in random order. Tables that were not measured in time come last.
 
     Args:
-        spark: the session.
-        tables: locations or names.
-        actions: what is to be done; None: what the findings say.
-        budget_seconds: for all tables; None: as long as it takes, so that their order does not matter.
-        zorder_by: columns, instead of those of each table's policy.
+        spark: The session.
+        tables: Locations or names in the catalog.
+        actions: Actions to execute; None: those that the findings name.
+        budget_seconds: Seconds for all tables; None: no limit, and the tables keep their order.
+        zorder_by: Columns of the Z-order in place of each table's policy.
 
     """
     if budget_seconds is None or len(tables) == 1:
         return [(table, None) for table in tables]
-    end = time.monotonic() + budget_seconds * _LOOKING
-    known: list[tuple[float, str, Measured]] = []
+    end = time.monotonic() + budget_seconds * _MEASURING_SHARE
+    measured: list[tuple[float, str, Measurement]] = []
     for table in random.sample(tables, len(tables)):
         if time.monotonic() >= end:
             break
         try:
-            found = measure(spark, table)
-            wanted = ordered_by(found, zorder_by) if zorder_by else found
-        except Exception as error:  # noqa: BLE001 (whoever looks after it says what is wrong)
-            log.info("%s comes last: %s", table, error)
+            measurement = measure(spark, table)
+            planned = with_zorder(measurement, zorder_by) if zorder_by else measurement
+        except Exception as error:  # noqa: BLE001 (the executor reports the error)
+            log.info("%s is maintained last: %s", table, error)
             continue
-        known.append((sum(unit.worth for unit in plan(wanted.health, wanted.policy, actions)), table, found))
-    known.sort(key=lambda each: -each[0])
-    looked_at = {table for _, table, _ in known}
+        worth = sum(unit.worth for unit in plan(planned.health, planned.policy, actions))
+        measured.append((worth, table, measurement))
+    measured.sort(key=lambda entry: -entry[0])
+    measured_tables = {table for _, table, _ in measured}
     return [
-        *((table, found) for _, table, found in known),
-        *((table, None) for table in tables if table not in looked_at),
+        *((table, measurement) for _, table, measurement in measured),
+        *((table, None) for table in tables if table not in measured_tables),
     ]

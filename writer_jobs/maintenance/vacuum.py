@@ -1,4 +1,4 @@
-"""``vacuum``: removes files that no version needs which is to be read again, and no commit that is on its way."""
+"""VACUUM that keeps the files of pins, of the streams that read the table, and of running writes."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from writer_jobs.delta.snapshot import Snapshot
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import StorageError, TableError, WriteFailedError
-from writer_jobs.maintenance.file_states import FileState, Keeper, Keepers, folder_files
-from writer_jobs.maintenance.health import FileTotals
+from writer_jobs.maintenance.file_states import FileState, classify_files, totals_by_state
+from writer_jobs.maintenance.health import FileTotals, sum_totals
+from writer_jobs.maintenance.pins_and_streams import Keepers, KeepReason
 from writer_jobs.maintenance.policy import Policy
 from writer_jobs.merge.materialized import Kept
 from writer_jobs.pins.take import remove_expired_pins
 
 _SETTINGS = {
-    # What is removed is decided here.
+    # This module decides which files are removed.
     "spark.databricks.delta.retentionDurationCheck.enabled": "false",
-    # It would commit twice, and need the lock for that. Nothing that it does changes the table.
+    # Logging makes two commits, which need the lock. VACUUM itself does not change the table.
     "spark.databricks.delta.vacuum.logging.enabled": "false",
-    # It would note that all commits up to now need not be looked at again.
+    # VACUUM LITE records that later runs may skip all commits until now.
     "spark.databricks.delta.vacuum.lite.enabled": "false",
 }
 _INVENTORY = "path string, length bigint, isDir boolean, modificationTime bigint"
@@ -42,19 +43,19 @@ _SHOWN = 3
 
 @dataclass(frozen=True, kw_only=True)
 class VacuumResult:
-    """What ``vacuum`` removed.
+    """The result of ``vacuum``.
 
     Attributes:
-        table: canonical URI.
-        version: that was the newest one.
-        files: how many files were removed; of a dry run, how many would be.
-        size: of those, in bytes.
-        orphans: how many of them no version that the log knows has ever named.
-        orphans_size: of those, in bytes.
-        kept_for_pins: files that would have been removed, were it not for pins.
-        kept_for_streams: files that would have been removed, were it not for streams that read the table.
-        pins: by which files were kept.
-        dry_run: whether nothing was removed.
+        table: Canonical URI.
+        version: Newest version of the table.
+        files: Number of removed files; in a dry run, of files that would be removed.
+        size: Size of these files, in bytes.
+        orphans: Number of these files that no version in the log has ever named.
+        orphans_size: Size of the orphans, in bytes.
+        kept_for_pins: Number of files that would have been removed without the pins.
+        kept_for_streams: Number of files that would have been removed without the streams that read the table.
+        pins: Names of the pins that have not expired.
+        dry_run: Whether the files were only counted.
 
     """
 
@@ -80,106 +81,97 @@ def vacuum(
     manager: LockManager | None = None,
     lock_timeout_seconds: float | None = None,
 ) -> VacuumResult:
-    """Remove a table's files that are in no version which is to be read again.
+    """Remove the files of a table that no readable version needs.
 
-    That is a file which
+    A file is removed if it
 
-    - a commit removed from the table longer than ``retain`` ago, or
-    - belongs to no version that the log knows, and was written longer ago than ``delta.deletedFileRetentionDuration``
-      (or ``retain``, if that is longer): a younger one may be of a commit that is on its way,
+    - was removed from the table by a commit longer than ``retain`` ago, or
+    - belongs to no version in the log, and was written longer ago than ``delta.deletedFileRetentionDuration`` (or
+      ``retain``, if that is longer): a running write may still commit a younger file,
 
-    and that no pin keeps, and no stream that reads the table may still read. Which it is, is decided here; Delta's own
-    VACUUM removes them, and looks once more whether the newest version has them.
+    and no pin keeps it, and no stream that reads the table may still read it. This function chooses the files. Delta's
+    own VACUUM removes them, after it has checked once more that the newest version does not have them.
 
-    No lock is held meanwhile, because nothing that this does changes the table: no writer waits. Whoever reads a
-    version that is older than ``retain``, and is not pinned, may find its files gone; so would a RESTORE to one that
-    runs at the same time.
+    The function holds no lock meanwhile, because it does not change the table, so no writer waits. A reader of a
+    version that is older than ``retain`` and not pinned may miss files; so may a RESTORE to such a version at the same
+    time.
 
     Args:
-        spark: a session with the guarded log store.
-        table: location or name in the catalog.
-        retain: for how long removed files are kept. By default ``delta.deletedFileRetentionDuration``, as it would be
+        spark: A session with the guarded log store.
+        table: Location or name in the catalog.
+        retain: Retention of removed files. Default: ``delta.deletedFileRetentionDuration`` as it would be
             without pins.
-        dry_run: remove nothing.
-        streams: checkpoint folders of the streams that read the table. By default those of the table's property
+        dry_run: Count the files without removing them.
+        streams: Checkpoint folders of the streams that read the table. Default: those of the table property
             ``sluice.maintenance.streams``.
-        manager: gives the lock under which expired pins are removed, as for :func:`writer_jobs.locked`.
-        lock_timeout_seconds: to wait for it.
+        manager: Lock manager for the removal of expired pins, as for :func:`writer_jobs.locked`.
+        lock_timeout_seconds: Seconds to wait for that lock.
 
     Raises:
         ValueError: ``retain`` is negative.
-        PinError: a pin cannot be read, or its version is not there any more: nothing is removed.
-        TableError, StorageError: no such table, or it cannot be read; or a stream's checkpoint cannot, or what that
-            stream is to read next is gone.
-        WriteFailedError: not all files could be removed.
-        LockTimeoutError and so on: as for :func:`remove_pin`, if pins have expired.
+        PinError: A pin cannot be read, or its version is gone; no file was removed.
+        TableError, StorageError: There is no such table, or it cannot be read; a stream's checkpoint cannot be read, or
+            the version that the stream reads next is gone.
+        WriteFailedError: Some files could not be removed.
+        LockTimeoutError and other errors of :func:`remove_pin`: Expired pins could not be removed.
 
     """
     if retain is not None and retain < timedelta(0):
-        raise ValueError("retain: give no negative time")
+        raise ValueError("retain must not be negative")
     log = DeltaTableLog(spark, locate_table(spark, table))
     if not dry_run:
         remove_expired_pins(spark, log.location, manager=manager, lock_timeout_seconds=lock_timeout_seconds)
-    # The version first, see Keepers.
+    # The snapshot is loaded before the pins are read, see Keepers.of.
     snapshot = log.snapshot()
     if snapshot.state is None:
         raise TableError(f"there is no Delta table at {log.location}")
     if streams is None:
         streams = Policy.of(snapshot.properties, canonical_table_uri(log.location)).streams
-    keepers = Keepers.of(spark, snapshot, streams)
+    pins_and_streams = Keepers.of(spark, snapshot, streams)
     with ExitStack() as stack:
         try:
-            removable = folder_files(spark, snapshot, keepers, retain).where(
+            removable = classify_files(spark, snapshot, pins_and_streams, retain).where(
                 F.col("state").isin(FileState.EXPIRED.value, FileState.ORPHAN.value)
             )
-            found = stack.enter_context(closing(Kept(removable))).rows
+            files = stack.enter_context(closing(Kept(removable))).rows
         except (*JVM_ERRORS, PySparkException) as error:
             raise StorageError(f"the files of {log.location} cannot be listed: {one_sentence(error)}") from error
-        totals = _totals(found)
-        unkept = {state: number for (state, kept_by), number in totals.items() if kept_by is None}
-        chosen = sum(unkept.values(), FileTotals())
-        if chosen.files and not dry_run:
-            _remove(spark, snapshot, found.where("kept_by IS NULL"))
-    orphans = unkept.get(FileState.ORPHAN, FileTotals())
+        totals = totals_by_state(files)
+        unneeded = sum_totals(total for (_, kept_by), total in totals.items() if kept_by is None)
+        if unneeded.files and not dry_run:
+            _remove(spark, snapshot, files.where("kept_by IS NULL"))
+    orphans = totals.get((FileState.ORPHAN, None), FileTotals())
     return VacuumResult(
         table=canonical_table_uri(log.location),
         version=snapshot.version,
-        files=chosen.files,
-        size=chosen.size,
+        files=unneeded.files,
+        size=unneeded.size,
         orphans=orphans.files,
         orphans_size=orphans.size,
-        kept_for_pins=_kept(totals, Keeper.PIN),
-        kept_for_streams=_kept(totals, Keeper.STREAM),
-        pins=tuple(pin.name for pin in keepers.pins),
+        kept_for_pins=_count_kept(totals, KeepReason.PIN),
+        kept_for_streams=_count_kept(totals, KeepReason.STREAM),
+        pins=tuple(pin.name for pin in pins_and_streams.pins),
         dry_run=dry_run,
     )
 
 
 @contextmanager
-def _scala_prints_nothing(spark: SparkSession) -> Iterator[None]:
-    """Keep what Delta prints in this thread from standard output, which has the lines of a job."""
+def _silent_console(spark: SparkSession) -> Iterator[None]:
+    """Discard what Delta prints in this thread, because standard output has the JSON lines of a job."""
     jvm: Any = spark._jvm  # noqa: SLF001
     console = getattr(getattr(jvm.scala, "Console$"), "MODULE$")
-    before = console.out()
+    stdout = console.out()
     console.setOutDirect(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
     try:
         yield
     finally:
-        # What failed may be the JVM.
+        # The JVM may be gone.
         with suppress(*JVM_ERRORS):
-            console.setOutDirect(before)
+            console.setOutDirect(stdout)
 
 
-def _totals(files: DataFrame) -> dict[tuple[FileState, Keeper | None], FileTotals]:
-    grouped = files.groupBy("state", "kept_by").agg(F.count("*"), F.sum("length"))
-    return {
-        (FileState(state), None if kept_by is None else Keeper(kept_by)): FileTotals(number, size)
-        for state, kept_by, number, size in grouped.collect()
-    }
-
-
-def _kept(totals: dict[tuple[FileState, Keeper | None], FileTotals], keeper: Keeper) -> int:
-    return sum(each.files for (_, kept_by), each in totals.items() if kept_by is keeper)
+def _count_kept(totals: dict[tuple[FileState, KeepReason | None], FileTotals], reason: KeepReason) -> int:
+    return sum(total.files for (_, kept_by), total in totals.items() if kept_by is reason)
 
 
 def _remove(spark: SparkSession, snapshot: Snapshot, files: DataFrame) -> None:
@@ -187,7 +179,7 @@ def _remove(spark: SparkSession, snapshot: Snapshot, files: DataFrame) -> None:
     table = canonical_table_uri(location)
     inventory = session.createDataFrame([], _INVENTORY).union(
         files.select(
-            # As Delta puts a table's location before it, with two slashes for one that is a bucket's root.
+            # Delta joins a table's location and a path in this way; a bucket's root then has two slashes.
             F.concat(F.lit(f"{location}/"), "path").alias("path"),
             "length",
             F.expr("false").alias("isDir"),
@@ -196,12 +188,13 @@ def _remove(spark: SparkSession, snapshot: Snapshot, files: DataFrame) -> None:
     )
     inventory.createOrReplaceTempView(_VIEW)
     try:
-        with _scala_prints_nothing(spark):
+        with _silent_console(spark):
             session.sql(f"VACUUM delta.{quoted(location)} USING INVENTORY (TABLE {_VIEW}) RETAIN 0 HOURS")
-        # Delta passes over a file that the store does not let it remove.
-        left = listed_files(spark, snapshot).join(files.select("path"), "path", "left_semi").limit(_SHOWN).collect()
+        # Delta skips a file that the store does not let it remove.
+        remaining = listed_files(spark, snapshot).join(files.select("path"), "path", "left_semi")
+        examples = remaining.limit(_SHOWN).collect()
     except (*JVM_ERRORS, PySparkException) as error:
         raise WriteFailedError(table=table, reason=one_sentence(error)) from error
-    if left:
-        shown = ", ".join(row["path"] for row in left)
-        raise WriteFailedError(table=table, reason=f"the store has not removed all files, such as {shown}")
+    if examples:
+        paths = ", ".join(row["path"] for row in examples)
+        raise WriteFailedError(table=table, reason=f"the store has not removed all files, such as {paths}")

@@ -13,7 +13,7 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import StorageError
 from writer_jobs.job.output import JobOutput
 from writer_jobs.maintenance.gauges import HealthGauges
-from writer_jobs.maintenance.measure import Measured
+from writer_jobs.maintenance.measure import Measurement
 from writer_jobs.maintenance.page import page
 from writer_jobs.maintenance.result import CareReport
 
@@ -123,12 +123,12 @@ class Published:
         )
         self._try_to_write()
 
-    def skipped(self, table: str, found: Measured | None) -> None:
+    def skipped(self, table: str, found: Measurement | None) -> None:
         """Note a table for which there was no time, and how it was found, if that is known."""
         table = table if found is None else found.health.table
         self._tables.append({"table": table, "skipped": _BUDGET_OVER})
         if found is not None:
-            report = CareReport.found(found.health, found.policy)
+            report = CareReport.of(found.health, found.policy)
             self.measured(report)
             self._reports.append(report)
             said = report.to_json()

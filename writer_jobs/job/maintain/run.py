@@ -10,10 +10,10 @@ from writer_jobs.job.exit_codes import exit_code_of, sentence_of
 from writer_jobs.job.maintain.arguments import PROGRAM, MaintainArguments, parse_arguments
 from writer_jobs.job.maintain.published import Published
 from writer_jobs.job.runner import Job, JobContext
-from writer_jobs.maintenance.executor import Worker
+from writer_jobs.maintenance.executor import UnitExecutor
 from writer_jobs.maintenance.gauges import HealthGauges
-from writer_jobs.maintenance.maintainer import Care
-from writer_jobs.maintenance.measure import Measured
+from writer_jobs.maintenance.maintainer import TableMaintainer
+from writer_jobs.maintenance.measure import Measurement
 from writer_jobs.maintenance.table_list import tables_of
 from writer_jobs.maintenance.table_order import most_valuable_first
 
@@ -52,13 +52,13 @@ def _look_after(
     inspector: LockInspector,
     published: Published,
     table: str,
-    found: Measured | None,
+    found: Measurement | None,
     seconds: float,
 ) -> Exception | None:
     """Look after one table, publish what was done, also if it fails, and return the first thing that failed."""
     arguments, care = context.arguments, None
     try:
-        worker = Worker(
+        worker = UnitExecutor(
             context.spark,
             context.manager,
             inspector,
@@ -66,10 +66,10 @@ def _look_after(
             lock_timeout_seconds=arguments.lock_timeout,
             hold_at_most_seconds=arguments.hold_at_most,
         )
-        care = Care(
+        care = TableMaintainer(
             worker,
             deferred=context.stop.deferred,
-            say=published.done,
+            on_result=published.done,
             parallel=arguments.parallel,
             partitions_per_commit=arguments.partitions_per_commit,
         )
@@ -77,8 +77,8 @@ def _look_after(
             arguments.wanted,
             budget_seconds=seconds,
             zorder_by=arguments.zorder_by,
-            measured=published.measured,
-            found=found,
+            on_measured=published.measured,
+            measurement=found,
         )
     except BaseException as error:
         published.failed(table, sentence_of(error), exit_code_of(error), None if care is None else care.report)

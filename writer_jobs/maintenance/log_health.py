@@ -1,0 +1,99 @@
+"""The health of a table's log, and the growth of the table over the last week."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+
+from writer_jobs.delta.logged_files import LoggedFiles
+from writer_jobs.delta.snapshot import Snapshot
+from writer_jobs.delta.table_log import DeltaTableLog
+from writer_jobs.errors import TableError
+from writer_jobs.maintenance.health import FileTotals, LogHealth
+
+_WEEK = timedelta(days=7)
+_HOUR = timedelta(hours=1)
+_DAY_SECONDS = timedelta(days=1).total_seconds()
+_CHECKPOINT_FILE = re.compile(r"(\d{20})\.checkpoint\..*(parquet|json)")
+
+
+class MeasuredLog:
+    """The measured log of a table.
+
+    Args:
+        snapshot: Newest version of the table.
+        logged: Log of the table, listed after the snapshot was loaded.
+        retention_seconds: Seconds to keep versions for pins and streams; see :func:`.log_retention_seconds`.
+
+    """
+
+    def __init__(self, snapshot: Snapshot, logged: LoggedFiles, retention_seconds: float) -> None:
+        self._snapshot = snapshot
+        self._retention_seconds = retention_seconds
+        self._now = datetime.now(UTC)
+        self._total = FileTotals(len(logged.listed), sum(row["length"] for row in logged.listed))
+        # Modification times, in seconds since the epoch, by version.
+        self._version_times = {version: modified_ms / 1000 for version, modified_ms in logged.versions.items()}
+        self._checkpoint_times: dict[int, float] = {}
+        for row in logged.listed:
+            if (match := _CHECKPOINT_FILE.fullmatch(row["name"])) is not None:
+                self._checkpoint_times[int(match[1])] = row["modified_ms"] / 1000
+
+    @property
+    def health(self) -> LogHealth:
+        """Health of the log."""
+        # Not the newest listed checkpoint: a checkpoint in several parts may be incomplete.
+        newest = self._snapshot.checkpoint_version
+        checkpoint_time = None if newest is None else self._checkpoint_times.get(newest)
+        since_checkpoint = self._snapshot.version - (newest or 0)
+        return LogHealth(
+            total=self._total,
+            first_version=min(self._version_times, default=self._snapshot.version),
+            versions=len(self._version_times),
+            checkpoint_version=newest,
+            checkpointed_at=None if checkpoint_time is None else datetime.fromtimestamp(checkpoint_time, UTC),
+            since_checkpoint=max(0, since_checkpoint),
+            checkpoint_interval=self._snapshot.checkpoint_interval,
+            expired_versions=self._count_expired(newest or 0),
+            retention_seconds=self._snapshot.log_retention_seconds,
+            writers_clean=self._snapshot.cleans_log,
+        )
+
+    def _count_expired(self, newest_checkpoint: int) -> int:
+        """Return the number of versions that Delta's clean-up would remove now; without a checkpoint pass version 0."""
+        # The cutoff of Delta's clean-up is the midnight (UTC) before. With an infinite retention nothing expires.
+        cutoff = self._now.timestamp() - self._retention_seconds
+        midnight = cutoff if math.isinf(cutoff) else cutoff // _DAY_SECONDS * _DAY_SECONDS
+        young = (version for version, time in self._version_times.items() if time > midnight)
+        oldest_young = min(young, default=self._snapshot.version)
+        # Clean-up removes only the versions before a checkpoint that no young version precedes.
+        checkpoints = {*self._checkpoint_times, newest_checkpoint}
+        limit = min(oldest_young, newest_checkpoint)
+        oldest_kept = max((version for version in checkpoints if version <= limit), default=0)
+        return sum(version < oldest_kept for version in self._version_times)
+
+    def per_day(self, log: DeltaTableLog) -> tuple[float | None, float | None]:
+        """Return growth in bytes and commits, per day of the last week; None: unknown.
+
+        Args:
+            log: Log of the table.
+
+        """
+        week_ago = (self._now - _WEEK).timestamp()
+        first_logged = min(self._version_times, default=None)
+        old_versions = (version for version, time in self._version_times.items() if time <= week_ago)
+        start_version = max(old_versions, default=first_logged)
+        if start_version is None:
+            return None, None
+        # The newest version of a week ago may be much older than a week.
+        seconds = min(self._now.timestamp() - self._version_times[start_version], _WEEK.total_seconds())
+        if seconds < _HOUR.total_seconds():
+            return None, None
+        days = seconds / _DAY_SECONDS
+        commits = (self._snapshot.version - start_version) / days
+        try:
+            return (self._snapshot.size - log.snapshot_at(start_version).size) / days, commits
+        except TableError:
+            # The checkpoint of that version is gone.
+            return None, commits

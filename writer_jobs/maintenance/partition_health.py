@@ -1,0 +1,148 @@
+"""The health of a table's partitions, from the data files in Delta's snapshot and the log's notes of Z-orders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+
+from lock_manager.table_records.commit_stamp import MAINTENANCE, maintenance_of
+from writer_jobs.delta.hadoop_files import escaped
+from writer_jobs.delta.listings import session_for_many_files
+from writer_jobs.delta.snapshot import PHYSICAL_NAME, Snapshot, TableState
+from writer_jobs.delta.table_log import LOG_FOLDER, commit_info_of
+from writer_jobs.delta.version_files import version_file_rows
+from writer_jobs.maintenance.health import SIZE_BOUNDS, FileTotals, PartitionHealth
+from writer_jobs.maintenance.policy import Policy
+
+#: Largest difference between the store's clock and the clock of a committing driver, in milliseconds.
+SKEW_MS = 60_000
+_TRUE, _FALSE = "true", "false"
+_ZORDERS = "partition_values map<string, string>, ordered_ms bigint"
+
+
+def measure_partitions(
+    spark: SparkSession, snapshot: Snapshot, state: TableState, policy: Policy, *, is_clustered: bool
+) -> tuple[PartitionHealth, ...]:
+    """Return the health of each partition that has files.
+
+    Args:
+        spark: The session.
+        snapshot: Newest version of the table.
+        state: Schema and partitioning of that version.
+        policy: Policy of the table; its Z-order is possible.
+        is_clustered: Whether the table has clustering columns.
+
+    """
+    files = version_file_rows(spark, snapshot).withColumn("values", _partition_text("partitionValues"))
+    unordered = F.expr(_FALSE)
+    if policy.zorder_by:
+        files = _with_zorder_times(spark, snapshot, policy, files)
+        unordered = F.col("modificationTime") > F.col("ordered_ms")
+    unclustered = F.col("clusteringProvider").isNull() if is_clustered else F.expr(_FALSE)
+    size = F.col("size")
+    deleted = F.coalesce(F.col("deletionVector.cardinality"), F.lit(0))
+    records = F.get_json_object("stats", "$.numRecords").cast("long")
+    lower_bounds = [0, *SIZE_BOUNDS]
+    classes = [
+        F.count_if((size >= low) & (size < high) if high else size >= low).alias(f"class{index}")
+        for index, (low, high) in enumerate(zip(lower_bounds, [*SIZE_BOUNDS, None], strict=True))
+    ]
+    grouped = files.groupBy("values").agg(
+        *_totals("total", F.expr(_TRUE)),
+        *_totals("small", size < policy.small_file_size),
+        F.count_if(records.isNull()).alias("files_without_rows"),
+        F.coalesce(F.sum(records - deleted), F.lit(0)).alias("rows"),
+        F.coalesce(F.sum(records), F.lit(0)).alias("stored_rows"),
+        F.sum(deleted).alias("deleted_rows"),
+        *_totals("with_deleted_rows", deleted > 0),
+        *_totals("unordered", unordered),
+        *_totals("unclustered", unclustered),
+        *classes,
+    )
+    logical_names = {
+        str((field.metadata or {}).get(PHYSICAL_NAME, field.name)): field.name
+        for field in state.schema
+        if field.name in state.partition_columns
+    }
+    return tuple(_partition_health(row, logical_names, state.partition_columns) for row in grouped.collect())
+
+
+def _partition_health(
+    row: Row, logical_names: Mapping[str, str], partition_columns: tuple[str, ...]
+) -> PartitionHealth:
+    entries = json.loads(row["values"])
+    values = {logical_names.get(entry["key"], entry["key"]): entry.get("value") for entry in entries}
+    return PartitionHealth(
+        values={name: values.get(name) or None for name in partition_columns},
+        total=_read_totals(row, "total"),
+        small=_read_totals(row, "small"),
+        rows=None if row["files_without_rows"] else row["rows"],
+        stored_rows=row["stored_rows"],
+        deleted_rows=row["deleted_rows"],
+        with_deleted_rows=_read_totals(row, "with_deleted_rows"),
+        unordered=_read_totals(row, "unordered"),
+        unclustered=_read_totals(row, "unclustered"),
+        histogram=tuple(row[f"class{index}"] for index in range(len(SIZE_BOUNDS) + 1)),
+    )
+
+
+def _partition_text(column: str) -> Column:
+    """Return a map of partition values as text that is equal for equal partitions."""
+    return F.to_json(F.array_sort(F.map_entries(column)))
+
+
+def _totals(name: str, condition: Column) -> tuple[Column, Column]:
+    """Return the number and the total size of the files that satisfy a condition."""
+    size = F.sum(F.when(condition, F.col("size")).otherwise(0))
+    return F.count_if(condition).alias(f"{name}_files"), F.coalesce(size, F.lit(0)).alias(f"{name}_size")
+
+
+def _read_totals(row: Row, name: str) -> FileTotals:
+    return FileTotals(row[f"{name}_files"], row[f"{name}_size"])
+
+
+def _with_zorder_times(spark: SparkSession, snapshot: Snapshot, policy: Policy, files: DataFrame) -> DataFrame:
+    """Add ``ordered_ms`` to files: the time of the last Z-order of their partition, in ms since the epoch; 0: never.
+
+    Maintenance commits note the partitions that they put in Z-order. If the log has lost such a commit, its partitions
+    count as unordered.
+
+    Args:
+        spark: The session.
+        snapshot: Newest version of the table.
+        policy: Policy of the table.
+        files: Data files, with the text of their partition in ``values``.
+
+    """
+    partition_times: dict[str, int] = {}
+    table_time = 0
+    for info in _maintenance_commits(spark, snapshot.location):
+        note = maintenance_of(info)
+        if note is None or tuple(note.get("columns") or ()) != policy.zorder_by:
+            continue
+        ordered_ms = int(info["timestamp"]) + SKEW_MS
+        partitions = note.get("partitions") or ()
+        if not partitions:
+            table_time = max(ordered_ms, table_time)
+        for values in map(json.dumps, partitions):
+            partition_times[values] = max(ordered_ms, partition_times.get(values, 0))
+    rows = [(json.loads(values), ordered_ms) for values, ordered_ms in partition_times.items()]
+    zorders = spark.createDataFrame(rows, _ZORDERS)
+    # Notes may list the values of one partition in different orders; their texts are equal.
+    newest = (
+        zorders.select(_partition_text("partition_values").alias("values"), "ordered_ms")
+        .groupBy("values")
+        .agg(F.max("ordered_ms").alias("partition_ms"))
+    )
+    ordered_ms = F.greatest(F.coalesce("partition_ms", F.lit(0)), F.lit(table_time))
+    return files.join(F.broadcast(newest), "values", "left").withColumn("ordered_ms", ordered_ms)
+
+
+def _maintenance_commits(spark: SparkSession, location: str) -> list[Mapping[str, Any]]:
+    lines = session_for_many_files(spark).read.text(escaped(f"{location}/{LOG_FOLDER}") + "/*.json")
+    commits = lines.where(F.col("value").startswith('{"commitInfo"') & F.col("value").contains(MAINTENANCE))
+    return [commit_info_of(row[0]) for row in commits.select("value").collect()]
