@@ -218,7 +218,7 @@ def test_columns_that_are_no_event_time(
     spark: SparkSession, manager: ZookeeperLockManager, table: Path, put: Callable[..., None]
 ) -> None:
     put(range(2))
-    for column, words in (("value", "is no timestamp and no date, but string"), ("when", "has no column when")):
+    for column, words in (("value", "must be a timestamp or a date, got string"), ("when", "has no column when")):
         with pytest.raises(PinError, match=words):
             take_pin(spark, {str(table): column}, name="x", at=BEGIN, expires_at=soon(), manager=manager)
 
@@ -324,7 +324,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
             raise Killed
         create(pins, pin)
 
-    monkeypatch.setattr(take, "_taken_back", lambda *_: nullcontext([]))
+    monkeypatch.setattr(take, "_undo_on_error", lambda *_: nullcontext([]))
     monkeypatch.setattr(PinFiles, "create", killed)
 
 
@@ -690,7 +690,7 @@ def test_a_copy_of_a_table_has_pins_of_the_original_and_removing_them_there_leav
     pin = take_pin(spark, {str(table): None}, name="x", expires_at=soon(), manager=manager)
     copy, link = tmp_path / "copy", tmp_path / "link"
     shutil.copytree(table, copy)
-    with pytest.raises(PinError, match="it is not known which files pin x keeps: remove it"):
+    with pytest.raises(PinError, match="the files that pin x keeps are unknown: remove the pin"):
         vacuum(spark, str(copy), retain=NOW, manager=manager)
     remove_pin(spark, str(copy), "x", manager=manager)
     assert (list_pins(spark, str(copy)), list_pins(spark, str(table))) == ([], [pin])

@@ -150,7 +150,7 @@ def test_a_copy_replaces_no_table_of_others(
     table = lake("one", 0, 3)
     LockedDeltaWriter(spark, manager, str(tmp_path / "copies" / "one")).append(spark.range(3))
     place = ("--table", table, "--pin", "x", "--expires", "1 day")
-    for folder, words in ((tmp_path / "copies", "is a table that is no copy of pin x"), (table, "would be in file:")):
+    for folder, words in ((tmp_path / "copies", "is not a copy of pin x"), (table, "would be in file:")):
         done = snapshot(*place, "--copy-to", folder)
         assert done.code == 2
         assert words in done.error

@@ -89,7 +89,7 @@ class UnitExecutor:
         self._inspector = inspector
         # With auto compaction each rewrite would hold the lock over all of its work, see docs/gate.md.
         self._writer = LockedDeltaWriter(session_with(spark, {AUTO_COMPACT: "false"}), manager, table)
-        self._lock_timeout_seconds = lock_timeout_seconds
+        self._timeout_seconds = lock_timeout_seconds
         self._hold_at_most_seconds = hold_at_most_seconds
         self._stopped = threading.Event()
         # Tag of this executor's Spark jobs, to cancel them.
@@ -107,7 +107,7 @@ class UnitExecutor:
 
     def exclusive_run(self) -> AbstractContextManager[Hold]:
         """Hold the maintenance lock of the table for a block; see :func:`.turn_of`."""
-        return turn_of(self._manager, self.table, self._lock_timeout_seconds)
+        return turn_of(self._manager, self.table, self._timeout_seconds)
 
     @property
     def is_stopped(self) -> bool:
@@ -197,7 +197,7 @@ class UnitExecutor:
             hold="write" if self.holds_lock(unit) else "commit",
             # This limit also counts if a rule of the gate makes the write hold the lock from its beginning.
             held_at_most_seconds=self._hold_at_most_seconds,
-            lock_timeout_seconds=self._lock_timeout_seconds,
+            lock_timeout_seconds=self._timeout_seconds,
             metadata={MAINTENANCE: note},
         )
 
@@ -210,9 +210,8 @@ class UnitExecutor:
         return [{physical_names[name]: value for name, value in values.items()} for values in partitions]
 
     def _vacuum(self, result: UnitResult) -> UnitResult:
-        vacuumed = vacuum(
-            self.spark, self.log.location, manager=self._manager, lock_timeout_seconds=self._lock_timeout_seconds
-        )
+        location, timeout_seconds = self.log.location, self._timeout_seconds
+        vacuumed = vacuum(self.spark, location, manager=self._manager, lock_timeout_seconds=timeout_seconds)
         return replace(
             result,
             removed=FileTotals(vacuumed.files, vacuumed.size),
@@ -233,7 +232,7 @@ class UnitExecutor:
             again=False,
             hold="write" if self.holds_lock(unit) else "commit",
             held_at_most_seconds=self._hold_at_most_seconds,
-            lock_timeout_seconds=self._lock_timeout_seconds,
+            lock_timeout_seconds=self._timeout_seconds,
             metadata={MAINTENANCE: {"action": unit.action.value}},
             before_write=lambda _: refuse_unfinished_batches(self.spark, location),
         )
@@ -245,13 +244,13 @@ class UnitExecutor:
         return f"{self.table}/{LAST_CHECKPOINT}"
 
     def _write_checkpoint(self, result: UnitResult) -> UnitResult:
-        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._lock_timeout_seconds) as hold:
+        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout_seconds) as hold:
             version = self.log.make_newest_checkpoint()
         return replace(result, version=version, held_seconds=_held_seconds(hold))
 
     def _clean_log(self, result: UnitResult) -> UnitResult:
-        total_before = self._log_total()
-        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._lock_timeout_seconds) as hold:
+        before = self._log_total()
+        with self._manager.acquire(self._checkpoint_lock, timeout_seconds=self._timeout_seconds) as hold:
             # Read as late as possible, because a pin or the name of a stream may be new.
             snapshot = self.log.snapshot()
             streams = Policy.of(snapshot.properties, self.table).streams
@@ -262,11 +261,9 @@ class UnitExecutor:
                     "clean up the log after the stream's next batch"
                 )
             self.log.clean_up(retention_seconds)
-        total_after = self._log_total()
+        after = self._log_total()
         # Writers add versions and checkpoints meanwhile, so a difference may be negative.
-        removed = FileTotals(
-            max(0, total_before.files - total_after.files), max(0, total_before.size - total_after.size)
-        )
+        removed = FileTotals(max(0, before.files - after.files), max(0, before.size - after.size))
         return replace(result, removed=removed, held_seconds=_held_seconds(hold))
 
     def _log_total(self) -> FileTotals:

@@ -1,27 +1,4 @@
-"""Prometheus metrics of the health of tables, by ``table``.
-
-==========================================  ========  ==============================================================
-name                                        kind      labels beside ``table``
-==========================================  ========  ==============================================================
-``sluice_table_files``                      gauge     ``state``: ``live``, ``removed``, ``expired``, ``kept_for_pins``,
-                                                      ``kept_for_streams``, ``uncommitted``, ``orphan``
-``sluice_table_bytes``                      gauge     ``state``: as above
-``sluice_table_small_files``                gauge
-``sluice_table_rows``                       gauge
-``sluice_table_deleted_rows``               gauge
-``sluice_table_partitions``                 gauge
-``sluice_table_log_versions``               gauge
-``sluice_table_log_bytes``                  gauge
-``sluice_table_versions_since_checkpoint``  gauge
-``sluice_table_growth_bytes_per_day``       gauge
-``sluice_table_commits_per_day``            gauge
-``sluice_table_finding_worth``              gauge     ``code``: see docs/maintenance.md; 0: no such finding
-``sluice_table_measured_timestamp_seconds`` gauge
-``sluice_maintenance_actions_total``        counter   ``action``; ``outcome``: ``done``, ``given_up``
-``sluice_maintenance_seconds_total``        counter   ``action``
-``sluice_maintenance_saved_files_total``    counter   ``action``
-==========================================  ========  ==============================================================
-"""
+"""Prometheus metrics of the health of tables, by ``table``; docs/operate.md lists their names and labels."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from html import escape
 from types import MappingProxyType
 
 from writer_jobs.maintenance.findings import Finding, size_text
@@ -59,8 +59,8 @@ def page(reports: Sequence[CareReport], errors: Mapping[str, str] = MappingProxy
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{_text(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{_text(title)}</h1>{_overview(reports)}{_errors(errors)}{sections}</body></html>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>"
+        f"<h1>{escape(title)}</h1>{_overview(reports)}{_errors(errors)}{sections}</body></html>\n"
     )
 
 
@@ -74,7 +74,7 @@ def _overview(reports: Sequence[CareReport]) -> str:
         health, findings = _newest(report)
         rows.append(
             [
-                f'<a href="#table-{index}">{_text(health.table)}</a>',
+                f'<a href="#table-{index}">{escape(health.table)}</a>',
                 f"{health.version:,}",
                 f"{health.total.total.files:,}",
                 size_text(health.total.total.size),
@@ -95,14 +95,14 @@ def _newest(report: CareReport) -> tuple[TableHealth, Sequence[Finding]]:
 
 
 def _errors(errors: Mapping[str, str]) -> str:
-    entries = (f"<li><code>{_text(table)}</code>: {_text(error)}</li>" for table, error in errors.items())
+    entries = (f"<li><code>{escape(table)}</code>: {escape(error)}</li>" for table, error in errors.items())
     return f'<h3>Failed</h3><ul class="findings failed">{"".join(entries)}</ul>' if errors else ""
 
 
 def _section(index: int, report: CareReport) -> str:
     health, findings = _newest(report)
     parts = [
-        f'<h2 id="table-{index}">{_text(health.table)}</h2>',
+        f'<h2 id="table-{index}">{escape(health.table)}</h2>',
         _measured_at(report, health),
         _figures(health),
         "<h3>Findings</h3>",
@@ -152,7 +152,7 @@ def _figures(health: TableHealth) -> str:
         figures["not in Z-order"] = _totals(total.unordered)
     if health.clustering_columns:
         figures["not clustered"] = _totals(total.unclustered)
-    entries = (f"<div><dt>{_text(name)}</dt><dd>{_text(figure)}</dd></div>" for name, figure in figures.items())
+    entries = (f"<div><dt>{escape(name)}</dt><dd>{escape(figure)}</dd></div>" for name, figure in figures.items())
     return f"<dl>{''.join(entries)}</dl>"
 
 
@@ -163,8 +163,8 @@ def _findings(findings: Sequence[Finding]) -> str:
     for finding in findings:
         command = "" if finding.action is None else f" (<code>maintain.py --{finding.action}</code>)"
         entries.append(
-            f"<li><code>{_text(finding.code)}</code> {_text(finding.message)}."
-            f'<br><span class="quiet">{_text(finding.advice)}{command}</span></li>'
+            f"<li><code>{escape(finding.code)}</code> {escape(finding.message)}."
+            f'<br><span class="quiet">{escape(finding.advice)}{command}</span></li>'
         )
     return f'<ul class="findings">{"".join(entries)}</ul>'
 
@@ -174,14 +174,14 @@ def _results(report: CareReport) -> str:
         return ""
     rows = [
         [
-            _text(result.action),
-            _text(_partition_names(result)) or "the table",
+            escape(result.action),
+            escape(_partition_names(result)) or "the table",
             "" if result.version is None else f"{result.version:,}",
             f"{result.seconds:.1f} s",
             f"{result.held_seconds:.2f} s",
             _totals(result.removed),
             _totals(result.added),
-            _text(result.problem or "done"),
+            escape(result.problem or "done"),
         ]
         for result in report.done
     ]
@@ -229,7 +229,7 @@ def _partitions(health: TableHealth) -> str:
     )
     rows = [
         [
-            _text(part.name),
+            escape(part.name),
             f"{part.total.files:,}",
             size_text(part.total.size),
             f"{share(part.small.files, part.total.files):.0%}",
@@ -246,7 +246,7 @@ def _partitions(health: TableHealth) -> str:
 
 def _table(name: str, titles: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table; the cells of its rows are HTML."""
-    header = "".join(f"<th>{_text(title)}</th>" for title in titles)
+    header = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return (
         f'<div class="scroll"><table class="{name}"><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table></div>'
@@ -269,7 +269,3 @@ def _span(seconds: float) -> str:
 
 def _moment(moment: datetime) -> str:
     return f"{moment:%Y-%m-%d %H:%M} UTC"
-
-
-def _text(text: str) -> str:
-    return html.escape(text)

@@ -123,7 +123,7 @@ def _without_duplicates(units: Iterable[WorkUnit]) -> Iterable[WorkUnit]:
     """Return each unit once, without those that the Z-order of the same partition includes."""
     unique: dict[tuple[Action, str], WorkUnit] = {}
     for unit in units:
-        unique.setdefault((unit.action, _unit_key(unit)), unit)
+        unique.setdefault((unit.action, " ".join(map(_partition_key, unit.partitions))), unit)
     for (action, partition), unit in unique.items():
         if action is Action.ZORDER:
             included = [unique[key] for part in _PARTS_OF_ZORDER if (key := (part, partition)) in unique]
@@ -154,10 +154,6 @@ def _share_commits(
             partitions, worth = larger.partitions + unit.partitions, larger.worth + unit.worth
             merged[index] = replace(larger, partitions=partitions, worth=worth)
     return merged
-
-
-def _unit_key(unit: WorkUnit) -> str:
-    return " ".join(_partition_key(values) for values in unit.partitions)
 
 
 def _partition_key(values: Mapping[str, str | None]) -> str:

@@ -141,6 +141,9 @@ def vacuum(
         if unneeded.files and not dry_run:
             _remove(spark, snapshot, files.where("kept_by IS NULL"))
     orphans = totals.get((FileState.ORPHAN, None), FileTotals())
+    kept_files = {
+        reason: sum(total.files for (_, kept_by), total in totals.items() if kept_by is reason) for reason in KeepReason
+    }
     return VacuumResult(
         table=canonical_table_uri(log.location),
         version=snapshot.version,
@@ -148,8 +151,8 @@ def vacuum(
         size=unneeded.size,
         orphans=orphans.files,
         orphans_size=orphans.size,
-        kept_for_pins=_count_kept(totals, KeepReason.PIN),
-        kept_for_streams=_count_kept(totals, KeepReason.STREAM),
+        kept_for_pins=kept_files[KeepReason.PIN],
+        kept_for_streams=kept_files[KeepReason.STREAM],
         pins=tuple(pin.name for pin in pins_and_streams.pins),
         dry_run=dry_run,
     )
@@ -168,10 +171,6 @@ def _silent_console(spark: SparkSession) -> Iterator[None]:
         # The JVM may be gone.
         with suppress(*JVM_ERRORS):
             console.setOutDirect(stdout)
-
-
-def _count_kept(totals: dict[tuple[FileState, KeepReason | None], FileTotals], reason: KeepReason) -> int:
-    return sum(total.files for (_, kept_by), total in totals.items() if kept_by is reason)
 
 
 def _remove(spark: SparkSession, snapshot: Snapshot, files: DataFrame) -> None:

@@ -1,1 +1,1 @@
-"""Pins: one moment of one or several tables that can be read again, until a day that is agreed."""
+"""Pins: versions of one or several tables from one moment, which stay readable until the pin expires."""

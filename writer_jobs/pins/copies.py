@@ -1,4 +1,4 @@
-"""What is pinned, for those who do not ask for pins: a table of its own, or a view in the catalog."""
+"""Pinned rows for readers that do not know pins: a table of their own, or a view in the catalog."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import TableError
 from writer_jobs.pins.moment import up_to_sql
-from writer_jobs.pins.read import pinned_rows, version_of
+from writer_jobs.pins.read import pinned_rows, pinned_state
 from writer_jobs.writer import LockedDeltaWriter
 
-_NO_NAME = re.compile(r"[^A-Za-z0-9_]+")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
 
 
-def name_of(pinned: PinnedTable) -> str:
-    """Return by what its copy and its view are called: the last part of its location."""
-    return _NO_NAME.sub("_", pinned.location.rstrip("/").rpartition("/")[2])
+def copy_name(pinned_table: PinnedTable) -> str:
+    """Return the name of a table's copy and view: the last part of the table's location."""
+    return _NOT_IN_NAMES.sub("_", pinned_table.location.rstrip("/").rpartition("/")[2])
 
 
 def refuse_equal_names(pin: Pin) -> None:
-    """Make sure that no two tables of a pin would have copies of one name.
+    """Refuse a pin if the copies of two of its tables would have the same name.
 
     Raises:
-        PinError: two would.
+        PinError: Two copies would have the same name.
 
     """
-    names = [name_of(each) for each in pin.tables]
+    names = [copy_name(pinned_table) for pinned_table in pin.tables]
     if len({name.lower() for name in names}) < len(names):
         raise PinError(f"two tables of pin {pin.name} end in the same name, {', '.join(names)}: copy them in Python")
 
@@ -41,68 +41,71 @@ def refuse_equal_names(pin: Pin) -> None:
 def copy_pinned(
     spark: SparkSession,
     pin: Pin,
-    pinned: PinnedTable,
+    pinned_table: PinnedTable,
     folder: str,
     *,
     manager: LockManager,
     lock_timeout_seconds: float | None = None,
 ) -> tuple[str, CommitResult]:
-    """Write the rows that a pin keeps of a table into a table of their own, once; return where, and what was written.
+    """Copy the pinned rows of a table into a table of their own, once; return that table and the result of the write.
 
     Args:
-        spark: a session with the guarded log store.
-        pin: see :func:`take_pin` and :func:`find_pin`.
-        pinned: one of its tables.
-        folder: the copy is in it, under the table's name, with its partition columns.
-        manager: gives the lock on it.
-        lock_timeout_seconds: to wait for it.
+        spark: A session with the guarded log store.
+        pin: Pin, see :func:`take_pin` and :func:`find_pin`.
+        pinned_table: One of its tables.
+        folder: Folder of the copy. The copy has the table's name and partition columns.
+        manager: Lock manager.
+        lock_timeout_seconds: Seconds to wait for the lock on the copy.
 
     Raises:
-        PinError: there is a table that is no copy of this pin; or see :func:`pinned_rows`.
-        SluiceError: see :meth:`LockedDeltaWriter.append`.
+        PinError: The copy would lie inside a pinned table, or around it; its location has another table; or see
+            :func:`pinned_rows`.
+        SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
-    writer = LockedDeltaWriter(spark, manager, f"{folder.rstrip('/')}/{name_of(pinned)}")
-    for each in pin.tables:
-        one, other = f"{writer.table}/", f"{each.table}/"
-        if one.startswith(other) or other.startswith(one):
-            raise PinError(f"a copy at {writer.table} would be in {each.table}, or around it: name another place")
-    transaction = (f"pin/{pin.pin_id}/{name_of(pinned)}", 1)
+    name = copy_name(pinned_table)
+    writer = LockedDeltaWriter(spark, manager, f"{folder.rstrip('/')}/{name}")
+    for source in pin.tables:
+        target_path, source_path = f"{writer.table}/", f"{source.table}/"
+        if target_path.startswith(source_path) or source_path.startswith(target_path):
+            raise PinError(f"a copy at {writer.table} would be in {source.table}, or around it: name another folder")
+    transaction = (f"pin/{pin.pin_id}/{name}", 1)
     head = writer.log.head(transaction[0])
     if head.version >= 0 and head.last_transaction < transaction[1]:
-        raise PinError(f"{writer.table} is a table that is no copy of pin {pin.name}: name another place")
-    partitioned_by = version_of(spark, pin, pinned).partition_columns
-    copied = writer.append(
-        pinned_rows(spark, pin, pinned.location),
-        partition_by=partitioned_by if head.version < 0 else (),
+        raise PinError(f"{writer.table} is not a copy of pin {pin.name}: name another folder")
+    partition_columns = pinned_state(spark, pin, pinned_table).partition_columns
+    result = writer.append(
+        pinned_rows(spark, pin, pinned_table.location),
+        partition_by=partition_columns if head.version < 0 else (),
         txn=transaction,
         lock_timeout_seconds=lock_timeout_seconds,
         metadata={"pin": pin.name},
     )
-    return writer.table, copied
+    return writer.table, result
 
 
-def make_view(spark: SparkSession, pin: Pin, pinned: PinnedTable, database: str) -> str:
-    """Make a view of the rows that a pin keeps of a table, or replace one; return its name.
+def make_view(spark: SparkSession, pin: Pin, pinned_table: PinnedTable, database: str) -> str:
+    """Create or replace a view of the pinned rows of a table; return the view's name.
 
     Args:
-        spark: the session, with a catalog that keeps views.
-        pin: see :func:`take_pin` and :func:`find_pin`.
-        pinned: one of its tables.
-        database: of the view.
+        spark: A session with a catalog that stores views.
+        pin: Pin, see :func:`take_pin` and :func:`find_pin`.
+        pinned_table: One of its tables.
+        database: Database of the view.
 
     Raises:
-        PinError: the pin's version is not there any more.
-        TableError: the catalog refuses.
+        PinError: The pinned version is gone.
+        TableError: The catalog refuses the view.
 
     """
-    name = f"{'.'.join(map(quoted, database.split('.')))}.{quoted(name_of(pinned))}"
-    rows, where = f"delta.{quoted(pinned.location)} VERSION AS OF {pinned.version}", ""
-    if pin.at is not None and pinned.event_time is not None:
-        schema = version_of(spark, pin, pinned).schema
-        where = f" WHERE {up_to_sql(schema, pinned.event_time, pin.at, pinned.table)}"
+    name = copy_name(pinned_table)
+    quoted_name = f"{'.'.join(map(quoted, database.split('.')))}.{quoted(name)}"
+    source, condition = f"delta.{quoted(pinned_table.location)} VERSION AS OF {pinned_table.version}", ""
+    if pin.at is not None and pinned_table.event_time is not None:
+        schema = pinned_state(spark, pin, pinned_table).schema
+        condition = f" WHERE {up_to_sql(schema, pinned_table.event_time, pin.at, pinned_table.table)}"
     try:
-        spark.sql(f"CREATE OR REPLACE VIEW {name} AS SELECT * FROM {rows}{where}")  # noqa: S608 (names are quoted)
+        spark.sql(f"CREATE OR REPLACE VIEW {quoted_name} AS SELECT * FROM {source}{condition}")  # noqa: S608 (names are quoted)
     except (*JVM_ERRORS, PySparkException) as error:
-        raise TableError(f"the view {database}.{name_of(pinned)} cannot be made: {one_sentence(error)}") from error
-    return f"{database}.{name_of(pinned)}"
+        raise TableError(f"the view {database}.{name} cannot be created: {one_sentence(error)}") from error
+    return f"{database}.{name}"

@@ -1,4 +1,4 @@
-"""The rows of a table up to a moment of their event time."""
+"""The condition that selects the rows of a table up to an event time."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from writer_jobs.delta.sql_names import quoted
 def up_to(schema: StructType, event_time: str, moment: datetime, table: str) -> Column:
     """Return the condition that a row's event time is not after a moment.
 
-    Its literal has the column's type, so that Delta passes over files by their statistics. A day happens at its begin
-    in UTC, as for the watermark.
+    Its literal has the column's type, so that Delta can skip files by their statistics. A date stands for the start of
+    that day in UTC, as in watermarks.
 
     Args:
-        schema: of the table.
-        event_time: the column.
-        moment: with a time zone.
-        table: canonical URI, for messages.
+        schema: Schema of the table.
+        event_time: Name of the column with the event time.
+        moment: A time with a time zone.
+        table: Canonical URI, for error messages.
 
     Raises:
-        PinError: there is no such column, or it is no timestamp and no date.
+        PinError: There is no such column, or it is neither a timestamp nor a date.
 
     """
     return F.expr(up_to_sql(schema, event_time, moment, table))
 
 
 def up_to_sql(schema: StructType, event_time: str, moment: datetime, table: str) -> str:
-    """Return the condition of :func:`up_to` as SQL, which means the same in any session."""
+    """Return the condition of :func:`up_to` as SQL that has the same meaning in every session."""
     in_utc = moment.astimezone(UTC)
     for field in schema:
         if field.name.lower() == event_time.lower():
@@ -40,6 +40,6 @@ def up_to_sql(schema: StructType, event_time: str, moment: datetime, table: str)
                 return f"{quoted(field.name)} <= TIMESTAMP_LTZ '{in_utc.isoformat()}'"
             if isinstance(field.dataType, DateType):
                 return f"{quoted(field.name)} <= DATE '{in_utc.date().isoformat()}'"
-            kind = field.dataType.simpleString()
-            raise PinError(f"the event time {event_time} of {table} is no timestamp and no date, but {kind}")
-    raise PinError(f"{table} has no column {event_time}; it has {', '.join(schema.names)}")
+            data_type = field.dataType.simpleString()
+            raise PinError(f"the event time {event_time} of {table} must be a timestamp or a date, got {data_type}")
+    raise PinError(f"{table} has no column {event_time}; its columns are {', '.join(schema.names)}")

@@ -1,4 +1,4 @@
-"""The pins of a table, a file each, in a folder below its location."""
+"""The pins of a table: one file per pin, in a folder below the table's location."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class PinFiles:
     """The pins of one table. They are written and removed under the lock on the table.
 
     Args:
-        files: of the file system.
-        location: of the table.
+        files: Client of the file system.
+        location: Location of the table.
 
     Every method raises :class:`StorageError` if the file system refuses.
 
@@ -24,42 +24,42 @@ class PinFiles:
 
     def __init__(self, files: HadoopFiles, location: str) -> None:
         self._files = files
-        self._location = location
         self._folder = f"{location.rstrip('/')}/{PINS_FOLDER}"
 
     def all(self) -> list[Pin]:
-        """Return all pins, also those that have expired, by name.
+        """Return all pins by name, including expired ones.
 
         Raises:
-            PinError: one cannot be read, so that it is not known what it keeps.
+            PinError: A pin cannot be read, so the files that it keeps are unknown.
 
         """
-        found = (self._read(entry.path) for entry in self._files.children(self._folder) if _is_pin(entry.name))
-        return [pin for pin in found if pin is not None]
+        entries = self._files.children(self._folder)
+        paths = [entry.path for entry in entries if entry.name.endswith(_SUFFIX) and not entry.name.startswith(".")]
+        return [pin for pin in map(self._read, paths) if pin is not None]
 
     def find(self, name: str) -> Pin | None:
-        """Return the pin of a name; None if there is none.
+        """Return the pin with a name; None if there is none.
 
         Raises:
-            PinError: it cannot be read, or no pin can have that name.
+            PinError: The pin cannot be read, or the name is invalid.
 
         """
         check_name(name)
         return self._read(self._path(name))
 
     def create(self, pin: Pin) -> None:
-        """Write a pin, never over another one: whoever has lost the lock harms no pin of the next holder.
+        """Write a new pin. A writer that has lost the lock cannot replace the pin of the next holder.
 
         Raises:
-            StorageError: also if there is one of its name.
+            StorageError: Among other reasons, the name already has a pin.
 
         """
         self._files.create_text(self._path(pin.name), json.dumps(pin.to_json(), indent=1) + "\n")
 
     def remove(self, pin: Pin) -> None:
-        """Remove a pin, and no other one of its name; one that is not there is as good."""
-        there = self.find(pin.name)
-        if there is not None and there.pin_id == pin.pin_id:
+        """Remove a pin if it exists, but not another pin with its name."""
+        current = self.find(pin.name)
+        if current is not None and current.pin_id == pin.pin_id:
             self._files.remove(self._path(pin.name))
 
     def _path(self, name: str) -> str:
@@ -70,35 +70,31 @@ class PinFiles:
         return None if text is None else Pin.of_text(text, path)
 
 
-def _is_pin(name: str) -> bool:
-    return name.endswith(_SUFFIX) and not name.startswith(".")
-
-
-def whole_pin(files: HadoopFiles, location: str, name: str) -> Pin:
-    """Return a pin that each of its tables has.
+def read_complete_pin(files: HadoopFiles, location: str, name: str) -> Pin:
+    """Return a pin that is in each of its tables.
 
     Args:
-        files: of the file systems.
-        location: of one of its tables.
-        name: of the pin.
+        files: Client of the file systems.
+        location: Location of one of its tables.
+        name: Name of the pin.
 
     Raises:
-        PinError: there is none, or a run that made it, or removed it, was killed in the middle.
-        StorageError: it cannot be read.
+        PinError: There is no such pin, or a run was killed while it wrote or removed the pin.
+        StorageError: The pin cannot be read.
 
     """
     pin = PinFiles(files, location).find(name)
     if pin is None:
         raise PinError(f"{location} has no pin {name}")
-    if not is_whole(files, pin):
-        tables = ", ".join(each.table for each in pin.tables)
+    if not is_complete(files, pin):
+        tables = ", ".join(pinned_table.table for pinned_table in pin.tables)
         raise PinError(
             f"pin {name} is not in all of its tables ({tables}): a run was killed, or a table is gone; remove the pin, "
-            "or make it again"
+            "or take it again"
         )
     return pin
 
 
-def is_whole(files: HadoopFiles, pin: Pin) -> bool:
-    """Tell whether each table of a pin has it."""
-    return all(PinFiles(files, each.location).find(pin.name) == pin for each in pin.tables)
+def is_complete(files: HadoopFiles, pin: Pin) -> bool:
+    """Return whether a pin is in each of its tables."""
+    return all(PinFiles(files, pinned_table.location).find(pin.name) == pin for pinned_table in pin.tables)

@@ -1,4 +1,4 @@
-"""What is pinned, read again; and what has come since that belongs to its moment."""
+"""Reading a pin: its rows, and the rows of its moment that the newest version has in addition or no longer has."""
 
 from __future__ import annotations
 
@@ -26,26 +26,25 @@ from writer_jobs.pins.moment import up_to
 
 _log = logging.getLogger(__name__)
 
+#: Column of :func:`rows_since` with the kind of change.
 CHANGE = "__CHANGE"
-"""Column of :func:`rows_since`."""
-
-_TIMES, _SAME = "__sluice_times", "__sluice_same"
+_SURPLUS, _GROUP_KEY = "__sluice_surplus", "__sluice_group_key"
 _SHOWN = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChangedSince:
-    """How the newest version of a table differs from a pin, in the rows that belong to the pin's moment.
+    """How two versions of a table differ in the rows of a pin's moment: the pinned version and a newer or older one.
 
-    A row that another one has replaced counts as new and as gone.
+    A row that was replaced counts as new and as gone.
 
     Attributes:
-        table: canonical URI.
-        version: the newest.
-        rows_new: rows that the pin has not.
-        rows_gone: rows that only the pin has.
-        files: data files of both versions.
-        files_read: those that were read to find out.
+        table: Canonical URI.
+        version: Number of the later version.
+        rows_new: Number of rows that only the later version has.
+        rows_gone: Number of rows that only the earlier version has.
+        files: Number of data files of both versions.
+        files_read: Number of these files that were read to compare the versions.
 
     """
 
@@ -58,233 +57,239 @@ class ChangedSince:
 
 
 def pinned_rows(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
-    """Return the rows of a table that a pin keeps: the same each time.
+    """Return the pinned rows of a table: the same rows each time.
 
     Args:
-        spark: the session.
-        pin: see :func:`take_pin` and :func:`find_pin`.
-        table: location or name in the catalog.
+        spark: The session.
+        pin: Pin, see :func:`take_pin` and :func:`find_pin`.
+        table: Location or name in the catalog.
 
     Raises:
-        PinError: the pin is of other tables, or its version is not there any more.
-        TableError, StorageError: no such table, or it cannot be read.
+        PinError: The pin is not of this table, or its version is gone.
+        TableError, StorageError: There is no such table, or it cannot be read.
 
     """
-    pinned = _pinned(spark, pin, table)
-    pinned_version(DeltaTableLog(spark, pinned.location), pin, pinned)
-    rows = spark.read.format("delta").option("versionAsOf", pinned.version).load(pinned.location)
-    return rows if (condition := _condition(pin, pinned, rows.schema)) is None else rows.where(condition)
+    pinned_table = _pinned_table(spark, pin, table)
+    pinned_version(DeltaTableLog(spark, pinned_table.location), pin, pinned_table)
+    rows = spark.read.format("delta").option("versionAsOf", pinned_table.version).load(pinned_table.location)
+    return rows if (condition := _condition(pin, pinned_table, rows.schema)) is None else rows.where(condition)
 
 
 def rows_since(spark: SparkSession, pin: Pin, table: str) -> DataFrame:
-    """Return the rows of a pin's moment that have come since, or are gone.
+    """Return the rows of a pin's moment that were added or removed since the pin was taken.
 
-    What the pin keeps without those that are gone, and with the new ones, is what the newest version has of the moment.
+    The pinned rows without the removed ones and with the added ones are the rows of the moment in the newest version.
 
     Args:
-        spark: the session.
-        pin: see :func:`take_pin` and :func:`find_pin`.
-        table: location or name in the catalog.
+        spark: The session.
+        pin: Pin, see :func:`take_pin` and :func:`find_pin`.
+        table: Location or name in the catalog.
 
     Returns:
-        The columns of the pinned version, and ``__CHANGE``: ``new`` or ``gone``. A row that was replaced is there as
-        both. Columns that the table has got since are not there.
+        The columns of the pinned version, and ``__CHANGE``: ``new`` or ``gone``. A replaced row is there as both.
+        Columns that the table has got since are not there.
 
     Raises:
-        PinError: the pin is of other tables, its version is not there any more, or a column of it.
-        TableError, StorageError: no such table, or it cannot be read.
+        PinError: The pin is not of this table, or its version is gone, or the table has lost a column of that version.
+        TableError, StorageError: There is no such table, or it cannot be read.
 
     """
-    difference = _Difference(spark, pin, *_then_and_now(spark, pin, table))
-    change = F.when(F.col(_TIMES) > 0, "new").otherwise("gone").alias(CHANGE)
-    each = F.explode(F.sequence(F.lit(1), F.abs(_TIMES))).alias(_TIMES)
-    rows = difference.times().where(F.col(_TIMES) != 0)
-    return rows.select(*map(quoted, difference.names), change, each).drop(_TIMES)
+    difference = _Difference(spark, pin, *_pinned_and_newest(spark, pin, table))
+    change = F.when(F.col(_SURPLUS) > 0, "new").otherwise("gone").alias(CHANGE)
+    repetitions = F.explode(F.sequence(F.lit(1), F.abs(_SURPLUS))).alias(_SURPLUS)
+    rows = difference.surplus().where(F.col(_SURPLUS) != 0)
+    return rows.select(*map(quoted, difference.names), change, repetitions).drop(_SURPLUS)
 
 
 def changed_since(spark: SparkSession, pin: Pin, table: str) -> ChangedSince:
-    """Find out what has become of a pin's moment since it was made: how many rows of it came later, or are gone.
+    """Count the rows of a pin's moment that were added or removed since the pin was taken.
 
-    Only files that are in one of both versions are read, and only those whose statistics say that they may have rows of
-    the moment.
+    This reads only files that are in one of both versions and that, by their statistics, may have rows of the moment.
 
     Args:
-        spark: the session.
-        pin: see :func:`take_pin` and :func:`find_pin`.
-        table: location or name in the catalog.
+        spark: The session.
+        pin: Pin, see :func:`take_pin` and :func:`find_pin`.
+        table: Location or name in the catalog.
 
     Raises:
-        PinError: the pin is of other tables, its version is not there any more, or a column of it.
-        TableError, StorageError: no such table, or it cannot be read.
+        PinError: The pin is not of this table, or its version is gone, or the table has lost a column of that version.
+        TableError, StorageError: There is no such table, or it cannot be read.
 
     """
-    return _counted(spark, pin, *_then_and_now(spark, pin, table))
+    return _count_changes(spark, pin, *_pinned_and_newest(spark, pin, table))
 
 
 def changed_before(spark: SparkSession, pin: Pin, table: str) -> ChangedSince | None:
-    """Find out what became of a pin's moment before it was made: after all streams were past it.
+    """Count the rows of a pin's moment that were added or removed before the pin, but after all streams were past it.
 
-    As :func:`changed_since`, for the version that is pinned, and the one at which the watermarks were past the moment.
+    As :func:`changed_since`, for the version at which all watermarks were past the moment, and the pinned version.
 
     Returns:
-        None if that version is not known, or cannot be read any more: the log or the files of versions of its age are
-        removed.
+        None if the former version is unknown or cannot be read any more, because the log or the files of versions of
+        its age are removed.
 
     Raises:
-        PinError, TableError, StorageError: see :func:`changed_since`.
+        PinError, TableError, StorageError: See :func:`changed_since`.
 
     """
-    pinned = _pinned(spark, pin, table)
-    if pinned.passed_version is None:
+    pinned_table = _pinned_table(spark, pin, table)
+    if pinned_table.passed_version is None:
         return None
-    log = DeltaTableLog(spark, pinned.location)
-    pinned_snapshot = pinned_version(log, pin, pinned)
+    log = DeltaTableLog(spark, pinned_table.location)
+    pinned_snapshot = pinned_version(log, pin, pinned_table)
     try:
-        return _counted(spark, pin, pinned, log.snapshot_at(pinned.passed_version), pinned_snapshot)
+        passed_snapshot = log.snapshot_at(pinned_table.passed_version)
+        return _count_changes(spark, pin, pinned_table, passed_snapshot, pinned_snapshot)
     except (TableError, PinError) as error:
-        _log.info("changes of %s before pin %s was made are not counted: %s", pinned.table, pin.name, error)
+        _log.info("changes of %s before pin %s are not counted: %s", pinned_table.table, pin.name, error)
         return None
 
 
-def _then_and_now(spark: SparkSession, pin: Pin, table: str) -> tuple[PinnedTable, Snapshot, Snapshot]:
-    """Return what is pinned of a table, that version, and the newest one."""
-    pinned = _pinned(spark, pin, table)
-    log = DeltaTableLog(spark, pinned.location)
+def _pinned_and_newest(spark: SparkSession, pin: Pin, table: str) -> tuple[PinnedTable, Snapshot, Snapshot]:
+    """Return a table of a pin, its pinned version, and its newest version."""
+    pinned_table = _pinned_table(spark, pin, table)
+    log = DeltaTableLog(spark, pinned_table.location)
     newest = log.snapshot()
-    return pinned, pinned_version(log, pin, pinned), newest
+    return pinned_table, pinned_version(log, pin, pinned_table), newest
 
 
-def _counted(spark: SparkSession, pin: Pin, pinned: PinnedTable, one: Snapshot, other: Snapshot) -> ChangedSince:
-    if one.version == other.version:
-        files = 2 * VersionFiles(spark, one).count()
-        return ChangedSince(table=pinned.table, version=one.version, rows_new=0, rows_gone=0, files=files, files_read=0)
-    difference = _Difference(spark, pin, pinned, one, other)
-    files_read = difference.new.count() + difference.gone.count()
-    new, gone = 0, 0
-    if files_read:
-        more, less = (F.sum(F.greatest(sign * F.col(_TIMES), F.lit(0))) for sign in (1, -1))
+def _count_changes(
+    spark: SparkSession, pin: Pin, pinned_table: PinnedTable, earlier: Snapshot, later: Snapshot
+) -> ChangedSince:
+    if earlier.version == later.version:
+        files, files_read, rows_new, rows_gone = 2 * VersionFiles(spark, earlier).count(), 0, 0, 0
+    else:
+        difference = _Difference(spark, pin, pinned_table, earlier, later)
+        files, files_read = difference.file_count, difference.files_new.count() + difference.files_gone.count()
         try:
-            new, gone = (number or 0 for number in difference.times().agg(more, less).collect()[0])
+            rows_new, rows_gone = difference.count_rows() if files_read else (0, 0)
         except (*JVM_ERRORS, PySparkException) as error:
             reason = one_sentence(error)
-            raise PinError(f"{pinned.table} cannot be compared with pin {pin.name}: {reason}") from error
+            raise PinError(f"{pinned_table.table} cannot be compared with pin {pin.name}: {reason}") from error
     return ChangedSince(
-        table=pinned.table,
-        version=other.version,
-        rows_new=new,
-        rows_gone=gone,
-        files=difference.files,
+        table=pinned_table.table,
+        version=later.version,
+        rows_new=rows_new,
+        rows_gone=rows_gone,
+        files=files,
         files_read=files_read,
     )
 
 
 class _Difference:
-    """Of which files two versions of a pinned table differ, in what belongs to the pin's moment."""
+    """The files in which two versions of a pinned table differ, and their rows of the pin's moment."""
 
-    def __init__(self, spark: SparkSession, pin: Pin, pinned: PinnedTable, one: Snapshot, other: Snapshot) -> None:
-        then, now = (_Side(spark, pin, pinned, each) for each in (one, other))
-        self.names = then.schema.names
-        there = {name.lower() for name in now.schema.names}
-        if missing := [name for name in self.names if name.lower() not in there]:
-            raise PinError(f"{pinned.table} has no column {', '.join(missing)} any more, but pin {pin.name} has")
-        self.files = then.all_files + now.all_files
-        self.new, self.gone = now.files.without(then.files), then.files.without(now.files)
-        self._schema = then.schema
-        self._conditions = (now.condition, then.condition)
+    def __init__(
+        self, spark: SparkSession, pin: Pin, pinned_table: PinnedTable, earlier: Snapshot, later: Snapshot
+    ) -> None:
+        self._earlier, self._later = (_MomentFiles(spark, pin, pinned_table, version) for version in (earlier, later))
+        self.names = self._earlier.schema.names
+        later_names = {name.lower() for name in self._later.schema.names}
+        if missing := [name for name in self.names if name.lower() not in later_names]:
+            raise PinError(f"{pinned_table.table} has lost the columns {', '.join(missing)} of pin {pin.name}")
+        self.file_count = self._earlier.file_count + self._later.file_count
+        self.files_new = self._later.files.without(self._earlier.files)
+        self.files_gone = self._earlier.files.without(self._later.files)
 
-    def times(self) -> DataFrame:
-        """Return each row of those files once, and how many times more often the later version has it."""
-        # By these rows are grouped, whatever their types.
-        same = {f"{_SAME}{number}": comparable(field) for number, field in enumerate(self._schema)}
-        whole = list(map(quoted, self.names))
-        new, gone = (
+    def surplus(self) -> DataFrame:
+        """Return each row of those files once, and how many more times the later version has it (negative: fewer)."""
+        # Columns of any type, in a form that can be grouped.
+        keys = {f"{_GROUP_KEY}{index}": comparable(field) for index, field in enumerate(self._earlier.schema)}
+        columns = list(map(quoted, self.names))
+        added, removed = (
             files.rows()
             .where(condition)
-            .select(*whole, *(value.alias(name) for name, value in same.items()), F.lit(sign).alias(_TIMES))
-            for files, condition, sign in zip((self.new, self.gone), self._conditions, (1, -1), strict=True)
+            .select(*columns, *(key.alias(name) for name, key in keys.items()), F.lit(sign).alias(_SURPLUS))
+            for files, condition, sign in (
+                (self.files_new, self._later.condition, 1),
+                (self.files_gone, self._earlier.condition, -1),
+            )
         )
-        first = (F.first(quoted(name)).alias(name) for name in self.names)
-        return new.union(gone).groupBy(*same).agg(*first, F.sum(_TIMES).alias(_TIMES)).drop(*same)
+        values = (F.first(quoted(name)).alias(name) for name in self.names)
+        return added.union(removed).groupBy(*keys).agg(*values, F.sum(_SURPLUS).alias(_SURPLUS)).drop(*keys)
+
+    def count_rows(self) -> tuple[int, int]:
+        """Return how many rows only the later version has, and how many only the earlier one has."""
+        later, earlier = (F.sum(F.greatest(sign * F.col(_SURPLUS), F.lit(0))) for sign in (1, -1))
+        numbers = self.surplus().agg(later, earlier).collect()[0]
+        return numbers[0] or 0, numbers[1] or 0
 
 
-def refuse_missing_files(spark: SparkSession, pin: Pin, pinned: PinnedTable) -> None:
-    """Make sure that the data files of a version that a pin keeps are there.
+class _MomentFiles:
+    """The data files of one version that may have rows of a pin's moment, and the condition of these rows."""
 
-    Raises:
-        PinError: some are not, or the version is not.
-        StorageError: they cannot be listed.
-
-    """
-    version = pinned_version(DeltaTableLog(spark, pinned.location), pin, pinned)
-    try:
-        missing = (
-            VersionFiles(spark, version)
-            .paths()
-            .join(listed_files(spark, version), "path", "left_anti")
-            .limit(_SHOWN)
-            .collect()
-        )
-    except (*JVM_ERRORS, PySparkException) as error:
-        raise StorageError(f"the files of {pinned.location} cannot be listed: {one_sentence(error)}") from error
-    if missing:
-        shown = ", ".join(row["path"] for row in missing)
-        raise PinError(f"pin {pin.name} no longer holds: data files of {pinned.table} are gone, such as {shown}")
-
-
-def version_of(spark: SparkSession, pin: Pin, pinned: PinnedTable) -> TableState:
-    """Return schema and partitioning of a version that a pin keeps.
-
-    Raises:
-        PinError: it is not there any more.
-
-    """
-    state = pinned_version(DeltaTableLog(spark, pinned.location), pin, pinned).state
-    if state is None:
-        raise PinError(f"pin {pin.name} no longer holds: {pinned.table} has no version {pinned.version}")
-    return state
-
-
-class _Side:
-    """One of two versions that are compared."""
-
-    def __init__(self, spark: SparkSession, pin: Pin, pinned: PinnedTable, snapshot: Snapshot) -> None:
+    def __init__(self, spark: SparkSession, pin: Pin, pinned_table: PinnedTable, snapshot: Snapshot) -> None:
         state = snapshot.state
         if state is None:
-            raise TableError(f"there is no Delta table at {pinned.location} any more")
+            raise TableError(f"there is no Delta table at {pinned_table.location} any more")
         self.schema = state.schema
-        condition = _condition(pin, pinned, state.schema)
+        condition = _condition(pin, pinned_table, state.schema)
         files = VersionFiles(spark, snapshot)
-        self.all_files = files.count()
+        self.file_count = files.count()
         try:
             self.files = files if condition is None else files.within(condition)
         except (*JVM_ERRORS, PySparkException) as error:
             reason = one_sentence(error)
-            raise PinError(f"version {snapshot.version} of {pinned.table} cannot be read: {reason}") from error
+            raise PinError(f"version {snapshot.version} of {pinned_table.table} cannot be read: {reason}") from error
         self.condition = F.expr("true") if condition is None else condition
 
 
-def _pinned(spark: SparkSession, pin: Pin, table: str) -> PinnedTable:
-    return pin.of(canonical_table_uri(locate_table(spark, table)))
-
-
-def pinned_version(log: DeltaTableLog, pin: Pin, pinned: PinnedTable) -> Snapshot:
-    """Return the version that a pin keeps of a table.
+def refuse_missing_files(spark: SparkSession, pin: Pin, pinned_table: PinnedTable) -> None:
+    """Check that all data files of a pinned version exist.
 
     Raises:
-        PinError: it is not there any more, or another table is at its place.
-        StorageError: the store does not answer.
+        PinError: A data file is missing, or the version is gone.
+        StorageError: The files cannot be listed.
+
+    """
+    version = pinned_version(DeltaTableLog(spark, pinned_table.location), pin, pinned_table)
+    try:
+        paths = VersionFiles(spark, version).paths()
+        missing = paths.join(listed_files(spark, version), "path", "left_anti").limit(_SHOWN).collect()
+    except (*JVM_ERRORS, PySparkException) as error:
+        raise StorageError(f"the files of {pinned_table.location} cannot be listed: {one_sentence(error)}") from error
+    if missing:
+        examples = ", ".join(row["path"] for row in missing)
+        table = pinned_table.table
+        raise PinError(f"pin {pin.name} no longer holds: data files of {table} are missing, such as {examples}")
+
+
+def pinned_state(spark: SparkSession, pin: Pin, pinned_table: PinnedTable) -> TableState:
+    """Return the schema and partitioning of a pinned version.
+
+    Raises:
+        PinError: The version is gone.
+
+    """
+    state = pinned_version(DeltaTableLog(spark, pinned_table.location), pin, pinned_table).state
+    if state is None:
+        raise PinError(f"pin {pin.name} no longer holds: {pinned_table.table} has no version {pinned_table.version}")
+    return state
+
+
+def pinned_version(log: DeltaTableLog, pin: Pin, pinned_table: PinnedTable) -> Snapshot:
+    """Return the pinned version of a table.
+
+    Raises:
+        PinError: The version is gone, or its location has another table now.
+        StorageError: The store does not answer.
 
     """
     try:
-        found = log.snapshot_at(pinned.version)
+        version = log.snapshot_at(pinned_table.version)
     except TableError as error:
         raise PinError(f"pin {pin.name} no longer holds: {error}") from error
-    if found.table_id != pinned.table_id:
-        raise PinError(f"pin {pin.name} is of another table, which was at {pinned.table} before: remove it")
-    return found
+    if version.table_id != pinned_table.table_id:
+        raise PinError(f"pin {pin.name} is of another table, which was at {pinned_table.table} before: remove the pin")
+    return version
 
 
-def _condition(pin: Pin, pinned: PinnedTable, schema: StructType) -> Column | None:
-    if pin.at is None or pinned.event_time is None:
+def _pinned_table(spark: SparkSession, pin: Pin, table: str) -> PinnedTable:
+    return pin.of(canonical_table_uri(locate_table(spark, table)))
+
+
+def _condition(pin: Pin, pinned_table: PinnedTable, schema: StructType) -> Column | None:
+    """Return the condition that a row belongs to a pin's moment; None: all rows do."""
+    if pin.at is None or pinned_table.event_time is None:
         return None
-    return up_to(schema, pinned.event_time, pin.at, pinned.table)
+    return up_to(schema, pinned_table.event_time, pin.at, pinned_table.table)

@@ -1,8 +1,8 @@
-"""A table's retention, as long as its pins need it: what Delta, and whoever cleans up, goes by.
+"""The retention of a table, raised for as long as its pins need it.
 
-Delta lets nobody read a version that is older than ``delta.deletedFileRetentionDuration``. Stock VACUUM takes files
-that were removed longer ago, and a log's clean-up takes versions that are older than ``delta.logRetentionDuration``. A
-pin that is to last longer raises both. When the last one is gone, the table gets back what it had.
+Delta refuses to read a version that is older than ``delta.deletedFileRetentionDuration``. Stock VACUUM deletes files
+that were removed longer ago. Clean-up of the log deletes versions that are older than ``delta.logRetentionDuration``. A
+pin that lasts longer raises both. When the last pin is gone, the table gets its own values back.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from writer_jobs.delta.sql_names import property_list, quoted, raw_literal
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError
 
-#: Table property that says what was raised: to what, and what it was before.
+#: Table property with the raised retention properties: their raised values and their values before.
 RETENTION_PROPERTY = "sluice.pins.retention"
 _FILES, _LOG = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
-# A log's clean-up goes by whole days, and clocks differ.
+# Clean-up of the log uses whole days, and clocks differ.
 _MARGIN = timedelta(days=1)
 _HOUR = timedelta(hours=1)
 
@@ -35,8 +35,8 @@ class Retention:
     """The retention of one table. It is changed under the lock on the table.
 
     Args:
-        spark: the session.
-        log: of the table.
+        spark: The session.
+        log: Log of the table.
 
     """
 
@@ -44,66 +44,71 @@ class Retention:
         self._spark = spark
         self._log = log
 
-    def keep_until(self, moment: datetime, others: Iterable[Pin] = ()) -> None:
-        """Make sure that the newest version can be read until then; commits a newer one if need be.
+    def extend_until(self, moment: datetime, other_pins: Iterable[Pin] = ()) -> None:
+        """Ensure that the newest version stays readable until a moment; commit a newer version if necessary.
 
         Args:
-            moment: until when.
-            others: pins of the table that are to hold as well: somebody may have lowered the retention since.
+            moment: A time with a time zone.
+            other_pins: Other pins of the table; the retention may have been lowered since they were taken.
 
         Raises:
-            TableError: Delta refuses.
-            SluiceError: what the commit guard found.
+            TableError: Delta refuses the change.
+            SluiceError: The commit guard refuses the commit.
 
         """
         snapshot, now = self._log.snapshot(), datetime.now(UTC)
-        needed_by_others = [_lasts(pin, self._log.location) for pin in others]
-        needed = max([moment - now, *needed_by_others]) + _MARGIN
-        needed_as_it_is = moment - snapshot.committed_at + _MARGIN
-        there = {_FILES: snapshot.file_retention_seconds, _LOG: snapshot.log_retention_seconds}
-        least = timedelta(seconds=min(there.values()))
-        if least >= max(needed, needed_as_it_is):
+        needed_by_pins = [_age_at_expiry(pin, self._log.location) for pin in other_pins]
+        # A version that is committed now is young; the present newest version may be old.
+        needed_if_committed_now = max([moment - now, *needed_by_pins]) + _MARGIN
+        needed_without_commit = moment - snapshot.committed_at + _MARGIN
+        seconds = {_FILES: snapshot.file_retention_seconds, _LOG: snapshot.log_retention_seconds}
+        shorter = timedelta(seconds=min(seconds.values()))
+        if shorter >= max(needed_if_committed_now, needed_without_commit):
             return
-        # Whatever is committed now is the newest version then, and young.
-        text = f"interval {math.ceil(needed / _HOUR)} hours"
-        wanted = {name: text for name, seconds in there.items() if timedelta(seconds=seconds) < needed}
-        if not wanted:
+        interval = f"interval {math.ceil(needed_if_committed_now / _HOUR)} hours"
+        raised = {
+            name: interval for name, value in seconds.items() if timedelta(seconds=value) < needed_if_committed_now
+        }
+        if not raised:
             self._log.commit_nothing()
             return
-        noted = _note(snapshot)
-        kept = {name: noted["before"].get(name) for name in noted["raised"] if _is_ours(snapshot, noted, name)}
-        note = {
-            "raised": {**{name: noted["raised"][name] for name in kept}, **wanted},
-            "before": {**{name: snapshot.property_of(name) for name in wanted}, **kept},
+        note = _read_note(snapshot)
+        raised_before = [name for name in note["raised"] if _is_unchanged(snapshot, note, name)]
+        new_note = {
+            "raised": {**{name: note["raised"][name] for name in raised_before}, **raised},
+            "before": {
+                **{name: snapshot.property_of(name) for name in raised},
+                **{name: note["before"].get(name) for name in raised_before},
+            },
             "file_retention_seconds": seconds_without_pins(snapshot),
         }
-        self._set({**wanted, RETENTION_PROPERTY: json.dumps(note)}, snapshot)
+        self._set({**raised, RETENTION_PROPERTY: json.dumps(new_note)}, snapshot)
 
     def is_raised(self) -> bool:
-        """Tell whether pins have raised it."""
+        """Return whether pins have raised the retention."""
         return self._log.snapshot().property_of(RETENTION_PROPERTY) is not None
 
     def restore(self) -> None:
-        """Bring back what was there before any pin, but for what somebody else has changed since.
+        """Restore the properties from before the first pin, except those that another program has changed since.
 
         Raises:
-            TableError: Delta refuses.
-            SluiceError: what the commit guard found.
+            TableError: Delta refuses the change.
+            SluiceError: The commit guard refuses the commit.
 
         """
         snapshot = self._log.snapshot()
         if snapshot.version < 0 or snapshot.property_of(RETENTION_PROPERTY) is None:
             return
-        noted = _note(snapshot)
-        ours = [name for name in noted["raised"] if _is_ours(snapshot, noted, name)]
-        self._set({name: noted["before"][name] for name in ours if noted["before"].get(name) is not None}, snapshot)
-        gone = [RETENTION_PROPERTY, *(name for name in ours if noted["before"].get(name) is None)]
-        self._alter(f"UNSET TBLPROPERTIES ({', '.join(map(raw_literal, gone))})")
+        note = _read_note(snapshot)
+        previous = {name: note["before"].get(name) for name in note["raised"] if _is_unchanged(snapshot, note, name)}
+        self._set({name: value for name, value in previous.items() if value is not None}, snapshot)
+        unset = [RETENTION_PROPERTY, *(name for name, value in previous.items() if value is None)]
+        self._alter(f"UNSET TBLPROPERTIES ({', '.join(map(raw_literal, unset))})")
 
     def _set(self, properties: dict[str, str], snapshot: Snapshot) -> None:
-        if _FILES in properties and (of_log := snapshot.property_of(_LOG)) is not None:
-            # Delta compares the two, and takes the one that is not in the statement for its default.
-            properties = {_LOG: of_log, **properties}
+        if _FILES in properties and (log_retention := snapshot.property_of(_LOG)) is not None:
+            # Delta compares the two properties, and uses the default of one that the statement does not set.
+            properties = {_LOG: log_retention, **properties}
         if properties:
             self._alter(f"SET TBLPROPERTIES ({property_list(properties)})")
 
@@ -115,27 +120,27 @@ class Retention:
 
 
 def seconds_without_pins(snapshot: Snapshot) -> float:
-    """Return for how long VACUUM would spare removed files if there were no pins, in seconds."""
-    noted = _note(snapshot)
-    if _is_ours(snapshot, noted, _FILES):
-        return float(noted["file_retention_seconds"])
+    """Return the seconds that VACUUM would keep removed files if the table had no pins."""
+    note = _read_note(snapshot)
+    if _is_unchanged(snapshot, note, _FILES):
+        return float(note["file_retention_seconds"])
     return snapshot.file_retention_seconds
 
 
-def _is_ours(snapshot: Snapshot, noted: dict[str, Any], name: str) -> bool:
-    """Tell whether a property has the value that a pin gave it, and nobody else has changed it since."""
-    return name in noted["raised"] and snapshot.property_of(name) == noted["raised"][name]
+def _is_unchanged(snapshot: Snapshot, note: dict[str, Any], name: str) -> bool:
+    """Return whether a property still has the value to which a pin raised it."""
+    return name in note["raised"] and snapshot.property_of(name) == note["raised"][name]
 
 
-def _lasts(pin: Pin, location: str) -> timedelta:
-    """Return how old its version of a table gets before it expires."""
+def _age_at_expiry(pin: Pin, location: str) -> timedelta:
+    """Return the age that the pinned version of a table has when the pin expires."""
     try:
         return pin.expires_at - pin.of(location).committed_at
     except PinError:
-        # Of another table, whose copy this one is: nothing here is kept for it.
+        # A pin of the original, in a copy of the table: it keeps nothing here.
         return timedelta()
 
 
-def _note(snapshot: Snapshot) -> dict[str, Any]:
+def _read_note(snapshot: Snapshot) -> dict[str, Any]:
     text = snapshot.property_of(RETENTION_PROPERTY)
     return {"raised": {}, "before": {}, **({} if text is None else json.loads(text))}

@@ -1,4 +1,4 @@
-"""Pins are made, and removed: all tables of one at once, under one hold."""
+"""Taking and removing pins: all tables of a pin at once, under one hold."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.errors import StorageError, TableError
 from writer_jobs.locking import locked_all
 from writer_jobs.pins.moment import up_to
-from writer_jobs.pins.pin_files import PinFiles, is_whole, whole_pin
+from writer_jobs.pins.pin_files import PinFiles, is_complete, read_complete_pin
 from writer_jobs.pins.retention import Retention
 from writer_jobs.pins.watermarks import Watermarks
 
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Table:
-    """A table that is to be pinned."""
+    """A table of the pin that is taken."""
 
     uri: str
     log: DeltaTableLog
@@ -53,7 +53,7 @@ def take_pin(
     streams_left_out: Collection[str] = (),
     without_watermarks: bool = False,
 ) -> Pin:
-    """Pin the newest versions of several tables, as they are at one moment when nobody writes any of them.
+    """Pin the newest versions of several tables at one moment at which no writer writes any of them.
 
     ::
 
@@ -66,51 +66,52 @@ def take_pin(
         )
         rows = pinned_rows(spark, pin, "s3a://lake/departures")
 
-    All tables are locked at once, for as long as it takes to look at their logs and to write the pin. A table whose
-    retention is too short for the pin gets a longer one by a commit, which is the pinned version then; when the last
-    pin is gone, it gets back what it had.
+    All tables are locked at once, until their logs are read and the pin is written. If the retention of a table is too
+    short for the pin, a commit raises it, and the pinned version is that commit's. When the last pin is gone, the table
+    gets its own retention back.
 
     Args:
-        spark: a session with the guarded log store.
-        tables: location or name in the catalog, and the column with the event time; None where ``at`` is None.
-        name: of the pin; letters, digits, dots, dashes.
-        expires_at: with a time zone; until then the versions are kept.
-        at: with a time zone: rows up to this event time, and of it, belong to the pin. The watermark of each stream
-            that writes a table has to be past it, by the table's log. None: all rows do.
-        manager: gives the lock, as for :func:`writer_jobs.locked`.
-        lock_timeout_seconds: total, for all tables.
-        streams_left_out: ids of streams that do not count, because they have ended.
-        without_watermarks: also of tables in whose log no stream has noted a watermark.
+        spark: A session with the guarded log store.
+        tables: Location or name in the catalog, and the column with the event time; None if ``at`` is None.
+        name: Name of the pin; letters, digits, dots, dashes and underscores.
+        expires_at: A time with a time zone; the versions are kept until then.
+        at: A time with a time zone: rows up to and including this event time belong to the pin. By the table's log, the
+            watermark of each stream that writes a table must be past it. None: all rows belong to the pin.
+        manager: Lock manager, as for :func:`writer_jobs.locked`.
+        lock_timeout_seconds: Seconds to wait for the locks on all tables.
+        streams_left_out: Ids of streams to ignore, because they have ended.
+        without_watermarks: Whether to accept tables whose log has no watermark of a stream.
 
     Raises:
-        ValueError: arguments that contradict each other, a time without a time zone.
-        PinError: there is a pin of this name, or a stream is not past the moment, or a table cannot be pinned.
-        TableError, StorageError: no such table, or one that cannot be read or written.
-        LockTimeoutError and so on: see :func:`writer_jobs.locked_all`.
+        ValueError: Arguments contradict each other, or a time has no time zone.
+        PinError: There is a pin with this name, a stream is not past the moment, or a table cannot be pinned.
+        TableError, StorageError: There is no such table, or it cannot be read or written.
+        LockTimeoutError and other errors of :func:`writer_jobs.locked_all`: The tables cannot be locked.
 
     """
-    _check(tables, name, expires_at, at)
+    _check_arguments(tables, name, expires_at, at)
     attach_unless_off(spark)
     files = HadoopFiles.of(spark)
-    found = [_found(spark, files, table, event_time, at) for table, event_time in tables.items()]
-    if len({each.uri for each in found}) < len(found):
+    opened = [_open(spark, files, table, event_time, at) for table, event_time in tables.items()]
+    if len({table.uri for table in opened}) < len(opened):
         raise PinError(f"a table is given twice: {', '.join(tables)}")
-    everything: dict[str, None] = {each.log.location: None for each in found}
-    with locked_all(spark, everything, manager=manager, timeout_seconds=lock_timeout_seconds) as hold:
-        # What a table had of this name that nobody can read: it was not whole, or has expired.
-        others = {each.uri: _without(files, each, name) for each in found}
-        for each in found:
-            if each.watermarks is not None:
-                each.watermarks.refresh()
-        passed = {
-            each.uri: each.watermarks.passed(at, each.uri, left_out=streams_left_out, unknown=without_watermarks)
-            for each in found
-            if each.watermarks is not None and at is not None
+    locations: dict[str, None] = {table.log.location: None for table in opened}
+    with locked_all(spark, locations, manager=manager, timeout_seconds=lock_timeout_seconds) as hold:
+        other_pins = {table.uri: _remove_unreadable(files, table, name) for table in opened}
+        for table in opened:
+            if table.watermarks is not None:
+                table.watermarks.refresh()
+        passed_versions = {
+            table.uri: table.watermarks.passed_version(
+                at, table.uri, left_out=streams_left_out, unknown=without_watermarks
+            )
+            for table in opened
+            if table.watermarks is not None and at is not None
         }
-        with _taken_back(spark, found) as written:
-            for each in found:
-                each.retention.keep_until(expires_at, others[each.uri])
-            snapshots = {each.uri: each.log.snapshot() for each in found}
+        with _undo_on_error(spark, opened) as written:
+            for table in opened:
+                table.retention.extend_until(expires_at, other_pins[table.uri])
+            versions = [(table, table.log.snapshot()) for table in opened]
             pin = Pin(
                 name=name,
                 pin_id=uuid.uuid4().hex,
@@ -119,26 +120,26 @@ def take_pin(
                 expires_at=expires_at,
                 tables=tuple(
                     PinnedTable(
-                        table=each.uri,
-                        location=each.log.location,
-                        table_id=snapshots[each.uri].table_id,
-                        version=snapshots[each.uri].version,
-                        committed_at=snapshots[each.uri].committed_at,
-                        passed_version=passed.get(each.uri),
-                        event_time=each.event_time,
+                        table=table.uri,
+                        location=table.log.location,
+                        table_id=snapshot.table_id,
+                        version=snapshot.version,
+                        committed_at=snapshot.committed_at,
+                        passed_version=passed_versions.get(table.uri),
+                        event_time=table.event_time,
                     )
-                    for each in found
+                    for table, snapshot in versions
                 ),
                 job=spark.sparkContext.appName,
             )
             hold.check()
             written.append(pin)
-            for each in found:
-                each.pins.create(pin)
-            # Somebody else may have removed files of these versions, if it was lost before the pin was there.
+            for table in opened:
+                table.pins.create(pin)
+            # If the hold was lost before the pin was written, files of these versions may be gone.
             hold.check()
-    for each, pinned in zip(found, pin.tables, strict=True):
-        _make_checkpoint(each.log, pinned.version)
+    for table, snapshot in versions:
+        _make_checkpoint(table.log, snapshot.version)
     return pin
 
 
@@ -146,35 +147,35 @@ def _make_checkpoint(log: DeltaTableLog, version: int) -> None:
     try:
         log.make_checkpoint(version)
     except StorageError as error:
-        # The pin is there, and holds as long as the log before it.
-        _log.warning("version %d is pinned, without a checkpoint of its own: %s", version, error)
+        # The pin holds nevertheless, as long as the log before its version exists.
+        _log.warning("version %d is pinned without a checkpoint of its own: %s", version, error)
 
 
 def find_pin(spark: SparkSession, table: str, name: str) -> Pin:
     """Return a pin that holds.
 
     Args:
-        spark: the session.
-        table: one of its tables: location or name in the catalog.
-        name: of the pin.
+        spark: The session.
+        table: One of the pin's tables: location or name in the catalog.
+        name: Name of the pin.
 
     Raises:
-        PinError: there is none, it has expired, or a run that made or removed it was killed in the middle.
-        TableError, StorageError: no such table, or it cannot be read.
+        PinError: There is no such pin, it has expired, or a run was killed while it wrote or removed the pin.
+        TableError, StorageError: There is no such table, or it cannot be read.
 
     """
-    pin = whole_pin(HadoopFiles.of(spark), locate_table(spark, table), name)
+    pin = read_complete_pin(HadoopFiles.of(spark), locate_table(spark, table), name)
     if pin.has_expired():
         raise PinError(f"pin {name} has expired on {pin.expires_at.isoformat()}: nothing keeps its files any more")
     return pin
 
 
 def list_pins(spark: SparkSession, table: str) -> list[Pin]:
-    """Return all pins of a table, also those that have expired and are not removed yet.
+    """Return all pins of a table, including expired pins that are not removed yet.
 
     Raises:
-        PinError: one cannot be read.
-        TableError, StorageError: no such table, or it cannot be read.
+        PinError: A pin cannot be read.
+        TableError, StorageError: There is no such table, or it cannot be read.
 
     """
     return PinFiles(HadoopFiles.of(spark), locate_table(spark, table)).all()
@@ -188,19 +189,19 @@ def remove_pin(
     manager: LockManager | None = None,
     lock_timeout_seconds: float | None = None,
 ) -> Pin:
-    """Remove a pin from all of its tables, and what has expired with it; return what it was.
+    """Remove a pin, and all expired pins, from each of the pin's tables; return the pin.
 
     Args:
-        spark: a session with the guarded log store.
-        table: one of its tables: location or name in the catalog.
-        name: of the pin.
-        manager: gives the lock, as for :func:`writer_jobs.locked`.
-        lock_timeout_seconds: total, for all tables.
+        spark: A session with the guarded log store.
+        table: One of the pin's tables: location or name in the catalog.
+        name: Name of the pin.
+        manager: Lock manager, as for :func:`writer_jobs.locked`.
+        lock_timeout_seconds: Seconds to wait for the locks on all tables.
 
     Raises:
-        PinError: there is none, or it cannot be read.
-        TableError, StorageError: no such table, or one that cannot be read or written.
-        LockTimeoutError and so on: see :func:`writer_jobs.locked_all`.
+        PinError: There is no such pin, or it cannot be read.
+        TableError, StorageError: There is no such table, or it cannot be read or written.
+        LockTimeoutError and other errors of :func:`writer_jobs.locked_all`: The tables cannot be locked.
 
     """
     attach_unless_off(spark)
@@ -208,16 +209,17 @@ def remove_pin(
     pin = PinFiles(files, location).find(name)
     if pin is None:
         raise PinError(f"{location} has no pin {name}")
-    places = {canonical_table_uri(location): location}
-    if any(each.table in places for each in pin.tables):
-        # Else the table is a copy, with the pins of the original.
-        places |= {each.table: each.location for each in pin.tables if each.table not in places}
-    locations = dict.fromkeys(places.values())
+    uris = {canonical_table_uri(location): location}
+    if any(pinned_table.table in uris for pinned_table in pin.tables):
+        for pinned_table in pin.tables:
+            uris.setdefault(pinned_table.table, pinned_table.location)
+    # Otherwise this table is a copy of a pinned table. The pin is removed from the copy only.
+    locations = dict.fromkeys(uris.values())
     with locked_all(spark, locations, manager=manager, timeout_seconds=lock_timeout_seconds):
-        for each in locations:
-            PinFiles(files, each).remove(pin)
-        for each in locations:
-            _settle(spark, PinFiles(files, each), DeltaTableLog(spark, each))
+        for pinned_location in locations:
+            PinFiles(files, pinned_location).remove(pin)
+        for pinned_location in locations:
+            _clean_up(spark, PinFiles(files, pinned_location), DeltaTableLog(spark, pinned_location))
     return pin
 
 
@@ -228,59 +230,62 @@ def remove_expired_pins(
     manager: LockManager | None = None,
     lock_timeout_seconds: float | None = None,
 ) -> None:
-    """Remove a table's pins that have expired, and bring back its retention if none is left.
+    """Remove the expired pins of a table, and restore its retention if no pin is left.
 
-    It takes no lock if there is nothing to do.
+    The function takes the lock only if there is something to do.
 
     Args:
-        spark: a session with the guarded log store.
-        location: of the table.
-        manager: gives the lock, as for :func:`writer_jobs.locked`.
-        lock_timeout_seconds: to wait for it.
+        spark: A session with the guarded log store.
+        location: Location of the table.
+        manager: Lock manager, as for :func:`writer_jobs.locked`.
+        lock_timeout_seconds: Seconds to wait for the lock.
 
     Raises:
-        PinError: one cannot be read.
-        TableError, StorageError, LockTimeoutError and so on: as for :func:`remove_pin`.
+        PinError: A pin cannot be read.
+        TableError, StorageError, LockTimeoutError and so on: See :func:`remove_pin`.
 
     """
-    pins = PinFiles(HadoopFiles.of(spark), location)
-    there = pins.all()
-    if any(pin.has_expired() for pin in there) or (
-        not there and Retention(spark, DeltaTableLog(spark, location)).is_raised()
+    pin_files = PinFiles(HadoopFiles.of(spark), location)
+    pins = pin_files.all()
+    if any(pin.has_expired() for pin in pins) or (
+        not pins and Retention(spark, DeltaTableLog(spark, location)).is_raised()
     ):
         with locked_all(spark, {location: None}, manager=manager, timeout_seconds=lock_timeout_seconds):
-            _settle(spark, pins, DeltaTableLog(spark, location))
+            _clean_up(spark, pin_files, DeltaTableLog(spark, location))
 
 
-def _settle(spark: SparkSession, pins: PinFiles, log: DeltaTableLog) -> None:
-    """Remove what has expired, and bring back the retention if nothing is left. To be called under the lock."""
-    _remove_expired(pins)
-    if not pins.all():
+def _clean_up(spark: SparkSession, pins: PinFiles, log: DeltaTableLog) -> None:
+    """Remove expired pins, and restore the retention if no pin is left. The caller holds the lock on the table."""
+    if not _remove_expired(pins):
         Retention(spark, log).restore()
 
 
-def _remove_expired(pins: PinFiles) -> None:
+def _remove_expired(pins: PinFiles) -> list[Pin]:
+    """Remove expired pins, and return the other ones."""
     for pin in pins.all():
         if pin.has_expired():
             pins.remove(pin)
+    return pins.all()
 
 
-def _without(files: HadoopFiles, table: _Table, name: str) -> list[Pin]:
-    """Remove what keeps nothing, and what nobody can read under a name; return the pins that are left.
+def _remove_unreadable(files: HadoopFiles, table: _Table, name: str) -> list[Pin]:
+    """Remove expired pins and an incomplete pin with a name, which no reader can read; return the other pins.
 
     Raises:
-        PinError: there is a pin of this name.
+        PinError: There is a complete pin with this name.
 
     """
-    _remove_expired(table.pins)
-    if (there := table.pins.find(name)) is not None:
-        if is_whole(files, there):
-            raise PinError(f"{table.uri} has a pin {name}, made at {there.created_at.isoformat()}: remove it first")
-        table.pins.remove(there)
+    pins = _remove_expired(table.pins)
+    pin = table.pins.find(name)
+    if pin is None:
+        return pins
+    if is_complete(files, pin):
+        raise PinError(f"{table.uri} has a pin {name}, made at {pin.created_at.isoformat()}: remove it first")
+    table.pins.remove(pin)
     return table.pins.all()
 
 
-def _check(tables: Mapping[str, str | None], name: str, expires_at: datetime, at: datetime | None) -> None:
+def _check_arguments(tables: Mapping[str, str | None], name: str, expires_at: datetime, at: datetime | None) -> None:
     check_name(name)
     if not tables:
         raise ValueError("give at least one table")
@@ -293,14 +298,14 @@ def _check(tables: Mapping[str, str | None], name: str, expires_at: datetime, at
             raise ValueError(f"{table}: a pin up to a moment needs the column with the event time, and no other does")
 
 
-def _found(spark: SparkSession, files: HadoopFiles, table: str, event_time: str | None, at: datetime | None) -> _Table:
+def _open(spark: SparkSession, files: HadoopFiles, table: str, event_time: str | None, at: datetime | None) -> _Table:
     log = DeltaTableLog(spark, locate_table(spark, table))
     uri = canonical_table_uri(log.location)
     snapshot = log.snapshot()
     if snapshot.state is None:
         raise TableError(f"there is no Delta table at {log.location}")
     if VersionFiles(spark, snapshot).has_files_elsewhere():
-        raise PinError(f"{uri} is a shallow clone, whose files are another table's: pin that one")
+        raise PinError(f"{uri} is a shallow clone, whose files belong to another table: pin that table")
     watermarks = None
     if event_time is not None and at is not None:
         up_to(snapshot.state.schema, event_time, at, uri)
@@ -309,15 +314,15 @@ def _found(spark: SparkSession, files: HadoopFiles, table: str, event_time: str 
 
 
 @contextmanager
-def _taken_back(spark: SparkSession, tables: Collection[_Table]) -> Iterator[list[Pin]]:
-    """Undo what was done for a pin that did not get into all tables: the pins in the list, and the retention."""
+def _undo_on_error(spark: SparkSession, tables: Collection[_Table]) -> Iterator[list[Pin]]:
+    """If the block fails, remove the pins in the yielded list from all tables, and restore their retention."""
     written: list[Pin] = []
     try:
         yield written
     except BaseException:
-        for each in tables:
+        for table in tables:
             with suppress(SluiceError):
                 for pin in written:
-                    each.pins.remove(pin)
-                _settle(spark, each.pins, each.log)
+                    table.pins.remove(pin)
+                _clean_up(spark, table.pins, table.log)
         raise
