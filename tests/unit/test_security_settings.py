@@ -104,7 +104,7 @@ def test_half_or_malformed(values, says):
 def test_a_file_in_the_wrong_format(tmp_path):
     binary = tmp_path / "ca.der"
     binary.write_bytes(b"\xff\xfe\x00")
-    assert "no text" in refused(Security, tls_ca=str(binary))
+    assert "it is not text" in refused(Security, tls_ca=str(binary))
 
 
 def key_pair(password: str | None = None) -> tuple[str, str]:
