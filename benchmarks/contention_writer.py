@@ -24,7 +24,7 @@ from pyspark.sql.functions import expr
 
 from lock_manager import ZookeeperLockManager
 from writer_jobs import CommitResult, LockedDeltaWriter
-from writer_jobs.commit.gate_rules import HoldOver
+from writer_jobs.commit.options import LockDuring
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, is_conflict
 from writer_jobs.delta.session import GUARD_MODE, LOG_STORE, LOG_STORE_SETTING
 
@@ -97,7 +97,7 @@ class Writer:
         if mode not in ("gate", "whole write"):
             return lambda rows: self.plain(cell, rows)
         writer = LockedDeltaWriter(self.spark, self.manager, table)
-        hold: HoldOver = "commit" if mode == "gate" else "write"
+        hold: LockDuring = "commit" if mode == "gate" else "write"
 
         def locked(rows: DataFrame) -> dict[str, Any]:
             done = self.locked(cell, writer, rows, hold)
@@ -105,18 +105,20 @@ class Writer:
 
         return locked
 
-    def locked(self, cell: dict[str, Any], writer: LockedDeltaWriter, rows: DataFrame, hold: HoldOver) -> CommitResult:
+    def locked(
+        self, cell: dict[str, Any], writer: LockedDeltaWriter, rows: DataFrame, hold: LockDuring
+    ) -> CommitResult:
         operation, part = cell.get("operation", "append"), f"part = {cell.get('part')}"
         if operation == "append":
-            return writer.append(rows, hold=hold)
+            return writer.append(rows, lock_during=hold)
         if operation == "overwrite":
-            return writer.overwrite(rows, replace_where=part, hold=hold)
+            return writer.overwrite(rows, replace_where=part, lock_during=hold)
         if operation == "update":
-            return writer.update({"n": "n + 1"}, f"{part} AND id = 0", hold=hold)
+            return writer.update({"n": "n + 1"}, f"{part} AND id = 0", lock_during=hold)
         if operation == "optimize":
-            return writer.optimize(hold=hold)
+            return writer.optimize(lock_during=hold)
         merge = writer.merge(rows.alias("s"), f"t.{part} AND t.id = s.id", alias="t")
-        done: CommitResult = merge.whenMatchedUpdate(set=RAISED).whenNotMatchedInsertAll().execute(hold=hold)
+        done: CommitResult = merge.whenMatchedUpdate(set=RAISED).whenNotMatchedInsertAll().execute(lock_during=hold)
         return done
 
     def plain(self, cell: dict[str, Any], rows: DataFrame) -> dict[str, Any]:

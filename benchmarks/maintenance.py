@@ -3,9 +3,9 @@
 Two tables of the same files. One is compacted by maintenance, partition by partition; the other by plain ``OPTIMIZE``
 with the same sizes, in a session without the guard. Meanwhile another driver appends a row as often as it can: to
 the first table under the lock, beside maintenance; beside maintenance while a third driver changes one partition all
-the time, which then loses its races and is compacted with its lock held; and beside ``optimize(hold="write")``, which
-is what one would do without a gate. The health of the table is measured, and the same figures are looked up with stock
-tools: deltalake's list of files and a walk through the folder.
+the time, which then loses its races and is compacted with its lock held; and beside
+``optimize(lock_during="write")``, which is what one would do without a gate. The health of the table is measured, and
+the same figures are looked up with stock tools: deltalake's list of files and a walk through the folder.
 
     python benchmarks/maintenance.py [--files 20000] [--partitions 20]
 """
@@ -193,7 +193,7 @@ def print_figures(
         return run
 
     def wholly() -> None:
-        LockedDeltaWriter(spark, manager, whole).optimize(target_size=TARGET, hold="write")
+        LockedDeltaWriter(spark, manager, whole).optimize(target_size=TARGET, lock_during="write")
 
     alone, one, few, hot = (f"{ours}-{name}" for name in ("alone", "one", "few", "hot"))
     for copy in (alone, one, few, hot):
@@ -209,7 +209,7 @@ def print_figures(
     appender_runs = {
         "maintain": ("maintain.py --compact", ours, care(ours)),
         "hot": ("maintain.py --compact, a partition changes all the time", hot, care(hot)),
-        "optimize": ('optimize(hold="write")', whole, wholly),
+        "optimize": ('optimize(lock_during="write")', whole, wholly),
     }
     for name, table, work in filter(None, map(appender_runs.get, options.runs)):
         with ExitStack() as stack:

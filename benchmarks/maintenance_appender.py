@@ -32,7 +32,9 @@ def main() -> None:
             if what == "append":
                 done = writer.append(rows.coalesce(1))
             else:
-                done = writer.update({"value": f"'{number}'"}, "part = 0 AND id = 0", lock=[{"part": 0}], hold="commit")
+                done = writer.update(
+                    {"value": f"'{number}'"}, "part = 0 AND id = 0", lock=[{"part": 0}], lock_during="commit"
+                )
             if number >= WARM_UP:
                 appends.append(
                     {"asked_at": asked_at, "took_s": time.perf_counter() - began, "waited_s": done.waited_seconds}

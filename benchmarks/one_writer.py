@@ -90,7 +90,7 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, guard: WatchedGu
         guard.at.clear()
         rows = spark.range(3).coalesce(1)
         began = time.time()
-        done = writer.append(rows, hold="commit")
+        done = writer.append(rows, lock_during="commit")
         ended = time.time()
         if "turn" in guard.at:
             parts.append(phases(began, guard, done, released[-1], ended))

@@ -3,8 +3,8 @@
 Writers are drivers of their own, as in ``contention.py``. Each works on a part of one partitioned table: one of its
 own, or all on the same (hot) one. MERGE and overwrite read a source that takes 2 s; UPDATE has none.
 
-    gate          without the lock first, and again with it after a conflict (``hold="commit"``)
-    whole write   with the lock from the beginning (``hold="write"``)
+    gate          without the lock first, and again with it after a conflict (``lock_during="commit"``)
+    whole write   with the lock from the beginning (``lock_during="write"``)
     optimistic    no lock; a job that fails by a conflict is started again
 
 Then one driver compacts the table over and over, and the others append to it: how long are they kept back?

@@ -28,7 +28,7 @@ from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local._s3_server import WsgiApplication
 from soak.s3_faults import FaultyS3
 from writer_jobs import CommitResult, LockedDeltaWriter
-from writer_jobs.commit.gate_rules import HoldOver
+from writer_jobs.commit.options import LockDuring
 from writer_jobs.delta.session import GUARD_MODE
 
 TABLE = "s3a://lake/counted"
@@ -91,8 +91,8 @@ def measure(spark: SparkSession, manager: ZookeeperLockManager, s3: CountedS3, r
         finally:
             conf.set(GUARD_MODE, "required")
 
-    def locked(hold: HoldOver) -> CommitResult:
-        return writer.append(spark.range(3).coalesce(1), hold=hold)
+    def locked(hold: LockDuring) -> CommitResult:
+        return writer.append(spark.range(3).coalesce(1), lock_during=hold)
 
     ways: dict[str, Callable[[], CommitResult | None]] = {
         "Delta alone, no lock": plain,

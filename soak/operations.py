@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from lock_manager import Hold
-from writer_jobs import CommitResult, LockedDeltaWriter
+from writer_jobs import LockedDeltaWriter
 from writer_jobs.late_rows.apply import apply_rows
 
 Name = Literal["append", "merge", "delete", "apply_rows"]
@@ -74,14 +74,14 @@ class Operation:
     def run(self, spark: SparkSession, writer: LockedDeltaWriter, before_write: Callable[[Hold], None]) -> int | None:
         """Do it at the gate, and return the version; None if the writer reports that it made none."""
         if self.name == "delete":
-            return writer.delete(_condition("", self.deletes), hold="commit", before_write=before_write).version
+            return writer.delete(_condition("", self.deletes), lock_during="commit", before_write=before_write).version
         rows = rows_of(spark, self.ids)
         if self.name == "append":
-            return writer.append(rows, hold="commit", before_write=before_write).version
+            return writer.append(rows, lock_during="commit", before_write=before_write).version
         if self.name == "merge":
             merge = writer.merge(rows.alias("s"), f"t.id = s.id AND {_condition('t.', self.ids)}", alias="t")
-            result: CommitResult = merge.whenNotMatchedInsertAll().execute(hold="commit", before_write=before_write)
-            return result.version
+            merge = merge.whenNotMatchedInsertAll()
+            return merge.execute(lock_during="commit", before_write=before_write).version
         return apply_rows(
             writer, rows, keys=["id"], event_time="at", txn=self.transaction, before_write=before_write
         ).version

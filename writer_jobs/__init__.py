@@ -10,6 +10,7 @@ from lock_manager.errors import PinError
 from lock_manager.table_records.pins import Pin, PinnedTable
 from writer_jobs.commit.driver_guard import attach
 from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.options import RewriteOptions, WriteOptions
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.session import build_session
 from writer_jobs.delta.snapshot import TableState
@@ -69,6 +70,7 @@ __all__ = [
     "Pin",
     "PinError",
     "PinnedTable",
+    "RewriteOptions",
     "RowsResult",
     "RunError",
     "SchemaMismatchError",
@@ -83,6 +85,7 @@ __all__ = [
     "VacuumResult",
     "WriteConflictError",
     "WriteFailedError",
+    "WriteOptions",
     "apply_cells",
     "apply_changes",
     "apply_events",

@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Unpack
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
 
-from lock_manager import Hold, LockManager, canonical_table_uri
+from lock_manager import LockManager, canonical_table_uri
 from writer_jobs.commit.background_write import CANCEL_AGAIN_SECONDS, BackgroundWrite
 from writer_jobs.commit.driver_guard import attach_unless_off
-from writer_jobs.commit.gate_rules import HoldOver
 from writer_jobs.commit.held_write import CommitResult
-from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, Partitions, partitions_of_rows
-from writer_jobs.commit.locked_operation import LockedOperation, WriteOptions, WriterParts
+from writer_jobs.commit.lock_target import Finder, LockTarget, Partitions, partitions_of_rows
+from writer_jobs.commit.locked_operation import LockedOperation, WriterParts
 from writer_jobs.commit.merge import Assignments, LockedMerge, MergePlan
 from writer_jobs.commit.operation import (
     OVERWRITE_SCHEMA,
@@ -26,6 +25,7 @@ from writer_jobs.commit.operation import (
     transaction_settings,
     write_rows,
 )
+from writer_jobs.commit.options import RewriteOptions, WriteOptions, check_options
 from writer_jobs.delta.checkpoints import write_due_checkpoints
 from writer_jobs.delta.locate import locate_table
 from writer_jobs.delta.partition_values import (
@@ -110,11 +110,7 @@ class LockedDeltaWriter:
         partition_by: Sequence[str] = (),
         options: Mapping[str, str] | None = None,
         txn: tuple[str, int] | None = None,
-        lock: Lock = "table",
-        hold: HoldOver = "commit",
-        lock_timeout_seconds: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[Hold], None] | None = None,
+        **write_options: Unpack[WriteOptions],
     ) -> CommitResult:
         """Append the rows under the lock, and make sure that they are in the table.
 
@@ -125,17 +121,7 @@ class LockedDeltaWriter:
             options: of Delta's writer, such as ``mergeSchema``. The caller's ``userMetadata`` is kept, under ``user``.
             txn: ``(txnAppId, txnVersion)``: a write whose version is not above the last one of that application is
                 not done again, and reported as ``already_committed``.
-            lock: ``"table"``; ``"partitions"`` for those that the rows are in, which are found out before by one more
-                pass over the rows (cache them if they are expensive); or a list of partitions by column, which the rows
-                must not leave. A table that is not partitioned, or not there yet, is locked as a whole.
-            hold: ``"commit"``: the rows are written without the lock, it is asked for when they are ready to be
-                committed, and given back as soon as they are. What cannot be done in that way, by the table in
-                docs/gate.md, holds it over the whole write all the same. ``"write"``: over the whole write, always.
-            lock_timeout_seconds: total, 0 means: only if it is free now. By default the manager's.
-            metadata: more to note in the commit, beside its id, its hold and its token (JSON values).
-            before_write: called under the lock, before anything is written or, with ``hold="commit"``, before the
-                commit; what it raises ends the write. It may be called twice, where the write had to be done again. If
-                it has committed, it is not called again, and a conflict raises WriteConflictError.
+            write_options: See :class:`~writer_jobs.WriteOptions`. ``lock_during`` is ``"commit"`` by default.
 
         Raises:
             LockTimeoutError, LockCancelledError, EnsembleUnavailableError, ClosedError: no lock, nothing written.
@@ -162,13 +148,7 @@ class LockedDeltaWriter:
         return self._run(
             work,
             lambda state: partitions_of_rows(df, state),
-            WriteOptions(
-                lock=lock,
-                hold=hold,
-                lock_timeout_seconds=lock_timeout_seconds,
-                metadata=metadata,
-                before_write=before_write,
-            ),
+            check_options("append", write_options, lock_during="commit"),
         )
 
     def overwrite(
@@ -180,11 +160,7 @@ class LockedDeltaWriter:
         partition_by: Sequence[str] = (),
         options: Mapping[str, str] | None = None,
         txn: tuple[str, int] | None = None,
-        lock: Lock = "table",
-        hold: HoldOver = "write",
-        lock_timeout_seconds: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[Hold], None] | None = None,
+        **write_options: Unpack[WriteOptions],
     ) -> CommitResult:
         """Put the rows in the place of all others, of those that a predicate names, or of those of their partitions.
 
@@ -195,11 +171,8 @@ class LockedDeltaWriter:
             partition_by: partition columns of a new table.
             options: of Delta's writer, such as ``overwriteSchema``, which needs the lock on the table.
             txn: as for :meth:`append`.
-            lock: as for :meth:`append`; the whole table is overwritten under the lock on the table only.
-            hold: ``"commit"``: work without the lock first, see docs/gate.md.
-            lock_timeout_seconds: as for :meth:`append`.
-            metadata: likewise.
-            before_write: likewise.
+            write_options: See :class:`~writer_jobs.WriteOptions`. The whole table is overwritten with ``lock="table"``
+                only.
 
         Raises:
             ValueError: both ``replace_where`` and ``dynamic``, or neither and another lock than the table's.
@@ -208,7 +181,7 @@ class LockedDeltaWriter:
         """
         if replace_where is not None and dynamic:
             raise ValueError("replace_where and dynamic: one says already what is replaced")
-        if replace_where is None and not dynamic and lock != "table":
+        if replace_where is None and not dynamic and write_options.get("lock", "table") != "table":
             raise ValueError("all of the table is overwritten with lock='table' only")
 
         # Such a table gets the partition columns and types of the write.
@@ -237,35 +210,21 @@ class LockedDeltaWriter:
         return self._run(
             work,
             find,
-            WriteOptions(
-                lock=lock,
-                hold=hold,
-                lock_timeout_seconds=lock_timeout_seconds,
-                metadata=metadata,
-                before_write=before_write,
-            ),
+            check_options("overwrite", write_options, lock_during="write"),
             of_table=replace_where is not None,
         )
 
     def delete(
         self,
         condition: str | None = None,
-        *,
-        lock: Lock = "table",
-        hold: HoldOver = "write",
-        lock_timeout_seconds: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[Hold], None] | None = None,
+        **write_options: Unpack[WriteOptions],
     ) -> CommitResult:
         """Delete the rows that a condition matches.
 
         Args:
             condition: SQL; all rows by default.
-            lock: as for :meth:`append`; with partitions, rows of others are left alone.
-            hold: ``"commit"``: work without the lock first, see docs/gate.md.
-            lock_timeout_seconds: as for :meth:`append`.
-            metadata: likewise.
-            before_write: likewise.
+            write_options: See :class:`~writer_jobs.WriteOptions`. With a lock on partitions, rows of other partitions
+                stay.
 
         Raises:
             GuardMissingError: the commits of this session are not guarded.
@@ -282,13 +241,7 @@ class LockedDeltaWriter:
         return self._run(
             work,
             lambda state: self._partitions_of(condition, state),
-            WriteOptions(
-                lock=lock,
-                hold=hold,
-                lock_timeout_seconds=lock_timeout_seconds,
-                metadata=metadata,
-                before_write=before_write,
-            ),
+            check_options("delete", write_options, lock_during="write"),
             of_table=True,
         )
 
@@ -296,12 +249,7 @@ class LockedDeltaWriter:
         self,
         assignments: Assignments,
         condition: str | None = None,
-        *,
-        lock: Lock = "table",
-        hold: HoldOver = "write",
-        lock_timeout_seconds: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[Hold], None] | None = None,
+        **write_options: Unpack[WriteOptions],
     ) -> CommitResult:
         """Change the rows that a condition matches.
 
@@ -309,11 +257,8 @@ class LockedDeltaWriter:
             assignments: new values by column, as SQL or columns. Rows that come into a partition that is not locked
                 have the write refused: changing a partition column needs the lock on the table, or on both partitions.
             condition: SQL; all rows by default.
-            lock: as for :meth:`append`; with partitions, rows of others are left alone.
-            hold: ``"commit"``: work without the lock first, see docs/gate.md.
-            lock_timeout_seconds: as for :meth:`append`.
-            metadata: likewise.
-            before_write: likewise.
+            write_options: See :class:`~writer_jobs.WriteOptions`. With a lock on partitions, rows of other partitions
+                stay.
 
         Raises:
             GuardMissingError: the commits of this session are not guarded.
@@ -333,13 +278,7 @@ class LockedDeltaWriter:
         return self._run(
             work,
             lambda state: self._partitions_of(condition, state),
-            WriteOptions(
-                lock=lock,
-                hold=hold,
-                lock_timeout_seconds=lock_timeout_seconds,
-                metadata=metadata,
-                before_write=before_write,
-            ),
+            check_options("update", write_options, lock_during="write"),
             of_table=True,
         )
 
@@ -371,15 +310,10 @@ class LockedDeltaWriter:
     def _merge(
         self,
         plan: MergePlan,
-        *,
-        lock: Lock = "table",
-        hold: HoldOver = "write",
-        lock_timeout_seconds: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[Hold], None] | None = None,
-        txn: tuple[str, int] | None = None,
+        txn: tuple[str, int] | None,
+        options: RewriteOptions,
     ) -> CommitResult:
-        if lock != "table":
+        if options.get("lock", "table") != "table":
             plan.refuse_clauses_on_all_rows()
 
         def work(part: LockTarget, state: TableState | None) -> Work:
@@ -396,13 +330,7 @@ class LockedDeltaWriter:
         return self._run(
             work,
             lambda state: plan.partitions(self._spark, self.location, state),
-            WriteOptions(
-                lock=lock,
-                hold=hold,
-                lock_timeout_seconds=lock_timeout_seconds,
-                metadata=metadata,
-                before_write=before_write,
-            ),
+            options,
         )
 
     def optimize(
@@ -411,13 +339,7 @@ class LockedDeltaWriter:
         *,
         zorder_by: Sequence[str] = (),
         target_size: int | None = None,
-        again: bool = True,
-        lock: Lock = "table",
-        hold: HoldOver = "commit",
-        lock_timeout_seconds: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[Hold], None] | None = None,
-        held_at_most_seconds: float | None = None,
+        **rewrite_options: Unpack[RewriteOptions],
     ) -> CommitResult:
         """Compact small files.
 
@@ -426,14 +348,8 @@ class LockedDeltaWriter:
             zorder_by: columns to order the rows by, in Z-order.
             target_size: bytes that a file is to have: those below half of it are put together. By default as Delta's
                 settings have it, 1 GiB.
-            again: whether to compact again, with the lock held, if another writer was faster.
-            lock: as for :meth:`append`; with partitions, others are left alone.
-            hold: ``"commit"``: compact without the lock, and again with it if another writer has removed one of the
-                files meanwhile. ``"write"``: hold the lock over the whole compaction.
-            lock_timeout_seconds: as for :meth:`append`.
-            metadata: likewise.
-            before_write: likewise.
-            held_at_most_seconds: for how long the lock may be held over the compaction; None: for as long as it takes.
+            rewrite_options: See :class:`~writer_jobs.RewriteOptions`. With a lock on partitions, files of other
+                partitions stay. ``lock_during`` is ``"commit"`` by default.
 
         Raises:
             GuardMissingError: the commits of this session are not guarded.
@@ -453,15 +369,7 @@ class LockedDeltaWriter:
             else:
                 builder.executeCompaction()
 
-        options = WriteOptions(
-            lock=lock,
-            hold=hold,
-            lock_timeout_seconds=lock_timeout_seconds,
-            metadata=metadata,
-            before_write=before_write,
-            again=again,
-            held_at_most_seconds=held_at_most_seconds,
-        )
+        options = check_options("optimize", rewrite_options, lock_during="commit", allowed=RewriteOptions)
         return self._rewrite(optimize, where, options)
 
     def purge(
@@ -469,26 +377,14 @@ class LockedDeltaWriter:
         where: str | None = None,
         *,
         target_size: int | None = None,
-        again: bool = True,
-        lock: Lock = "table",
-        hold: HoldOver = "commit",
-        lock_timeout_seconds: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[Hold], None] | None = None,
-        held_at_most_seconds: float | None = None,
+        **rewrite_options: Unpack[RewriteOptions],
     ) -> CommitResult:
         """Rewrite the files that have deleted rows, or dropped columns, without them.
 
         Args:
             where: SQL predicate on partition columns; the whole table by default.
             target_size: bytes that a file is to have at most. By default as Delta's settings have it, 1 GiB.
-            again: as for :meth:`optimize`.
-            lock: likewise.
-            hold: likewise.
-            lock_timeout_seconds: as for :meth:`append`.
-            metadata: likewise.
-            before_write: likewise.
-            held_at_most_seconds: as for :meth:`optimize`.
+            rewrite_options: As for :meth:`optimize`.
 
         Raises:
             GuardMissingError, WriteConflictError, HeldTooLongError, ValueError, SluiceError: see :meth:`optimize`.
@@ -500,27 +396,13 @@ class LockedDeltaWriter:
             chosen = "" if predicate is None else f" WHERE {predicate}"
             session.sql(f"REORG TABLE delta.{quoted(location)}{chosen} APPLY (PURGE)")
 
-        options = WriteOptions(
-            lock=lock,
-            hold=hold,
-            lock_timeout_seconds=lock_timeout_seconds,
-            metadata=metadata,
-            before_write=before_write,
-            again=again,
-            held_at_most_seconds=held_at_most_seconds,
-        )
+        options = check_options("purge", rewrite_options, lock_during="commit", allowed=RewriteOptions)
         return self._rewrite(purge, where, options)
 
     def rewrite(
         self,
         keep: Callable[[DataFrame], DataFrame],
-        *,
-        again: bool = True,
-        hold: HoldOver = "commit",
-        lock_timeout_seconds: float | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        before_write: Callable[[Hold], None] | None = None,
-        held_at_most_seconds: float | None = None,
+        **rewrite_options: Unpack[RewriteOptions],
     ) -> CommitResult:
         """Rewrite all rows without those that no reader needs.
 
@@ -529,17 +411,15 @@ class LockedDeltaWriter:
 
         Args:
             keep: Returns the rows to keep, given all rows, with the same columns. May be called again.
-            again: See :meth:`optimize`.
-            hold: See :meth:`optimize`.
-            lock_timeout_seconds: See :meth:`append`.
-            metadata: See :meth:`append`.
-            before_write: See :meth:`append`.
-            held_at_most_seconds: See :meth:`optimize`.
+            rewrite_options: As for :meth:`optimize`, but the whole table is rewritten with ``lock="table"`` only.
 
         Raises:
+            ValueError: ``lock`` is not ``"table"``.
             GuardMissingError, WriteConflictError, HeldTooLongError, SluiceError: see :meth:`optimize`.
 
         """
+        if rewrite_options.get("lock", "table") != "table":
+            raise ValueError("all rows of the table are rewritten with lock='table' only")
 
         def rewrite(location: str, _: str | None) -> None:
             # Delta reads the version that the write is based on: both are in one transaction.
@@ -547,14 +427,7 @@ class LockedDeltaWriter:
             options = {"dataChange": "false", "partitionOverwriteMode": "static"}
             rows.write.format("delta").mode("overwrite").options(**options).save(location)
 
-        options = WriteOptions(
-            hold=hold,
-            lock_timeout_seconds=lock_timeout_seconds,
-            metadata=metadata,
-            before_write=before_write,
-            again=again,
-            held_at_most_seconds=held_at_most_seconds,
-        )
+        options = check_options("rewrite", rewrite_options, lock_during="commit", allowed=RewriteOptions)
         return self._rewrite(rewrite, None, options)
 
     def _optimizing_session(self, target_size: int | None) -> SparkSession:
@@ -565,7 +438,7 @@ class LockedDeltaWriter:
         return session_with(self._spark, {_SMALL: str(target_size // 2), _TARGET: str(target_size)})
 
     def _rewrite(
-        self, rewrite: Callable[[str, str | None], None], where: str | None, options: WriteOptions
+        self, rewrite: Callable[[str, str | None], None], where: str | None, options: RewriteOptions
     ) -> CommitResult:
         """Put the same rows into other files.
 
@@ -652,7 +525,7 @@ class LockedDeltaWriter:
         self,
         work_on: Callable[[LockTarget, TableState | None], Work],
         find: Finder,
-        options: WriteOptions,
+        options: RewriteOptions,
         *,
         of_table: bool = False,
     ) -> CommitResult:

@@ -55,7 +55,7 @@ class Sluice(Delta):
     def append(self, table: str, rows: Any) -> None:
         if table not in self.writers:
             self.writers[table] = self.writer(self.spark, self.manager, self.path(table))
-        self.writers[table].append(rows, hold=self.told["hold"])
+        self.writers[table].append(rows, lock_during=self.told["hold"])
 
 
 class Iceberg(Delta):

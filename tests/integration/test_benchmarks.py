@@ -98,7 +98,7 @@ ALONE = (
 BESIDE = (
     "maintain.py --compact",
     "maintain.py --compact, a partition changes all the time",
-    'optimize(hold="write")',
+    'optimize(lock_during="write")',
 )
 #: Runs of more of a benchmark, which cost a minute of processor time.
 LONGER = {

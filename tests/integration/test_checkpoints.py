@@ -89,7 +89,7 @@ def compact_in_a_block(table: Table) -> None:
 
 WAYS: dict[str, Callable[[Table, int], Any]] = {
     "gate": lambda table, number: table.append(number),
-    "whole write": lambda table, number: table.append(number, hold="write"),
+    "whole write": lambda table, number: table.append(number, lock_during="write"),
     "block": append_in_a_block,
     "merge": lambda table, number: (
         table.writer.merge(table.spark.range(number, number + 1).alias("s"), "t.id = s.id", alias="t")

@@ -66,7 +66,7 @@ class Table(TableAtTheGate):
         if operation == "apply_rows":
             # It chooses by itself what the lock is held for.
             return apply_rows(writer, self.rows(9), keys=["id"], event_time="at", txn=TXN, **options)
-        return operations[operation](hold=lock_during, **options)
+        return operations[operation](lock_during=lock_during, **options)
 
     def bind(self) -> None:
         """Write the table property that the first ``apply_rows`` would write in a commit of its own."""
@@ -334,7 +334,7 @@ def insert_of(table: Table) -> Callable[[HeldLock], None]:
 
 def test_a_statement_in_before_write_is_not_repeated(table: Table) -> None:
     # Delta finds a conflict: the DELETE has read the table before the INSERT.
-    with pytest.raises(WriteConflictError, match="before_write committed, so use hold='write'"):
+    with pytest.raises(WriteConflictError, match="before_write committed, so use lock_during='write'"):
         table.operate("delete", before_write=insert_of(table))
     assert table.ids() == [0, 1, 2, 5]
     table.operate("delete", lock_during="write", before_write=insert_of(table))

@@ -37,9 +37,9 @@ class Table(TableAtTheGate):
 
     files_at_the_lock: list[set[str]] = field(default_factory=list)
 
-    def do(self, operation: str, hold: str = "commit") -> CommitResult:
+    def do(self, operation: str, lock_during: str = "commit") -> CommitResult:
         """Insert the row 9, or compact."""
-        options: dict[str, Any] = {"hold": hold, "before_write": self.note}
+        options: dict[str, Any] = {"lock_during": lock_during, "before_write": self.note}
         row = self.spark.range(9, 10).coalesce(1)
         match operation:
             case "append":
@@ -161,7 +161,7 @@ def test_a_compaction_changes_no_row_and_waits_at_the_gate(table: Table) -> None
 
 @pytest.mark.parametrize("operation", ["append", "merge"])
 def test_with_the_lock_over_the_write_the_timestamp_is_of_the_hold(table: Table, operation: str) -> None:
-    with table.behind(lambda: table.do(operation, hold="write")) as running:
+    with table.behind(lambda: table.do(operation, lock_during="write")) as running:
         table.run_sql(INSERT)
     result = running.result()
     assert table.timestamp_ms(result.version) >= int(result.acquired_at * 1000)

@@ -61,7 +61,7 @@ class Table(TableAtTheGate):
     read: Callable[..., list[tuple[Any, ...]]]
 
     def append(self, *rows: int, **how: Any) -> CommitResult:
-        return self.writer.append(self.rows(*rows), hold="commit", **how)
+        return self.writer.append(self.rows(*rows), lock_during="commit", **how)
 
     def rows(self, *rows: int) -> Any:
         return self.spark.createDataFrame([(row,) for row in rows], "id long").coalesce(1)
@@ -163,11 +163,11 @@ def test_a_plan_that_reads_the_table_is_held_from_its_beginning(table: Table, mo
     doubled = table.spark.read.format("delta").load(str(table.path)).select((F.col("id") + 10).alias("id"))
     with monkeypatch.context() as patched:
         patched.setattr(StagedWrite, "run", None)
-        table.writer.append(doubled, hold="commit", before_write=count)
+        table.writer.append(doubled, lock_during="commit", before_write=count)
     assert seen == [1], "rows were written before the lock was acquired"
     # The plan hides it from the rule, and Delta's own word counts.
     monkeypatch.setattr(staging, "_of_reads", lambda *_: None)
-    table.writer.append(doubled, hold="commit", before_write=count)
+    table.writer.append(doubled, lock_during="commit", before_write=count)
     assert seen[1:] == [2], "the first try has left its files"
     assert table.ids() == [0, 10, 10, 20]
 
@@ -201,7 +201,7 @@ def test_on_s3_it_goes_through_the_gate_and_knows_the_table_by_every_spelling(
 def test_what_reads_the_table_sees_each_commit_before_its_own(table: Table) -> None:
     counted = table.spark.read.format("delta").load(str(table.path)).groupBy().agg(F.count("*").alias("id"))
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(table.writer.append, counted, hold="commit") for _ in range(2)]:
+        for done in [pool.submit(table.writer.append, counted, lock_during="commit") for _ in range(2)]:
             done.result()
     assert table.ids() == [0, 1, 2]
 
@@ -211,7 +211,7 @@ def test_a_new_column_is_added_under_the_lock(table: Table, *, hidden: bool, mon
     if hidden:
         monkeypatch.setattr(staging, "_of_options", lambda _: None)
     wider = table.rows(1).withColumn("word", F.lit("x"))
-    assert table.writer.append(wider, hold="commit", options={"mergeSchema": "true"}).version == 1
+    assert table.writer.append(wider, lock_during="commit", options={"mergeSchema": "true"}).version == 1
     assert len(table.files()) == 2
 
 
@@ -273,7 +273,7 @@ def test_writers_of_one_table_hold_it_one_after_the_other(table: Table, zookeepe
     def load(first: int) -> list[CommitResult]:
         with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=120) as manager:
             writer = LockedDeltaWriter(table.spark, manager, str(table.path))
-            return [writer.append(table.rows(first + number), hold="commit") for number in range(2)]
+            return [writer.append(table.rows(first + number), lock_during="commit") for number in range(2)]
 
     with ThreadPoolExecutor(2) as pool:
         done = sorted((each for results in pool.map(load, [10, 20]) for each in results), key=lambda r: r.version or 0)
@@ -355,7 +355,7 @@ def test_the_first_version_of_a_table_waits_at_the_gate(new_table: Table, mode: 
     def write() -> CommitResult:
         method = getattr(new_table.writer, mode)
         result: CommitResult = method(
-            new_table.rows(1), hold="commit", before_write=lambda _: files_under_lock.append(new_table.files())
+            new_table.rows(1), lock_during="commit", before_write=lambda _: files_under_lock.append(new_table.files())
         )
         return result
 
@@ -496,7 +496,7 @@ def checksums(table: Table, *versions: int) -> list[Path]:
 
 def test_a_checksum_that_is_not_there_yet_is_derived_as_its_writer_does(table: Table) -> None:
     table.append(1, txn=("job", 1))
-    table.writer.overwrite(table.spark.range(2, 4, numPartitions=2), txn=("job", 2), hold="commit")
+    table.writer.overwrite(table.spark.range(2, 4, numPartitions=2), txn=("job", 2), lock_during="commit")
     table.writer.optimize()
     missing = checksums(table, 1, 2, 3)
     written = [json.loads(path.read_text()) for path in missing]
@@ -551,7 +551,7 @@ def test_who_finds_no_checksum_reads_no_state(table: Table, *, derivable: bool) 
         assert running.result().version == row + 1
         at_the_gate.append(scheduler.numTotalJobs() - jobs)
     table.somebody_else_appends(8)
-    under_the_lock = jobs_of_append(9, lambda row: table.writer.append(table.rows(row), hold="write"))
+    under_the_lock = jobs_of_append(9, lambda row: table.writer.append(table.rows(row), lock_during="write"))
     assert table.ids() == list(range(10))
     assert (at_the_beginning, at_the_gate, under_the_lock) == (usual, [0, 0], usual)
 
@@ -588,7 +588,7 @@ def test_the_settings_of_the_rows_session_count(table: Table, operation: str) ->
     other.conf.set(COMMIT_LOCK, "true")
     before = table.files()
     seen: list[set[str]] = []
-    how: dict[str, Any] = {"hold": "commit", "before_write": lambda _: seen.append(table.files())}
+    how: dict[str, Any] = {"lock_during": "commit", "before_write": lambda _: seen.append(table.files())}
     write = table.writer.append if operation == "append" else table.writer.overwrite
     write(other.createDataFrame([(1,)], "id long"), **how)
     assert seen == [before]
@@ -614,7 +614,7 @@ def test_inside_a_block_that_has_the_lock_it_is_used(table: Table) -> None:
 
 def test_another_hold_than_these_is_a_sentence(table: Table) -> None:
     with pytest.raises(ValueError, match="choose 'commit' or 'write'"):
-        table.writer.append(table.rows(1), hold="never")  # type: ignore[arg-type]
+        table.writer.append(table.rows(1), lock_during="never")  # type: ignore[arg-type]
 
 
 def test_partitions_are_locked_for_the_commit_alone_too(
@@ -627,8 +627,8 @@ def test_partitions_are_locked_for_the_commit_alone_too(
     writer = LockedDeltaWriter(spark, manager, str(path))
     rows = spark.range(4).coalesce(1).withColumn("p", F.col("id") % 2)
     with make_rival().acquire(writer.table, partitions=[{"p": 1}]):
-        even = writer.append(rows.where("p = 0"), hold="commit", lock="partitions", lock_timeout_seconds=30)
+        even = writer.append(rows.where("p = 0"), lock_during="commit", lock="partitions", lock_timeout_seconds=30)
         with pytest.raises(LockTimeoutError):
-            writer.append(rows.where("p = 1"), hold="commit", lock="partitions", lock_timeout_seconds=0)
-    odd = writer.append(rows.where("p = 1"), hold="commit", lock=[{"p": 1}])
+            writer.append(rows.where("p = 1"), lock_during="commit", lock="partitions", lock_timeout_seconds=0)
+    odd = writer.append(rows.where("p = 1"), lock_during="commit", lock=[{"p": 1}])
     assert (even.version, odd.version) == (1, 2)

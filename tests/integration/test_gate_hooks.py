@@ -39,10 +39,11 @@ class Table(TableAtTheGate):
     """A table with one row."""
 
     def append(self, row: int, **options: Any) -> CommitResult:
-        return self.writer.append(self.spark.createDataFrame([(row,)], "id long").coalesce(1), hold="commit", **options)
+        rows = self.spark.createDataFrame([(row,)], "id long").coalesce(1)
+        return self.writer.append(rows, lock_during="commit", **options)
 
     def update(self) -> CommitResult:
-        return self.writer.update({"id": "id + 10"}, hold="commit")
+        return self.writer.update({"id": "id + 10"}, lock_during="commit")
 
     def in_the_manifest(self) -> set[str]:
         manifest = self.path / "_symlink_format_manifest" / "manifest"

@@ -36,7 +36,7 @@ class Table(TableAtTheGate):
 
     def do(self, operation: str) -> CommitResult:
         """Do an operation on the rows of part 0."""
-        how: dict[str, Any] = {"hold": "commit", "before_write": self.note}
+        how: dict[str, Any] = {"lock_during": "commit", "before_write": self.note}
         source = (
             self.spark.range(5)
             .coalesce(1)
@@ -173,7 +173,7 @@ def test_that_check_fails_where_nothing_is_done_again(
 def test_hot_updates_all_end_and_none_is_lost(table: Table) -> None:
     def raise_often(_: int) -> None:
         for _ in range(2):
-            table.writer.update({"n": "n + 1"}, "p = 0", hold="commit")
+            table.writer.update({"n": "n + 1"}, "p = 0", lock_during="commit")
 
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(raise_often, range(2)))

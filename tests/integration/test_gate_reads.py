@@ -84,7 +84,7 @@ def table(
 
 
 def test_rows_that_the_change_feed_lacks_are_appended_once(table: Table) -> None:
-    with table.behind(lambda: table.writer.append(table.not_in_the_feed(0, 1), hold="commit")) as running:
+    with table.behind(lambda: table.writer.append(table.not_in_the_feed(0, 1), lock_during="commit")) as running:
         table.plain(1)
     running.result()
     assert table.ids() == [0, 1]
@@ -93,7 +93,7 @@ def test_rows_that_the_change_feed_lacks_are_appended_once(table: Table) -> None
 def test_of_two_such_appends_one_adds_the_rows(table: Table) -> None:
     rows = table.not_in_the_feed(0, 1, 2)
     with ThreadPoolExecutor(2) as pool:
-        for append in [pool.submit(table.writer.append, rows, hold="commit") for _ in range(2)]:
+        for append in [pool.submit(table.writer.append, rows, lock_during="commit") for _ in range(2)]:
             append.result()
     assert table.ids() == [0, 1, 2]
 
@@ -127,7 +127,7 @@ def test_each_operation_counts_the_changes_before_its_own(table: Table, write: C
     if write is update_to_counted:
         table.writer.append(table.rows(7).withColumn("p", F.lit(1).cast("long")))
     row_count = len(table.ids())
-    with table.behind(lambda: write(table, hold="commit")) as running:
+    with table.behind(lambda: write(table, lock_during="commit")) as running:
         # Delta sees no conflict with a commit to another partition.
         table.plain(100)
     running.result()
@@ -140,7 +140,7 @@ def test_without_the_rule_they_count_too_few(
 ) -> None:
     """The negative control: Delta's conflict check does not see that the change feed was read."""
     monkeypatch.setattr(gate_rules, "_of_reads", lambda *_: None)
-    with table.behind(lambda: write(table, hold="commit")) as running:
+    with table.behind(lambda: write(table, lock_during="commit")) as running:
         table.plain(100)
     running.result()
     assert [number for number, p in table.read(table.path, "id", "p") if p == 1] == [1]
@@ -239,12 +239,12 @@ def test_delta_refuses_subqueries_in_conditions(table: Table, operation: str) ->
     subquery = f"id IN (SELECT id FROM {table.name})"
     with pytest.raises(WriteFailedError, match=r"[Ss]ubquery|[Ss]ubqueries"):
         if operation == "delete":
-            table.writer.delete(subquery, hold="commit")
+            table.writer.delete(subquery, lock_during="commit")
         elif operation == "update":
-            table.writer.update({"id": "1"}, subquery, hold="commit")
+            table.writer.update({"id": "1"}, subquery, lock_during="commit")
         else:
             table.writer.merge(table.rows(1).alias("s"), f"t.{subquery}", alias="t").whenMatchedDelete().execute(
-                hold="commit"
+                lock_during="commit"
             )
 
 
@@ -256,7 +256,7 @@ def test_what_reads_nothing_of_the_table_is_written_before_the_lock(table: Table
     def note(_: HeldLock) -> None:
         early.append(bool(table.files() - previous_files))
 
-    options: dict[str, Any] = {"hold": "commit", "before_write": note}
+    options: dict[str, Any] = {"lock_during": "commit", "before_write": note}
     merge = table.writer.merge(table.rows(0).alias("s"), "t.id = s.id", alias="t")
     merge.whenMatchedUpdate("t.p = 0", {"id": "s.id + 1"}).whenNotMatchedInsertAll().execute(**options)
     previous_files = table.files()

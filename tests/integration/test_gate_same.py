@@ -98,7 +98,7 @@ class Pair:
             seen.append(len(list(self.gated.rglob("*.parquet"))))
 
         writer = LockedDeltaWriter(self.spark, self.manager, str(self.gated))
-        writer.append(rows, hold="commit", options=self.kind.options, before_write=count)
+        writer.append(rows, lock_during="commit", options=self.kind.options, before_write=count)
         (files,) = seen
         return files > before
 
@@ -185,7 +185,7 @@ def test_a_constraint_is_kept(pair_of: Callable[..., Pair], spark: SparkSession)
     assert_same(pair)
     large = pair.rows().withColumn("id", F.col("id") + 90)
     with pytest.raises(WriteFailedError, match="small"):
-        LockedDeltaWriter(spark, pair.manager, str(pair.gated)).append(large, hold="commit")
+        LockedDeltaWriter(spark, pair.manager, str(pair.gated)).append(large, lock_during="commit")
     assert_same(pair)
 
 
@@ -195,5 +195,5 @@ def test_rows_of_another_schema_are_refused_before_anything_is_written(
     pair = pair_of(Kind())
     wider = pair.rows().withColumn("more", F.lit(1))
     with pytest.raises(SchemaMismatchError, match="no column more"):
-        LockedDeltaWriter(spark, pair.manager, str(pair.gated)).append(wider, hold="commit")
+        LockedDeltaWriter(spark, pair.manager, str(pair.gated)).append(wider, lock_during="commit")
     assert not list(pair.gated.glob("*.parquet"))

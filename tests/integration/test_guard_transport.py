@@ -160,8 +160,8 @@ def test_two_pythons_of_one_jvm_are_each_asked_about_their_own_commits(
     # A thread that never attached, with a writer of another thread: the newest Python knows nothing of it.
     writer = LockedDeltaWriter(spark, manager, mine)
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(lambda: writer.append(spark.range(8, 9), hold="commit")).result().version == 2
-        assert pool.submit(lambda: writer.delete("id = 8", hold="commit")).result().version == 3
+        assert pool.submit(lambda: writer.append(spark.range(8, 9), lock_during="commit")).result().version == 2
+        assert pool.submit(lambda: writer.delete("id = 8", lock_during="commit")).result().version == 3
     third = second_python()
     assert third.tell("append", table=its, first=3, end=4) is None
     third.end()

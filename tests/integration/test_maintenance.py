@@ -503,12 +503,12 @@ def test_a_rewrite_that_holds_the_lock_for_too_long_is_cancelled(  # noqa: PLR09
     writer.delete("key >= 10")
     before = writer.log.head().version
     with pytest.raises(HeldTooLongError, match=r"not done after 0\.001 s with the lock") as too_long:
-        getattr(writer, rewrite)(hold="write", held_at_most_seconds=0.001)
+        getattr(writer, rewrite)(lock_during="write", held_at_most_seconds=0.001)
     assert isinstance(too_long.value, TimeoutError)
     assert too_long.value.held_seconds > 0
     assert writer.log.head().version == before
     assert inspector.table(TableResource.of(writer.table)).holders == ()
-    assert getattr(writer, rewrite)(hold="write", held_at_most_seconds=300).version == before + 1
+    assert getattr(writer, rewrite)(lock_during="write", held_at_most_seconds=300).version == before + 1
     assert keys_of(spark, table) == [0, 1, 2]
 
 

@@ -106,13 +106,13 @@ def test_rows_are_checked_for_the_partition_columns_that_the_table_has_at_the_co
     writer = LockedDeltaWriter(spark, manager, str(table))
     writer.append(changes(spark, ("no", 1, "", 1, False)))
     # The control: country is not a partition column.
-    writer.append(changes(spark, ("", 2, "", 1, False)), hold=hold)
+    writer.append(changes(spark, ("", 2, "", 1, False)), lock_during=hold)
     # Another program changes the table; this driver learns it when it reads the log again.
     rows = DeltaTable(str(table)).to_pyarrow_table()
     write_deltalake(str(table), rows.slice(0, 1), mode="overwrite", schema_mode="overwrite", partition_by=["country"])
     with pytest.raises(WriteFailedError, match="partition column country has the value ''"):
-        writer.append(changes(spark, ("", 3, "", 1, False)), hold=hold)
-    writer.append(changes(spark, ("no", 4, "", 1, False)), hold=hold)
+        writer.append(changes(spark, ("", 3, "", 1, False)), lock_during=hold)
+    writer.append(changes(spark, ("no", 4, "", 1, False)), lock_during=hold)
     assert (4,) in rows_of(table, "id")
     assert DeltaTable(str(table)).metadata().partition_columns == ["country"]
 

@@ -69,7 +69,7 @@ def aged(
 ) -> AgedTable:
     put(range(3))
     properties(delta__enableChangeDataFeed="true")
-    assert writer.delete("key = 1", hold="commit").version == REMOVAL
+    assert writer.delete("key = 1", lock_during="commit").version == REMOVAL
     put([5])
     # In another folder, of whose log Delta has nothing in memory.
     return AgedTable(spark, Path(shutil.copytree(table, table.with_name("aged"))), manager)

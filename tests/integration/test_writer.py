@@ -278,7 +278,7 @@ def test_a_lock_that_is_lost_during_the_write_ends_it_without_a_commit(
     eventually: Callable[..., None],
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(writer.append, gate.rows, hold="write")
+        running = pool.submit(writer.append, gate.rows, lock_during="write")
         eventually(lambda: gate.reached, what="the write")
         (node,) = contenders(ensemble_client, writer.table)
         ensemble_client.delete(node)
@@ -307,7 +307,7 @@ def test_a_lock_that_is_lost_after_the_commit_is_reported_with_what_was_committe
 
     monkeypatch.setattr(writer.log, "find_commit", lose)
     with pytest.raises(UnprovenCommitError, match="version 1") as lost:
-        writer.append(spark.range(1), hold="write")
+        writer.append(spark.range(1), lock_during="write")
 
     noted = json.loads(commit_info(table, 1)["userMetadata"])["sluice"]
     assert (lost.value.version, lost.value.commit_id) == (1, noted["commit_id"])
@@ -401,7 +401,7 @@ def test_writers_of_one_table_take_turns_and_never_conflict(
         with ZookeeperLockManager(zookeeper.hosts, timeout_seconds=120) as manager:
             writer = LockedDeltaWriter(spark, manager, str(table))
             return [
-                writer.append(spark.range(2 * number + part, 2 * number + part + 1).coalesce(1), hold="write")
+                writer.append(spark.range(2 * number + part, 2 * number + part + 1).coalesce(1), lock_during="write")
                 for part in range(2)
             ]
 
@@ -577,8 +577,8 @@ def test_a_write_under_the_lock_loads_the_table_once(
         return found
 
     monkeypatch.setattr(DeltaTableLog, "snapshot", counted)
-    assert writer.append(spark.range(1), hold="write").version == 1
+    assert writer.append(spark.range(1), lock_during="write").version == 1
     assert loaded == [0]
     # Whoever is called under the lock may have written.
-    assert writer.append(spark.range(1), hold="write", before_write=lambda _: None).version == 2
+    assert writer.append(spark.range(1), lock_during="write", before_write=lambda _: None).version == 2
     assert loaded == [0, 1, 1]

@@ -53,7 +53,7 @@ class Driver:
             self.spark.range(first, end, numPartitions=files).write.format("delta").mode("append").save(table)
 
     def append_at_the_gate(self, table: str, first: int, end: int) -> None:
-        LockedDeltaWriter(self.spark, self.manager, table).append(self.spark.range(first, end), hold="commit")
+        LockedDeltaWriter(self.spark, self.manager, table).append(self.spark.range(first, end), lock_during="commit")
 
     def append_as(self, table: str, first: int, end: int, txn: list[Any] | None) -> dict[str, Any]:
         """Append with the writer, under the name of an application's transaction."""
@@ -68,7 +68,7 @@ class Driver:
                 self.spark.sql(f"UPDATE delta.`{table}` SET id = id + 10 WHERE id = 1")
             return {"version": hold.commits}
         writer, rows = LockedDeltaWriter(self.spark, self.manager, table), self.spark.range(10, 12)
-        options: dict[str, Any] = {} if lock_during is None else {"hold": lock_during}
+        options: dict[str, Any] = {} if lock_during is None else {"lock_during": lock_during}
         merge = writer.merge(rows.alias("s"), "t.id = s.id", alias="t").whenNotMatchedInsertAll()
         operations = {
             "append": lambda: writer.append(rows, **options),
@@ -135,7 +135,7 @@ class Driver:
                 target.merge(source, "t.id = s.id").whenMatchedUpdate(set=how).execute()
             else:
                 merge = writer.merge(source, "t.id = s.id", alias="t").whenMatchedUpdate(set=how)
-                merged.append((merge.execute(hold="commit").version, word))
+                merged.append((merge.execute(lock_during="commit").version, word))
             took.append(time.time() - began)
         return {"merged": merged, "took": took}
 

@@ -11,7 +11,7 @@ import json
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,10 +26,6 @@ from writer_jobs.delta.log_store import log_store
 from writer_jobs.delta.session import COMMIT_LOCK
 from writer_jobs.delta.table_log import DeltaTableLog
 
-HoldOver = Literal["commit", "write"]
-"""What of a write the lock is held for: its commit, or all of it."""
-
-_HOLDS: tuple[HoldOver, ...] = ("commit", "write")
 _SETTINGS = (COMMIT_LOCK, AUTO_COMPACT)
 _NOTHING_KNOWN = {
     "guard": "",
@@ -102,17 +98,6 @@ def _in_jvm(read: Read) -> Any:
     if isinstance(read, str):
         return read
     return read._jdf if isinstance(read, DataFrame) else read._jc  # noqa: SLF001
-
-
-def check_hold(hold: str) -> None:
-    """Make sure that it is one of :data:`_HOLDS`.
-
-    Raises:
-        ValueError: it is not.
-
-    """
-    if hold not in _HOLDS:
-        raise ValueError(f"hold={hold!r}: choose {' or '.join(map(repr, _HOLDS))}")
 
 
 def _of_driver(facts: Mapping[str, Any]) -> str | None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import SparkSession
 
-from lock_manager import Hold, LockCancelledError, LockManager, SluiceError
-from lock_manager.deadline import Deadline
+from lock_manager import LockCancelledError, LockManager, SluiceError
 from lock_manager.errors import NotStagedError
 from writer_jobs.commit.background_write import BackgroundWrite
 from writer_jobs.commit.gate import StagedWrite
-from writer_jobs.commit.gate_rules import HoldOver, check_hold, why_whole
+from writer_jobs.commit.gate_rules import why_whole
 from writer_jobs.commit.held_write import CommitResult, LockedWrite
 from writer_jobs.commit.lock_target import Finder, Lock, LockTarget, job_note, lock_target_of
 from writer_jobs.commit.operation import Work
+from writer_jobs.commit.options import RewriteOptions, lock_deadline
 from writer_jobs.delta.snapshot import Snapshot, TableState
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import TableError, WriteConflictError
@@ -26,48 +25,6 @@ from writer_jobs.errors import TableError, WriteConflictError
 log = logging.getLogger(__name__)
 
 _LOOKS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriteOptions:
-    """What a caller may say of any operation; :meth:`LockedDeltaWriter.append` describes each.
-
-    Attributes:
-        lock: what to lock.
-        hold: what of the work the lock is held for.
-        lock_timeout_seconds: total; None: the manager's.
-        metadata: more to note in the commit; JSON values.
-        before_write: called under the lock.
-        again: whether what cannot be committed at the gate is done again, with the lock held from its beginning.
-        held_at_most_seconds: for how long the lock may be held over the work; None: for as long as it takes.
-
-    """
-
-    lock: Lock = "table"
-    hold: HoldOver = "write"
-    lock_timeout_seconds: float | None = None
-    metadata: Mapping[str, Any] | None = None
-    before_write: Callable[[Hold], None] | None = None
-    again: bool = True
-    held_at_most_seconds: float | None = None
-
-    def deadline(self, manager: LockManager) -> Deadline:
-        """Begin the time in which the lock has to be had."""
-        seconds = self.lock_timeout_seconds
-        return Deadline(manager.settings.timeout_seconds if seconds is None else seconds)
-
-    def after(self, manager: LockManager, commit: CommitResult | None) -> WriteOptions:
-        """Return what is left of this for a write of the same batch: the time for its lock, and what to note.
-
-        Args:
-            manager: gives the lock.
-            commit: of the write before; None: there was none.
-
-        """
-        waited = 0.0 if commit is None else commit.waited_seconds
-        return WriteOptions(
-            lock_timeout_seconds=max(0.0, self.deadline(manager).seconds - waited), metadata=self.metadata
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +66,7 @@ class LockedOperation:
     parts: WriterParts
     work_on: Callable[[LockTarget, TableState | None], Work]
     find: Finder
-    options: WriteOptions
+    options: RewriteOptions
     of_table: bool = False
 
     def run(self) -> CommitResult:
@@ -119,11 +76,11 @@ class LockedOperation:
             SluiceError: see :meth:`LockedDeltaWriter.append`.
 
         """
-        parts, options, lock = self.parts, self.options, self.options.lock
-        check_hold(options.hold)
-        hold, seconds = options.hold, options.deadline(parts.manager).seconds
+        parts, options = self.parts, self.options
+        lock, lock_during = options.get("lock", "table"), options["lock_during"]
+        seconds = lock_deadline(options, parts.manager).seconds
         again = self.find if self.of_table and lock == "partitions" else None
-        write = BackgroundWrite(options.metadata or {}, parts.spark)
+        write = BackgroundWrite(options.get("metadata") or {}, parts.spark)
         with parts.running(write):
             for look in range(_LOOKS):
                 # The last time the table, which holds everything.
@@ -133,15 +90,17 @@ class LockedOperation:
                 write.work = self.work_on(target, planned.state)
                 if parts.is_cancelled():
                     raise LockCancelledError(resource=parts.table)
-                may_be_staged = hold == "commit" and again is None
+                may_be_staged = lock_during == "commit" and again is None
                 reason = self._why_whole(write.work) if may_be_staged else None
                 if may_be_staged and reason is None:
                     staged = StagedWrite(parts.spark, parts.manager, parts.table, target, write, planned)
                     try:
-                        return staged.run(seconds, options.before_write, parts.is_cancelled)
+                        return staged.run(seconds, options.get("before_write"), parts.is_cancelled)
                     except NotStagedError as error:
-                        if staged.commits_before or not options.again:
-                            advice = "; before_write committed, so use hold='write'" if staged.commits_before else ""
+                        if staged.commits_before or not options.get("again", True):
+                            advice = ""
+                            if staged.commits_before:
+                                advice = "; before_write committed, so use lock_during='write'"
                             raise WriteConflictError(
                                 table=parts.table, reason=f"{error}{advice}", waited_seconds=staged.waited_seconds
                             ) from error
@@ -150,7 +109,7 @@ class LockedOperation:
                         if planned.state is None and look == 0 and parts.log.known().state is not None:
                             # Another writer created the table. A commit to it can wait at the gate.
                             continue
-                        hold = "write"
+                        lock_during = "write"
                 try:
                     return self._write_to(target, write, planned, again, seconds)
                 except _LookAgainError as error:
@@ -203,13 +162,13 @@ class LockedOperation:
                     found = write.read(lambda: find(self._state_of(snapshot)), table=parts.table)
                     if not target.holds(found):
                         raise _LookAgainError("the write touches other partitions by now", hold.waited_seconds)
-                if self.options.before_write is not None:
-                    self.options.before_write(hold)
+                if (before_write := self.options.get("before_write")) is not None:
+                    before_write(hold)
                     # It may have committed.
                     snapshot = parts.log.snapshot()
                 if not snapshot.is_laid_out_as(planned):
                     write.work = self.work_on(target, snapshot.state)
-                most = self.options.held_at_most_seconds
+                most = self.options.get("held_at_most_seconds")
                 locked = LockedWrite(parts.spark, parts.table, parts.log, write, hold, table.hold, most)
                 result = locked.run(snapshot, parts.is_cancelled)
         except SluiceError as error:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.functions import expr
 
+from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
 from writer_jobs.commit.operation import Read, delta_table
+from writer_jobs.commit.options import RewriteOptions, WriteOptions, check_options
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import TableError
@@ -108,7 +110,11 @@ class MergePlan:
 class LockedMerge:
     """A MERGE in Delta's own style, done under the lock by :meth:`execute`; made by ``LockedDeltaWriter.merge``."""
 
-    def __init__(self, plan: MergePlan, execute: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        plan: MergePlan,
+        execute: Callable[[MergePlan, tuple[str, int] | None, RewriteOptions], CommitResult],
+    ) -> None:
         self._plan = plan
         self._execute = execute
 
@@ -151,15 +157,18 @@ class LockedMerge:
         self._plan.settings["spark.databricks.delta.merge.materializeSource"] = "none"
         return self
 
-    def execute(self, **how: Any) -> Any:
-        """Take the lock, merge, make sure of it, give the lock back.
+    def execute(self, *, txn: tuple[str, int] | None = None, **write_options: Unpack[WriteOptions]) -> CommitResult:
+        """Merge under the lock, and make sure that the commit is in the table.
 
         Args:
-            how: ``lock``, ``hold``, ``lock_timeout_seconds``, ``metadata``, ``before_write`` and ``txn``, as for
-                :meth:`LockedDeltaWriter.append`; and it returns and raises the same.
+            txn: As for :meth:`LockedDeltaWriter.append`.
+            write_options: See :class:`~writer_jobs.WriteOptions`.
+
+        Raises:
+            SluiceError: See :meth:`LockedDeltaWriter.append`.
 
         """
-        return self._execute(self._plan, **how)
+        return self._execute(self._plan, txn, check_options("execute", write_options, lock_during="write"))
 
     def _with(self, clause: str, *arguments: Any) -> Self:
         self._plan.add(clause, *arguments)

@@ -10,7 +10,7 @@ from typing import Self
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.commit.options import WriteOptions
 from writer_jobs.delta.side_locations import DEAD_LETTERS_SUFFIX
 from writer_jobs.errors import ChangesError
 from writer_jobs.merge.rejected_rows import write_beside

@@ -15,7 +15,7 @@ from lock_manager import Hold
 from lock_manager.table_records.commit_stamp import WATERMARK
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import LockTarget, rows_within
-from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.commit.options import WriteOptions, lock_deadline, options_of_next_write
 from writer_jobs.delta.moments import moment_of_micros
 from writer_jobs.delta.side_locations import LATE_SUFFIX
 from writer_jobs.delta.sql_names import quoted
@@ -163,7 +163,7 @@ class RowApplication:
             stream = None if self._txn is None else self._txn[0]
             metadata[WATERMARK] = {"at": watermark.isoformat(), "stream": stream}
         return WriteOptions(
-            hold="commit" if state is None or state.is_serializable else "write",
+            lock_during="commit" if state is None or state.is_serializable else "write",
             lock_timeout_seconds=self._options["lock_timeout_seconds"],
             metadata=metadata,
             before_write=self._before_write,
@@ -189,7 +189,7 @@ class RowApplication:
     def _commit(self, batch: ChangeBatch, options: WriteOptions) -> CommitResult | None:
         """Commit the merge of a batch; None if the table has all of its rows, so that there is nothing to commit."""
         writer, model = self._writer, self._model
-        deadline = options.deadline(writer.manager)
+        deadline = lock_deadline(options, writer.manager)
         row = model.row(batch)
         state = self._shape.ensure_table(self._snapshot.state, row, batch.rows.schema[SEQ].dataType, deadline)
         partitions = self._shape.partitions(batch.rows, state)
@@ -197,8 +197,8 @@ class RowApplication:
         def check_again(hold: Hold) -> None:
             # The write has loaded the table under the lock before it calls this function.
             self._shape.check_again(writer.log.known().state, row)
-            if options.before_write is not None:
-                options.before_write(hold)
+            if (before_write := options.get("before_write")) is not None:
+                before_write(hold)
 
         with ExitStack() as resources:
             source = batch.rows
@@ -215,9 +215,9 @@ class RowApplication:
             with self._spec.refusals():
                 commit: CommitResult = model.merge(writer, source, batch.bounds(T)).execute(
                     lock="table" if partitions is None else list(partitions),
-                    hold=options.hold,
+                    lock_during=options["lock_during"],
                     lock_timeout_seconds=deadline.remaining(),
-                    metadata=options.metadata,
+                    metadata=options.get("metadata"),
                     before_write=check_again,
                     txn=self._txn,
                 )
@@ -242,7 +242,8 @@ class RowApplication:
             table = rows_within(rows.sparkSession, LockTarget.of(writer.log, None), bounds)
             late = cast_where_exact(self._model.without_repetitions(late, table), table.schema)
         notes = {"__ARRIVED_AT": F.timestamp_seconds(F.lit(time.time())), "__NEWEST_EVENT_TIME": F.lit(newest)}
-        options = replace(options.after(writer.manager, merged.commit), metadata=self._options["metadata"])
+        options = options_of_next_write(options, writer.manager, merged.commit)
+        options["metadata"] = self._options["metadata"]
         with closing(Kept.of(writer.table, late.drop(SEQ, DELETED), "rows of the table")) as materialized:
             count: int = materialized.rows.count()
             if count:

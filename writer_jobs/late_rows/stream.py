@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
 from writer_jobs.commit.held_write import CommitResult
-from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.commit.options import WriteOptions, options_of_next_write
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.moments import MICROSECOND
 from writer_jobs.feeds.dead_letters import write_dead_letters
@@ -118,7 +118,8 @@ class RowStream:
         options = WriteOptions(
             lock_timeout_seconds=self._options["lock_timeout_seconds"], metadata=self._options["metadata"]
         )
-        write_dead_letters(self._writer, dead_letters, txn, options.after(self._writer.manager, result.commit))
+        options = options_of_next_write(options, self._writer.manager, result.commit)
+        write_dead_letters(self._writer, dead_letters, txn, options)
         return replace(result, dead_letters=count, dead_reason=reason)
 
 

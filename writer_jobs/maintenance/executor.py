@@ -194,7 +194,7 @@ class UnitExecutor:
             target_size=policy.target_file_size,
             again=False,
             lock=lock,
-            hold="write" if self.holds_lock(unit) else "commit",
+            lock_during="write" if self.holds_lock(unit) else "commit",
             # This limit also counts if a rule of the gate makes the write hold the lock from its beginning.
             held_at_most_seconds=self._hold_at_most_seconds,
             lock_timeout_seconds=self._timeout_seconds,
@@ -230,7 +230,7 @@ class UnitExecutor:
         commit = self._writer.rewrite(
             side_rows.drop_expired,
             again=False,
-            hold="write" if self.holds_lock(unit) else "commit",
+            lock_during="write" if self.holds_lock(unit) else "commit",
             held_at_most_seconds=self._hold_at_most_seconds,
             lock_timeout_seconds=self._timeout_seconds,
             metadata={MAINTENANCE: {"action": unit.action.value}},

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 
 from lock_manager import Hold
-from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.commit.options import WriteOptions
 from writer_jobs.merge.batch_applier import ApplyOptions, BatchApplier
 from writer_jobs.merge.change_spec import ChangeSpec, sql_of
 from writer_jobs.merge.result import ChangesResult

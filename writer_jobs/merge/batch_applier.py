@@ -15,8 +15,8 @@ from lock_manager import SluiceError
 from lock_manager.table_records.commit_stamp import CHANGES
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.commit.lock_target import Lock, LockTarget, Partitions, rows_within
-from writer_jobs.commit.locked_operation import WriteOptions
 from writer_jobs.commit.merge import LockedMerge
+from writer_jobs.commit.options import WriteOptions, lock_deadline
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.snapshot import Snapshot, TableState
@@ -96,7 +96,7 @@ class BatchApplier:
         self.batch = ChangeBatch(fitted, spec, model.folded_by, model.preferred_by)
         # These rows are committed to the side table before the table.
         self._side_rows = model.side_rows(self.batch)
-        self._deadline = write_options.deadline(writer.manager)
+        self._deadline = lock_deadline(write_options, writer.manager)
 
     def close(self) -> None:
         """Release the local checkpoint of the batch."""
@@ -133,8 +133,8 @@ class BatchApplier:
                     # Another run of the feed has created the side table. It has to be locked, too.
                     table_state = self._writer.log.state()
                     continue
-                if self._write_options.before_write is not None:
-                    self._write_options.before_write(hold)
+                if (before_write := self._write_options.get("before_write")) is not None:
+                    before_write(hold)
                 snapshot = self._writer.log.snapshot()
                 if self._is_applied(snapshot):
                     return self._result(None, already_applied=True)
@@ -271,7 +271,7 @@ class BatchApplier:
                 self._records.remove(record.batch)
 
     def _merge(self, merge: LockedMerge, lock: Lock) -> CommitResult:
-        metadata = {**(self._write_options.metadata or {}), CHANGES: self._id}
+        metadata = {**(self._write_options.get("metadata") or {}), CHANGES: self._id}
         with self._spec.refusals():
             commit: CommitResult = merge.execute(lock=lock, metadata=metadata, txn=self._options.txn)
         return commit

@@ -8,7 +8,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from pyspark.sql.types import StructType
 
-from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.commit.options import WriteOptions, lock_deadline
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.merge.evolution import evolution_of, target_type
 from writer_jobs.merge.table_shape import alter_if_needed
@@ -42,7 +42,7 @@ def write_beside(
         SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
-    target, deadline = writer.beside(suffix), options.deadline(writer.manager)
+    target, deadline = writer.beside(suffix), lock_deadline(options, writer.manager)
     target_txn = None if txn is None else (f"{txn[0]}/{suffix.removeprefix('_')}", txn[1])
     snapshot = target.log.snapshot()
     if target_txn is not None and snapshot.last_transaction(target_txn[0]) >= target_txn[1]:
@@ -53,7 +53,7 @@ def write_beside(
         schema, columns = rows.schema, tuple(rows.columns)
         spark, state = rows.sparkSession, snapshot.state
         alter_if_needed(spark, target, state, lambda newest: evolution_of(newest.schema, schema, columns), deadline)
-    target.append(rows, txn=target_txn, lock_timeout_seconds=deadline.remaining(), metadata=options.metadata)
+    target.append(rows, txn=target_txn, lock_timeout_seconds=deadline.remaining(), metadata=options.get("metadata"))
 
 
 def cast_where_exact(rows: DataFrame, table: StructType) -> DataFrame:

@@ -96,7 +96,7 @@ class SideTable:
             ]
         )
         empty = self._spark.createDataFrame([], schema)
-        self.writer.append(empty, partition_by=partition_keys(table, self._keys), hold="write")
+        self.writer.append(empty, partition_by=partition_keys(table, self._keys), lock_during="write")
 
     def has_keys(self, state: TableState) -> bool:
         """Return whether an existing side table has these keys, and no other columns than the layout."""
@@ -126,7 +126,7 @@ class SideTable:
             F.lit(batch).alias(BATCH),
             F.timestamp_seconds(F.lit(time.time())).alias(APPLIED_AT),
         )
-        self.writer.append(side_rows, lock=lock, hold="write", metadata={CHANGES: batch})
+        self.writer.append(side_rows, lock=lock, lock_during="write", metadata={CHANGES: batch})
 
     def rows(self, predicate: str | None) -> DataFrame:
         """Return the keys, the fields and ``SEQ`` of the rows that match a predicate.

@@ -128,7 +128,7 @@ class TableShape:
                 # Another run may have created the table, with columns of its own.
                 if (state := self.writer.log.state()) is None:
                     empty = self.spark.createDataFrame([], StructType([*row, *fields]))
-                    self.writer.append(empty, partition_by=self.partition_by, hold="write")
+                    self.writer.append(empty, partition_by=self.partition_by, lock_during="write")
                     state = self.writer.log.state()
                 return self.ensure_table(_existing(self.writer, state), row, sequence, deadline)
         self.binding.refuse_other(state)

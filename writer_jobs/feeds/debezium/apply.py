@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from lock_manager import Hold
-from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.commit.options import WriteOptions, options_of_next_write
 from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.debezium.decode import decode
@@ -102,7 +102,7 @@ def apply_events(
             result = replace(result, newest_at=decoded.newest_source_time)
         if decoded.dead_count:
             options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata)
-            write_dead_letters(writer, decoded.dead, txn, options.after(writer.manager, result.commit))
+            write_dead_letters(writer, decoded.dead, txn, options_of_next_write(options, writer.manager, result.commit))
         return replace(
             result,
             dead_letters=decoded.dead_count,

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
 from lock_manager import Hold
-from writer_jobs.commit.locked_operation import WriteOptions
+from writer_jobs.commit.options import WriteOptions, options_of_next_write
 from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.hbase.cells import CellRows
 from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, OTHER, REASON, decoded
@@ -107,7 +107,7 @@ def apply_cells(
         )
         result, newest = application.run(), application.batch.newest
         if dead_count:
-            write_dead_letters(writer, dead, txn, options.after(writer.manager, result.commit))
+            write_dead_letters(writer, dead, txn, options_of_next_write(options, writer.manager, result.commit))
         return replace(
             result,
             dead_letters=dead_count,

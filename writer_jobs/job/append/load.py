@@ -188,7 +188,7 @@ class AppendLoad:
                 txn=(run.run_id, commit) if run is not None else None,
                 # Who begins a run makes sure under it that nobody else has begun another one of that name.
                 lock="table" if begins else arguments.lock,
-                hold=arguments.hold,
+                lock_during=arguments.hold,
                 metadata={} if run is None else self._note(run, commit),
                 before_write=before_write,
             )

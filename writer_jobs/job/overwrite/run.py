@@ -79,7 +79,7 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
                 options={"overwriteSchema": "true"} if arguments.overwrite_schema and state is not None else {},
                 txn=None if mark is None else mark.txn,
                 lock="partitions" if some else "table",
-                hold=arguments.hold,
+                lock_during=arguments.hold,
                 lock_timeout_seconds=arguments.lock_timeout,
                 metadata=None if mark is None else mark.metadata,
                 before_write=before_write,

@@ -1,0 +1,121 @@
+"""The options that the operations of :class:`~writer_jobs.LockedDeltaWriter` share: documented and checked here."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict, cast, get_args
+
+from lock_manager import Hold, LockManager
+from lock_manager.deadline import Deadline
+from writer_jobs.commit.held_write import CommitResult
+from writer_jobs.commit.lock_target import Lock
+
+LockDuring = Literal["commit", "write"]
+"""Part of a write during which the lock is held: its commit, or the whole write."""
+
+
+class WriteOptions(TypedDict, total=False):
+    """Keyword arguments of every operation of :class:`~writer_jobs.LockedDeltaWriter`.
+
+    Attributes:
+        lock: ``"table"`` (the default) locks the whole table. ``"partitions"`` locks the partitions that the operation
+            touches. To find them, the operation reads its rows once more before it asks for the lock; cache the rows if
+            they are expensive. A list of partitions by column, such as ``[{"year": 2013}]``, locks these: a commit that
+            touches another partition is refused. A table that is not partitioned, or does not exist, is locked as a
+            whole, unless ``lock`` is a list.
+        lock_during: ``"write"`` holds the lock over the whole write. ``"commit"`` prepares the write without the lock,
+            asks for the lock when the write is ready to commit, and releases it as soon as the commit is stored. If
+            another writer was faster, the write is repeated with the lock held over the whole write. Some writes need
+            the lock over the whole write with ``"commit"``, too: docs/gate.md lists them. The default is ``"commit"``
+            for :meth:`append`, :meth:`optimize`, :meth:`purge` and :meth:`rewrite`, and ``"write"`` for the others.
+        lock_timeout_seconds: Total seconds to wait for the lock; 0 takes the lock only if it is free now. By default
+            the manager's ``timeout_seconds``.
+        metadata: JSON values that the commit records in addition to its id, its hold and its token.
+        before_write: Function that is called under the lock before anything is written or, if the lock is held for the
+            commit alone, before the commit. An exception that it raises ends the write. It is called again if the write
+            is repeated with the lock held, unless it has committed: then a conflict raises WriteConflictError.
+        hold: Deprecated name of ``lock_during``; removed in the next release.
+
+    """
+
+    lock: Lock
+    lock_during: LockDuring
+    lock_timeout_seconds: float | None
+    metadata: Mapping[str, Any] | None
+    before_write: Callable[[Hold], None] | None
+    hold: LockDuring
+
+
+class RewriteOptions(WriteOptions, total=False):
+    """Keyword arguments of the operations that put the same rows into other files.
+
+    Attributes:
+        again: Whether to rewrite again, with the lock held, if another writer was faster; true by default. If false,
+            WriteConflictError is raised.
+        held_at_most_seconds: Seconds that the lock may be held over the whole rewrite. A rewrite that takes longer is
+            cancelled and raises HeldTooLongError. None, the default: no limit.
+
+    """
+
+    again: bool
+    held_at_most_seconds: float | None
+
+
+def check_options(
+    operation: str, options: WriteOptions, *, lock_during: LockDuring, allowed: type[WriteOptions] = WriteOptions
+) -> RewriteOptions:
+    """Return the options of an operation with its default of ``lock_during``.
+
+    To be called by the operation itself, so that the deprecation warning points to the operation's caller.
+
+    Args:
+        operation: Name of the operation.
+        options: Keyword arguments of the caller.
+        lock_during: Default of the operation.
+        allowed: Type whose keys the operation takes.
+
+    Raises:
+        TypeError: An option does not exist, or has both its old and its new name.
+        ValueError: ``lock_during`` is neither ``"commit"`` nor ``"write"``.
+
+    """
+    for name in options:
+        if name not in allowed.__annotations__:
+            raise TypeError(f"{operation}() got an unexpected keyword argument {name!r}")
+    checked = cast("RewriteOptions", {"lock_during": lock_during, **options})
+    if "hold" in checked:
+        if "lock_during" in options:
+            raise TypeError(f"{operation}() got both hold and lock_during: hold is the old name, leave it out")
+        warnings.warn(
+            f"{operation}(hold=…) is deprecated and will be removed in the next release: use lock_during=…",
+            DeprecationWarning,
+            stacklevel=3,
+        )
+        checked["lock_during"] = checked.pop("hold")
+    if checked["lock_during"] not in get_args(LockDuring):
+        choices = " or ".join(map(repr, get_args(LockDuring)))
+        raise ValueError(f"lock_during={checked['lock_during']!r}: choose {choices}")
+    return checked
+
+
+def lock_deadline(options: WriteOptions, manager: LockManager) -> Deadline:
+    """Return a deadline for acquiring the lock, which starts now."""
+    seconds = options.get("lock_timeout_seconds")
+    return Deadline(manager.settings.timeout_seconds if seconds is None else seconds)
+
+
+def options_of_next_write(options: WriteOptions, manager: LockManager, commit: CommitResult | None) -> WriteOptions:
+    """Return the options of the next write of the same batch: the remaining seconds for the lock, and the metadata.
+
+    Args:
+        options: Options of the batch.
+        manager: Lock manager of the writer.
+        commit: Commit of the previous write; None if there was none.
+
+    """
+    waited_seconds = 0.0 if commit is None else commit.waited_seconds
+    return WriteOptions(
+        lock_timeout_seconds=max(0.0, lock_deadline(options, manager).seconds - waited_seconds),
+        metadata=options.get("metadata"),
+    )
