@@ -258,7 +258,7 @@ def test_a_lock_that_is_lost_after_the_put_changes_nothing(
 def test_a_put_of_which_nothing_was_heard_is_looked_for_and_never_taken_for_nothing(
     table: Table, *, visible: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ticket, "ended", lambda *_: None)
+    monkeypatch.setattr(Ticket, "record_outcome", lambda *_: None)
     if visible:
         assert table.append(1).version == 1
     else:

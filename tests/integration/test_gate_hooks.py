@@ -55,12 +55,12 @@ class Table(TableAtTheGate):
     @contextmanager
     def hooks_after_the_release(self, patch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         """Hold back what Delta runs behind the gate; note at each release whether the manifest is complete."""
-        ended, release = Ticket.ended, HeldLock.release
+        record_outcome, release = Ticket.record_outcome, HeldLock.release
         released = threading.Event()
         complete: list[bool] = []
 
         def wait_for_the_release(ticket: Ticket, request: Mapping[str, Any]) -> None:
-            ended(ticket, request)
+            record_outcome(ticket, request)
             released.wait(60)
 
         def note_and_release(hold: HeldLock) -> None:
@@ -69,7 +69,7 @@ class Table(TableAtTheGate):
             release(hold)
             released.set()
 
-        patch.setattr(Ticket, "ended", wait_for_the_release)
+        patch.setattr(Ticket, "record_outcome", wait_for_the_release)
         patch.setattr(HeldLock, "release", note_and_release)
         yield complete
 
