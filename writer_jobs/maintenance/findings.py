@@ -12,7 +12,7 @@ from typing import Any
 from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth, share, sum_totals
 from writer_jobs.maintenance.policy import Action, Policy
 
-#: Earlier spelling of a code in stored reports and metrics, and its present spelling. Codes do not change otherwise.
+#: The present spelling of codes, by their earlier spelling in stored reports and metrics.
 RENAMED_CODES: Mapping[str, str] = {
     "lost-keeper": "broken-retention",
     "lost-order": "invalid-zorder",

@@ -106,10 +106,10 @@ def _read_totals(row: Row, name: str) -> FileTotals:
 
 
 def _with_zorder_times(spark: SparkSession, snapshot: Snapshot, policy: Policy, files: DataFrame) -> DataFrame:
-    """Add ``ordered_ms`` to files: the time of the last Z-order of their partition, in ms since the epoch; 0: never.
+    """Add ``ordered_ms`` to files: when their partition was last put in Z-order, in ms since the epoch; 0: never.
 
-    Maintenance commits note the partitions that they put in Z-order. If the log has lost such a commit, its partitions
-    count as unordered.
+    The largest clock difference is added to the time. Maintenance commits note the partitions that they put in Z-order.
+    If the log has lost such a commit, its partitions count as unordered.
 
     Args:
         spark: The session.
