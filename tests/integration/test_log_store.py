@@ -155,7 +155,7 @@ def test_whoever_takes_the_port_of_a_python_that_ended_lets_nothing_pass(
     ended.close()
     with socketserver.ThreadingTCPServer(("127.0.0.1", ended.port), Forger) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(WriteError, match="is not the Python process that was to be asked") as refused:
+        with pytest.raises(WriteError, match="is not the Python process of this guard") as refused:
             jvm.write(f"file:{folder}", 0, COMMIT, block="hold-forged")
         server.shutdown()
     assert (refused.value.kind, list((folder / "_delta_log").iterdir())) == ("refused", [])
