@@ -165,7 +165,7 @@ class LockError(SluiceError):
         self.resource = resource
 
 
-def describe_ahead(count: int, holder: dict[str, Any] | None) -> str:
+def describe_queue(count: int, holder: dict[str, Any] | None) -> str:
     """Return a phrase with the number of contenders ahead and, if known, the host, pid and job of the first."""
     if holder is None:
         return f"{count} ahead"
@@ -187,7 +187,7 @@ class LockTimeoutError(LockError, TimeoutError):
     def __init__(
         self, *, resource: str, timeout_seconds: float, ahead: int | None, holder: dict[str, Any] | None
     ) -> None:
-        queue = "" if ahead is None else f": {describe_ahead(ahead, holder)}"
+        queue = "" if ahead is None else f": {describe_queue(ahead, holder)}"
         super().__init__(
             f"lock on {resource} not acquired within {timeout_seconds:g} s{queue}. "
             "Wait longer (timeout_seconds) or check that job",
@@ -268,7 +268,7 @@ class TableNameMismatchError(AdoptionMismatchError):
         self.adopted_name = adopted_name
 
 
-def versions_of(commits: Mapping[str, tuple[int, ...]]) -> str:
+def format_versions(commits: Mapping[str, tuple[int, ...]]) -> str:
     """Return the committed versions as text, with the tables if there are several."""
     return " and ".join(
         f"version {', '.join(map(str, versions))}" + (f" of {table}" if len(commits) > 1 else "")
@@ -290,7 +290,7 @@ class LockLostError(LockError, ConnectionError):
         self, *, resource: str, hold_id: str, reason: str, commits: Mapping[str, tuple[int, ...]] | None = None
     ) -> None:
         if commits:
-            advice = f"committed before: {versions_of(commits)}; anything else is unknown"
+            advice = f"committed before: {format_versions(commits)}; anything else is unknown"
         else:
             advice = "check the table before writing again"
         super().__init__(f"lock on {resource} was lost ({reason}); {advice}", resource=resource)

@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 from lock_manager.errors import ResourceError
 
-MOST_PARTITIONS = 64
+MAX_PARTITIONS = 64
 """Limit of partitions in one request; a request for more locks the whole table."""
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"

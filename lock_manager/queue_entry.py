@@ -19,7 +19,7 @@ class QueuedNode:
         partition: Partition of the queue, such as ``year=2013/month=1``, escaped as in Hive; empty for the whole table.
         path: Coordinator's key of the place; with ZooKeeper the path of the contender's znode.
         shared: Whether the request is shared, for this partition or for one below.
-        on_the_way: Whether the request is for a partition below, and not for this one.
+        is_ancestor: Whether the request is for a partition below, and not for this one.
         token: Fencing token.
 
     """
@@ -27,7 +27,7 @@ class QueuedNode:
     partition: str
     path: str
     shared: bool
-    on_the_way: bool
+    is_ancestor: bool
     token: int
 
 
@@ -57,7 +57,7 @@ class QueueEntry:
 
         A request that waits in one queue has left the later queues. It joins them again at its turn.
         """
-        is_complete = not any(node.on_the_way for node in self.targets) and len(self.targets) >= self._stored_count
+        is_complete = not any(node.is_ancestor for node in self.targets) and len(self.targets) >= self._stored_count
         return is_complete and not self.waits_for
 
     @property
@@ -73,7 +73,7 @@ class QueueEntry:
     @property
     def partitions(self) -> tuple[str, ...]:
         """Requested partitions, as far as they are known; see :attr:`more_partitions` and :attr:`within`."""
-        joined = [node.partition for node in self.targets if not node.on_the_way and node.partition != WHOLE_TABLE]
+        joined = [node.partition for node in self.targets if not node.is_ancestor and node.partition != WHOLE_TABLE]
         return tuple(dict.fromkeys([*joined, *self._stored_names]))
 
     @property
@@ -84,7 +84,7 @@ class QueueEntry:
     @property
     def within(self) -> tuple[str, ...]:
         """The innermost queues of a request for partitions whose names are not known; else empty."""
-        return () if self.partitions else tuple(node.partition for node in self.targets if node.on_the_way)
+        return () if self.partitions else tuple(node.partition for node in self.targets if node.is_ancestor)
 
     @property
     def _stored_names(self) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager.guard_registry import schema_of
-from lock_manager.partitions import MOST_PARTITIONS, Partition, format_partitions, smallest_cover
+from lock_manager.partitions import MAX_PARTITIONS, Partition, format_partitions, smallest_cover
 from lock_manager.resources import TableResource
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class TableScope:
             schema = schema_of(resource.uri if isinstance(resource, TableResource) else resource)
             scope_partitions += map(schema.partition, column_values)
         cover = smallest_cover(scope_partitions)
-        if len(cover) > MOST_PARTITIONS:
+        if len(cover) > MAX_PARTITIONS:
             log.warning("%d partitions of %s are requested: locking the whole table", len(cover), table.uri)
             return cls(table, None, shared)
         return cls(table, cover, shared)

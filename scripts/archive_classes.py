@@ -14,7 +14,7 @@ from pathlib import Path
 from py4j.java_gateway import JavaGateway
 
 from lock_manager import ZookeeperLockManager
-from lock_manager.testing.class_archives import SPARK, STORE, ZOOKEEPER, archive_path, making_options
+from lock_manager.testing.class_archives import SPARK, STORE, ZOOKEEPER, archive_path, write_archive_options
 from lock_manager.testing.embedded import EmbeddedZooKeeper
 from sluice.local.jars import jar_paths
 from sluice.local.s3 import LocalS3
@@ -71,7 +71,7 @@ def run_spark(archive: Path, folder: Path, s3: LocalS3) -> None:
     """Do in a driver what short-lived drivers do."""
     conf = {
         "spark.master": "local[1]", "spark.driver.memory": "1g", "spark.sluice.guard": "off",
-        "spark.driver.extraJavaOptions": " ".join([PLAIN_JVM, *making_options(archive)]),
+        "spark.driver.extraJavaOptions": " ".join([PLAIN_JVM, *write_archive_options(archive)]),
         "spark.sql.shuffle.partitions": "1", "spark.sql.warehouse.dir": str(folder),
         "spark.databricks.delta.snapshotPartitions": "1",
         **LOCAL_DRIVER, **FEW_ROWS, **s3.spark_conf,
@@ -92,7 +92,7 @@ def run_spark(archive: Path, folder: Path, s3: LocalS3) -> None:
 
 def run_store(archive: Path, folder: Path, s3: LocalS3) -> None:
     """Do in a bare JVM what a soak's writer does."""
-    options = " ".join(making_options(archive))
+    options = " ".join(write_archive_options(archive))
     os.environ["JDK_JAVA_OPTIONS"] = options
     try:
         jvm = StoreJvm(
@@ -114,7 +114,7 @@ def run_zookeeper(archive: Path, _folder: Path, _s3: LocalS3) -> None:
     with EmbeddedZooKeeper(servers=3) as ensemble:
         server = ensemble.servers[0]
         server.stop()
-        os.environ["JDK_JAVA_OPTIONS"] = " ".join(making_options(archive))
+        os.environ["JDK_JAVA_OPTIONS"] = " ".join(write_archive_options(archive))
         try:
             server.start()
         finally:

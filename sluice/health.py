@@ -19,7 +19,7 @@ from sluice.local.spark import start_spark
 
 if TYPE_CHECKING:
     from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth
-    from writer_jobs.maintenance.result import CareReport
+    from writer_jobs.maintenance.result import MaintenanceReport
 
 _NAME = "sluice health"
 # There may be many files.
@@ -29,7 +29,7 @@ _WORST = 10
 _BAR = 30
 
 
-def examine(tables: list[str], conf: Mapping[str, str]) -> tuple[list[CareReport], dict[str, SluiceError]]:
+def examine(tables: list[str], conf: Mapping[str, str]) -> tuple[list[MaintenanceReport], dict[str, SluiceError]]:
     """Measure tables with a small Spark of this machine's own. Nothing is changed, and no lock is taken.
 
     Args:
@@ -46,7 +46,7 @@ def examine(tables: list[str], conf: Mapping[str, str]) -> tuple[list[CareReport
     reports, failed = [], {}
     with interruptible(), start_spark(_NAME, {**_MASTER, **conf}) as spark:
         from writer_jobs.maintenance.measure import measure  # noqa: PLC0415 (needs PySpark)
-        from writer_jobs.maintenance.result import CareReport  # noqa: PLC0415
+        from writer_jobs.maintenance.result import MaintenanceReport  # noqa: PLC0415
 
         for table in tables:
             try:
@@ -54,11 +54,11 @@ def examine(tables: list[str], conf: Mapping[str, str]) -> tuple[list[CareReport
             except SluiceError as error:
                 failed[table] = error
             else:
-                reports.append(CareReport.of(found.health, found.policy))
+                reports.append(MaintenanceReport.of(found.health, found.policy))
     return reports, failed
 
 
-def write_page(reports: list[CareReport], failed: Mapping[str, SluiceError], file: Path) -> None:
+def write_page(reports: list[MaintenanceReport], failed: Mapping[str, SluiceError], file: Path) -> None:
     """Write the health of tables as one HTML file.
 
     Raises:
@@ -73,12 +73,12 @@ def write_page(reports: list[CareReport], failed: Mapping[str, SluiceError], fil
         raise PageError(f"{file} cannot be written: {error.strerror}") from error
 
 
-def print_json(reports: list[CareReport]) -> None:
-    """Print what :meth:`CareReport.to_json` gives of each table, as one list."""
+def print_json(reports: list[MaintenanceReport]) -> None:
+    """Print what :meth:`MaintenanceReport.to_json` gives of each table, as one list."""
     print(json.dumps([report.to_json() for report in reports], indent=2))
 
 
-def print_report(report: CareReport, console: Console) -> None:
+def print_report(report: MaintenanceReport, console: Console) -> None:
     """Print the figures of a table, its sizes, its worst partitions, and what was found."""
     health = report.before
     console.print(_figures(health))

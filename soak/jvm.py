@@ -16,7 +16,7 @@ from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
-from lock_manager.guard.guard_server import Guarding, GuardServer
+from lock_manager.guard.guard_server import CommitDecider, GuardServer
 from soak.errors import JvmError, JvmGoneError, StoreError, VersionTakenError, WriteError
 from soak.gateway import connect, start_jvm
 
@@ -47,7 +47,7 @@ class StoreJvm:
     """
 
     def __init__(
-        self, *, hadoop: Mapping[str, str], guard: Guarding, mode: str, conditional: bool, errors: Path
+        self, *, hadoop: Mapping[str, str], guard: CommitDecider, mode: str, conditional: bool, errors: Path
     ) -> None:
         self._process, port, token = start_jvm(mode, errors)
         self.pid = self._process.pid

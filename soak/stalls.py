@@ -70,5 +70,5 @@ def first_intent_is_there(hold: Hold, timeout_seconds: float) -> bool:
     def look(transaction: Any) -> None:
         transaction.check(node, _ANY_VERSION)
 
-    standing = held._standing  # noqa: SLF001
+    standing = held._hold_state  # noqa: SLF001
     return standing.confirm(Deadline(timeout_seconds), "looking for an intent", look) is None

@@ -64,7 +64,7 @@ class WatchedGuard(CommitGuard):
 class UnboundGuard(WatchedGuard):
     """A guard that asks which hold this process has on the table *now*."""
 
-    def _covering(self, asked: Mapping[str, Any]) -> list[GuardedHold]:
+    def _covering_blocks(self, asked: Mapping[str, Any]) -> list[GuardedHold]:
         uri = canonical_table_uri(asked["table"])
         held = [block for block in list(self._blocks.values()) if block.table == uri and block.hold.lost is None]
         if not held:
@@ -75,15 +75,15 @@ class UnboundGuard(WatchedGuard):
 class HoldNamedGuard(WatchedGuard):
     """A guard that knows a thread by its hold: each commit belongs to the innermost block and to its operation."""
 
-    def _covering(self, request: Mapping[str, Any]) -> list[GuardedHold]:
-        bound = super()._covering(request)[-1]
+    def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedHold]:
+        bound = super()._covering_blocks(request)[-1]
         blocks = [block for block in self._blocks.values() if block.hold is bound.hold and block.table == bound.table]
         return blocks[-1:]
 
     def _check(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if not is_on_a_put(request) or request.get("ticket"):
             return super()._check(request)
-        executed = self._covering(request)[-1]._attempts  # noqa: SLF001
+        executed = self._covering_blocks(request)[-1]._attempts  # noqa: SLF001
         return super()._check({**request, "write": next(iter(executed), None), "retention_ms": _NEVER_MS})
 
 
@@ -105,7 +105,7 @@ class ForgetfulGuard(WatchedGuard):
     def _check(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         if not is_on_a_put(asked):
             return super()._check(asked)
-        guarded = self._covering(asked)[-1]
+        guarded = self._covering_blocks(asked)[-1]
         guarded.allowed_puts[str(asked["attempt"])] = AllowedPut(int(asked["version"]), asked.get("write"))
         try:
             guarded.hold.check()
@@ -135,5 +135,5 @@ def clear_changed_intents(hold: Hold) -> None:
 
     """
     intents = cast("HeldLock", hold).intents
-    intents._read_at = dict.fromkeys(intents._read_at, _ANY_VERSION)  # noqa: SLF001
+    intents._read_versions = dict.fromkeys(intents._read_versions, _ANY_VERSION)  # noqa: SLF001
     intents.clear()

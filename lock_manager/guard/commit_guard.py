@@ -81,7 +81,7 @@ class CommitGuard:
         with self._lock:
             self._tickets.pop(ticket.name, None)
 
-    def others_of(self, guarded: GuardedHold) -> list[GuardedHold]:
+    def sibling_blocks(self, guarded: GuardedHold) -> list[GuardedHold]:
         """Return the other open blocks under the same hold: of other tables or threads, or nested with this one."""
         hold_id = guarded.hold.hold_id
         with self._lock:
@@ -151,7 +151,7 @@ class CommitGuard:
     def _allow_commit(self, request: Mapping[str, Any]) -> dict[str, Any]:
         version, attempt, write_id = int(request["version"]), str(request["attempt"]), request.get("write")
         with self._lock:
-            *outer_blocks, block = self._covering(request)
+            *outer_blocks, block = self._covering_blocks(request)
             if block.refusal is not None:
                 raise block.refusal
             block.check_write(write_id, request.get("retention_ms", 0) / _MILLIS_PER_SECOND)
@@ -189,7 +189,7 @@ class CommitGuard:
             )
         return ticket
 
-    def _covering(self, request: Mapping[str, Any]) -> list[GuardedHold]:
+    def _covering_blocks(self, request: Mapping[str, Any]) -> list[GuardedHold]:
         """Return the blocks that allow a commit, the innermost last."""
         try:
             uri = canonical_table_uri(request["table"])

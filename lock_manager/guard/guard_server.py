@@ -30,7 +30,7 @@ _KEY_SECONDS = 10
 _BACKLOG = 128
 
 
-class Guarding(Protocol):
+class CommitDecider(Protocol):
     """The interface of :class:`lock_manager.guard.commit_guard.CommitGuard`."""
 
     def check(self, request: str) -> str:
@@ -49,7 +49,7 @@ class GuardServer:
 
     """
 
-    def __init__(self, guard: Guarding) -> None:
+    def __init__(self, guard: CommitDecider) -> None:
         self.name = uuid.uuid4().hex
         self._keys = (secrets.token_hex(_KEY_BYTES), secrets.token_hex(_KEY_BYTES))
         self._server = _Server(guard, *self._keys)
@@ -99,7 +99,7 @@ class _Server(socketserver.ThreadingTCPServer):
     daemon_threads = True
     request_queue_size = _BACKLOG
 
-    def __init__(self, guard: Guarding, question_key: str, answer_key: str) -> None:
+    def __init__(self, guard: CommitDecider, question_key: str, answer_key: str) -> None:
         self.guard = guard
         self.question_key = question_key.encode()
         self.answer_key = answer_key.encode()

@@ -4,8 +4,8 @@ The thread that writes is bound to the ticket. Its commit waits in the log store
 thread of the same process acquires the lock and grants the ticket; then the commit passes. The lock can be released as
 soon as the log store reports the outcome of the put.
 
-Only a commit that does not depend on the protection of the lock may wait in this way, see :func:`why_not_staged`. This
-module does not depend on Spark.
+Only a commit that does not depend on the protection of the lock may wait in this way, see :func:`staging_obstacle`.
+This module does not depend on Spark.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class StagedCommit:
         )
 
 
-def why_not_staged(commit: StagedCommit, *, appends: bool) -> str | None:
+def staging_obstacle(commit: StagedCommit, *, appends: bool) -> str | None:
     """Return why a commit cannot be made under a lock that was not held while it was prepared; None if it can.
 
     Args:
@@ -104,7 +104,7 @@ class Ticket:
         attempt: Attempt to which the commit belongs.
         on_change: Called in other threads when a commit arrives or a put is stored. It must return quickly.
         of_partitions: Whether the lock will be on partitions only.
-        appends: Whether the write is an append; see :func:`why_not_staged`.
+        appends: Whether the write is an append; see :func:`staging_obstacle`.
 
     Attributes:
         name: Name to which the writing thread is bound: the write id, with a suffix if the lock is on partitions.
@@ -165,7 +165,7 @@ class Ticket:
 
         """
         staged = StagedCommit.of(description)
-        if (reason := why_not_staged(staged, appends=self.appends)) is not None:
+        if (reason := staging_obstacle(staged, appends=self.appends)) is not None:
             raise NotStagedError(f"the write to {self.table} needs the lock from its beginning: {reason}")
         if self.staged is None:
             self.staged = staged

@@ -108,7 +108,7 @@ class Pin:
             raise PinError(f"pin {self.name} is of {moment}, not of {at.isoformat()}: choose another name")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values; :meth:`of_text` parses their text."""
+        """Return the fields as JSON values; :meth:`from_text` parses their text."""
         moments = {name: getattr(self, name) for name in ("at", "created_at", "expires_at")}
         return {
             "format": _FORMAT,
@@ -118,7 +118,7 @@ class Pin:
         }
 
     @classmethod
-    def of_text(cls, text: str, path: str) -> Pin:
+    def from_text(cls, text: str, path: str) -> Pin:
         """Parse the text of a pin's file.
 
         Args:

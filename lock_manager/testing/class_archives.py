@@ -22,7 +22,7 @@ def archive_path(name: str) -> Path:
     return Path(sys.prefix) / "share" / "sluice" / f"{name}.jsa"
 
 
-def making_options(path: Path) -> list[str]:
+def write_archive_options(path: Path) -> list[str]:
     """Return the JVM options that write an archive of the loaded classes at exit."""
     return [f"-XX:ArchiveClassesAtExit={path}", _SILENT]
 

@@ -30,7 +30,7 @@ from typing import IO, Self
 from lock_manager.errors import LocalServerError
 from lock_manager.testing.class_archives import ZOOKEEPER, archive_options
 from lock_manager.testing.server_security import ServerSecurity
-from lock_manager.zookeeper.connection import ask_word
+from lock_manager.zookeeper.connection import ask_four_letter_word
 
 #: Script that runs a command and ends it when its parent ends.
 SUPERVISOR = Path(__file__).with_name("_supervise.py")
@@ -116,11 +116,11 @@ def escape_properties(text: str) -> str:
 def ask_server(address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None = None) -> bytes:
     """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the response; empty if there is none."""
     with suppress(OSError):
-        return ask_word(address, word, tls)
+        return ask_four_letter_word(address, word, tls)
     return b""
 
 
-def small_java() -> list[str]:
+def small_jvm_options() -> list[str]:
     """Return the options of a server's JVM, for a small heap and a fast start."""
     return ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", *archive_options(ZOOKEEPER)]
 
@@ -217,7 +217,7 @@ class EmbeddedServer:
         classpath = os.pathsep.join(map(str, find_server_jars()))
         command = [
             find_java(),
-            *small_java(),
+            *small_jvm_options(),
             "-Dorg.apache.logging.log4j.level=INFO",
             *self._java_options,
             "-cp",

@@ -31,16 +31,16 @@ class AclSurvey:
 
     Attributes:
         tables: Number of tables below the lock root.
-        tables_seen: Number of tables whose ACL was read.
-        partitions_seen: Number of partitions whose ACL was read.
+        tables_checked: Number of tables whose ACL was read.
+        partitions_checked: Number of partitions whose ACL was read.
         open_node: First of these znodes below which every client may delete; None if there is none.
         open_table: URI of its table, if its data contains one.
 
     """
 
     tables: int
-    tables_seen: int
-    partitions_seen: int
+    tables_checked: int
+    partitions_checked: int
     open_node: str | None
     open_table: str | None
 

@@ -13,7 +13,7 @@ from lock_manager.deadline import Deadline
 from lock_manager.errors import ClosedError, EnsembleRefusedError, EnsembleUnavailableError
 from lock_manager.zookeeper.empty_znodes import EmptyZnodes
 from lock_manager.zookeeper.session import UNANSWERED, Session
-from lock_manager.zookeeper.znodes import child_node, is_of_hold
+from lock_manager.zookeeper.znodes import child_node, is_contender_of
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class Cleanup:
             # The server of this connection may lag behind the one that executed the create.
             self._session.wait(client.sync_async(node), deadline)
             for name in self._session.wait(client.get_children_async(node), deadline):
-                if is_of_hold(name, hold_id):
+                if is_contender_of(name, hold_id):
                     with suppress(NoNodeError):
                         self._session.wait(client.delete_async(child_node(node, name)), deadline)
         except (NoNodeError, ClosedError):

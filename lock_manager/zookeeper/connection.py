@@ -45,7 +45,7 @@ def connect_with_tls(
         raise
 
 
-def ask_word(
+def ask_four_letter_word(
     address: tuple[str, int], word: bytes, tls: ssl.SSLContext | None = None, seconds: float = WORD_SECONDS
 ) -> bytes:
     """Send a four-letter word (``srvr``, ``mntr``, ``cons`` …) and return the response, which may be empty.

@@ -99,7 +99,7 @@ class EmptyZnodes:
     def remove_due(self) -> None:
         """Check the znodes that are due, up to the limit of one round, and remove the idle ones."""
         if self._session.state is not SessionState.CONNECTED:
-            self._put_off()
+            self._postpone()
             return
         due = self._take_due()
         try:
@@ -135,7 +135,7 @@ class EmptyZnodes:
         if len(self._idle) > _MOST_RECORDED:
             del self._idle[next(iter(self._idle))]
 
-    def _put_off(self) -> None:
+    def _postpone(self) -> None:
         with self._lock:
             due_at = time.monotonic() + IDLE_SECONDS
             self._idle = {node: (due_at, pzxid) for node, (_, pzxid) in self._idle.items()}

@@ -17,7 +17,7 @@ from lock_manager.intents import Intent
 from lock_manager.scope import TableScope
 from lock_manager.settings import check_seconds
 from lock_manager.zookeeper.cleanup import Cleanup
-from lock_manager.zookeeper.hold_contenders import OwnContenders
+from lock_manager.zookeeper.hold_contenders import HoldContenders
 from lock_manager.zookeeper.hold_intents import HoldIntents
 from lock_manager.zookeeper.hold_state import HoldState
 from lock_manager.zookeeper.keepalive import KeepAlive
@@ -70,7 +70,7 @@ class HeldLock:
         self.resource = request.resource
         self.scope = dict(request.scope)
         self.shared = all(scope.shared for scope in self.scope.values())
-        self._contenders = OwnContenders(session, acquired)
+        self._contenders = HoldContenders(session, acquired)
         self.tokens = self._contenders.tokens
         self.exclusive_keys = self._contenders.exclusive_keys
         self.ensemble_id = session.ensemble_id or ""
@@ -87,7 +87,7 @@ class HeldLock:
         #: The acquire count at the beginning of each entered ``with`` block.
         self._block_counts: list[int] = []
         self._closed_inside = False
-        self._standing = HoldState(
+        self._hold_state = HoldState(
             session,
             self._contenders,
             acquired.session_id,
@@ -99,7 +99,7 @@ class HeldLock:
         self._intents = {
             table: HoldIntents(
                 self.hold_id,
-                self._standing.confirm,
+                self._hold_state.confirm,
                 session,
                 services.isolation,
                 intents_node(node),
@@ -109,7 +109,7 @@ class HeldLock:
         }
         for table in self.scope:
             emit(Event.ACQUIRED, table, seconds=waited_seconds)
-        services.keepalive.add(self._standing)
+        services.keepalive.add(self._hold_state)
 
     @property
     def token(self) -> int:
@@ -136,17 +136,17 @@ class HeldLock:
     @property
     def lost(self) -> str | None:
         """How the hold was lost; None as long as no loss is known."""
-        return self._standing.lost
+        return self._hold_state.lost
 
     @property
     def released_at(self) -> float | None:
         """Time of the release's call, seconds since the epoch; None before."""
-        return self._standing.ended_at
+        return self._hold_state.ended_at
 
     @property
     def over(self) -> bool:
         """Whether the hold is known to be lost, was released, or ended with its manager."""
-        return self._standing.over or self._session.closed
+        return self._hold_state.over or self._session.closed
 
     def __repr__(self) -> str:
         state = f"lost: {self.lost}" if self.lost else "released" if self.released_at else "held"
@@ -162,7 +162,7 @@ class HeldLock:
         has passed since the sending of the last quorum request that got a response; see ``session.VALID_FRACTION``. The
         clock is the monotonic one, which may stand still on a suspended machine. Call :meth:`check` where that matters.
         """
-        return self._standing.is_valid()
+        return self._hold_state.is_valid()
 
     def check(self, timeout_seconds: float | None = None) -> None:
         """Ask the ensemble, through its quorum, whether this hold stands. This wakes no client and changes nothing.
@@ -179,11 +179,11 @@ class HeldLock:
                 :meth:`lock_manager.coordinator.Hold.check`.
 
         """
-        self._standing.raise_if_known_over()
+        self._hold_state.raise_if_known_over()
         if timeout_seconds is not None:
             check_seconds("timeout_seconds", timeout_seconds)
-        deadline = self._standing.deadline(timeout_seconds)
-        self._services.isolation.run(lambda: self._standing.confirm(deadline, "check a hold"))
+        deadline = self._hold_state.deadline(timeout_seconds)
+        self._services.isolation.run(lambda: self._hold_state.confirm(deadline, "check a hold"))
 
     def intend(self, version: int, *, txn: str | None, attempt: str, table: str | None = None) -> None:
         """Check the hold as :meth:`check` does and, in the same request, write the intent to put ``version``.
@@ -196,7 +196,7 @@ class HeldLock:
                 :meth:`check`. The version must not be put then.
 
         """
-        self._standing.raise_if_known_over()
+        self._hold_state.raise_if_known_over()
         intents = self.intents_of(self._table_or_only(table))
         intent = Intent(hold_id=self.hold_id, version=version, txn=txn, attempt=attempt, token=self.token)
         self._services.isolation.run(lambda: intents.record(intent))
@@ -266,9 +266,9 @@ class HeldLock:
             self._acquire_count -= 1
             if self._acquire_count > 0:
                 return
-            stood = self._standing.granted
-            self._standing.end()
-        self._services.keepalive.remove(self._standing)
+            stood = self._hold_state.granted
+            self._hold_state.end()
+        self._services.keepalive.remove(self._hold_state)
         self._services.forget(self)
         try:
             lost = self.lost or self._delete_contenders(stood=stood)
@@ -278,7 +278,7 @@ class HeldLock:
             raise
         self._services.cleanup.record_use(self._contenders.queues)
         if lost:
-            self._standing.lose(lost, ending=True)
+            self._hold_state.lose(lost, ending=True)
             raise self._lost_error()
         self._report_end(Event.RELEASED)
 
@@ -323,11 +323,11 @@ class HeldLock:
     def close(self) -> None:
         """End the hold because its manager was closed. An entered block sees a loss."""
         with self._lock:
-            ends = self._standing.end() and self.lost is None
+            ends = self._hold_state.end() and self.lost is None
             self._closed_inside = ends and bool(self._block_counts)
-        self._services.keepalive.remove(self._standing)
+        self._services.keepalive.remove(self._hold_state)
         if self._closed_inside:
-            self._standing.lose("the manager that gave it was closed", ending=True)
+            self._hold_state.lose("the manager that gave it was closed", ending=True)
         elif ends:
             self._report_end(Event.RELEASED)
 
@@ -335,7 +335,7 @@ class HeldLock:
         """Stop the checks, delete the contenders, and report the loss."""
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
-        self._services.keepalive.remove(self._standing)
+        self._services.keepalive.remove(self._hold_state)
         # The session and its contender may live on. The contender would block the table.
         self._discard_contenders()
         log.error("lock on %s was lost: %s", self.resource, self.lost)

@@ -27,16 +27,17 @@ class CheckResult:
     Attributes:
         lost: How the hold was lost.
         refusal: The ensemble's refusal, after which it is unknown whether the hold stands.
-        not_done: Why the operation beside the check was not executed: its znode exists, is missing, or has changed.
+        operation_error: Why the operation beside the check was not executed: its znode exists, is missing or has
+            changed.
 
     """
 
     lost: str | None = None
     refusal: str | None = None
-    not_done: Exception | None = None
+    operation_error: Exception | None = None
 
 
-class OwnContenders:
+class HoldContenders:
     """The contenders of one hold, from the result of its acquire."""
 
     def __init__(self, session: Session, acquired: AcquireResult) -> None:
@@ -87,7 +88,7 @@ class OwnContenders:
             return CheckResult(lost=_CONTENDER_GONE)
         is_operation = with_operation and failure.index == len(self._entries)
         if is_operation and isinstance(failure.error, NodeExistsError | NoNodeError | BadVersionError):
-            return CheckResult(not_done=failure.error)
+            return CheckResult(operation_error=failure.error)
         return CheckResult(refusal=type(failure.error).__name__)
 
     def delete(self, intents: Collection[HoldIntents], deadline: Deadline, *, stood: bool) -> CheckResult | None:

@@ -79,7 +79,7 @@ class HoldIntents:
         # Guards the next two attributes. It is never held across a request.
         self._lock = threading.Lock()
         self._open: dict[str, int] = {}
-        self._read_at: dict[str, int] = {}
+        self._read_versions: dict[str, int] = {}
 
     @property
     def open(self) -> Mapping[str, int]:
@@ -172,7 +172,7 @@ class HoldIntents:
 
     def _clear(self) -> None:
         deadline = self._deadline()
-        for name, version in self._read_at.items():
+        for name, version in self._read_versions.items():
 
             def delete(transaction: Any, *, path: str = child_node(self._node, name), version: int = version) -> None:
                 transaction.delete(path, version)
@@ -180,7 +180,7 @@ class HoldIntents:
             problem = self._confirm(deadline, "clear an intent", delete)
             if isinstance(problem, BadVersionError):
                 log.info("the intent %s has changed since it was read: its hold is alive, so the intent stays", name)
-        self._read_at.clear()
+        self._read_versions.clear()
         self.unfinished = ()
 
     def _read_all(self) -> list[Intent]:
@@ -196,7 +196,7 @@ class HoldIntents:
 
         try:
             data, stat = retry_unanswered(self._session, deadline, confirm_and_get, "read an intent")
-            self._read_at[name] = stat.version
+            self._read_versions[name] = stat.version
             return Intent.parse(data)
         except NoNodeError:
             return None

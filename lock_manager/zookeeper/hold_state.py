@@ -10,7 +10,7 @@ from typing import Any
 
 from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError
-from lock_manager.zookeeper.hold_contenders import SESSION_ENDED, CheckResult, OwnContenders
+from lock_manager.zookeeper.hold_contenders import SESSION_ENDED, CheckResult, HoldContenders
 from lock_manager.zookeeper.request import Request
 from lock_manager.zookeeper.responses import response_or_session_end
 from lock_manager.zookeeper.session import KEEPALIVE_FRACTION, NO_ANSWER, VALID_FRACTION, Session, SessionState
@@ -42,7 +42,7 @@ class HoldState:
     def __init__(
         self,
         session: Session,
-        contenders: OwnContenders,
+        contenders: HoldContenders,
         session_id: int,
         request: Request,
         *,
@@ -151,8 +151,8 @@ class HoldState:
                 self._session.wait_for_retry(deadline, doing)
                 continue
             result = self._contenders.read(outcome, with_operation=operation is not None)
-            if result.not_done is not None:
-                return result.not_done
+            if result.operation_error is not None:
+                return result.operation_error
             self._apply(result, sent_at)
             self._raise_if_over()
             if result.refusal is not None:

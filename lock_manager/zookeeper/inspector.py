@@ -56,7 +56,7 @@ class LockInspector:
 
     def ensemble_id(self) -> str | None:
         """Return the UUID of the ensemble; None if no table was ever locked below this lock root."""
-        return self._run(lambda deadline: lock_root.known_ensemble(self._session, deadline))
+        return self._run(lambda deadline: lock_root.read_ensemble_id(self._session, deadline))
 
     def tables(self) -> list[TableLocks]:
         """Return every table that was ever locked, by URI.
@@ -108,7 +108,7 @@ class LockInspector:
         deadline = Deadline(self._seconds)
 
         def check_root_and_query() -> _R:
-            lock_root.known_ensemble(self._session, deadline)
+            lock_root.read_ensemble_id(self._session, deadline)
             return query(deadline)
 
         self._session.wait_for_connection(deadline)

@@ -55,7 +55,7 @@ def ensure_ensemble_id(session: RootSession, deadline: Deadline) -> str:
             session.wait(session.client.set_async(root, new_data, version=stat.version), deadline)
 
 
-def known_ensemble(session: RootSession, deadline: Deadline) -> str | None:
+def read_ensemble_id(session: RootSession, deadline: Deadline) -> str | None:
     """Return the UUID of the ensemble; None if no program has used this lock root yet. Create nothing.
 
     Raises:

@@ -253,7 +253,7 @@ class ZookeeperLockManager:
             raise ValueError("give at least one scope, and at most one for each table")
         self._session.check_usable()
         thread = threading.current_thread()
-        if (hold := self._held_already(scope, thread)) is not None:
+        if (hold := self._enter_held(scope, thread)) is not None:
             return hold
         seconds = self.settings.timeout_seconds if timeout_seconds is None else timeout_seconds
         check_seconds("timeout_seconds", seconds)
@@ -276,7 +276,7 @@ class ZookeeperLockManager:
                 # The ensemble's id may be unknown. If it is known, this sends no request, unless the session has ended
                 # and the ensemble may have been rebuilt.
                 acquisition.connect()
-                if (hold := self._held_already(request.scope, thread)) is not None:
+                if (hold := self._enter_held(request.scope, thread)) is not None:
                     return hold
             if any(scope.partitions is not None for scope in request.scope.values()) and not guard_is_installed():
                 raise UnguardedError(resource=request.resource)
@@ -391,7 +391,7 @@ class ZookeeperLockManager:
         holds = (hold for hold in REGISTRY.of(thread) if hold.ensemble_id == self._session.ensemble_id)
         return [hold for hold in holds if isinstance(hold, HeldLock)]
 
-    def _held_already(self, scope: Mapping[str, TableScope], thread: threading.Thread) -> HeldLock | None:
+    def _enter_held(self, scope: Mapping[str, TableScope], thread: threading.Thread) -> HeldLock | None:
         """Enter a thread's hold that covers the scope again and return it; None if there is none.
 
         Raises:

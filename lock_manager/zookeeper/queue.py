@@ -38,10 +38,10 @@ from lock_manager.errors import (
     EnsembleUnavailableError,
     LockCancelledError,
     LockTimeoutError,
-    describe_ahead,
+    describe_queue,
 )
 from lock_manager.zookeeper.cleanup import ABANDON_SECONDS, Cleanup
-from lock_manager.zookeeper.request import AcquireResult, OwnEntry, Request, checking_transaction
+from lock_manager.zookeeper.request import AcquireResult, JoinedQueue, Request, checking_transaction
 from lock_manager.zookeeper.responses import failure_in
 from lock_manager.zookeeper.session import (
     EXPECTED,
@@ -55,11 +55,11 @@ from lock_manager.zookeeper.session import (
 from lock_manager.zookeeper.znodes import (
     Contender,
     child_node,
-    conflicting_ahead,
+    conflicting_predecessors,
     contender_at,
     hold_of_intent,
     intents_node,
-    is_of_hold,
+    is_contender_of,
     new_contender,
     parent_of,
     parse_queue,
@@ -103,7 +103,7 @@ class Acquisition:
         self._session_id = 0
         self._sent_at = 0.0
         self._hold_id = ""
-        self._entries: list[OwnEntry] = []
+        self._entries: list[JoinedQueue] = []
         #: Number of queues, from the first one on, in which no conflicting contender is ahead.
         self._head_count = 0
         #: Whether the ensemble may have other entries of this request than ``_entries``.
@@ -208,7 +208,7 @@ class Acquisition:
                 self._leave_queues(0)
                 self._reset()
                 return None
-            predecessors = conflicting_ahead(queues[index], entry.contender)
+            predecessors = conflicting_predecessors(queues[index], entry.contender)
             if predecessors:
                 self._leave_queues(index + 1)
                 if self._try_only or not self._wait_behind(predecessors[-1], entry):
@@ -290,7 +290,7 @@ class Acquisition:
             created = client.create_async(paths[0], data[0], ephemeral=True, sequence=True, include_data=True)
             listing = self._send_listing([0])
             path, stat = self._wait(created)
-            self._entries.append(OwnEntry(queues[0], path, contender_at(path), stat.czxid))
+            self._entries.append(JoinedQueue(queues[0], path, contender_at(path), stat.czxid))
             self._session.record_proof(sent_at, stat.ephemeralOwner)
             return listing
         transaction = checking_transaction(client, self._entries)
@@ -304,7 +304,7 @@ class Acquisition:
         if stat is None:
             raise NoNodeError
         for queue, path in zip(queues, created_paths, strict=True):
-            self._entries.append(OwnEntry(queue, path, contender_at(path), stat.czxid))
+            self._entries.append(JoinedQueue(queue, path, contender_at(path), stat.czxid))
         self._session.record_proof(sent_at, self._session_id)
         return listing
 
@@ -338,7 +338,7 @@ class Acquisition:
         they follow one another from the first queue on. The others are deleted.
         """
         client = self._session.client
-        entries: list[OwnEntry] = []
+        entries: list[JoinedQueue] = []
         stray_paths: list[str] = []
         self._wait(client.sync_async(self._request.queues[0].path))
         for index, queue in enumerate(self._request.queues):
@@ -348,14 +348,14 @@ class Acquisition:
                 # The queue was removed, so it was empty.
                 continue
             for contender in contenders:
-                if not is_of_hold(contender.name, self._hold_id):
+                if not is_contender_of(contender.name, self._hold_id):
                     continue
                 path = child_node(queue.path, contender.name)
                 stat = self._wait(client.exists_async(path))
                 if stat is None or stat.ephemeralOwner != self._session_id:
                     continue
                 if len(entries) == index:
-                    entries.append(OwnEntry(queue, path, contender, stat.czxid))
+                    entries.append(JoinedQueue(queue, path, contender, stat.czxid))
                 else:
                     stray_paths.append(path)
         self._delete(stray_paths)
@@ -391,7 +391,7 @@ class Acquisition:
 
     # -- waiting -------------------------------------------------------------------------------------------------
 
-    def _wait_behind(self, predecessor: Contender, entry: OwnEntry) -> bool:
+    def _wait_behind(self, predecessor: Contender, entry: JoinedQueue) -> bool:
         """Wait for a reason to read the queues again; return False if the deadline passed first."""
         path = child_node(entry.queue.path, predecessor.name)
         self._wake.clear()
@@ -407,7 +407,7 @@ class Acquisition:
         finally:
             self._session.unwatch(path, self.wake)
 
-    def _wait_and_report(self, entry: OwnEntry) -> bool:
+    def _wait_and_report(self, entry: JoinedQueue) -> bool:
         """Wait until woken and log the contenders ahead from time to time; return False if the deadline passed."""
         while not self._wake.wait(min(REPORT_SECONDS, self._deadline.remaining())):
             if self._deadline.remaining() == 0:
@@ -416,7 +416,7 @@ class Acquisition:
             if count is not None:
                 log.info(
                     "waiting for the lock on %s for %.0f s: %s",
-                    self._request.resource, self._deadline.elapsed(), describe_ahead(count, holder),
+                    self._request.resource, self._deadline.elapsed(), describe_queue(count, holder),
                 )  # fmt: skip
         return True
 
@@ -433,14 +433,14 @@ class Acquisition:
         hosts = self._session.settings.zk_hosts
         return EnsembleUnavailableError(hosts, self._response_deadline.elapsed(), "join the queue")
 
-    def _timeout_error(self, entry: OwnEntry) -> LockTimeoutError:
+    def _timeout_error(self, entry: JoinedQueue) -> LockTimeoutError:
         # The time beyond the deadline is well spent: the reader of the message wants to know who is ahead.
         count, holder = self._read_predecessors(entry)
         return LockTimeoutError(
             resource=self._request.resource, timeout_seconds=self._deadline.seconds, ahead=count, holder=holder
         )
 
-    def _read_predecessors(self, entry: OwnEntry) -> tuple[int | None, dict[str, Any] | None]:
+    def _read_predecessors(self, entry: JoinedQueue) -> tuple[int | None, dict[str, Any] | None]:
         """Return the number of contenders ahead and the data of the first one, each None if it cannot be read soon."""
         count: int | None = None
         holder: dict[str, Any] | None = None
@@ -448,7 +448,7 @@ class Acquisition:
             deadline = Deadline(_EXPLAIN_SECONDS)
             path, client = entry.queue.path, self._session.client
             contenders = parse_queue(self._session.wait(client.get_children_async(path), deadline))
-            predecessors = conflicting_ahead(contenders, entry.contender)
+            predecessors = conflicting_predecessors(contenders, entry.contender)
             count = len(predecessors)
             data, _ = self._session.wait(client.get_async(child_node(path, predecessors[0].name)), deadline)
             content = json.loads(data)

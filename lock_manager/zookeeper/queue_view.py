@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lock_manager.queue_entry import QueuedNode, QueueEntry
-from lock_manager.zookeeper.znodes import Contender, Mode, child_node, conflicting_ahead, parse_queue
+from lock_manager.zookeeper.znodes import Contender, Mode, child_node, conflicting_predecessors, parse_queue
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def entries_of(
             contenders[contender.hold_id].append((partition, contender, paths[contender]))
         existing = [contender for contender in queue if paths[contender] in znodes]
         for contender in existing:
-            predecessors = conflicting_ahead(existing, contender)
+            predecessors = conflicting_predecessors(existing, contender)
             blockers[contender.hold_id].update(predecessor.hold_id for predecessor in predecessors)
     entries = []
     for hold_id, places in contenders.items():
@@ -68,7 +68,7 @@ def entries_of(
                 partition=partition,
                 path=path,
                 shared=contender.mode in (Mode.SHARED, Mode.PARTIAL_SHARED),
-                on_the_way=contender.mode in (Mode.PARTIAL, Mode.PARTIAL_SHARED),
+                is_ancestor=contender.mode in (Mode.PARTIAL, Mode.PARTIAL_SHARED),
                 token=znodes[path].token,
             )
             for partition, contender, path in sorted(places, key=lambda place: (place[0].count("/"), place[0]))

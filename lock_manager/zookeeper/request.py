@@ -36,7 +36,7 @@ class RequestedQueue:
 
 
 @dataclass(frozen=True)
-class OwnEntry:
+class JoinedQueue:
     """A queue that a request has joined with a contender, which may be gone.
 
     Attributes:
@@ -66,7 +66,7 @@ class AcquireResult:
     """
 
     hold_id: str
-    entries: tuple[OwnEntry, ...]
+    entries: tuple[JoinedQueue, ...]
     session_id: int
     unfinished: Mapping[str, tuple[str, ...]]
 
@@ -113,7 +113,7 @@ class Request:
         return json.dumps({**self.identity, **partitions, **acquired_at}).encode()
 
 
-def checking_transaction(client: Any, entries: Iterable[OwnEntry]) -> Any:
+def checking_transaction(client: Any, entries: Iterable[JoinedQueue]) -> Any:
     """Return a new transaction that is executed only if the contender of every entry exists."""
     transaction = client.transaction()
     for entry in entries:

@@ -85,7 +85,7 @@ def scratch_node(session: Session, base: str, deadline: Deadline) -> Iterator[Sc
         raise SessionExpiredError from error
 
 
-def read_in_step(session: Session, path: str, deadline: Deadline) -> bytes | None:
+def read_after_sync(session: Session, path: str, deadline: Deadline) -> bytes | None:
     """Return the data of a znode with every earlier write applied; None if it does not exist.
 
     Raises:

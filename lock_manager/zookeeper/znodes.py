@@ -177,7 +177,7 @@ def new_contender(queue: str, hold_id: str, mode: Mode) -> str:
     return f"{queue}/{hold_id}{mode.value}"
 
 
-def is_of_hold(name: str, hold_id: str) -> bool:
+def is_contender_of(name: str, hold_id: str) -> bool:
     """Tell whether a child of a queue has the name of a contender of this hold."""
     return name.startswith(hold_id)
 
@@ -203,7 +203,7 @@ def _compare_sequences(left: Contender, right: Contender) -> int:
     return (left.sequence - right.sequence + _WRAP // 2) % _WRAP - _WRAP // 2
 
 
-def conflicting_ahead(queue: list[Contender], contender: Contender) -> list[Contender]:
+def conflicting_predecessors(queue: list[Contender], contender: Contender) -> list[Contender]:
     """Return the conflicting contenders ahead of ``contender``, which is in ``queue``, in queue order.
 
     All of them must leave before ``contender`` holds the queue.

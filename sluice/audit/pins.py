@@ -70,7 +70,7 @@ def examine_pins(
     for name in folder.names():
         if name.endswith(".json") and not name.startswith("."):
             try:
-                pins.append(Pin.of_text(folder.read(name).decode(errors="replace"), f"{PINS_FOLDER}/{name}"))
+                pins.append(Pin.from_text(folder.read(name).decode(errors="replace"), f"{PINS_FOLDER}/{name}"))
             except PinError as error:
                 damaged.append(str(error))
     there, newest = (folder.files_of_table(), _newest(folder)) if pins else (set(), None)

@@ -18,7 +18,7 @@ def acl_finding(session: Session, deadline: Deadline) -> Finding:
 
     """
     found = survey_acls(session, deadline)
-    seen = f"{found.tables_seen} of {found.tables} tables and {found.partitions_seen} partitions were looked at"
+    seen = f"{found.tables_checked} of {found.tables} tables and {found.partitions_checked} partitions were looked at"
     if found.open_node is None:
         return ok(_WHAT, f"not everybody may delete contenders; {seen}")
     named = "" if found.open_table is None else f", {found.open_table}"

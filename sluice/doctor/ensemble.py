@@ -110,7 +110,7 @@ def _granted(session: Session, settings: LockSettings) -> Finding:
 def _lock_root(session: Session, deadline: Deadline) -> list[Finding]:
     root, what = session.settings.lock_root, "lock root"
     try:
-        ensemble = lock_root.known_ensemble(session, deadline)
+        ensemble = lock_root.read_ensemble_id(session, deadline)
         if ensemble is None:
             return [note(what, f"{root} is not there yet: the first lock makes it")]
         found = ok(what, f"{root}, ensemble {ensemble}")

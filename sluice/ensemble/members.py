@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager.settings import LockSettings
-from lock_manager.zookeeper.connection import WORD_SECONDS, ask_word, members_of, reason
+from lock_manager.zookeeper.connection import WORD_SECONDS, ask_four_letter_word, members_of, reason
 
 _SRVR = re.compile(
     r"Zookeeper version: (?P<version>[0-9.]+).*?Connections: (?P<connections>\d+).*?Outstanding: (?P<outstanding>\d+)"
@@ -98,7 +98,7 @@ def ask_server(host: str, port: int, tls: ssl.SSLContext | None = None) -> Serve
     """Ask one server by ``srvr``, which is allowed by default, and by ``mntr``, which is not."""
     address = _address_of(host, port)
     try:
-        text = ask_word((host, port), b"srvr", tls).decode(errors="replace")
+        text = ask_four_letter_word((host, port), b"srvr", tls).decode(errors="replace")
     except OSError as error:
         return Server(address, _why(error, tls))
     if "not currently serving" in text:
@@ -108,7 +108,7 @@ def ask_server(host: str, port: int, tls: ssl.SSLContext | None = None) -> Serve
         return Server(address)
     counts: Mapping[str, str] = {}
     with suppress(OSError):
-        counts = _fields(ask_word((host, port), b"mntr", tls).decode(errors="replace"))
+        counts = _fields(ask_four_letter_word((host, port), b"mntr", tls).decode(errors="replace"))
     return Server(
         address,
         version=tuple(map(int, said["version"].strip(".").split("."))),

@@ -15,7 +15,7 @@ from typing import Any
 from lock_manager.deadline import Deadline
 from lock_manager.errors import EnsembleRefusedError, EnsembleUnavailableError, NoChrootError
 from lock_manager.settings import LockSettings
-from lock_manager.zookeeper.scratch_node import nearest_node, read_in_step, scratch_node, try_session
+from lock_manager.zookeeper.scratch_node import nearest_node, read_after_sync, scratch_node, try_session
 from lock_manager.zookeeper.session import Session
 from sluice.ensemble.members import SAYS_NOTHING, Server, ask_servers
 
@@ -170,7 +170,7 @@ def _looked_for(settings: LockSettings, address: str, path: str) -> str | None:
     session, deadline = _session(settings, address), Deadline(_SESSION_SECONDS)
 
     try:
-        data = read_in_step(session, path, deadline)
+        data = read_after_sync(session, path, deadline)
     except (EnsembleRefusedError, EnsembleUnavailableError) as error:
         return str(error)
     else:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from lock_manager import LockInspector
     from writer_jobs import LockedDeltaWriter
     from writer_jobs.maintenance.policy import Action
-    from writer_jobs.maintenance.result import CareReport
+    from writer_jobs.maintenance.result import MaintenanceReport
 
 SUBMIT = Path(sys.executable).with_name("spark-submit")
 
@@ -334,7 +334,7 @@ def put(spark: SparkSession, writer: LockedDeltaWriter) -> Callable[..., None]:
 @pytest.fixture
 def care(
     spark: SparkSession, manager: ZookeeperLockManager, inspector: LockInspector, table: Path
-) -> Callable[..., CareReport]:
+) -> Callable[..., MaintenanceReport]:
     """Look after the table: ``care(Action.COMPACT)``; without an action, as ``--auto`` does.
 
     With ``suffix`` after the table beside it: ``care(Action.FORGET, suffix="_cells")``.
@@ -345,7 +345,7 @@ def care(
 
     def run(
         *actions: Action, parallel: int = PARALLEL, lock_timeout_seconds: float = 60, suffix: str = "", **options: Any
-    ) -> CareReport:
+    ) -> MaintenanceReport:
         worker = UnitExecutor(spark, manager, inspector, f"{table}{suffix}", lock_timeout_seconds=lock_timeout_seconds)
         made = TableMaintainer(worker, parallel=parallel)
         return made.run(actions or None, **options)

@@ -28,9 +28,9 @@ from writer_jobs.feeds.hbase.decode import QUALIFIER, REASON, cells_of_avro, cel
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.hbase.values import ValueType
 from writer_jobs.maintenance.policy import Action
-from writer_jobs.maintenance.result import CareReport
-from writer_jobs.maintenance.side_rows import SideRows
-from writer_jobs.maintenance.table_list import tables_of
+from writer_jobs.maintenance.result import MaintenanceReport
+from writer_jobs.maintenance.side_rows import SideTableRetention
+from writer_jobs.maintenance.table_list import list_tables
 from writer_jobs.merge.batch_applier import BatchApplier
 from writer_jobs.merge.result import ChangesResult
 
@@ -100,7 +100,7 @@ def test_negative_control_without_the_cells_of_before_rows_are_wrong(
 def test_cells_that_nobody_can_see_again_are_forgotten_and_the_rows_stay_right(
     feed: Feed,
     table: Path,
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
     make_manager: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -108,9 +108,9 @@ def test_cells_that_nobody_can_see_again_are_forgotten_and_the_rows_stay_right(
     first, second, third = delivered(SEED, cells, 3)
     feed.apply(first)
     feed.apply(second)
-    kept_rows, second_feed = SideRows.drop_expired, Feed(feed.spark, make_manager(), table)
+    kept_rows, second_feed = SideTableRetention.drop_expired, Feed(feed.spark, make_manager(), table)
 
-    def kept_while_a_batch_comes(self: SideRows, rows: DataFrame) -> DataFrame:
+    def kept_while_a_batch_comes(self: SideTableRetention, rows: DataFrame) -> DataFrame:
         # The first call is of the measuring, the second one of the rewrite, which has read nothing yet.
         calls.append(kept_rows(self, rows))
         if len(calls) == 2:
@@ -120,11 +120,11 @@ def test_cells_that_nobody_can_see_again_are_forgotten_and_the_rows_stay_right(
 
     calls: list[DataFrame] = []
     # The table's maintainer looks after its cells, too.
-    assert [Path(name).name for name in tables_of(feed.spark, [str(table)])] == ["table", "table_cells"]
-    monkeypatch.setattr(SideRows, "drop_expired", kept_while_a_batch_comes)
+    assert [Path(name).name for name in list_tables(feed.spark, [str(table)])] == ["table", "table_cells"]
+    monkeypatch.setattr(SideTableRetention, "drop_expired", kept_while_a_batch_comes)
     (forgotten,) = care(Action.FORGET, suffix="_cells").done
     assert (forgotten.problem, len(calls) >= 2) == (None, True)
-    monkeypatch.setattr(SideRows, "drop_expired", kept_rows)
+    monkeypatch.setattr(SideTableRetention, "drop_expired", kept_rows)
     # Nothing is old: only what is hidden for ever is forgotten, and what was said twice.
     remaining = DeltaTable(f"{table}_cells").to_pyarrow_table().num_rows
     assert len(set(cells)) / 4 < remaining < len(set(cells))

@@ -32,7 +32,7 @@ from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedError
 from writer_jobs.maintenance.policy import Action
-from writer_jobs.maintenance.result import CareReport
+from writer_jobs.maintenance.result import MaintenanceReport
 from writer_jobs.merge.apply import apply_changes
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.batch_applier import BatchApplier
@@ -222,7 +222,7 @@ def test_repetitions_and_older_changes_rewrite_no_file(
     assert files <= set(DeltaTable(table).file_uris())
     # Without the comparison before the merge Delta rewrites each file that has a match.
     if scd_type == 1:
-        monkeypatch.setattr(NewestRows, "rewrites_for_nothing", lambda *_: False)
+        monkeypatch.setattr(NewestRows, "needs_comparison", lambda *_: False)
         feed.apply([("a", 2, "two")], **options)
         assert not files <= set(DeltaTable(table).file_uris())
 
@@ -337,7 +337,7 @@ def test_files_are_passed_over_by_numbers_and_by_moments_too(
     news = rows.where("at IN (2, 4)").withColumn("at", F.lit(9))
     with pytest.MonkeyPatch.context() as patch:
         # Of the middle one, which is between the two, its ranges tell.
-        patch.setattr(ChangeBatch, "__init__", lambda *of, **how: batch(*of, **{**how, "ranged_by": "key"}))
+        patch.setattr(ChangeBatch, "__init__", lambda *of, **how: batch(*of, **{**how, "range_column": "key"}))
         done = apply_changes(feed.writer, news, keys=["key"], sequence_by="at")
     assert done.updated == 2
     with pytest.raises(WriteFailedError):
@@ -435,7 +435,7 @@ def forget_at_once(feed: Feed, suffix: str) -> None:
 
 
 def test_what_is_remembered_is_not_rewritten_while_a_batch_is_to_be_undone(
-    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, care: Callable[..., CareReport]
+    feed: Feed, table: Path, monkeypatch: pytest.MonkeyPatch, care: Callable[..., MaintenanceReport]
 ) -> None:
     how = {"keys": ["key", "value"], "apply_as_deletes": "at % 2 = 1"}
     feed.apply([("a", 2, "x"), ("b", 2, "x"), ("b", 1, "gone")], partition_by=["key"], **how)

@@ -25,7 +25,7 @@ from writer_jobs.errors import ChangesError, SchemaMismatchError, WriteFailedErr
 from writer_jobs.late_rows.apply import apply_rows
 from writer_jobs.late_rows.result import RowsResult
 from writer_jobs.late_rows.row_models import LatestRows
-from writer_jobs.merge.table_model import RowKind
+from writer_jobs.merge.table_model import RowModel
 
 pytestmark = pytest.mark.spark
 
@@ -149,7 +149,7 @@ def test_rows_in_any_order_equal_the_model(stream: Stream, table: Path, how: dic
 def test_negative_control_without_the_order_older_versions_replace_newer_ones(
     stream: Stream, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def merge(self: RowKind, writer: LockedDeltaWriter, source: Any, within: Any) -> LockedMerge:
+    def merge(self: RowModel, writer: LockedDeltaWriter, source: Any, within: Any) -> LockedMerge:
         same = "t.key = s.key AND t.at = s.at"
         return writer.merge(source.alias("s"), same, alias="t").whenMatchedUpdateAll().whenNotMatchedInsertAll()
 

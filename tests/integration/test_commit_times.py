@@ -135,7 +135,7 @@ def test_the_commit_itself_shows_that_it_has_a_timestamp(
     monkeypatch.setattr(gate_rules, "_of_table", lambda *_: None)
     if checked == "nowhere":
         # The negative control.
-        monkeypatch.setattr(tickets, "why_not_staged", lambda *_, **__: None)
+        monkeypatch.setattr(tickets, "staging_obstacle", lambda *_, **__: None)
     rows, _ = read_while_waiting(table, "append", INSERT)
     assert rows == ([5, 9] if checked == "in the commit" else [5])
 

@@ -151,7 +151,7 @@ def test_what_is_used_stays_and_what_is_idle_goes(
 
     def remove_after_use(empty_znodes: EmptyZnodes) -> None:
         if empty_znodes is not manager._cleanup._empty_znodes:
-            return empty_znodes._put_off()
+            return empty_znodes._postpone()
         # Another manager's use counts, too.
         other.acquire(table, partitions=[part(2013, 1)]).release()
         lives.append(ensemble_client.exists(used).czxid)

@@ -480,7 +480,7 @@ def test_conflicting_holds_never_overlap_nobody_blocks_for_good_and_nothing_is_l
 
 @pytest.mark.usefixtures("machine")
 def test_negative_control_without_an_order_some_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ZookeeperLockManager, "_held_already", lambda *_: None)
+    monkeypatch.setattr(ZookeeperLockManager, "_enter_held", lambda *_: None)
     # It is a matter of timing, so that Hypothesis may not see it a second time, which it calls flaky.
     with pytest.raises((AssertionError, Flaky)):
         run(UnorderedMachine, 300, phases=[Phase.generate])

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from lock_manager import ZookeeperLockManager, canonical_table_uri
 from writer_jobs import LockedDeltaWriter, locked
-from writer_jobs.maintenance.exclusive_run import turn_of
+from writer_jobs.maintenance.exclusive_run import exclusive_run
 
 pytestmark = pytest.mark.spark
 
@@ -73,7 +73,7 @@ def test_a_fleet_is_looked_after_and_one_bad_table_keeps_no_other_back(
     one, two, busy = lake("one", 6), lake("two", 7), lake("busy", 5)
     listed, report = tmp_path / "tables.txt", tmp_path / "report.json"
     listed.write_text(f"# the lake\n{one}\n{tmp_path}/nothing/here  # gone\n\n{two}\n{busy}\n")
-    with turn_of(manager, canonical_table_uri(str(busy)), 30):
+    with exclusive_run(manager, canonical_table_uri(str(busy)), 30):
         done = maintain("--tables-in", listed, "--auto", "--report", report, "--lock-timeout", "0")
     assert done.code == 2
     assert "no Delta table" in done.error

@@ -19,13 +19,13 @@ from sluice.audit.verify import verify_table
 from tests.support.another_thread import in_another_thread
 from tests.support.maintained import codes, keys_of, made_old
 from writer_jobs import HeldTooLongError, LockedDeltaWriter, TableError, WriteConflictError
-from writer_jobs.maintenance.exclusive_run import TURN, give_way, turn_of
-from writer_jobs.maintenance.executor import TRIES, UnitExecutor
+from writer_jobs.maintenance.exclusive_run import MAINTENANCE_LOCK, exclusive_run, give_way
+from writer_jobs.maintenance.executor import MAX_TRIES, UnitExecutor
 from writer_jobs.maintenance.maintainer import TableMaintainer
 from writer_jobs.maintenance.measure import measure
 from writer_jobs.maintenance.plan import plan
 from writer_jobs.maintenance.policy import Action, Policy
-from writer_jobs.maintenance.result import CareReport, UnitResult
+from writer_jobs.maintenance.result import MaintenanceReport, UnitResult
 
 pytestmark = pytest.mark.spark
 
@@ -91,7 +91,7 @@ def test_columns_to_order_by_that_are_gone_are_found_and_the_rest_is_done(
     table: Path,
     put: Callable[..., None],
     properties: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
 ) -> None:
     for key in range(6):
         put([key], "a")
@@ -105,7 +105,7 @@ def test_columns_to_order_by_that_are_gone_are_found_and_the_rest_is_done(
 
 
 def test_small_files_are_put_together_partition_by_partition(
-    spark: SparkSession, table: Path, put: Callable[..., None], care: Callable[..., CareReport]
+    spark: SparkSession, table: Path, put: Callable[..., None], care: Callable[..., MaintenanceReport]
 ) -> None:
     for key in range(6):
         put([key], "a")
@@ -134,7 +134,7 @@ def test_auto_leaves_a_partition_that_is_not_worth_it(
     spark: SparkSession,
     table: Path,
     put: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
     properties: Callable[..., None],
 ) -> None:
     for key in range(5):
@@ -151,7 +151,7 @@ def test_what_the_policy_does_not_allow_is_found_and_not_done(
     spark: SparkSession,
     table: Path,
     put: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
     properties: Callable[..., None],
 ) -> None:
     for key in range(5):
@@ -168,7 +168,7 @@ def test_files_of_the_target_size_are_left(
     spark: SparkSession,
     table: Path,
     put: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
     properties: Callable[..., None],
 ) -> None:
     for key in range(5):
@@ -185,7 +185,7 @@ def test_deleted_rows_are_purged(
     table: Path,
     put: Callable[..., None],
     writer: LockedDeltaWriter,
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
     properties: Callable[..., None],
 ) -> None:
     put(range(10), "a")
@@ -202,7 +202,7 @@ def test_rows_are_put_in_z_order_once_and_again_when_much_is_new(
     spark: SparkSession,
     table: Path,
     put: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
     properties: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -211,7 +211,7 @@ def test_rows_are_put_in_z_order_once_and_again_when_much_is_new(
     put(range(20, 30), "b")
     properties(sluice__maintenance__zorderBy="key, value", sluice__maintenance__unorderedShare="0.5")
     # Store and driver have one clock here.
-    monkeypatch.setattr("writer_jobs.maintenance.partition_health.SKEW_MS", 0)
+    monkeypatch.setattr("writer_jobs.maintenance.partition_health.MAX_CLOCK_SKEW_MS", 0)
     first = care(Action.ZORDER)
     assert [(each.action, each.partitions[0]["place"]) for each in first.done] == [(Action.ZORDER, "a")]
     assert {part.name: part.unordered.files for part in first.after.partitions} == {"place=a": 0, "place=b": 1}
@@ -227,7 +227,7 @@ def test_a_clustered_table_is_clustered(
     spark: SparkSession,
     table: Path,
     writer: LockedDeltaWriter,
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
     sql: Callable[[str], None],
 ) -> None:
     sql("CREATE TABLE {table} (key LONG, value STRING) USING delta CLUSTER BY (key)")
@@ -246,7 +246,7 @@ def test_a_checkpoint_is_written_when_the_newest_is_old(
     spark: SparkSession,
     table: Path,
     put: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
     properties: Callable[..., None],
 ) -> None:
     put([0])
@@ -259,7 +259,7 @@ def test_a_checkpoint_is_written_when_the_newest_is_old(
 
 
 def test_the_budget_ends_it_between_two_partitions(
-    spark: SparkSession, table: Path, put: Callable[..., None], care: Callable[..., CareReport]
+    spark: SparkSession, table: Path, put: Callable[..., None], care: Callable[..., MaintenanceReport]
 ) -> None:
     for place in "abc":
         for key in range(2):
@@ -281,8 +281,8 @@ def test_of_two_maintainers_the_second_one_leaves(
     for key in range(5):
         put([key])
     made = TableMaintainer(UnitExecutor(spark, manager, inspector, str(table), lock_timeout_seconds=0))
-    with turn_of(manager, writer.table, 5):
-        with pytest.raises(LockTimeoutError, match=TURN):
+    with exclusive_run(manager, writer.table, 5):
+        with pytest.raises(LockTimeoutError, match=MAINTENANCE_LOCK):
             made.run()
         # It keeps no writer back.
         put([5])
@@ -324,7 +324,7 @@ def test_a_compaction_that_loses_its_race_is_left_for_later_and_keeps_nobody_bac
     def optimize(self: LockedDeltaWriter, *args: Any, **how: Any) -> Any:
         place = how["lock"][0]["place"]
 
-        if place == "a" and len(lost) < TRIES - 1:
+        if place == "a" and len(lost) < MAX_TRIES - 1:
             raced = threading.Thread(target=lambda: writer.update({"value": "concat(value, '!')"}, "place = 'a'"))
             monkeypatch.setattr("writer_jobs.commit.gate.StagedWrite._commit", _behind(raced, commit))
             lost.append(place)
@@ -338,7 +338,7 @@ def test_a_compaction_that_loses_its_race_is_left_for_later_and_keeps_nobody_bac
     worker = UnitExecutor(spark, manager, inspector, str(table), lock_timeout_seconds=30)
     made = TableMaintainer(worker, on_result=lambda so_far: said.append(so_far.done[-1]), parallel=1)
     report = made.run([Action.COMPACT])
-    assert lost == ["a"] * (TRIES - 1)
+    assert lost == ["a"] * (MAX_TRIES - 1)
     assert [(each.partitions[0]["place"], each.problem) for each in report.done] == [("b", None), ("a", None)]
     assert keys_of(spark, table) == [0, 0, 1, 1, 2, 2]
     assert said == list(report.done)
@@ -359,7 +359,7 @@ def test_small_partitions_in_one_commit_that_loses_its_race_are_done_one_by_one(
         for key in range(2):
             put([key], place)
 
-    def look_after() -> CareReport:
+    def look_after() -> MaintenanceReport:
         worker = UnitExecutor(spark, manager, inspector, str(table), lock_timeout_seconds=30)
         made = TableMaintainer(worker, partitions_per_commit=8, parallel=1)
         return made.run([Action.COMPACT])
@@ -518,13 +518,13 @@ def test_auto_compaction_of_the_session_does_not_have_it_hold_the_lock(
     table: Path,
     writer: LockedDeltaWriter,
     put: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
     eventually: Callable[..., None],
 ) -> None:
     for key in range(3):
         put([key])
     setting = "spark.databricks.delta.autoCompact.enabled"
-    done: list[CareReport] = []
+    done: list[MaintenanceReport] = []
     looking_after = threading.Thread(target=lambda: done.append(care(Action.COMPACT)), daemon=True)
     spark.conf.set(setting, "true")
     try:

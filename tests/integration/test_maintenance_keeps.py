@@ -25,12 +25,12 @@ from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.listings import listed_files
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.delta.version_files import VersionFiles
-from writer_jobs.maintenance.exclusive_run import give_way, is_of_this_process
+from writer_jobs.maintenance.exclusive_run import belongs_to_this_process, give_way
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.measure import measure
-from writer_jobs.maintenance.pins_and_streams import Keepers
+from writer_jobs.maintenance.pins_and_streams import PinsAndStreams
 from writer_jobs.maintenance.policy import Action
-from writer_jobs.maintenance.result import CareReport
+from writer_jobs.maintenance.result import MaintenanceReport
 
 pytestmark = pytest.mark.spark
 
@@ -42,7 +42,7 @@ def test_a_log_is_cleaned_up_and_the_newest_versions_stay(
     spark: SparkSession,
     table: Path,
     put: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
     properties: Callable[..., None],
 ) -> None:
     put([0])
@@ -263,9 +263,9 @@ def test_orphans_go_and_no_file_of_a_stage_a_stream_or_a_pin(  # noqa: PLR0917 (
     before = {path for path in table.rglob("*.parquet") if path.parent != table / "_delta_log"}
     monkeypatch.setattr("writer_jobs.maintenance.file_states.seconds_without_pins", lambda _: 0.0)
     if not is_protected:
-        monkeypatch.setattr("writer_jobs.maintenance.pins_and_streams.Keepers.of", lambda *_: Keepers())
+        monkeypatch.setattr("writer_jobs.maintenance.pins_and_streams.PinsAndStreams.of", lambda *_: PinsAndStreams())
         monkeypatch.setattr("writer_jobs.delta.snapshot.Snapshot.file_retention_seconds", 0.0)
-        monkeypatch.setattr("writer_jobs.maintenance.file_states.LEAST_ORPHAN_AGE", timedelta(0))
+        monkeypatch.setattr("writer_jobs.maintenance.file_states.MIN_ORPHAN_AGE", timedelta(0))
     with in_another_thread(lambda: manager.acquire(writer.table)):
         staged = threading.Thread(target=put, args=([100],))
         staged.start()
@@ -319,7 +319,7 @@ def test_a_file_that_delta_has_forgotten_stays_for_a_stream_that_is_to_read_it(
     manager: ZookeeperLockManager,
     put: Callable[..., None],
     properties: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
 ) -> None:
     put([0])
     read = stream_of(spark, table, tmp_path)
@@ -417,7 +417,7 @@ def test_the_log_keeps_the_versions_that_a_pin_or_a_stream_needs(
     manager: ZookeeperLockManager,
     put: Callable[..., None],
     properties: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
 ) -> None:
     long = {
         "delta__logRetentionDuration": "interval 60 days",
@@ -493,7 +493,7 @@ def test_what_keeps_files_and_is_broken_stops_nothing_but_their_removal(
     tmp_path: Path,
     put: Callable[..., None],
     properties: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
 ) -> None:
     for key in range(6):
         put([key])
@@ -537,7 +537,7 @@ def test_who_is_stopped_begins_no_more_and_its_own_writes_are_no_reason_to_wait(
         waiter.start()
         while not inspector.table(TableResource.of(uri)).waiters:
             time.sleep(0.05)
-        assert give_way(inspector, uri, 30, is_own=is_of_this_process) < 15
+        assert give_way(inspector, uri, 30, is_own=belongs_to_this_process) < 15
         stopped.set()
         assert give_way(inspector, uri, 30, stopped=stopped) < 15
         manager.cancel(uri)
@@ -549,7 +549,7 @@ def test_one_thing_that_fails_keeps_nothing_else_back(
     table: Path,
     manager: ZookeeperLockManager,
     put: Callable[..., None],
-    care: Callable[..., CareReport],
+    care: Callable[..., MaintenanceReport],
 ) -> None:
     for place in "abc":
         for key in range(2):

@@ -76,7 +76,7 @@ def test_repetitions_rewrite_no_file_and_a_tie_that_says_something_else_is_refus
     with pytest.raises(ChangesError, match="differs from it: key=4"):
         apply((4, 1, "other"), (0, 1, "first"))
     with monkeypatch.context() as patch:
-        patch.setattr("writer_jobs.late_rows.row_models.LatestRows.rewrites_for_nothing", lambda *_: False)
+        patch.setattr("writer_jobs.late_rows.row_models.LatestRows.needs_comparison", lambda *_: False)
         assert apply(*repeated) == (3, 0, 0, 2)
     assert len(before - data_files(gate)) == 3
 

@@ -123,7 +123,7 @@ def test_a_batch_that_is_killed_is_once_in_both_tables(
     that is done needs its file no more. The control has no transactions: rows of the table are known by their keys,
     those that are too late come twice.
     """
-    apply_rows, after = arrivals_stream.apply_rows, arrivals_stream.EventClock.finish
+    apply_rows, after = arrivals_stream.apply_rows, arrivals_stream.StreamProgress.finish
     alive, again, marked = [True], [False], ("before", "after", "noted")
 
     def applied(*of: Any, **how: Any) -> Any:
@@ -149,11 +149,11 @@ def test_a_batch_that_is_killed_is_once_in_both_tables(
     put("3", ("UA4", 2, 8, 70, 1), ("UA5", 11, 9, 60, 1))
     with monkeypatch.context() as patch:
         patch.setattr(arrivals_stream, "apply_rows", applied)
-        patch.setattr(arrivals_stream.EventClock, "finish", noted)
+        patch.setattr(arrivals_stream.StreamProgress, "finish", noted)
         with pytest.raises(Killed):
             stream(*late)
         again[0] = True
-        patch.setattr(arrivals_stream.EventClock, "finish", after)
+        patch.setattr(arrivals_stream.StreamProgress, "finish", after)
         if at == "noted":
             second.unlink()
         done = stream("--allowed-lateness", "20 days") if at == "before" else stream(*late)
@@ -308,11 +308,11 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
     schema = ("--value-schema", f"{columns}, note string, raw binary, tiny tinyint, home struct<zip: string>")
     dead = Path(f"{table}_dead_letters")
     # A batch that is in the table gets its dead letters when it is tried again; one that has them does not.
-    for killed_at in ("write_dead_letters", "EventClock.finish"):
+    for killed_at in ("write_dead_letters", "StreamProgress.finish"):
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(f"writer_jobs.late_rows.stream.{killed_at}", end_of_the_process)
             stream(*schema, how=how)
-        assert dead.exists() == (killed_at == "EventClock.finish")
+        assert dead.exists() == (killed_at == "StreamProgress.finish")
     done = stream(*schema, how=how)
     assert (done.code, done.error) == (0, "")
     (line,) = done.commits

@@ -294,7 +294,7 @@ def test_the_settings_of_the_manager_that_gave_it_count(
 ) -> None:
     short, long = make_manager(max_hold_seconds=1), make_manager(max_hold_seconds=3600)
     with long.acquire(table) as hold, short.acquire(table):
-        assert hold._standing._ends_at > time.monotonic() + 3000
+        assert hold._hold_state._ends_at > time.monotonic() + 3000
     hold = short.acquire(table)
     assert long.acquire(table) is hold
     eventually(lambda: hold.lost)
@@ -412,7 +412,7 @@ def test_nothing_is_kept_of_what_is_over(
                 pass
             if number % 2:
                 # Lost, and never given back.
-                hold._standing.lose("in a test")
+                hold._hold_state.lose("in a test")
             elif number % 4:
                 hold.release()
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import col
 
 from lock_manager import Hold, LockNotHeldError, TableResource, ZookeeperLockManager
-from lock_manager.partitions import MOST_PARTITIONS
+from lock_manager.partitions import MAX_PARTITIONS
 from sluice.audit.verify import verify_table
 from writer_jobs import CommitResult, GuardMissingError, LockedDeltaWriter, TableError, locked
 from writer_jobs.commit.driver_guard import GUARD
@@ -371,13 +371,13 @@ def test_values_of_all_sorts_are_found_and_named_and_moments_of_the_hour_that_th
 def test_what_is_named_stays_what_is_changed_though_the_whole_table_is_locked(
     spark: SparkSession, manager: ZookeeperLockManager, tmp_path: Path
 ) -> None:
-    many, numbers = f"{tmp_path}/many", pa.array(range(MOST_PARTITIONS + 3), pa.int32())
+    many, numbers = f"{tmp_path}/many", pa.array(range(MAX_PARTITIONS + 3), pa.int32())
     write_deltalake(many, pa.table({"id": numbers, "y": numbers}), partition_by=["y"])
     writer = LockedDeltaWriter(spark, manager, many)
-    done = writer.delete(lock=[{"y": number} for number in range(MOST_PARTITIONS + 1)])
+    done = writer.delete(lock=[{"y": number} for number in range(MAX_PARTITIONS + 1)])
     assert locked_parts(many) == [""]
     assert done.version == 1
-    assert [row[0] for row in rows_of(many)] == [MOST_PARTITIONS + 1, MOST_PARTITIONS + 2]
+    assert [row[0] for row in rows_of(many)] == [MAX_PARTITIONS + 1, MAX_PARTITIONS + 2]
 
 
 def test_partitions_that_delta_makes_up_lock_the_table(

@@ -13,7 +13,7 @@ from lock_manager.testing.embedded import (
     find_java,
     find_server_jars,
     find_spark_jars,
-    small_java,
+    small_jvm_options,
     start_supervised,
     stop_supervised,
 )
@@ -62,7 +62,7 @@ class Member:
         command = shlex.split(re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0])
         instead = {
             "/usr/bin/java": [find_java()],
-            "$SLUICE_HEAP": small_java(),
+            "$SLUICE_HEAP": small_jvm_options(),
             "/opt/zookeeper/lib/*": [":".join(map(str, find_server_jars()))],
             "/etc/zookeeper/zoo.cfg": [str(config)],
             "-Dlogback.configurationFile=/etc/zookeeper/logback.xml": ["-Dorg.apache.logging.log4j.level=INFO"],

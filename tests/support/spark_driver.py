@@ -249,13 +249,13 @@ class Driver:
         conf.set(setting, "io.delta.storage.S3SingleDriverLogStore")
 
     def bind_to_any_hold(self) -> None:
-        before = guard.CommitGuard._covering
+        before = guard.CommitGuard._covering_blocks
 
         def covering(self: guard.CommitGuard, asked: Any) -> list[guard.GuardedHold]:
             return list(self._blocks.values())[-1:]
 
-        guard.CommitGuard._covering = covering  # type: ignore[method-assign]
-        self.undo.callback(setattr, guard.CommitGuard, "_covering", before)
+        guard.CommitGuard._covering_blocks = covering  # type: ignore[method-assign]
+        self.undo.callback(setattr, guard.CommitGuard, "_covering_blocks", before)
 
     def protect_again(self) -> None:
         self.undo.close()

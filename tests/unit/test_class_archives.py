@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lock_manager.testing import class_archives
-from lock_manager.testing.class_archives import SPARK, archive_options, archive_path, making_options
+from lock_manager.testing.class_archives import SPARK, archive_options, archive_path, write_archive_options
 from lock_manager.testing.embedded import find_java
 
 
@@ -32,7 +32,7 @@ def test_without_an_archive_or_with_an_empty_one_nothing_is_asked_for(archive: P
 
 
 def test_a_jvm_uses_the_archive_that_another_one_made(archive: Path) -> None:
-    assert run_java(*making_options(archive)).returncode == 0
+    assert run_java(*write_archive_options(archive)).returncode == 0
     # Required: without the archive it would not start.
     done = run_java(*archive_options(SPARK), "-Xshare:on")
     assert (done.returncode, done.stdout) == (0, "")

@@ -23,7 +23,7 @@ from pyspark.sql.types import (
 )
 
 from writer_jobs.delta.type_differences import holds, missing_fields, type_differences, type_to_read
-from writer_jobs.merge.evolution import evolution_of, target_type
+from writer_jobs.merge.evolution import alter_clauses, target_type
 
 # Of the table, of the changes. What is too large for a whole number is an error of Spark's.
 KEEPS: list[tuple[DataType, DataType]] = [
@@ -129,7 +129,7 @@ def test_differences_are_found_at_any_depth() -> None:
 
 def test_a_table_is_altered_at_any_depth() -> None:
     new = "`a`.`z-1` struct<`b c`: int>, `l`.`element`.`y` date, `m`.`value`.`n` map<string, array<int>>, `more` string"
-    assert evolution_of(TABLE, ROWS, tuple(ROWS.names)) == [
+    assert alter_clauses(TABLE, ROWS, tuple(ROWS.names)) == [
         f"ADD COLUMNS ({new})",
         "SET TBLPROPERTIES ('delta.enableTypeWidening' = 'true')",
         "ALTER COLUMN `id` TYPE bigint",

@@ -28,7 +28,7 @@ from writer_jobs.maintenance.health import (
 )
 from writer_jobs.maintenance.page import page
 from writer_jobs.maintenance.policy import Action, Policy
-from writer_jobs.maintenance.result import CareReport, UnitResult
+from writer_jobs.maintenance.result import MaintenanceReport, UnitResult
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 MIB = 1 << 20
@@ -106,11 +106,11 @@ def health(**changes: Any) -> TableHealth:
     return replace(made, **changes)
 
 
-def report(found: TableHealth, **changes: Any) -> CareReport:
-    return CareReport(before=found, findings=tuple(find(found, Policy())), **changes)
+def report(found: TableHealth, **changes: Any) -> MaintenanceReport:
+    return MaintenanceReport(before=found, findings=tuple(find(found, Policy())), **changes)
 
 
-def cared_for() -> CareReport:
+def cared_for() -> MaintenanceReport:
     before = health()
     part = replace(
         before.partitions[0],
@@ -204,7 +204,7 @@ def test_it_says_what_was_found_and_what_was_done() -> None:
     ):
         assert text in made, text
     assert "4,900 more partitions" in page([report(many_partitions())])
-    assert "Nothing to mend." in page([CareReport(before=health(), findings=())])
+    assert "Nothing to mend." in page([MaintenanceReport(before=health(), findings=())])
 
 
 @pytest.mark.parametrize("width", [1280, 500])

@@ -81,6 +81,6 @@ def test_after_a_lost_race_each_partition_is_tried_alone() -> None:
 def test_units_are_apart_if_they_have_no_partition_in_common() -> None:
     one, two, three = ({"day": str(day)} for day in range(3))
     unit = WorkUnit(action=Action.COMPACT, partitions=(one, two))
-    assert unit.is_apart_from(WorkUnit(action=Action.PURGE, partitions=(three,)))
-    assert not unit.is_apart_from(WorkUnit(action=Action.PURGE, partitions=(two, three)))
-    assert not unit.is_apart_from(WorkUnit(action=Action.VACUUM))
+    assert unit.is_disjoint_from(WorkUnit(action=Action.PURGE, partitions=(three,)))
+    assert not unit.is_disjoint_from(WorkUnit(action=Action.PURGE, partitions=(two, three)))
+    assert not unit.is_disjoint_from(WorkUnit(action=Action.VACUUM))

@@ -12,7 +12,7 @@ import pytest
 from lock_manager import LockCancelledError, LockNotHeldError
 from lock_manager.errors import NotStagedError
 from lock_manager.guard.guarded_hold import GuardedHold
-from lock_manager.guard.ticket import StagedCommit, Ticket, why_not_staged
+from lock_manager.guard.ticket import StagedCommit, Ticket, staging_obstacle
 from lock_manager.guard.write_attempt import WriteAttempt
 
 TABLE = "s3://lake/t"
@@ -53,7 +53,7 @@ NEW_TABLE = {"read": {"version": -1, "properties": {}}, "actions": ["metaData", 
     ],
 )
 def test_what_can_be_committed_on_its_own(said: dict[str, Any], appends: Any, why: str | None) -> None:
-    found = why_not_staged(StagedCommit.of(BLIND | said), appends=appends)
+    found = staging_obstacle(StagedCommit.of(BLIND | said), appends=appends)
     assert found is None if why is None else found is not None and why in found
 
 

@@ -57,7 +57,7 @@ NAMES = [
         (znodes.is_table_name, [TABLE.key]),
         (znodes.is_partition_name, ["year=2013"]),
         (lambda name: znodes.is_partitions_node(f"{NODE}/{name}"), ["partitions"]),
-        (lambda name: znodes.is_of_hold(name, HOLD), [f"{HOLD}__lock__0000000000"]),
+        (lambda name: znodes.is_contender_of(name, HOLD), [f"{HOLD}__lock__0000000000"]),
         (lambda name: bool(znodes.parse_queue([name])), [f"{HOLD}__lock__0000000000"]),
     ],
 )
@@ -78,8 +78,8 @@ def test_the_queue_of_a_partition_is_below_its_table_s() -> None:
 def test_a_contender_s_name_says_what_it_was_made_with(mode: Mode) -> None:
     contender = znodes.contender_at(f"{znodes.new_contender(MONTH_NODE, HOLD, mode)}0000000012")
     assert (contender.hold_id, contender.mode, contender.sequence) == (HOLD, mode, 12)
-    assert znodes.is_of_hold(contender.name, HOLD)
-    assert not znodes.is_of_hold(contender.name, OTHER)
+    assert znodes.is_contender_of(contender.name, HOLD)
+    assert not znodes.is_contender_of(contender.name, OTHER)
 
 
 @pytest.mark.parametrize("renewed", [0, 1, 12])
@@ -125,7 +125,7 @@ def test_only_these_conflict(one: Mode, other: Mode) -> None:
     def conflict(first: Mode, second: Mode) -> bool:
         names = [f"{HOLD}{first.value}1", f"{OTHER}{second.value}2"]
         queue = znodes.parse_queue(names)
-        return znodes.conflicting_ahead(queue, queue[1]) == queue[:1]
+        return znodes.conflicting_predecessors(queue, queue[1]) == queue[:1]
 
     assert conflict(one, other)
     assert conflict(other, one)

@@ -1,6 +1,6 @@
 """The rules by which a write goes through the gate, or holds the lock from its beginning.
 
-Other rules can be checked only on the commit itself (:func:`lock_manager.guard.ticket.why_not_staged`). A write that
+Other rules can be checked only on the commit itself (:func:`lock_manager.guard.ticket.staging_obstacle`). A write that
 breaks one of those is done again, with the lock held from its beginning. So most of these rules only save work. Safety
 depends on the rule on plans: Delta does not register every read. docs/gate.md has all of them in one table.
 """

@@ -24,7 +24,7 @@ from lock_manager import (
     LockLostError,
     canonical_table_uri,
 )
-from lock_manager.errors import versions_of
+from lock_manager.errors import format_versions
 from lock_manager.guard.guarded_hold import GuardedHold
 from lock_manager.guard.ticket import Ticket
 from lock_manager.partitions import PartitionSchema
@@ -277,7 +277,7 @@ def _recorded(spark: SparkSession, bound: GuardedHold) -> Iterator[None]:
         raise
     except Exception as error:
         if hold.commits:
-            error.add_note(f"committed before, under this lock: {versions_of(hold.commits)}")
+            error.add_note(f"committed before, under this lock: {format_versions(hold.commits)}")
         raise
 
 
@@ -318,7 +318,7 @@ def _settle(spark: SparkSession, bound: GuardedHold) -> None:
 
     An attempt belongs to the hold and the table, not to this block: one that an earlier block left open stays open.
     """
-    others = driver_guard.GUARD.others_of(bound)
+    others = driver_guard.GUARD.sibling_blocks(bound)
     intents = bound.hold.intents_of(bound.table)
     if intents.open and not bound.settle(_attempts_under(spark, bound.hold)):
         if all(other.table != bound.table for other in others):
@@ -339,7 +339,7 @@ def _fill_intended_versions(spark: SparkSession, table_log: DeltaTableLog, bound
 
     """
     left_behind = bound.hold.intents_of(bound.table)
-    busy = {attempt for block in driver_guard.GUARD.others_of(bound) for attempt in list(block.allowed_puts)}
+    busy = {attempt for block in driver_guard.GUARD.sibling_blocks(bound) for attempt in list(block.allowed_puts)}
     unanswered = bound.unanswered(_attempts_under(spark, bound.hold), busy) if left_behind.open else []
     if (left_behind.unfinished or unanswered) and bound.hold.scope[bound.table].shared:
         log.warning("what is read of %s may be overtaken: a writer left an unfinished intent", bound.hold.resource)

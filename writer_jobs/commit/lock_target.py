@@ -15,7 +15,7 @@ from pyspark.sql.functions import col, unix_micros
 from pyspark.sql.types import TimestampType
 
 from lock_manager import Hold, LockManager, PartitionSchema, ResourceError, TableResource, TableScope
-from lock_manager.partitions import MOST_PARTITIONS, Partition, smallest_cover
+from lock_manager.partitions import MAX_PARTITIONS, Partition, smallest_cover
 from writer_jobs.commit.guarded import GuardedTable, guarded
 from writer_jobs.delta.moments import moment_of_micros
 from writer_jobs.delta.snapshot import Snapshot, TableState
@@ -139,11 +139,11 @@ def lock_target_of(log: DeltaTableLog, lock: Lock, find: Finder) -> LockTarget:
         return LockTarget.of(log, None)
     touched = find(state)
     found = [dict(values) for values in dict.fromkeys(tuple(each.items()) for each in touched or ())]
-    if len(found) > MOST_PARTITIONS:
+    if len(found) > MAX_PARTITIONS:
         _log.warning(
-            "the write to %s touches more than %d partitions: locking the whole table", log.location, MOST_PARTITIONS
+            "the write to %s touches more than %d partitions: locking the whole table", log.location, MAX_PARTITIONS
         )
-    if not found or len(found) > MOST_PARTITIONS:
+    if not found or len(found) > MAX_PARTITIONS:
         return LockTarget.of(log, None)
     try:
         return LockTarget.of(log, found, snapshot)
@@ -184,7 +184,7 @@ def partitions_of_rows(
         .alias(name)
         for name, kind in types.items()
     ]
-    rows = [row.asDict() for row in df.select(*columns).distinct().limit(MOST_PARTITIONS + 1).collect()]
+    rows = [row.asDict() for row in df.select(*columns).distinct().limit(MAX_PARTITIONS + 1).collect()]
     moments = [name for name, kind in types.items() if isinstance(kind, TimestampType)]
     try:
         return [{**row, **{name: _moment(row[name]) for name in moments}} for row in rows]

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from writer_jobs.commit.options import WriteOptions
 from writer_jobs.delta.side_locations import DEAD_LETTERS_SUFFIX
 from writer_jobs.errors import ChangesError
-from writer_jobs.merge.rejected_rows import write_beside
+from writer_jobs.merge.rejected_rows import append_rejected_rows
 from writer_jobs.writer import LockedDeltaWriter
 
 _LIMIT = re.compile(r"(\d{1,18})(%?)")
@@ -74,7 +74,7 @@ def write_dead_letters(
 ) -> None:
     """Append messages to the table of dead letters of a table, ``<location>_dead_letters``.
 
-    After their batch, whether it was applied now or before; see :func:`write_beside`.
+    After their batch, whether it was applied now or before; see :func:`append_rejected_rows`.
 
     Args:
         writer: of the table for which the messages were.
@@ -83,9 +83,9 @@ def write_dead_letters(
         options: ``lock_timeout_seconds`` and ``metadata`` of the write.
 
     Raises:
-        SluiceError: see :func:`write_beside`.
+        SluiceError: see :func:`append_rejected_rows`.
 
     """
     rows = dead.select("reason", "origin", "key", "value")
     notes = {"written_at": F.timestamp_seconds(F.lit(time.time()))}
-    write_beside(writer, DEAD_LETTERS_SUFFIX, rows, notes, txn, options)
+    append_rejected_rows(writer, DEAD_LETTERS_SUFFIX, rows, notes, txn, options)

@@ -15,7 +15,7 @@ from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import RunError
 from writer_jobs.job.inputs.file_arguments import FileJobArguments
 from writer_jobs.job.runner import JobContext, failing_store_is_a_failed_write
-from writer_jobs.streaming.query import Applied
+from writer_jobs.streaming.query import BatchResult
 from writer_jobs.writer import LockedDeltaWriter
 
 _A = TypeVar("_A", bound=FileJobArguments)
@@ -126,7 +126,7 @@ def apply_once(
     context: JobContext[_A],
     writer: LockedDeltaWriter,
     mark: LoadMark | None,
-    apply: Callable[[Callable[[Hold], None]], Applied],
+    apply: Callable[[Callable[[Hold], None]], BatchResult],
 ) -> None:
     """Apply one load, and say what became of it.
 

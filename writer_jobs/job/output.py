@@ -17,12 +17,12 @@ from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.delta.jvm_errors import JVM_ERRORS
 from writer_jobs.delta.session import driver_conf, running_session
-from writer_jobs.late_rows.result import COUNTED as COUNTED_OF_ROWS
-from writer_jobs.merge.result import COUNTED
+from writer_jobs.late_rows.result import COUNTERS as COUNTED_OF_ROWS
+from writer_jobs.merge.result import COUNTERS
 
 # A stream may make millions.
 _LAST = 20
-_COUNTED = dict.fromkeys((*COUNTED, *COUNTED_OF_ROWS))
+_COUNTED = dict.fromkeys((*COUNTERS, *COUNTED_OF_ROWS))
 
 
 def under_spark_submit() -> bool:

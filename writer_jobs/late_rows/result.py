@@ -11,7 +11,7 @@ from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.late_rows.event_time import LatenessLimits
 
 #: Names of the counters of a batch of rows.
-COUNTED = ("arrived", "repeated", "late", "too_late", "inserted", "updated", "dead_letters", "missing_files")
+COUNTERS = ("arrived", "repeated", "late", "too_late", "inserted", "updated", "dead_letters", "missing_files")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class RowsResult:
     def counts(self) -> dict[str, Any]:
         """Counters, event times, and ``lag_s`` (age of the newest row in seconds), by name; JSON values."""
         return {
-            **{name: getattr(self, name) for name in COUNTED},
+            **{name: getattr(self, name) for name in COUNTERS},
             "newest_event_time": None if self.newest is None else self.newest.isoformat(),
             "watermark": None if self.watermark is None else self.watermark.isoformat(),
             "lag_s": None if self.newest is None else round(time.time() - self.newest.timestamp(), 3),

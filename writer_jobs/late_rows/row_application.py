@@ -27,9 +27,9 @@ from writer_jobs.late_rows.row_models import FirstRows, LatestRows
 from writer_jobs.merge.batch import ChangeBatch, has_null_key, refuse_null_keys
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.key_bounds import KeyBounds
-from writer_jobs.merge.materialized import Kept
+from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.merge_sql import T
-from writer_jobs.merge.rejected_rows import cast_where_exact, write_beside
+from writer_jobs.merge.rejected_rows import append_rejected_rows, cast_where_exact
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 from writer_jobs.merge.table_shape import TableShape
@@ -77,7 +77,7 @@ class RowApplication:
     def run(self) -> RowsResult:
         """Merge the rows, and append those that are too late to their own table."""
         # Read once: a source such as a topic may have more rows the next time.
-        with closing(Kept.of(self._writer.table, self._prepared, "rows")) as materialized:
+        with closing(MaterializedRows.of(self._writer.table, self._prepared, "rows")) as materialized:
             rows = materialized.rows
             counts = self._count(rows)
             # Also for rows that are too late, which are not merged.
@@ -180,7 +180,7 @@ class RowApplication:
             return ChangesResult.of_nothing(table)
         spec, model = self._spec, self._model
         in_time = model.prepare(rows.where(~self._is_too_late).drop(EVENT_MICROS))
-        batch = ChangeBatch(in_time, spec, model.folded_by, model.preferred_by, ranged_by=self._event_time)
+        batch = ChangeBatch(in_time, spec, model.group_columns, model.tie_breaker, range_column=self._event_time)
         with closing(batch):
             commit = self._commit(batch, options)
             already_applied = commit is not None and commit.already_committed
@@ -206,9 +206,9 @@ class RowApplication:
                 # The merge itself compares rows that other writers commit after this snapshot.
                 target = LockTarget.of(writer.log, partitions, self._snapshot)
                 table = rows_within(source.sparkSession, target, batch.bounds())
-                if model.rewrites_for_nothing(source, table):
+                if model.needs_comparison(source, table):
                     source = model.without_repetitions(source, table)
-                    materialized = Kept.of(writer.table, source, "rows of the table")
+                    materialized = MaterializedRows.of(writer.table, source, "rows of the table")
                     source = resources.enter_context(closing(materialized)).rows
                     if source.isEmpty():
                         return None
@@ -238,14 +238,14 @@ class RowApplication:
         columns = set() if state is None else {name.lower() for name in state.schema.names}
         # A table that lacks a key column has none of the rows. The first batch with rows in time adds the column.
         if all(name.lower() in columns for name in keys):
-            bounds = KeyBounds.of(late, keys, ranged_by=self._event_time).condition()
+            bounds = KeyBounds.of(late, keys, range_column=self._event_time).condition()
             table = rows_within(rows.sparkSession, LockTarget.of(writer.log, None), bounds)
             late = cast_where_exact(self._model.without_repetitions(late, table), table.schema)
         notes = {"__ARRIVED_AT": F.timestamp_seconds(F.lit(time.time())), "__NEWEST_EVENT_TIME": F.lit(newest)}
         options = options_of_next_write(options, writer.manager, merged.commit)
         options["metadata"] = self._options["metadata"]
-        with closing(Kept.of(writer.table, late.drop(SEQ, DELETED), "rows of the table")) as materialized:
+        with closing(MaterializedRows.of(writer.table, late.drop(SEQ, DELETED), "rows of the table")) as materialized:
             count: int = materialized.rows.count()
             if count:
-                write_beside(writer, LATE_SUFFIX, materialized.rows, notes, self._txn, options)
+                append_rejected_rows(writer, LATE_SUFFIX, materialized.rows, notes, self._txn, options)
         return count

@@ -25,12 +25,12 @@ class FirstRows(WholeRows):
     """
 
     sequence: str | None = None
-    preferred_by = _CONTENT
+    tie_breaker = _CONTENT
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         super().__init__(spec, columns)
         #: One row of each key is applied.
-        self.folded_by = spec.keys
+        self.group_columns = spec.keys
 
     def prepare(self, rows: DataFrame) -> DataFrame:
         """Add the column that chooses one of several rows to the rows of :meth:`ChangeSpec.prepare`."""
@@ -40,7 +40,7 @@ class FirstRows(WholeRows):
         """Return no columns: the rows have no sequence."""
         return []
 
-    def rewrites_for_nothing(self, rows: DataFrame, table: DataFrame) -> bool:  # noqa: ARG002 (as the others)
+    def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:  # noqa: ARG002 (as the others)
         """Return false: a merge that only inserts rewrites no file."""
         return False
 

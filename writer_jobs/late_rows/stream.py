@@ -21,7 +21,7 @@ from writer_jobs.late_rows.apply import apply_rows
 from writer_jobs.late_rows.event_time import LatenessLimits
 from writer_jobs.late_rows.options import RowOptions, with_defaults
 from writer_jobs.late_rows.result import RowsResult
-from writer_jobs.streaming.checkpoint import EventClock, claim_checkpoint
+from writer_jobs.streaming.checkpoint import StreamProgress, claim_checkpoint
 from writer_jobs.streaming.query import AVAILABLE_NOW, BatchQuery
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -57,7 +57,7 @@ class RowStream:
 
     def __init__(self, writer: LockedDeltaWriter, files: HadoopFiles, checkpoint: str, options: RowOptions) -> None:
         self._writer = writer
-        self._clock = EventClock(files, checkpoint)
+        self._clock = StreamProgress(files, checkpoint)
         self._options = with_defaults(options)
 
     @property

@@ -15,12 +15,12 @@ from lock_manager.coordinator import Cancellation, Inspector
 from lock_manager.queue_entry import QueueEntry
 
 #: Path below a table's location. The maintainer of the table holds the lock on this path.
-TURN = "_delta_log/_sluice_maintenance"
+MAINTENANCE_LOCK = "_delta_log/_sluice_maintenance"
 _POLL_SECONDS = 0.2
 
 
 @contextmanager
-def turn_of(manager: LockManager, table: str, timeout_seconds: float | None) -> Iterator[Hold]:
+def exclusive_run(manager: LockManager, table: str, timeout_seconds: float | None) -> Iterator[Hold]:
     """Hold the maintenance lock of a table for the block, so that one maintainer at a time works on the table.
 
     This lock does not lock the table: writers do not wait for it. A thread of its own holds it, because the writes of
@@ -36,7 +36,7 @@ def turn_of(manager: LockManager, table: str, timeout_seconds: float | None) -> 
         SluiceError: The lock cannot be acquired.
 
     """
-    scope, cancellation = TableScope.of(f"{table}/{TURN}"), Cancellation()
+    scope, cancellation = TableScope.of(f"{table}/{MAINTENANCE_LOCK}"), Cancellation()
     outcomes: SimpleQueue[Hold | BaseException] = SimpleQueue()
     block_ended = threading.Event()
 
@@ -91,6 +91,6 @@ def give_way(
     return time.monotonic() - start
 
 
-def is_of_this_process(entry: QueueEntry) -> bool:
+def belongs_to_this_process(entry: QueueEntry) -> bool:
     """Return whether an entry of a lock's queue belongs to this process."""
     return (entry.data.get("host"), entry.data.get("pid")) == (socket.gethostname(), os.getpid())

@@ -27,18 +27,18 @@ from writer_jobs.delta.listings import listed_log
 from writer_jobs.delta.session import session_with
 from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import GuardMissingError, HeldTooLongError, TableError, WriteConflictError, WriteFailedError
-from writer_jobs.maintenance.exclusive_run import give_way, is_of_this_process, turn_of
+from writer_jobs.maintenance.exclusive_run import belongs_to_this_process, exclusive_run, give_way
 from writer_jobs.maintenance.health import FileTotals
-from writer_jobs.maintenance.pins_and_streams import Keepers, log_retention_seconds
+from writer_jobs.maintenance.pins_and_streams import PinsAndStreams, log_retention_seconds
 from writer_jobs.maintenance.plan import WorkUnit
 from writer_jobs.maintenance.policy import Action, Policy
 from writer_jobs.maintenance.result import UnitResult
-from writer_jobs.maintenance.side_rows import SideRows, refuse_unfinished_batches
+from writer_jobs.maintenance.side_rows import SideTableRetention, refuse_unfinished_batches
 from writer_jobs.maintenance.vacuum import vacuum
 from writer_jobs.writer import LockedDeltaWriter
 
 #: Number of tries for a partition that other writers change at the same time.
-TRIES = 3
+MAX_TRIES = 3
 #: Longest time for the last try to hold the lock of its partition, in seconds.
 HOLD_AT_MOST_SECONDS = 5.0
 # The last try does not hold the lock if the try before worked this many times longer than the limit. That try ran in
@@ -106,8 +106,8 @@ class UnitExecutor:
         return self._writer.log
 
     def exclusive_run(self) -> AbstractContextManager[Hold]:
-        """Hold the maintenance lock of the table for a block; see :func:`.turn_of`."""
-        return turn_of(self._manager, self.table, self._timeout_seconds)
+        """Hold the maintenance lock of the table for a block; see :func:`.exclusive_run`."""
+        return exclusive_run(self._manager, self.table, self._timeout_seconds)
 
     @property
     def is_stopped(self) -> bool:
@@ -125,7 +125,7 @@ class UnitExecutor:
 
     def holds_lock(self, unit: WorkUnit) -> bool:
         """Return whether a unit holds its lock from the beginning: its last try does, if it is short enough."""
-        return unit.tries == TRIES - 1 and unit.work_seconds < _MAX_OVERRUN * self._hold_at_most_seconds
+        return unit.tries == MAX_TRIES - 1 and unit.work_seconds < _MAX_OVERRUN * self._hold_at_most_seconds
 
     def execute(self, unit: WorkUnit, policy: Policy, deadline: float | None) -> UnitResult:
         """Execute a unit after giving way to waiting writers.
@@ -146,7 +146,9 @@ class UnitExecutor:
         result = UnitResult(action=unit.action, partitions=unit.partitions)
         try:
             left = _GIVE_WAY_SECONDS if deadline is None else min(_GIVE_WAY_SECONDS, max(0.0, deadline - start))
-            gave_way = give_way(self._inspector, self.table, left, stopped=self._stopped, is_own=is_of_this_process)
+            gave_way = give_way(
+                self._inspector, self.table, left, stopped=self._stopped, is_own=belongs_to_this_process
+            )
             result = replace(result, gave_way_seconds=gave_way)
             if self.is_stopped:
                 return replace(result, problem="the job was stopped")
@@ -224,7 +226,7 @@ class UnitExecutor:
         snapshot = self.log.snapshot()
         # Not the plan's policy: a feed may have set a longer time since.
         policy = Policy.of(snapshot.properties, self.table)
-        if snapshot.state is None or (side_rows := SideRows.of(snapshot.state, policy)) is None:
+        if snapshot.state is None or (side_rows := SideTableRetention.of(snapshot.state, policy)) is None:
             raise TableError(f"{self.table} is not a side table of a feed any more")
         location = self.log.location
         commit = self._writer.rewrite(
@@ -254,7 +256,9 @@ class UnitExecutor:
             # Read as late as possible, because a pin or the name of a stream may be new.
             snapshot = self.log.snapshot()
             streams = Policy.of(snapshot.properties, self.table).streams
-            retention_seconds = log_retention_seconds(self.spark, snapshot, Keepers.of(self.spark, snapshot, streams))
+            retention_seconds = log_retention_seconds(
+                self.spark, snapshot, PinsAndStreams.of(self.spark, snapshot, streams)
+            )
             if math.isinf(retention_seconds):
                 raise TableError(
                     f"a stream of {self.table} has completed too few batches and may need any version of the log; "

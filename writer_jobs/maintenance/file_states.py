@@ -20,14 +20,14 @@ from writer_jobs.delta.source_streams import SourceStream
 from writer_jobs.delta.table_log import LOG_FOLDER
 from writer_jobs.delta.version_files import VersionFiles
 from writer_jobs.maintenance.health import FileTotals
-from writer_jobs.maintenance.pins_and_streams import Keepers, KeepReason, pinned_versions, stream_version
+from writer_jobs.maintenance.pins_and_streams import KeepReason, PinsAndStreams, pinned_versions, stream_version
 from writer_jobs.pins.retention import seconds_without_pins
 
 log = logging.getLogger(__name__)
 
 #: A file that no version names is kept at least this long, even if the table's properties set a shorter time. Nothing
 #: else protects a write that holds the lock from its beginning.
-LEAST_ORPHAN_AGE = timedelta(days=1)
+MIN_ORPHAN_AGE = timedelta(days=1)
 # Folder of Iceberg's metadata below the table's location. Delta's VACUUM skips it if the table has Iceberg readers.
 _ICEBERG = "metadata"
 _MS = 1000
@@ -61,7 +61,7 @@ class FileState(StrEnum):
 def classify_files(
     spark: SparkSession,
     snapshot: Snapshot,
-    pins_and_streams: Keepers,
+    pins_and_streams: PinsAndStreams,
     retain: timedelta | None = None,
     *,
     logged: LoggedFiles | None = None,
@@ -89,7 +89,7 @@ def classify_files(
     now_ms = time.time() * _MS
     retention_ms = (seconds_without_pins(snapshot) if retain is None else retain.total_seconds()) * _MS
     # A write may commit a file for that long: the gate uses the table's own retention, not `retain`.
-    orphan_age_ms = max(retention_ms, snapshot.file_retention_seconds * _MS, LEAST_ORPHAN_AGE.total_seconds() * _MS)
+    orphan_age_ms = max(retention_ms, snapshot.file_retention_seconds * _MS, MIN_ORPHAN_AGE.total_seconds() * _MS)
     version_files = VersionFiles(spark, snapshot)
     logged = logged or LoggedFiles(spark, snapshot.location)
     oldest_version, log_start_ms = logged.oldest

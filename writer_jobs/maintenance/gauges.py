@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from writer_jobs.maintenance.findings import RULES, Finding
 from writer_jobs.maintenance.health import FileTotals, TableHealth
-from writer_jobs.maintenance.result import CareReport
+from writer_jobs.maintenance.result import MaintenanceReport
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -81,7 +81,7 @@ class HealthGauges:
             # A finding without an action has worth 0. Its gauge must still differ from "no such finding".
             self._findings.labels(health.table, code).set(max(worth[code], 1.0) if code in worth else 0.0)
 
-    def count(self, report: CareReport) -> None:
+    def count(self, report: MaintenanceReport) -> None:
         """Count the results of maintenance of a table."""
         for result in report.done:
             action, table = result.action.value, report.before.table

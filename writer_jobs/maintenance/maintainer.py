@@ -13,12 +13,12 @@ from dataclasses import replace
 from lock_manager import Hold, ResourceError, SluiceError
 from writer_jobs.commit.background_write import CANCEL_AGAIN_SECONDS
 from writer_jobs.errors import MaintenanceError, StorageError
-from writer_jobs.maintenance.executor import TRIES, UnitExecutor
+from writer_jobs.maintenance.executor import MAX_TRIES, UnitExecutor
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.measure import Measurement, measure, with_zorder
 from writer_jobs.maintenance.plan import PARALLEL, PARTITIONS_PER_COMMIT, WorkUnit, plan
 from writer_jobs.maintenance.policy import Action, Policy
-from writer_jobs.maintenance.result import CareReport, UnitResult
+from writer_jobs.maintenance.result import MaintenanceReport, UnitResult
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ class TableMaintainer:
         deferred: Returns a context in which signals do not interrupt a write; its argument cancels the work. See
             :meth:`writer_jobs.job.stopping.StopSignals.deferred`.
         on_result: Called after each unit with the report so far; the unit's result is the last of
-            :attr:`.CareReport.done`.
+            :attr:`.MaintenanceReport.done`.
         parallel: Number of units that run in parallel.
         partitions_per_commit: Largest number of small partitions that one commit rewrites; see :func:`.plan.plan`.
 
@@ -42,13 +42,13 @@ class TableMaintainer:
         executor: UnitExecutor,
         *,
         deferred: Callable[[Callable[[], None]], AbstractContextManager[None]] = lambda _: nullcontext(),
-        on_result: Callable[[CareReport], None] = lambda _: None,
+        on_result: Callable[[MaintenanceReport], None] = lambda _: None,
         parallel: int = PARALLEL,
         partitions_per_commit: int = PARTITIONS_PER_COMMIT,
     ) -> None:
         self._executor = executor
         #: Report on the table so far; None: the table is not measured yet.
-        self.report: CareReport | None = None
+        self.report: MaintenanceReport | None = None
         self._deferred = deferred
         self._on_result = on_result
         self._parallel = parallel
@@ -61,9 +61,9 @@ class TableMaintainer:
         *,
         budget_seconds: float | None = None,
         zorder_by: tuple[str, ...] = (),
-        on_measured: Callable[[CareReport], None] = lambda _: None,
+        on_measured: Callable[[MaintenanceReport], None] = lambda _: None,
         measurement: Measurement | None = None,
-    ) -> CareReport:
+    ) -> MaintenanceReport:
         """Measure the table, execute the planned units, and measure the table again.
 
         The table is correct if the process is killed at any point: each unit makes one commit, or deletes files that
@@ -88,7 +88,7 @@ class TableMaintainer:
         deadline = None if budget_seconds is None else time.monotonic() + budget_seconds
         if actions is not None and not actions:
             measurement = measurement or self._measure()
-            report = self._set_report(CareReport.of(measurement.health, measurement.policy))
+            report = self._set_report(MaintenanceReport.of(measurement.health, measurement.policy))
             on_measured(report)
             return report
         with self._executor.exclusive_run() as run_hold:
@@ -97,7 +97,7 @@ class TableMaintainer:
             if zorder_by:
                 measurement = with_zorder(measurement, zorder_by)
             health, policy = measurement.health, measurement.policy
-            report = self._set_report(CareReport.of(health, policy))
+            report = self._set_report(MaintenanceReport.of(health, policy))
             on_measured(report)
             units = plan(health, policy, actions, partitions_per_commit=self._partitions_per_commit)
             report = self._execute(self._lockable(units), policy, deadline, run_hold, report)
@@ -117,13 +117,13 @@ class TableMaintainer:
         snapshot = self._executor.log.snapshot()
         return (measurement.health.table_id, measurement.health.version) == (snapshot.table_id, snapshot.version)
 
-    def _set_report(self, report: CareReport) -> CareReport:
+    def _set_report(self, report: MaintenanceReport) -> MaintenanceReport:
         self.report = report
         return report
 
     def _execute(
-        self, waiting: list[WorkUnit], policy: Policy, deadline: float | None, run_hold: Hold, report: CareReport
-    ) -> CareReport:
+        self, waiting: list[WorkUnit], policy: Policy, deadline: float | None, run_hold: Hold, report: MaintenanceReport
+    ) -> MaintenanceReport:
         """Execute units in their order, in parallel where possible, and return the report with their results."""
         running: dict[Future[UnitResult], WorkUnit] = {}
         fatal_error: SluiceError | None = None
@@ -153,7 +153,7 @@ class TableMaintainer:
                         waiting.insert(0, unit)
                         fatal_error = fatal_error or error
                         continue
-                    if result.problem is not None and result.failure is None and unit.tries + 1 < TRIES:
+                    if result.problem is not None and result.failure is None and unit.tries + 1 < MAX_TRIES:
                         # Last in the queue: the writer that won the race may have ended by then.
                         waiting += unit.retries(result.work_seconds)
                         continue
@@ -170,7 +170,7 @@ class TableMaintainer:
         if any(self._executor.holds_lock(unit) for unit in (waiting[0], *running)):
             # A unit that holds its lock from the beginning runs alone, so that writers wait for one unit only.
             return not running
-        return len(running) < self._parallel and all(waiting[0].is_apart_from(unit) for unit in running)
+        return len(running) < self._parallel and all(waiting[0].is_disjoint_from(unit) for unit in running)
 
     def _stop(self) -> None:
         """Stop the executor and return when the running units have ended."""

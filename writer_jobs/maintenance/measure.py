@@ -24,9 +24,9 @@ from writer_jobs.maintenance.file_states import FileState, classify_files, total
 from writer_jobs.maintenance.health import FileTotals, FolderHealth, TableHealth, sum_totals
 from writer_jobs.maintenance.log_health import MeasuredLog
 from writer_jobs.maintenance.partition_health import measure_partitions
-from writer_jobs.maintenance.pins_and_streams import Keepers, KeepReason, log_retention_seconds
+from writer_jobs.maintenance.pins_and_streams import KeepReason, PinsAndStreams, log_retention_seconds
 from writer_jobs.maintenance.policy import Policy
-from writer_jobs.maintenance.side_rows import SideRows
+from writer_jobs.maintenance.side_rows import SideTableRetention
 from writer_jobs.pins.retention import seconds_without_pins
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ def _measure_once(spark: SparkSession, log: DeltaTableLog) -> Measurement:
         partitions = measure_partitions(spark, snapshot, state, policy, is_clustered=bool(clustering_columns))
         folder = replace(_measure_folder(spark, snapshot, pins_and_streams, logged), problem=problem)
         growth_per_day, commits_per_day = measured_log.per_day(log)
-        remembered_rows, expired_rows = _count_side_rows(spark, snapshot.location, SideRows.of(state, policy))
+        remembered_rows, expired_rows = _count_side_rows(spark, snapshot.location, SideTableRetention.of(state, policy))
     except (*JVM_ERRORS, PySparkException) as error:
         raise StorageError(f"{log.location} cannot be read: {one_sentence(error)}") from error
     health = TableHealth(
@@ -113,7 +113,7 @@ def _measure_once(spark: SparkSession, log: DeltaTableLog) -> Measurement:
     return Measurement(health, policy, state)
 
 
-def _count_side_rows(spark: SparkSession, location: str, side_rows: SideRows | None) -> tuple[int, int]:
+def _count_side_rows(spark: SparkSession, location: str, side_rows: SideTableRetention | None) -> tuple[int, int]:
     """Return the number of rows of a side table and the number of its expired rows; 0 for any other table."""
     if side_rows is None:
         return 0, 0
@@ -124,13 +124,13 @@ def _count_side_rows(spark: SparkSession, location: str, side_rows: SideRows | N
 
 def _find_pins_and_streams(
     spark: SparkSession, snapshot: Snapshot, policy: Policy
-) -> tuple[Keepers, float, str | None]:
+) -> tuple[PinsAndStreams, float, str | None]:
     """Return the pins and streams, the retention of the log in seconds, and the problem if they cannot be read."""
     try:
-        pins_and_streams = Keepers.of(spark, snapshot, policy.streams)
+        pins_and_streams = PinsAndStreams.of(spark, snapshot, policy.streams)
         return pins_and_streams, log_retention_seconds(spark, snapshot, pins_and_streams), None
     except (PinError, TableError, StorageError) as error:
-        return Keepers(), math.inf, str(error)
+        return PinsAndStreams(), math.inf, str(error)
 
 
 def with_zorder(measurement: Measurement, columns: tuple[str, ...]) -> Measurement:
@@ -166,7 +166,7 @@ def _zorder_problem(columns: Sequence[str], state: TableState, clustering_column
 
 
 def _measure_folder(
-    spark: SparkSession, snapshot: Snapshot, pins_and_streams: Keepers, logged: LoggedFiles
+    spark: SparkSession, snapshot: Snapshot, pins_and_streams: PinsAndStreams, logged: LoggedFiles
 ) -> FolderHealth:
     totals = totals_by_state(classify_files(spark, snapshot, pins_and_streams, logged=logged))
     removable = (FileState.EXPIRED, FileState.ORPHAN)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from writer_jobs.maintenance.findings import Finding, size_text
 from writer_jobs.maintenance.health import FileTotals, PartitionHealth, TableHealth, share
 from writer_jobs.maintenance.pictures import bars, histogram
-from writer_jobs.maintenance.result import CareReport, UnitResult
+from writer_jobs.maintenance.result import MaintenanceReport, UnitResult
 
 _DAY = 86_400
 _HOUR = 3600
@@ -46,7 +46,7 @@ svg .quiet { fill: var(--quiet); }
 """
 
 
-def page(reports: Sequence[CareReport], errors: Mapping[str, str] = MappingProxyType({})) -> str:
+def page(reports: Sequence[MaintenanceReport], errors: Mapping[str, str] = MappingProxyType({})) -> str:
     """Return the health page of some tables as one HTML file without scripts and external resources.
 
     Args:
@@ -64,7 +64,7 @@ def page(reports: Sequence[CareReport], errors: Mapping[str, str] = MappingProxy
     )
 
 
-def _overview(reports: Sequence[CareReport]) -> str:
+def _overview(reports: Sequence[MaintenanceReport]) -> str:
     if len(reports) == 1:
         return ""
     if not reports:
@@ -89,7 +89,7 @@ def _overview(reports: Sequence[CareReport]) -> str:
     return _table("overview", titles, rows)
 
 
-def _newest(report: CareReport) -> tuple[TableHealth, Sequence[Finding]]:
+def _newest(report: MaintenanceReport) -> tuple[TableHealth, Sequence[Finding]]:
     """Return health and findings after the work, or before it if no unit was executed."""
     return (report.after, report.findings_after) if report.after else (report.before, report.findings)
 
@@ -99,7 +99,7 @@ def _errors(errors: Mapping[str, str]) -> str:
     return f'<h3>Failed</h3><ul class="findings failed">{"".join(entries)}</ul>' if errors else ""
 
 
-def _section(index: int, report: CareReport) -> str:
+def _section(index: int, report: MaintenanceReport) -> str:
     health, findings = _newest(report)
     parts = [
         f'<h2 id="table-{index}">{escape(health.table)}</h2>',
@@ -117,7 +117,7 @@ def _section(index: int, report: CareReport) -> str:
     return "<section>" + "".join(parts) + "</section>"
 
 
-def _measured_at(report: CareReport, health: TableHealth) -> str:
+def _measured_at(report: MaintenanceReport, health: TableHealth) -> str:
     after_work = ", after maintenance" if report.after else ""
     return (
         f"<p>Version {health.version:,} of {_moment(health.committed_at)}, measured on "
@@ -169,7 +169,7 @@ def _findings(findings: Sequence[Finding]) -> str:
     return f'<ul class="findings">{"".join(entries)}</ul>'
 
 
-def _results(report: CareReport) -> str:
+def _results(report: MaintenanceReport) -> str:
     if not report.done:
         return ""
     rows = [
@@ -194,7 +194,7 @@ def _partition_names(result: UnitResult) -> str:
     return ", ".join(PartitionHealth(values=values, total=FileTotals()).name for values in result.partitions)
 
 
-def _histograms(report: CareReport) -> str:
+def _histograms(report: MaintenanceReport) -> str:
     before, after = report.before.total.histogram, report.after
     if after is None:
         return histogram("Number of files by size", before)
@@ -253,7 +253,7 @@ def _table(name: str, titles: Iterable[str], rows: Iterable[Sequence[str]]) -> s
     )
 
 
-def _saved(report: CareReport) -> str:
+def _saved(report: MaintenanceReport) -> str:
     if not report.done:
         return "nothing"
     return f"{report.saved.files:,} files, {size_text(report.saved.size)}"

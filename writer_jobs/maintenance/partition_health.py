@@ -19,7 +19,7 @@ from writer_jobs.maintenance.health import SIZE_BOUNDS, FileTotals, PartitionHea
 from writer_jobs.maintenance.policy import Policy
 
 #: Largest difference between the store's clock and the clock of a committing driver, in milliseconds.
-SKEW_MS = 60_000
+MAX_CLOCK_SKEW_MS = 60_000
 _TRUE, _FALSE = "true", "false"
 _ZORDERS = "partition_values map<string, string>, ordered_ms bigint"
 
@@ -124,7 +124,7 @@ def _with_zorder_times(spark: SparkSession, snapshot: Snapshot, policy: Policy, 
         note = maintenance_of(info)
         if note is None or tuple(note.get("columns") or ()) != policy.zorder_by:
             continue
-        ordered_ms = int(info["timestamp"]) + SKEW_MS
+        ordered_ms = int(info["timestamp"]) + MAX_CLOCK_SKEW_MS
         partitions = note.get("partitions") or ()
         if not partitions:
             table_time = max(ordered_ms, table_time)

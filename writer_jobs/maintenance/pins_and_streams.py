@@ -35,7 +35,7 @@ class KeepReason(StrEnum):
 
 
 @dataclass(frozen=True)
-class Keepers:
+class PinsAndStreams:
     """The pins and streams that need files of a table.
 
     Attributes:
@@ -50,7 +50,7 @@ class Keepers:
     checkpoints: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, spark: SparkSession, snapshot: Snapshot, checkpoints: Sequence[str]) -> Keepers:
+    def of(cls, spark: SparkSession, snapshot: Snapshot, checkpoints: Sequence[str]) -> PinsAndStreams:
         """Read the pins and streams of a table.
 
         Args:
@@ -70,7 +70,7 @@ class Keepers:
         return cls(tuple(pins), tuple(streams), tuple(checkpoints))
 
 
-def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, pins_and_streams: Keepers) -> float:
+def log_retention_seconds(spark: SparkSession, snapshot: Snapshot, pins_and_streams: PinsAndStreams) -> float:
     """Return the retention of versions in the log, in seconds: the table's own one or longer.
 
     It is infinite if a stream may need any version. It is at least one day, because a delayed put of a version

@@ -45,7 +45,7 @@ class WorkUnit:
     tries: int = 0
     work_seconds: float = 0.0
 
-    def is_apart_from(self, other: WorkUnit) -> bool:
+    def is_disjoint_from(self, other: WorkUnit) -> bool:
         """Return whether two units can run in parallel, because they rewrite different partitions."""
         if not (self.partitions and other.partitions):
             return False

@@ -75,7 +75,7 @@ class UnitResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CareReport:
+class MaintenanceReport:
     """The report on one table: its health before and after, and the results of all units of work.
 
     Attributes:
@@ -96,7 +96,7 @@ class CareReport:
     findings_after: tuple[Finding, ...] = ()
 
     @classmethod
-    def of(cls, health: TableHealth, policy: Policy) -> CareReport:
+    def of(cls, health: TableHealth, policy: Policy) -> MaintenanceReport:
         """Return the report on a table before any work.
 
         Args:

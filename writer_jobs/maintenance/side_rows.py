@@ -31,7 +31,7 @@ _NEWEST_BATCH = "__sluice_newest_batch"
 
 
 @dataclass(frozen=True, kw_only=True)
-class SideRows:
+class SideTableRetention:
     """The rule that decides which rows of a side table are expired.
 
     Attributes:
@@ -46,7 +46,7 @@ class SideRows:
     retention_seconds: float
 
     @classmethod
-    def of(cls, state: TableState, policy: Policy) -> SideRows | None:
+    def of(cls, state: TableState, policy: Policy) -> SideTableRetention | None:
         """Return the rule for a table; None if it is not a side table or no feed has set its retention."""
         names = set(state.schema.names)
         internal = {SEQUENCE, BATCH, APPLIED_AT}
@@ -77,7 +77,7 @@ def refuse_unfinished_batches(spark: SparkSession, location: str) -> None:
     """Refuse a side table with an unfinished batch. The caller holds the lock on the side table.
 
     If a batch was killed between its two commits, the next batch deletes its rows again, by the batch's id. Two batches
-    may have the same row, and :meth:`SideRows.drop_expired` keeps only one of their ids.
+    may have the same row, and :meth:`SideTableRetention.drop_expired` keeps only one of their ids.
 
     Args:
         spark: The session.

@@ -18,7 +18,7 @@ from writer_jobs.maintenance.side_rows import side_tables_of
 _PROVIDER = "Provider"
 
 
-def tables_of(
+def list_tables(
     spark: SparkSession, names: Sequence[str], *, catalog: str | None = None, listed_in: str | None = None
 ) -> list[str]:
     """Return locations and names of tables, each table once.

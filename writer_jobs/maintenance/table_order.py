@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 _MEASURING_SHARE = 0.5
 
 
-def most_valuable_first(
+def order_by_worth(
     spark: SparkSession,
     tables: Sequence[str],
     actions: Collection[Action] | None,

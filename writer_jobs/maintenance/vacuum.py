@@ -23,9 +23,9 @@ from writer_jobs.delta.table_log import DeltaTableLog
 from writer_jobs.errors import StorageError, TableError, WriteFailedError
 from writer_jobs.maintenance.file_states import FileState, classify_files, totals_by_state
 from writer_jobs.maintenance.health import FileTotals, sum_totals
-from writer_jobs.maintenance.pins_and_streams import Keepers, KeepReason
+from writer_jobs.maintenance.pins_and_streams import KeepReason, PinsAndStreams
 from writer_jobs.maintenance.policy import Policy
-from writer_jobs.merge.materialized import Kept
+from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.pins.take import remove_expired_pins
 
 _SETTINGS = {
@@ -121,19 +121,19 @@ def vacuum(
     log = DeltaTableLog(spark, locate_table(spark, table))
     if not dry_run:
         remove_expired_pins(spark, log.location, manager=manager, lock_timeout_seconds=lock_timeout_seconds)
-    # The snapshot is loaded before the pins are read, see Keepers.of.
+    # The snapshot is loaded before the pins are read, see PinsAndStreams.of.
     snapshot = log.snapshot()
     if snapshot.state is None:
         raise TableError(f"there is no Delta table at {log.location}")
     if streams is None:
         streams = Policy.of(snapshot.properties, canonical_table_uri(log.location)).streams
-    pins_and_streams = Keepers.of(spark, snapshot, streams)
+    pins_and_streams = PinsAndStreams.of(spark, snapshot, streams)
     with ExitStack() as stack:
         try:
             removable = classify_files(spark, snapshot, pins_and_streams, retain).where(
                 F.col("state").isin(FileState.EXPIRED.value, FileState.ORPHAN.value)
             )
-            files = stack.enter_context(closing(Kept(removable))).rows
+            files = stack.enter_context(closing(MaterializedRows(removable))).rows
         except (*JVM_ERRORS, PySparkException) as error:
             raise StorageError(f"the files of {log.location} cannot be listed: {one_sentence(error)}") from error
         totals = totals_by_state(files)

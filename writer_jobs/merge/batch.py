@@ -12,11 +12,11 @@ from pyspark.sql.types import DataType, DoubleType, FloatType, StructType
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.key_bounds import KeyBounds
-from writer_jobs.merge.materialized import Kept
+from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.merge_sql import content_hash
 
 #: Whether a group has several newest changes that are not equal; see :func:`fold`.
-UNLIKE = "__sluice_ambiguous"
+AMBIGUOUS = "__sluice_ambiguous"
 _RANK, _HASH = "__sluice_rank", "__sluice_hash"
 _COUNTS = ("changes", "null_keys", "unordered", "folded", "deletes", "ambiguous")
 _MAX_SAMPLES = 5
@@ -34,11 +34,11 @@ class ChangeBatch:
     Args:
         prepared: Changes as :meth:`ChangeSpec.prepare` returns them.
         spec: Keys and table of the changes.
-        folded_by: Columns whose values identify a group: the keys, or the keys and ``SEQ``. The newest change
+        group_columns: Columns whose values identify a group: the keys, or the keys and ``SEQ``. The newest change
             of each group is kept.
-        preferred_by: Column whose largest value wins if changes of a group have the same sequence; None: such changes
+        tie_breaker: Column whose largest value wins if changes of a group have the same sequence; None: such changes
             must be equal.
-        ranged_by: Key column that differs most between the table's files, such as the event time; None: not known.
+        range_column: Key column that differs most between the table's files, such as the event time; None: not known.
 
     Attributes:
         rows: The folded changes, with the columns of ``prepared``.
@@ -56,12 +56,12 @@ class ChangeBatch:
         self,
         prepared: DataFrame,
         spec: ChangeSpec,
-        folded_by: Sequence[str],
-        preferred_by: str | None = None,
-        ranged_by: str | None = None,
+        group_columns: Sequence[str],
+        tie_breaker: str | None = None,
+        range_column: str | None = None,
     ) -> None:
         self._spec = spec
-        self._has_one_per_key = tuple(folded_by) == tuple(spec.keys)
+        self._has_one_per_key = tuple(group_columns) == tuple(spec.keys)
         self._is_unordered = _has_null(prepared.schema, SEQ)
         self._prepared = prepared
         change_metrics, folded_metrics = Observation(), Observation()
@@ -71,17 +71,17 @@ class ChangeBatch:
             F.count_if(has_null_key(spec)).alias("null_keys"),
             F.count_if(self._is_unordered).alias("unordered"),
         )
-        folded = fold(observed_changes, folded_by, preferred_by)
+        folded = fold(observed_changes, group_columns, tie_breaker)
         self._bounds = KeyBounds(folded.schema, spec.keys)
         observed_folded = folded.observe(
             folded_metrics,
             F.count("*").alias("folded"),
             F.count_if(F.col(DELETED)).alias("deletes"),
-            F.count_if(F.col(UNLIKE)).alias("ambiguous"),
+            F.count_if(F.col(AMBIGUOUS)).alias("ambiguous"),
             F.max(SEQ).alias("newest"),
             *self._bounds.aggregates(),
         )
-        self._materialized = Kept.of(spec.table, observed_folded, "changes")
+        self._materialized = MaterializedRows.of(spec.table, observed_folded, "changes")
         metrics: dict[str, Any] = {**dict.fromkeys(_COUNTS, 0), "newest": None}
         # Spark reports no metrics if it knows from the plan that there are no rows.
         if not self._materialized.rows.isEmpty():
@@ -96,9 +96,9 @@ class ChangeBatch:
         self.delete_count = int(metrics["deletes"])
         self.newest: Any = metrics["newest"]
         self._bounds.load(metrics)
-        self.rows = self._materialized.rows.drop(UNLIKE)
-        if ranged_by is not None:
-            self._bounds.refine(self.rows, ranged_by)
+        self.rows = self._materialized.rows.drop(AMBIGUOUS)
+        if range_column is not None:
+            self._bounds.refine(self.rows, range_column)
 
     def bounds(self, alias: str | None = None) -> Column:
         """Return the condition that a table's keys are within the bounds of the batch's keys.
@@ -125,7 +125,7 @@ class ChangeBatch:
             sample = _sample_keys(self._spec, self._prepared, self._is_unordered)
             raise self._spec.misfit(f"{metrics['unordered']} changes have no sequence (null or NaN); keys: {sample}")
         if metrics["ambiguous"]:
-            sample = _sample_keys(self._spec, self._materialized.rows, F.col(UNLIKE))
+            sample = _sample_keys(self._spec, self._materialized.rows, F.col(AMBIGUOUS))
             raise self._spec.misfit(
                 f"{metrics['ambiguous']} keys have different changes with the same sequence, so the newest is not "
                 f"known; extend sequence_by so that it orders them; keys: {sample}"
@@ -163,25 +163,25 @@ def _sample_keys(spec: ChangeSpec, rows: DataFrame, condition: Column) -> str:
     return "; ".join(texts[:_MAX_SAMPLES]) + ("; …" if len(texts) > _MAX_SAMPLES else "")
 
 
-def fold(changes: DataFrame, folded_by: Sequence[str], preferred_by: str | None) -> DataFrame:
-    """Return the newest change of each group. Its ``UNLIKE`` is true if another change is as new but not equal.
+def fold(changes: DataFrame, group_columns: Sequence[str], tie_breaker: str | None) -> DataFrame:
+    """Return the newest change of each group. Its ``AMBIGUOUS`` is true if another change is as new but not equal.
 
     A window needs one shuffle and one sort. Aggregates of whole rows would sort before the shuffle, too.
 
     Args:
         changes: Changes with ``SEQ`` and ``DELETED``.
-        folded_by: Columns whose values identify a group.
-        preferred_by: Column that orders changes of a group with the same sequence; the largest value is the newest.
+        group_columns: Columns whose values identify a group.
+        tie_breaker: Column that orders changes of a group with the same sequence; the largest value is the newest.
 
     """
-    content = [name for name in changes.columns if name not in (*folded_by, SEQ, DELETED, preferred_by)]
-    newest_first = [F.col(SEQ).desc()] if preferred_by is None else [F.col(SEQ).desc(), F.col(preferred_by).desc()]
-    group = Window.partitionBy(*(quoted(name) for name in folded_by)).orderBy(*newest_first)
+    content = [name for name in changes.columns if name not in (*group_columns, SEQ, DELETED, tie_breaker)]
+    newest_first = [F.col(SEQ).desc()] if tie_breaker is None else [F.col(SEQ).desc(), F.col(tie_breaker).desc()]
+    group = Window.partitionBy(*(quoted(name) for name in group_columns)).orderBy(*newest_first)
     same_order = group.rangeBetween(Window.currentRow, Window.currentRow)
     return (
         changes.withColumn(_HASH, content_hash(changes, content))
         .withColumn(_RANK, F.row_number().over(group))
-        .withColumn(UNLIKE, F.min(_HASH).over(same_order) != F.max(_HASH).over(same_order))
+        .withColumn(AMBIGUOUS, F.min(_HASH).over(same_order) != F.max(_HASH).over(same_order))
         .where(F.col(_RANK) == 1)
         .drop(_RANK, _HASH)
     )

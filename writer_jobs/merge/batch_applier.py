@@ -93,7 +93,7 @@ class BatchApplier:
         self._shape = TableShape(self._spark, writer, spec, model, binding, options.evolves, options.partition_by)
         self._snapshot_before = writer.log.snapshot()
         fitted = self._shape.fit(prepared, self._snapshot_before.state)
-        self.batch = ChangeBatch(fitted, spec, model.folded_by, model.preferred_by)
+        self.batch = ChangeBatch(fitted, spec, model.group_columns, model.tie_breaker)
         # These rows are committed to the side table before the table.
         self._side_rows = model.side_rows(self.batch)
         self._deadline = lock_deadline(write_options, writer.manager)
@@ -190,7 +190,7 @@ class BatchApplier:
 
         """
         if side_state is None:
-            if self._model.side_table.is_all and self._writer.log.state() is not None:
+            if self._model.side_table.holds_all_rows and self._writer.log.state() is not None:
                 self._refuse_rows_without_side_table()
         elif not self._side_table.has_keys(side_state):
             raise self._spec.misfit(
@@ -200,7 +200,7 @@ class BatchApplier:
 
     def _refuse_rows_without_side_table(self) -> None:
         """Refuse a table that has rows if all of them have to follow from the missing side table."""
-        if self._model.side_table.is_all:
+        if self._model.side_table.holds_all_rows:
             table = self._spark.read.format("delta").load(self._writer.location)
             if not table.isEmpty():
                 raise self._spec.misfit(

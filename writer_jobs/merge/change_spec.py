@@ -164,12 +164,12 @@ class ChangeSpec:
             raise self.misfit(f"apply_as_deletes must be a boolean expression, got {types[DELETED].simpleString()}")
         if isinstance(types[SEQ], MapType | VariantType):
             raise self.misfit(f"sequence_by has the type {types[SEQ].simpleString()}, whose values have no order")
-        if (reason := order_of_text(self.sequence_by, types[SEQ])) is not None:
+        if (reason := text_sequence_error(self.sequence_by, types[SEQ])) is not None:
             raise self.misfit(reason)
         return prepared.withColumn(DELETED, F.coalesce(F.col(DELETED), F.expr("false")))
 
 
-def order_of_text(sequence_by: str | Column, sequence_type: DataType) -> str | None:
+def text_sequence_error(sequence_by: str | Column, sequence_type: DataType) -> str | None:
     """Return why a text column cannot be the sequence; None for another type, and for an expression.
 
     Args:

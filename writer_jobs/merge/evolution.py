@@ -19,7 +19,7 @@ def target_type(column: DataType, rows: DataType) -> DataType:
     return column if holds(column, rows) and not is_wider(rows, column) else rows
 
 
-def evolution_of(table: StructType, changes: StructType, columns: tuple[str, ...]) -> list[str]:
+def alter_clauses(table: StructType, changes: StructType, columns: tuple[str, ...]) -> list[str]:
     """Return the clauses that alter a table so that it can store changes; empty if it can store them as it is.
 
     Nested fields are added and widened, too.

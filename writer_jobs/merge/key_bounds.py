@@ -57,12 +57,12 @@ class KeyBounds:
         self._ranges: dict[str, list[tuple[Any, Any]]] = {}
 
     @classmethod
-    def of(cls, rows: DataFrame, keys: Sequence[str], ranged_by: str) -> KeyBounds:
+    def of(cls, rows: DataFrame, keys: Sequence[str], range_column: str) -> KeyBounds:
         """Compute the bounds of rows in two passes; see :meth:`refine`."""
         bounds = cls(rows.schema, keys)
         if bounds._types:
             bounds.load(rows.agg(*bounds.aggregates()).collect()[0].asDict())
-            bounds.refine(rows, ranged_by)
+            bounds.refine(rows, range_column)
         return bounds
 
     def aggregates(self) -> Iterator[Column]:

@@ -12,7 +12,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, RAISED, has_condition, one_
 from writer_jobs.errors import ChangesError
 
 
-class Kept:
+class MaterializedRows:
     """Rows in a local checkpoint, until :meth:`close`.
 
     Args:
@@ -27,7 +27,7 @@ class Kept:
         self.rows = rows.localCheckpoint()
 
     @classmethod
-    def of(cls, table: str, rows: DataFrame, source: str) -> Kept:
+    def of(cls, table: str, rows: DataFrame, source: str) -> MaterializedRows:
         """Compute rows of an external source.
 
         Args:

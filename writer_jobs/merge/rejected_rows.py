@@ -10,12 +10,12 @@ from pyspark.sql.types import StructType
 
 from writer_jobs.commit.options import WriteOptions, lock_deadline
 from writer_jobs.delta.sql_names import quoted
-from writer_jobs.merge.evolution import evolution_of, target_type
+from writer_jobs.merge.evolution import alter_clauses, target_type
 from writer_jobs.merge.table_shape import alter_if_needed
 from writer_jobs.writer import LockedDeltaWriter
 
 
-def write_beside(
+def append_rejected_rows(
     writer: LockedDeltaWriter,
     suffix: str,
     rows: DataFrame,
@@ -52,7 +52,7 @@ def write_beside(
         rows = cast_where_exact(rows, snapshot.state.schema)
         schema, columns = rows.schema, tuple(rows.columns)
         spark, state = rows.sparkSession, snapshot.state
-        alter_if_needed(spark, target, state, lambda newest: evolution_of(newest.schema, schema, columns), deadline)
+        alter_if_needed(spark, target, state, lambda newest: alter_clauses(newest.schema, schema, columns), deadline)
     target.append(rows, txn=target_txn, lock_timeout_seconds=deadline.remaining(), metadata=options.get("metadata"))
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from writer_jobs.commit.held_write import CommitResult
 from writer_jobs.merge.batch import ChangeBatch
-from writer_jobs.merge.table_model import RowKind
+from writer_jobs.merge.table_model import RowModel
 
 #: Names of the counters of a batch.
-COUNTED = (
+COUNTERS = (
     "changes", "folded", "keys", "inserted", "updated", "deleted", "unchanged", "dead_letters", "skipped", "filtered",
     "missing_files",
 )  # fmt: skip
@@ -75,7 +75,7 @@ class ChangesResult:
 
     @classmethod
     def of_batch(
-        cls, table: str, model: RowKind, batch: ChangeBatch, commit: CommitResult | None, *, already_applied: bool
+        cls, table: str, model: RowModel, batch: ChangeBatch, commit: CommitResult | None, *, already_applied: bool
     ) -> ChangesResult:
         """Return the result of a batch.
 
@@ -111,7 +111,7 @@ class ChangesResult:
         """Counters, newest sequence, and ``lag_s`` (age of the newest change in seconds), by name; JSON values."""
         newest = self.newest_sequence
         return {
-            **{name: getattr(self, name) for name in COUNTED},
+            **{name: getattr(self, name) for name in COUNTERS},
             "newest_sequence": newest if isinstance(newest, int | float | str | None) else str(newest),
             "lag_s": None if self.newest_at is None else round(time.time() - self.newest_at, 3),
         }

@@ -40,7 +40,7 @@ class NewestRows(ScdRows):
         #: Table column with a row's sequence.
         self.sequence = spec.sequence_column(columns)
         #: The newest change of each key is applied.
-        self.folded_by = spec.keys
+        self.group_columns = spec.keys
         # Whether the source of the merge was compared with the table.
         self._is_compared = False
 
@@ -64,10 +64,10 @@ class NewestRows(ScdRows):
         """
         source = rows if tombstones is None else self._without_stale(rows, tombstones)
         table = read_table()
-        self._is_compared = self.rewrites_for_nothing(rows, table)
+        self._is_compared = self.needs_comparison(rows, table)
         return self.without_repetitions(source, table) if self._is_compared else source
 
-    def rewrites_for_nothing(self, rows: DataFrame, table: DataFrame) -> bool:
+    def needs_comparison(self, rows: DataFrame, table: DataFrame) -> bool:
         """Return whether a row of the batch is not newer than the table's row with its key.
 
         Delta rewrites each file with a match, so the merge would rewrite a file for a row that changes nothing. Only

@@ -40,7 +40,7 @@ class RowHistory(ScdRows):
         #: Table column with a row's sequence.
         self.sequence = START
         #: Every change is applied; changes with the same key and sequence are repetitions.
-        self.folded_by = (*spec.keys, SEQ)
+        self.group_columns = (*spec.keys, SEQ)
 
     def fields(self, sequence: DataType) -> list[StructField]:
         """Return the columns that the table needs in addition to those of the changes."""

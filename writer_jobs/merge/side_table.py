@@ -34,23 +34,23 @@ APPLIED_AT = "__APPLIED_AT"
 
 
 @dataclass(frozen=True)
-class Remembered:
+class SideTableLayout:
     """Layout of a side table.
 
     Attributes:
         suffix: Suffix of the location.
         fields: Columns in addition to the keys, the sequence, ``BATCH`` and ``APPLIED_AT``.
-        is_all: Whether all rows of the table are computed from the side table.
+        holds_all_rows: Whether all rows of the table are computed from the side table.
 
     """
 
     suffix: str
     fields: tuple[StructField, ...] = ()
-    is_all: bool = False
+    holds_all_rows: bool = False
 
 
 #: Tombstones: deleted keys with the sequence of the delete, so that an older change does not restore the row.
-TOMBSTONES = Remembered(TOMBSTONES_SUFFIX)
+TOMBSTONES = SideTableLayout(TOMBSTONES_SUFFIX)
 
 
 class SideTable:
@@ -66,7 +66,7 @@ class SideTable:
     """
 
     def __init__(
-        self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str], layout: Remembered
+        self, spark: SparkSession, manager: LockManager, location: str, keys: Sequence[str], layout: SideTableLayout
     ) -> None:
         self._spark = spark
         self._keys = list(keys)

@@ -11,11 +11,11 @@ from pyspark.sql.types import DataType, StructField, StructType
 from writer_jobs.commit.merge import LockedMerge
 from writer_jobs.merge.batch import ChangeBatch
 from writer_jobs.merge.change_spec import DELETED, ChangeSpec
-from writer_jobs.merge.side_table import TOMBSTONES, Remembered
+from writer_jobs.merge.side_table import TOMBSTONES, SideTableLayout
 from writer_jobs.writer import LockedDeltaWriter
 
 
-class RowKind(Protocol):
+class RowModel(Protocol):
     """The rows that a table has of the changes of a batch."""
 
     @property
@@ -23,11 +23,11 @@ class RowKind(Protocol):
         """Table column with a row's sequence; None if rows have no sequence."""
 
     @property
-    def folded_by(self) -> Sequence[str]:
+    def group_columns(self) -> Sequence[str]:
         """Columns whose values identify a group of changes. The newest change of each group is applied."""
 
     @property
-    def preferred_by(self) -> str | None:
+    def tie_breaker(self) -> str | None:
         """Column whose largest value wins if changes of a group have one sequence; None: they must be equal."""
 
     def row(self, batch: ChangeBatch) -> StructType:
@@ -63,11 +63,11 @@ class RowKind(Protocol):
         """
 
 
-class TableModel(RowKind, Protocol):
+class TableModel(RowModel, Protocol):
     """The rows that a table has of the changes, and the rows that its side table has."""
 
     @property
-    def side_table(self) -> Remembered:
+    def side_table(self) -> SideTableLayout:
         """Layout of the side table."""
 
     def side_rows(self, batch: ChangeBatch) -> DataFrame | None:
@@ -93,7 +93,7 @@ class WholeRows:
 
     """
 
-    preferred_by: str | None = None
+    tie_breaker: str | None = None
 
     def __init__(self, spec: ChangeSpec, columns: tuple[str, ...]) -> None:
         self._spec = spec

@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from lock_manager import Hold
 from lock_manager.deadline import Deadline
-from lock_manager.partitions import MOST_PARTITIONS
+from lock_manager.partitions import MAX_PARTITIONS
 from writer_jobs.commit.lock_target import Partitions, partitions_of_rows
 from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.partition_values import partition_types, refuse_clock_changes, with_storable_values
@@ -23,10 +23,10 @@ from writer_jobs.delta.type_differences import holds, mismatch, missing_fields, 
 from writer_jobs.errors import SchemaMismatchError, TableError, WriteConflictError
 from writer_jobs.locking import locked_all
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
-from writer_jobs.merge.evolution import evolution_of, sql_type
+from writer_jobs.merge.evolution import alter_clauses, sql_type
 from writer_jobs.merge.side_table import partition_keys
 from writer_jobs.merge.table_feed import FeedBinding
-from writer_jobs.merge.table_model import RowKind
+from writer_jobs.merge.table_model import RowModel
 from writer_jobs.writer import LockedDeltaWriter
 
 
@@ -51,7 +51,7 @@ class TableShape:
     spark: SparkSession
     writer: LockedDeltaWriter
     spec: ChangeSpec
-    model: RowKind
+    model: RowModel
     binding: FeedBinding
     evolves: bool
     partition_by: Sequence[str]
@@ -171,7 +171,7 @@ class TableShape:
         if not partition_keys(state, self.spec.keys):
             return None
         partitions = partitions_of_rows(rows, state)
-        return partitions if partitions and len(partitions) <= MOST_PARTITIONS else None
+        return partitions if partitions and len(partitions) <= MAX_PARTITIONS else None
 
     def _layout(self, state: TableState | None, rows: StructType) -> dict[str, str]:
         """Return the types of the keys and the partition columns, of the table or of the rows for a new table."""
@@ -191,7 +191,7 @@ class TableShape:
         if self.evolves:
             # Keys and sequence keep their types, because the side table has them, too.
             fixed = {name.lower() for name in (*self.spec.keys, self.model.sequence or "")}
-            clauses += evolution_of(table, row, tuple(name for name in row.names if name.lower() not in fixed))
+            clauses += alter_clauses(table, row, tuple(name for name in row.names if name.lower() not in fixed))
         return clauses
 
 

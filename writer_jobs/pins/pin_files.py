@@ -67,7 +67,7 @@ class PinFiles:
 
     def _read(self, path: str) -> Pin | None:
         text = self._files.read_text(path)
-        return None if text is None else Pin.of_text(text, path)
+        return None if text is None else Pin.from_text(text, path)
 
 
 def read_complete_pin(files: HadoopFiles, location: str, name: str) -> Pin:

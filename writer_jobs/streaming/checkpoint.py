@@ -73,7 +73,7 @@ def _table_around(checkpoint: str, table: str) -> str | None:
     return None
 
 
-class EventClock:
+class StreamProgress:
     """The newest event time of a stream, and its lateness limits, batch by batch.
 
     The event time is stored after all commits of the batch, and before Spark records the batch as finished. The limits

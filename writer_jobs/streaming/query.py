@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.2
 _RECORD_SECONDS = 10.0
 
 
-class Applied(Protocol):
+class BatchResult(Protocol):
     """The result of a micro-batch; :class:`~writer_jobs.merge.result.ChangesResult` is one."""
 
     @property
@@ -49,7 +49,7 @@ class Applied(Protocol):
         """Counters by name; JSON values."""
 
 
-ApplyBatch = Callable[[DataFrame, tuple[str, int], Callable[[Hold], None]], Applied]
+ApplyBatch = Callable[[DataFrame, tuple[str, int], Callable[[Hold], None]], BatchResult]
 """Applies a micro-batch: its rows, its transaction, and a function to call with the hold under the lock."""
 
 

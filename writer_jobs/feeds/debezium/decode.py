@@ -44,8 +44,8 @@ from writer_jobs.feeds.debezium.envelopes import FILTERED, ROW, SKIPPED, TRUNCAT
 from writer_jobs.feeds.debezium.json_values import Decoder
 from writer_jobs.feeds.debezium.positions import is_known, position, source_of
 from writer_jobs.feeds.wire import member, path
-from writer_jobs.merge.change_spec import order_of_text
-from writer_jobs.merge.materialized import Kept
+from writer_jobs.merge.change_spec import text_sequence_error
+from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.table_feed import has_name, recorded_columns
 
 #: Columns beside the row's.
@@ -91,7 +91,7 @@ class RowChanges:
     skipped: int
     newest_source_time: float | None
     order: str
-    kept: Kept = field(repr=False)
+    kept: MaterializedRows = field(repr=False)
 
     @property
     def how(self) -> dict[str, Any]:
@@ -171,9 +171,9 @@ def decode(
 
     """
     try:
-        with closing(Kept(parsed(messages, source_tables))) as envelopes:
+        with closing(MaterializedRows(parsed(messages, source_tables))) as envelopes:
             batch = _Batch(envelopes.rows, table, keys, sequence_by, source_tables, partition_by)
-            kept = Kept(batch.rows(unavailable))
+            kept = MaterializedRows(batch.rows(unavailable))
             with ExitStack() as on_failure:
                 on_failure.callback(kept.close)
                 result = batch.result(kept)
@@ -264,7 +264,7 @@ class _Batch:
             self._moved().alias("moved"),
         )
 
-    def result(self, kept: Kept) -> RowChanges:
+    def result(self, kept: MaterializedRows) -> RowChanges:
         """Return what became of the batch, of which :meth:`rows` are kept."""
         rows = kept.rows
         good = F.col("reason").isNull()
@@ -446,7 +446,7 @@ class _Batch:
             kind = ordered.schema[ORDER].dataType
         except (*JVM_ERRORS, PySparkException) as error:
             raise FeedError(f"sequence_by cannot be used: {one_sentence(error)}") from error
-        if (reason := order_of_text(self._sequence_by, kind)) is not None:
+        if (reason := text_sequence_error(self._sequence_by, kind)) is not None:
             raise FeedError(reason)
         return ordered
 

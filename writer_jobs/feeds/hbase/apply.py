@@ -20,7 +20,7 @@ from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.merge.apply import RETENTION
 from writer_jobs.merge.batch_applier import ApplyOptions, BatchApplier
 from writer_jobs.merge.change_spec import SEQ, ChangeSpec
-from writer_jobs.merge.materialized import Kept
+from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.merge.result import ChangesResult
 from writer_jobs.merge.table_feed import FeedBinding, TableFeed
 from writer_jobs.writer import LockedDeltaWriter
@@ -86,7 +86,7 @@ def apply_cells(
         # Read once: a topic may have more the next time.
         partitions = partition_by if state is None else state.partition_columns
         decoded_cells = decoded(cells, mapping, partitions)
-        found = open_ones.enter_context(closing(Kept.of(spec.table, decoded_cells, "cells"))).rows
+        found = open_ones.enter_context(closing(MaterializedRows.of(spec.table, decoded_cells, "cells"))).rows
         counts = found.agg(
             F.count_if(~F.col(OTHER)).alias("cells"),
             F.count_if(OTHER).alias("filtered"),

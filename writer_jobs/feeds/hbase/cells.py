@@ -40,10 +40,10 @@ from writer_jobs.feeds.hbase.decode import (
     WRITTEN,
 )
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
-from writer_jobs.merge.batch import UNLIKE, ChangeBatch, fold
+from writer_jobs.merge.batch import AMBIGUOUS, ChangeBatch, fold
 from writer_jobs.merge.change_spec import DELETED, SEQ, ChangeSpec
 from writer_jobs.merge.merge_sql import S, T, all_of, comparable, match_on, qualified, with_keys
-from writer_jobs.merge.side_table import Remembered
+from writer_jobs.merge.side_table import SideTableLayout
 from writer_jobs.writer import LockedDeltaWriter
 
 _MOST_COLUMNS = 2000
@@ -52,7 +52,7 @@ _OLD, _NEWEST = "__sluice_old", "__sluice_newest"
 _DELETED, _COLUMN_UP_TO = "__sluice_deleted_version", "__sluice_deleted_column_up_to"
 _FAMILY_UP_TO, _FAMILY_AT = "__sluice_deleted_family_up_to", "__sluice_deleted_family_at"
 #: The cells of a table, as they came.
-CELLS = Remembered(
+CELLS = SideTableLayout(
     CELLS_SUFFIX,
     (
         StructField(FAMILY, StringType()),
@@ -61,7 +61,7 @@ CELLS = Remembered(
         StructField(VALUE, BinaryType()),
         StructField(WRITTEN, LongType()),
     ),
-    is_all=True,
+    holds_all_rows=True,
 )
 
 
@@ -75,7 +75,7 @@ class CellRows:
     """
 
     sequence: str | None = None
-    preferred_by = WRITTEN
+    tie_breaker = WRITTEN
     side_table = CELLS
 
     def __init__(self, spec: ChangeSpec, mapping: HBaseMapping) -> None:
@@ -83,7 +83,7 @@ class CellRows:
         self._mapping = mapping
         self._keys = [quoted(name) for name in spec.keys]
         #: Cells of which one is left: HBase has one of each.
-        self.folded_by = (*spec.keys, FAMILY, QUALIFIER, SEQ, TYPE)
+        self.group_columns = (*spec.keys, FAMILY, QUALIFIER, SEQ, TYPE)
 
     def row(self, batch: ChangeBatch) -> StructType:
         """Return the columns that the table gets of a batch: those of the mapping, and of new qualifiers.
@@ -174,8 +174,8 @@ class CellRows:
         """
         cells = cells.withColumn(DELETED, F.expr("false")).repartition(*self._keys)
         message = with_keys("two cells have one timestamp and different values: ", self._spec.keys)
-        once = F.when(F.col(UNLIKE), F.raise_error(message).cast("string")).otherwise(F.col(TYPE))
-        return fold(cells, self.folded_by, self.preferred_by).withColumn(TYPE, once).drop(UNLIKE, DELETED)
+        once = F.when(F.col(AMBIGUOUS), F.raise_error(message).cast("string")).otherwise(F.col(TYPE))
+        return fold(cells, self.group_columns, self.tie_breaker).withColumn(TYPE, once).drop(AMBIGUOUS, DELETED)
 
     def _value(self, name: str) -> Column:
         """Return the value of a column of the table.

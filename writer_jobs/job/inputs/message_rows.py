@@ -35,7 +35,7 @@ from writer_jobs.feeds.wire import path as variant_path
 from writer_jobs.job.stream.arguments import StreamJobArguments
 from writer_jobs.late_rows.event_time import EVENT_RANGE, event_micros, is_event_time
 from writer_jobs.late_rows.stream import RowBatch
-from writer_jobs.merge.materialized import Kept
+from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.writer import LockedDeltaWriter
 
 ROW = "__sluice_row"
@@ -105,7 +105,7 @@ class JsonValues:
             read = read.select("key", "value", "origin", row.alias(ROW), _REASON)
         except PySparkException as error:
             raise SourceError(f"--value-schema: {one_sentence(error)}") from error
-        with closing(Kept.of(self._writer.table, read, "messages")) as kept:
+        with closing(MaterializedRows.of(self._writer.table, read, "messages")) as kept:
             yield placed(kept.rows, self._writer, self._arguments)
 
 

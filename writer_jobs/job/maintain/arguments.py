@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lock_manager import canonical_table_uri
-from lock_manager.partitions import MOST_PARTITIONS
+from lock_manager.partitions import MAX_PARTITIONS
 from writer_jobs.errors import ArgumentsError
 from writer_jobs.job.arguments import NAME_WITH_SCHEME, JobArguments, JobParser, names, text
 from writer_jobs.job.exit_codes import HELP
@@ -130,9 +130,9 @@ class MaintainArguments(JobArguments):
                 canonical_table_uri(table)
         if self.auto and self.actions:
             raise ArgumentsError("give --auto or actions by name, not both: --auto decides what is done")
-        if self.partitions_per_commit > MOST_PARTITIONS:
+        if self.partitions_per_commit > MAX_PARTITIONS:
             raise ArgumentsError(
-                f"--partitions-per-commit {self.partitions_per_commit}: give {MOST_PARTITIONS} at most, "
+                f"--partitions-per-commit {self.partitions_per_commit}: give {MAX_PARTITIONS} at most, "
                 "because more partitions than that are locked as the whole table"
             )
         if self.budget is not None and not self.auto and not self.actions:
@@ -172,7 +172,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> MaintainArguments:
     add(
         "--partitions-per-commit", type=positive, default=PARTITIONS_PER_COMMIT, metavar="N",
         help="--compact and --purge rewrite up to N partitions in one commit, while together they have less to rewrite "
-        f"than one file of the target size ({PARTITIONS_PER_COMMIT}; {MOST_PARTITIONS} at most)",
+        f"than one file of the target size ({PARTITIONS_PER_COMMIT}; {MAX_PARTITIONS} at most)",
     )  # fmt: skip
     add(
         "--hold-at-most", type=_seconds, default=HOLD_AT_MOST_SECONDS, metavar="S",

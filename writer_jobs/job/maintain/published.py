@@ -15,7 +15,7 @@ from writer_jobs.job.output import JobOutput
 from writer_jobs.maintenance.gauges import HealthGauges
 from writer_jobs.maintenance.measure import Measurement
 from writer_jobs.maintenance.page import page
-from writer_jobs.maintenance.result import CareReport
+from writer_jobs.maintenance.result import MaintenanceReport
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +52,10 @@ class Published:
         self._files = HadoopFiles.of(spark)
         self._page_uri = page_uri
         self._gauges = gauges
-        self._reports: list[CareReport] = []
+        self._reports: list[MaintenanceReport] = []
         self._failed: dict[str, str] = {}
         self._is_unwritten = False
-        self._under_way: CareReport | None = None
+        self._under_way: MaintenanceReport | None = None
         self._write_again_at = 0.0
         self._tables: list[dict[str, Any]] = []
 
@@ -71,7 +71,7 @@ class Published:
         has_page = self._page_uri is not None and self._files.status(self._page_uri) is not None
         self._write(with_page=not has_page)
 
-    def measured(self, report: CareReport) -> None:
+    def measured(self, report: MaintenanceReport) -> None:
         """Say how a table was found."""
         health = report.before
         if self._gauges is not None:
@@ -91,7 +91,7 @@ class Published:
             said = {**finding.to_json(), "partitions": len(finding.partitions)}
             self._output.said("finding", table=health.table, **said)
 
-    def done(self, report: CareReport) -> None:
+    def done(self, report: MaintenanceReport) -> None:
         """Say what was done last, and note it in the report: whatever ends the job may leave no time for that.
 
         Args:
@@ -103,7 +103,7 @@ class Published:
         if time.monotonic() >= self._write_again_at:
             self._try_to_write(with_page=False)
 
-    def cared_for(self, report: CareReport) -> None:
+    def cared_for(self, report: MaintenanceReport) -> None:
         """Take the report of a table that was looked after, or only measured."""
         self._under_way = None
         self._reports.append(report)
@@ -128,7 +128,7 @@ class Published:
         table = table if found is None else found.health.table
         self._tables.append({"table": table, "skipped": _BUDGET_OVER})
         if found is not None:
-            report = CareReport.of(found.health, found.policy)
+            report = MaintenanceReport.of(found.health, found.policy)
             self.measured(report)
             self._reports.append(report)
             said = report.to_json()
@@ -136,7 +136,7 @@ class Published:
         self._output.said("skipped", table=table, reason=_BUDGET_OVER)
         self._try_to_write()
 
-    def failed(self, table: str, sentence: str, code: int, report: CareReport | None = None) -> None:
+    def failed(self, table: str, sentence: str, code: int, report: MaintenanceReport | None = None) -> None:
         """Note a table that could not be looked after, or not to the end.
 
         Args:

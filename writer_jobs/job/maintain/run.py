@@ -14,8 +14,8 @@ from writer_jobs.maintenance.executor import UnitExecutor
 from writer_jobs.maintenance.gauges import HealthGauges
 from writer_jobs.maintenance.maintainer import TableMaintainer
 from writer_jobs.maintenance.measure import Measurement
-from writer_jobs.maintenance.table_list import tables_of
-from writer_jobs.maintenance.table_order import most_valuable_first
+from writer_jobs.maintenance.table_list import list_tables
+from writer_jobs.maintenance.table_order import order_by_worth
 
 
 def _maintain(context: JobContext[MaintainArguments]) -> None:
@@ -24,10 +24,10 @@ def _maintain(context: JobContext[MaintainArguments]) -> None:
     published = Published(context.output, context.report, spark, page_uri=arguments.page, gauges=gauges)
     published.begun()
     budget = Deadline(math.inf if arguments.budget is None else arguments.budget)
-    tables = tables_of(spark, arguments.tables, catalog=arguments.catalog, listed_in=arguments.listed_in)
+    tables = list_tables(spark, arguments.tables, catalog=arguments.catalog, listed_in=arguments.listed_in)
     first: Exception | None = None
     with LockInspector(context.manager.settings) as inspector:
-        ordered = most_valuable_first(
+        ordered = order_by_worth(
             spark, tables, arguments.wanted, budget_seconds=arguments.budget, zorder_by=arguments.zorder_by
         )
         for table, found in ordered:

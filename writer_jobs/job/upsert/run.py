@@ -19,7 +19,7 @@ from writer_jobs.job.stream_arguments import StreamArguments
 from writer_jobs.job.streams import run_stream
 from writer_jobs.job.upsert.arguments import PROGRAM, UpsertArguments, parse_arguments
 from writer_jobs.merge.apply import apply_changes
-from writer_jobs.merge.result import COUNTED, ChangesResult
+from writer_jobs.merge.result import COUNTERS, ChangesResult
 from writer_jobs.streaming.checkpoint import claim_checkpoint
 from writer_jobs.writer import LockedDeltaWriter
 
@@ -37,7 +37,7 @@ def _upsert_once(context: JobContext[UpsertArguments], writer: LockedDeltaWriter
     arguments = context.arguments
     sources = find_sources(HadoopFiles.of(context.spark), arguments.sources)
     mark = LoadMark.of(context, PROGRAM, writer, {**arguments.query, "sources": sources.basis})
-    if is_applied(context, mark, (*COUNTED, "newest_sequence", "lag_s")):
+    if is_applied(context, mark, (*COUNTERS, "newest_sequence", "lag_s")):
         return
     changes = _read(context, writer, sources)
 
