@@ -48,10 +48,10 @@ def change_pins(
 
     """
     from writer_jobs import remove_pin, take_pin  # noqa: PLC0415 (needs PySpark)
-    from writer_jobs.job.moments import moment_or_span  # noqa: PLC0415
+    from writer_jobs.job.time_arguments import timestamp_or_duration  # noqa: PLC0415
 
     try:
-        until = None if expires is None else moment_or_span(expires)
+        until = None if expires is None else timestamp_or_duration(expires)
     except argparse.ArgumentTypeError as error:
         raise typer.BadParameter(str(error), param_hint="--expires") from error
     settings = replace(settings, job=settings.job or _NAME)

@@ -24,7 +24,7 @@ from writer_jobs.errors import ChangesError
 from writer_jobs.feeds.hbase import apply as hbase_apply
 from writer_jobs.feeds.hbase.apply import apply_cells
 from writer_jobs.feeds.hbase.cells import CellRows
-from writer_jobs.feeds.hbase.decode import QUALIFIER, REASON, cells_of_avro, cells_of_json, decoded
+from writer_jobs.feeds.hbase.decode import QUALIFIER, REASON, decode_cells, parse_avro_cells, parse_json_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.feeds.hbase.values import ValueType
 from writer_jobs.maintenance.policy import Action
@@ -214,9 +214,9 @@ def test_bytes_are_read_as_hbase_writes_them(spark: SparkSession, request: pytes
     row = spark.range(1).select(
         *(
             (
-                F.unix_millis(ValueType(kind).decoded(F.lit(given))) / 1000
+                F.unix_millis(ValueType(kind).decode(F.lit(given))) / 1000
                 if kind.endswith(("timestamp", "millis"))
-                else ValueType(kind).decoded(F.lit(given))
+                else ValueType(kind).decode(F.lit(given))
             ).alias(f"{kind}/{number}")
             for kind, values in BYTES.items()
             for number, (given, _) in enumerate(values)
@@ -268,16 +268,16 @@ def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
         line(key, "d:name", b"Bo", timestamp=-1): "timestamp is negative",
         line(key, "d:name", None): "no value",
         line(key, "d:name", b"Bo", value="zz"): "value is not hex",
-        '{"row": 1': "no JSON of one cell",
-        "\udcff": "no JSON of one cell",
-        line(key, "d:name", b"Bo") + line(key, "d:name", b"Cy"): "no JSON of one cell",
+        '{"row": 1': "not JSON of one cell",
+        "\udcff": "not JSON of one cell",
+        line(key, "d:name", b"Bo") + line(key, "d:name", b"Cy"): "not JSON of one cell",
         line(b"no|" + struct.pack(">h", 260) + b"017", "d:name", b"Bo"): "the row key does not fit the mapping: id",
     }
     messages = spark.createDataFrame(
         [(text.encode(errors="surrogateescape"), f"file:{number}") for number, text in enumerate([*good, *bad])],
         "value binary, origin string",
     )
-    done = apply_cells(feed.writer, cells_of_json(messages, mapping), mapping, txn=("run", 1))
+    done = apply_cells(feed.writer, parse_json_cells(messages, mapping), mapping, txn=("run", 1))
     assert (done.dead_letters, done.folded, done.inserted) == (len(bad), len(good), 2)
     rows = DeltaTable(table).to_pyarrow_table().to_pylist()
     assert sorted(rows, key=lambda row: row["country"]) == [
@@ -290,15 +290,15 @@ def test_cells_in_json_become_typed_columns_and_what_cannot_is_a_dead_letter(
     assert letters[0]["origin"].startswith("file:")
     # The same batch again: neither its cells nor its dead letters come twice. One that is killed behind the table's
     # commit has them when it comes again.
-    assert apply_cells(feed.writer, cells_of_json(messages, mapping), mapping, txn=("run", 1)).already_applied
+    assert apply_cells(feed.writer, parse_json_cells(messages, mapping), mapping, txn=("run", 1)).already_applied
     assert DeltaTable(f"{table}_dead_letters").version() == 0
     killed = spark.createDataFrame([(good[0].encode(), "file:a"), (b"no", "file:b")], messages.schema)
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(hbase_apply, "write_dead_letters", end_of_the_process)
-        apply_cells(feed.writer, cells_of_json(killed, mapping), mapping, txn=("run", 2))
+        apply_cells(feed.writer, parse_json_cells(killed, mapping), mapping, txn=("run", 2))
     assert DeltaTable(f"{table}_dead_letters").version() == 0
     for _ in range(2):
-        again = apply_cells(feed.writer, cells_of_json(killed, mapping), mapping, txn=("run", 2))
+        again = apply_cells(feed.writer, parse_json_cells(killed, mapping), mapping, txn=("run", 2))
         assert (again.already_applied, again.dead_letters) == (True, 1)
     letters = DeltaTable(f"{table}_dead_letters")
     assert [letters.transaction_version(name) for name in ("run/dead_letters", "run")] == [2, None]
@@ -314,7 +314,7 @@ def test_a_row_key_that_a_partition_cannot_hold_is_a_dead_letter(feed: Feed, tab
         assert (result.dead_letters, result.folded) == (2, 2)
     assert "the partition column country has the value '" in (result.dead_reason or "")
     values = [Cell("no|4", "d", qualifier, 1, "Put", "") for qualifier in ("x", "y")]
-    cells_of_values = decoded(spark.createDataFrame(values, SCHEMA), mapping, ["country", "D_X"])
+    cells_of_values = decode_cells(spark.createDataFrame(values, SCHEMA), mapping, ["country", "D_X"])
     first, second = (row[REASON] for row in cells_of_values.orderBy(QUALIFIER).collect())
     assert (first.startswith("the partition column D_X has the value ''"), second) == (True, None)
     rows = DeltaTable(table).to_pyarrow_table().to_pylist()
@@ -341,12 +341,12 @@ def test_events_of_hbases_kafka_proxy_are_cells(feed: Feed, table: Path, spark: 
         [(None, event, f"cells/0/{offset}") for offset, event in enumerate([*encoded, b"\x02", encoded[0] + b"\x00"])],
         "key binary, value binary, origin string",
     )
-    done = apply_cells(feed.writer, cells_of_avro(topic, mapping), mapping)
+    done = apply_cells(feed.writer, parse_avro_cells(topic, mapping), mapping)
     assert shown_by(table) == {"r1": {"d:y": "two"}, "r2": {"d:x": "one"}, "r3": {"m:x": "one"}}
     assert (done.changes, done.dead_letters, done.filtered) == (7, 2, 1)
     mapping = HBaseMapping.parsed('{"row_key": [{"column": "id", "type": "string"}], "table": "other"}')
     with pytest.raises(ChangesError, match="source tables: shop in the table, other in this run"):
-        apply_cells(feed.writer, cells_of_avro(topic, mapping), mapping)
+        apply_cells(feed.writer, parse_avro_cells(topic, mapping), mapping)
 
 
 def avro_events(spark: SparkSession, events: list[tuple[Any, ...]]) -> list[bytes]:

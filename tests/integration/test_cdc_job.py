@@ -88,7 +88,7 @@ def test_cells_as_lines_and_as_parquet_and_as_a_stream_of_both_are_what_hbase_sh
     assert (done.code, done.lines[-1]["already_committed"], done.lines[-1]["version"]) == (0, True, version)
     os.utime(source, (1_700_000_000,) * 2)
     refused = cdc("hbase", "--mapping", mapping, "--source", source, "--run-id", "one")
-    assert (refused.code, "was of other sources" in sentence(refused)) == (2, True)
+    assert (refused.code, "with other sources" in sentence(refused)) == (2, True)
     spark.createDataFrame(second, SCHEMA).write.parquet(str(tmp_path / "2"))
     assert cdc("hbase", "--mapping", mapping, "--source", tmp_path / "2").code == 0
     assert shown_by(table) == hbase_shows([*first, *second])

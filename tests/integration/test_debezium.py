@@ -23,7 +23,8 @@ from writer_jobs import LockedDeltaWriter, locked
 from writer_jobs.delta.snapshot import TableState
 from writer_jobs.errors import ChangesError, FeedError
 from writer_jobs.feeds.debezium.apply import apply_events
-from writer_jobs.feeds.debezium.decode import DELETES, ORDER, RowChanges, decode
+from writer_jobs.feeds.debezium.decode import decode
+from writer_jobs.feeds.debezium.decoded_batch import DELETES, ORDER, DecodedBatch
 from writer_jobs.feeds.debezium.positions import _POSITIONS, _digits, _field
 from writer_jobs.merge.apply import ChangesResult, apply_changes
 
@@ -74,14 +75,14 @@ def state(schema: str, *partition_columns: str) -> TableState:
     return TableState(3, StructType.fromDDL(schema), partition_columns, frozenset(), forgets_transactions=False)
 
 
-Decode = Callable[..., RowChanges]
+Decode = Callable[..., DecodedBatch]
 
 
 @pytest.fixture
 def decoded(spark: SparkSession) -> Iterator[Decode]:
-    made: list[RowChanges] = []
+    made: list[DecodedBatch] = []
 
-    def of(messages: Iterable[Message], **how: Any) -> RowChanges:
+    def of(messages: Iterable[Message], **how: Any) -> DecodedBatch:
         made.append(decode(frame(spark, messages), **{"table": None, **how}))
         return made[-1]
 
@@ -90,11 +91,11 @@ def decoded(spark: SparkSession) -> Iterator[Decode]:
         each.close()
 
 
-def rows(changes: RowChanges) -> list[Json]:
+def rows(changes: DecodedBatch) -> list[Json]:
     return [row.asDict(recursive=True) for row in changes.changes.collect()]
 
 
-def reasons(changes: RowChanges) -> dict[str, str]:
+def reasons(changes: DecodedBatch) -> dict[str, str]:
     found = {row["origin"]: row["reason"] for row in changes.dead.collect()}
     assert len(found) == changes.dead_count
     return found
@@ -174,7 +175,7 @@ class Feed:
             dead = {row["origin"]: row["reason"] for row in found.dead.collect()}
             assert {origin: reason for origin, reason in dead.items() if not origin.startswith(BAD)} == {}
             self.dead |= dead.keys()
-            return apply_changes(self.writer, found.changes, **found.how, schema_evolution=True, **how)
+            return apply_changes(self.writer, found.changes, **found.apply_options, schema_evolution=True, **how)
 
     def rows(self) -> dict[int, Json]:
         found = DeltaTable(self.table).to_pyarrow_table().to_pylist()
@@ -617,8 +618,8 @@ def test_what_cannot_be_decoded_is_set_aside_with_its_reason(decoded: Decode) ->
         ({"id": 1}, {"id": 1, "name": "unwrapped"}, "no op…ExtractNewRecordState"),
         ({"id": 1}, b"\0\0\0\0\x07\x02\x06Ada", "Confluent's header"),
         ({"id": 1}, event("x", 1), "not known: x"),
-        ({"id": 1}, event("u", 1), "after is no object"),
-        ({"id": 1}, event("c", 1, after='{"_id": 1}'), "after is no object"),
+        ({"id": 1}, event("u", 1), "after is not an object"),
+        ({"id": 1}, event("c", 1, after='{"_id": 1}'), "after is not an object"),
         ({"id": 1}, {"schema": {"type": "struct"}, "payload": event("c", 1, after={"id": 1})}, "none of Connect's"),
         (None, event("c", 1, after={"v": 1}), "key column id"),
         (None, event("d", 1), "key column id"),
@@ -689,7 +690,7 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
             for kind in (INT, TEXT)
         ],
         {},
-        "column v has changed at the source, and none holds both bigint and string.*make the table's column a string",
+        "column v has changed at the source, and no type holds both bigint and string.*the table's column a string",
     ),
     (
         [
@@ -697,7 +698,7 @@ REFUSED: list[tuple[list[Message], Json, str]] = [
             message({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=INT, v=INT)))),
         ],
         {},
-        "column v has changed at the source, and none holds both bigint and timestamp: apply.*or feed a new table$",
+        "column v has changed at the source, and no type holds both bigint and timestamp: apply.*or feed a new table$",
     ),
     (
         [message({"id": 1}, with_schema(event("c", 1, after={"id": 1}), envelope_schema(struct(id=INT, v=MICROS))))],

@@ -190,7 +190,7 @@ def test_a_named_load_is_made_once_and_its_name_is_of_that_load(
     # Another row, in as many bytes.
     refused = overwrite([(7, "b")], *name, at=1_700_000_001)
     assert refused.code == 2
-    assert "was of other sources" in refused.error
+    assert "with other sources" in refused.error
     assert rows_of(parted, "id", "part")[-2:] == [(5, "b"), (6, "b")]
 
 

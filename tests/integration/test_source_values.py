@@ -144,7 +144,7 @@ EXACT: list[tuple[str, str | bytes, str, dict[str, str], Any]] = [
     ("json", '{"id":1,"id":2}', "id int", {}, "names each field once"),
     ("json", '{"t":"x\\ud800"}', "t string", {}, "is not one JSON object"),
     ("json", b'{"t":"caf\xe9"}', "t string", {}, "in UTF-8"),
-    ("json", '{"x":1}', "x int", {"encoding": "UTF-16"}, "read as UTF-8 alone"),
+    ("json", '{"x":1}', "x int", {"encoding": "UTF-16"}, "read as UTF-8 only"),
     ("csv", "x,y\n19.999,a\n", "x decimal(10,2), y string", {}, "column x: the value '19.999'"),
     ("csv", 'x,y\n"1,5",a\n', "x decimal(10,2), y string", {}, "'1,5'"),
     ("csv", 'x;y\n"1.234,5";a\n', "x decimal(10,2), y string", {"locale": "de", "sep": ";"},

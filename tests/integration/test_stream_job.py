@@ -255,7 +255,7 @@ def test_the_rows_of_another_table_come_as_they_are_appended_to_it(
     assert rows_of(table, "flight") == [("UA1",), ("UA2",), ("UA3",), ("UA4",)]
     assert rows_of(Path(f"{table}_dead_letters"), "reason", "origin", "value") == [
         ("null in flight", raw.as_uri().replace("///", "/"), b'{"flight":null,"at":"2013-01-01T08:00:00Z"}'),
-        ("the event time is no moment", raw.as_uri().replace("///", "/"), b'{"flight":"UA5","at":"soon"}'),
+        ("the event time is not a timestamp", raw.as_uri().replace("///", "/"), b'{"flight":"UA5","at":"soon"}'),
     ]
 
 
@@ -323,10 +323,10 @@ def test_messages_are_rows_if_their_values_are_json_of_the_schema(
         ("UA7", None, None, 123456.789012345), ("x 12345678901234567e5 ,y", None, None, 0.5),
     ]  # fmt: skip
     assert ("12", b"\1\2\3", -128, {"zip": "1"}) in rows_of(table, "note", "raw", "tiny", "home")
-    rewritten = "column note: its JSON would be written anew as text; send a JSON string"
+    rewritten = "column note: the text of its JSON would change; send a JSON string"
     no_value, decimal = "is not exactly a value of type", "decimal(30,21)"
     reasons = {
-        **dict.fromkeys((1, 3, 4, 20), "no JSON of the schema"),
+        **dict.fromkeys((1, 3, 4, 20), "not JSON of the schema"),
         2: f"column at: the value 'soon' {no_value} timestamp",
         5: "null in flight",
         6: "null in at",

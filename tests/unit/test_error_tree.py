@@ -18,7 +18,7 @@ BUILTIN = {
 #: Exceptions that change what our own code does next. Nobody is told of them as an error of this project.
 CONTROL_FLOW = {
     "HelpShown": "a job's --help was asked for and answered; it ends with 0",
-    "Stopped": "a job was asked to stop; a BaseException, as KeyboardInterrupt is",
+    "JobStopped": "a job was asked to stop; a BaseException, as KeyboardInterrupt is",
     "Interrupted": "a command was asked to stop; a KeyboardInterrupt that knows its exit code",
     "LinesError": "caught where the lines were checked: the error of the job names the table",
     "_PlanOutdatedError": "caught where it was planned: plan again",

@@ -17,7 +17,7 @@ from writer_jobs.errors import (
     WriteFailedError,
 )
 from writer_jobs.job.exit_codes import EXIT_CODES, HELP, exit_code_of
-from writer_jobs.job.stopping import Stopped
+from writer_jobs.job.stop_signals import JobStopped
 
 PAGE = Path(__file__).parents[2] / "docs" / "jobs.md"
 
@@ -35,8 +35,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "jobs.md"
         (LockLostError(resource="s3://b/t", hold_id="h", reason="gone", commits={"s3://b/t": (7,)}), 7),
         (NothingAppliedError(table="s3://b/t", reason="no"), 8),
         (KeyboardInterrupt(), 130),
-        (Stopped(signal.SIGINT), 130),
-        (Stopped(signal.SIGTERM), 143),
+        (JobStopped(signal.SIGINT), 130),
+        (JobStopped(signal.SIGTERM), 143),
     ],
 )
 def test_each_outcome_has_its_own_code(error: BaseException, code: int) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from writer_jobs.errors import StorageError
-from writer_jobs.job.maintain.published import Published
+from writer_jobs.job.maintain.publisher import HealthPublisher
 from writer_jobs.job.output import JobOutput
 from writer_jobs.maintenance.findings import find
 from writer_jobs.maintenance.health import (
@@ -293,26 +293,26 @@ def test_a_page_that_cannot_be_written_for_a_while_keeps_no_table_back(monkeypat
                 raise StorageError("503")
             written.append(text)
 
-    monkeypatch.setattr("writer_jobs.job.maintain.published.HadoopFiles.of", lambda _: Files())
+    monkeypatch.setattr("writer_jobs.job.maintain.publisher.HadoopFiles.of", lambda _: Files())
     session: Any = None
-    published = Published(
+    published = HealthPublisher(
         JobOutput(None), lambda **facts: noted.append(facts), session, page_uri="s3a://lake/health.html"
     )
     fails[0] = True
     with pytest.raises(StorageError):
-        published.begun()
+        published.start()
     fails[0] = False
-    published.begun()
+    published.start()
     fails[0] = True
-    published.failed("s3a://lake/gone", "there is no Delta table", 2)
-    published.cared_for(report(health()))
+    published.publish_failure("s3a://lake/gone", "there is no Delta table", 2)
+    published.publish_table(report(health()))
     with pytest.raises(StorageError):
-        published.ended()
+        published.finish()
     fails[0] = False
-    published.ended()
+    published.finish()
     assert "<h3>Failed</h3>" in written[-1]
     assert "s3://lake/flights" in written[-1]
     assert len(noted[-1]["tables"]) == 2
     # What is written is not written again.
-    published.ended()
+    published.finish()
     assert len(written) == 2

@@ -39,8 +39,8 @@ def test_a_stream_has_a_trigger_and_a_checkpoint_and_no_end() -> None:
         (STREAM[:2], "belong together"),
         (STREAM[2:], "belong together"),
         (["--trigger", "10", *STREAM[2:]], "neither available-now nor an interval"),
-        ([*STREAM, "--max-files-per-batch", "0"], "no number from 1"),
-        (["--max-files-per-batch", "1"], "give --trigger, too"),
+        ([*STREAM, "--max-files-per-batch", "0"], "not a whole number"),
+        (["--max-files-per-batch", "1"], "give --trigger with it"),
         ([*STREAM, "--run-id", "monday"], "not both"),
         ([*STREAM, "--source", "s3a://other/"], "one folder"),
     ],
@@ -79,7 +79,7 @@ def test_of_a_stream_the_report_has_the_last_commits_and_totals(capsys: pytest.C
     output = JobOutput(None)
     for number in range(1, 101):
         output.commit(number, None, batch=number - 1, changes=2, newest_sequence=number)
-    assert [line["batch"] for line in output.made["commits"]] == list(range(80, 100))
-    assert output.made["totals"] == {"commits": 100, "changes": 200}
-    assert output.made_before() == " (commits 1 to 100 are in the table)"
+    assert [line["batch"] for line in output.report_fields["commits"]] == list(range(80, 100))
+    assert output.report_fields["totals"] == {"commits": 100, "changes": 200}
+    assert output.committed_suffix() == " (commits 1 to 100 are in the table)"
     assert [json.loads(line)["commits"] for line in capsys.readouterr().out.splitlines()] == [None] * 100

@@ -52,7 +52,7 @@ from writer_jobs.errors import (
 from writer_jobs.job.append.runs import Run, RunRecords, check_same_basis
 from writer_jobs.job.inputs.source_files import SourceFiles
 from writer_jobs.job.output import JobOutput
-from writer_jobs.job.stopping import Stopped, StopSignals
+from writer_jobs.job.stop_signals import JobStopped, StopSignals
 from writer_jobs.streaming.checkpoint import _table_around
 
 ERRORS: list[SluiceError] = [
@@ -292,7 +292,7 @@ def test_a_record_has_slow_salted_hashes_of_the_reader_options() -> None:
 
 
 def test_a_signal_is_raised_where_the_job_is() -> None:
-    with pytest.raises(Stopped, match="stopped by SIGTERM") as stopped, StopSignals():
+    with pytest.raises(JobStopped, match="stopped by SIGTERM") as stopped, StopSignals():
         signal.raise_signal(signal.SIGTERM)
     assert stopped.value.exit_code == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
@@ -301,7 +301,7 @@ def test_a_signal_is_raised_where_the_job_is() -> None:
 def test_a_signal_within_a_deferred_block_cancels_once_and_is_raised_at_its_end() -> None:
     cancelled = threading.Semaphore(0)
     done = []
-    with pytest.raises(Stopped) as stopped, StopSignals() as stop, stop.deferred(cancelled.release):
+    with pytest.raises(JobStopped) as stopped, StopSignals() as stop, stop.deferred(cancelled.release):
         signal.raise_signal(signal.SIGINT)
         assert cancelled.acquire(timeout=10)
         signal.raise_signal(signal.SIGTERM)
@@ -312,7 +312,7 @@ def test_a_signal_within_a_deferred_block_cancels_once_and_is_raised_at_its_end(
 
 
 def test_what_ends_a_deferred_block_after_a_signal_is_the_signals_cause() -> None:
-    with pytest.raises(Stopped) as stopped, StopSignals() as stop, stop.deferred(lambda: None):
+    with pytest.raises(JobStopped) as stopped, StopSignals() as stop, stop.deferred(lambda: None):
         signal.raise_signal(signal.SIGTERM)
         raise ZeroDivisionError
     assert isinstance(stopped.value.__cause__, ZeroDivisionError)
@@ -325,7 +325,7 @@ def test_without_a_signal_a_deferred_block_is_nothing_special() -> None:
         with pytest.raises(ZeroDivisionError), stop.deferred(lambda: None):
             raise ZeroDivisionError
         # And the next signal is raised at once again.
-        with pytest.raises(Stopped):
+        with pytest.raises(JobStopped):
             signal.raise_signal(signal.SIGTERM)
 
 
@@ -341,7 +341,7 @@ def test_lines_that_nobody_reads_do_not_stop_the_load(monkeypatch: pytest.Monkey
     monkeypatch.undo()
     assert replaced is not stream
     replaced.close()
-    assert [line["commit"] for line in output.made["commits"]] == [1]
+    assert [line["commit"] for line in output.report_fields["commits"]] == [1]
     with pytest.raises(BrokenPipeError):
         stream.close()
 

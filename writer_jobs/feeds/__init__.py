@@ -1,1 +1,1 @@
-"""Messages of other stores, decoded into changes of rows and of cells."""
+"""Feeds: messages of other stores, decoded and applied to Delta tables."""

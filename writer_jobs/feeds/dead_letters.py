@@ -1,4 +1,4 @@
-"""Messages that cannot be decoded: in a table of their own, never dropped."""
+"""Dead letters: messages that cannot be decoded, stored in a table of their own."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DeadLetterLimit:
     """The most dead letters that a batch may have.
 
     Attributes:
-        most: Number of dead letters, or percent of the batch's messages.
-        is_percentage: Whether it is percent.
+        most: Number of dead letters, or percentage of the batch's messages.
+        is_percentage: Whether ``most`` is a percentage.
 
     """
 
@@ -38,16 +38,16 @@ class DeadLetterLimit:
         """Parse ``N`` or ``N%``.
 
         Raises:
-            ValueError: It is neither.
+            ValueError: The text is neither.
 
         """
         match = _LIMIT.fullmatch(text)
         if match is None or (match[2] and int(match[1]) > _PERCENT):
-            raise ValueError(f"{text!r} is no number of messages, and no percentage such as 5%")
+            raise ValueError(f"{text!r} is not a number of messages or a percentage such as 5%")
         return cls(int(match[1]), bool(match[2]))
 
     def check(self, table: str, dead: int, messages: int, reason: str | None) -> None:
-        """Refuse a batch that has more.
+        """Refuse a batch with more dead letters.
 
         Args:
             table: Canonical URI of the table, for the message.
@@ -56,7 +56,7 @@ class DeadLetterLimit:
             reason: The most frequent reason.
 
         Raises:
-            ChangesError: It has more.
+            ChangesError: The batch has more dead letters.
 
         """
         most = self.most * messages / _PERCENT if self.is_percentage else self.most
@@ -72,18 +72,18 @@ class DeadLetterLimit:
 def write_dead_letters(
     writer: LockedDeltaWriter, dead: DataFrame, txn: tuple[str, int] | None, options: WriteOptions
 ) -> None:
-    """Append messages to the table of dead letters of a table, ``<location>_dead_letters``.
+    """Append messages to a table's dead letters in ``<location>_dead_letters``.
 
-    After their batch, whether it was applied now or before; see :func:`append_rejected_rows`.
+    Call it after the batch is applied, in this run or an earlier one; see :func:`append_rejected_rows`.
 
     Args:
-        writer: of the table for which the messages were.
-        dead: at least one message: ``key`` and ``value`` (binary), ``origin`` (where it came from) and ``reason``.
-        txn: of the batch: with it its letters are written once, however often it is tried.
+        writer: Writer of the table that the messages are for.
+        dead: At least one message: ``key`` and ``value`` (binary), ``origin`` (place of the message) and ``reason``.
+        txn: Id and version of the batch's transaction. With it, retries of a batch write its dead letters once.
         options: ``lock_timeout_seconds`` and ``metadata`` of the write.
 
     Raises:
-        SluiceError: see :func:`append_rejected_rows`.
+        SluiceError: See :func:`append_rejected_rows`.
 
     """
     rows = dead.select("reason", "origin", "key", "value")

@@ -1,1 +1,1 @@
-"""What the jobs for ``spark-submit`` share: arguments, output, sources, records of runs, being stopped."""
+"""Code of the jobs for ``spark-submit``: arguments, inputs, output, runs, signals and exit codes."""

@@ -1,38 +1,67 @@
-"""What the command lines of all jobs share."""
+"""Command line arguments that all jobs share.
+
+An option has two declarations with one name. ``add_argument`` states how it is written on the command line. A field of
+the job's dataclass states its type; the field's metadata states whether the option is recorded in a run's identity
+(:func:`in_identity`), and whether it is passed on to the function that applies the job's rows (:data:`APPLIED`).
+"""
 
 from __future__ import annotations
 
 import argparse
+import inspect
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NoReturn, TypeVar
 
 from lock_manager import LockSettings, canonical_table_uri
 from lock_manager.column_names import split_column_names
 from lock_manager.metrics import Destination
 from writer_jobs.delta.hadoop_files import HadoopFiles
 from writer_jobs.errors import ArgumentsError
+from writer_jobs.job.exit_codes import HELP as EXIT_CODES
 
-#: A location, not the name of a table in a catalog.
+#: Start of a location. The name of a table in a catalog has no scheme.
 NAME_WITH_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_HELP_END = f"""\
+standard error has one sentence if the job fails; the stack trace with --verbose.
+The environment may set SLUICE_ZK_HOSTS, SLUICE_SESSION_TIMEOUT_SECONDS and SLUICE_LOCK_ROOT.
+
+{EXIT_CODES}"""
+_IDENTITY, _APPLIED = "identity", "applied"
+#: Metadata of a field that is also a parameter of the function that applies the job's rows.
+APPLIED = {_APPLIED: True}
 
 
-class HelpShown(Exception):  # noqa: N818 (nothing went wrong)
-    """``--help`` was asked for and answered."""
+def in_identity(
+    name: str, to_json: Callable[[Any], Any] = lambda value: value, *, if_empty: bool = True
+) -> dict[str, Any]:
+    """Return the metadata of a field that is recorded in a run's identity.
+
+    Args:
+        name: Key in the recorded JSON object.
+        to_json: Returns the recorded value.
+        if_empty: Whether an empty value is recorded.
+
+    """
+    return {_IDENTITY: (name, to_json, if_empty)}
+
+
+class HelpShown(Exception):  # noqa: N818 (not an error)
+    """The parser printed the help."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobArguments:
-    """What every job is told.
+    """The arguments of every job.
 
     Attributes:
-        zookeeper: host list of the ensemble; None: of the environment.
-        table: location or name in a catalog.
-        lock_timeout: seconds to wait for the lock; None: the default.
-        report: URI of the JSON file for the outcome; None: no such file.
-        metrics: where metrics go; None: nowhere.
-        verbose: whether stack traces and Spark's log are shown.
+        zookeeper: Host list of the ensemble; None for the environment's.
+        table: Location or catalog name of the table.
+        lock_timeout: Seconds to wait for the lock; None for the default.
+        report: URI of the JSON report; None for no report.
+        metrics: Destination of the metrics; None for no metrics.
+        verbose: Whether to show stack traces and Spark's log.
 
     """
 
@@ -45,35 +74,53 @@ class JobArguments:
 
     @property
     def commits(self) -> int | None:
-        """How many commits the job is to make; None: a stream, until it is stopped."""
+        """The number of commits; None for a stream, which commits until it stops."""
         return 1
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What the report says of the job from the start, beside the table; JSON values."""
+    def report_fields(self) -> dict[str, Any]:
+        """Fields of the report that are known at the start of the job; JSON values."""
         return {}
 
     @property
+    def identity(self) -> dict[str, Any]:
+        """The options that identify a run, as JSON values by name; inherited options come last."""
+        declared_here = inspect.get_annotations(type(self))
+        recorded = {}
+        for option in sorted(fields(self), key=lambda option: option.name not in declared_here):
+            if _IDENTITY in option.metadata:
+                name, to_json, if_empty = option.metadata[_IDENTITY]
+                value = getattr(self, option.name)
+                if value or if_empty:
+                    recorded[name] = to_json(value)
+        return recorded
+
+    @property
+    def apply_options(self) -> dict[str, Any]:
+        """Arguments of the function that applies the job's rows: the fields with :data:`APPLIED`."""
+        return {option.name: getattr(self, option.name) for option in fields(self) if _APPLIED in option.metadata}
+
+    @property
     def session_settings(self) -> Mapping[str, str]:
-        """Settings of the session while the job runs."""
+        """Settings of the Spark session while the job runs."""
         return {}
 
     def lock_settings(self) -> LockSettings:
-        """Return the lock's settings: the command line before the environment.
+        """Return the lock's settings. The command line takes precedence over the environment.
 
         Raises:
-            SettingsError: a malformed host list, or a value outside its range.
+            SettingsError: The host list is malformed, or a value is out of range.
 
         """
-        given: dict[str, Any] = {"zk_hosts": self.zookeeper, "timeout_seconds": self.lock_timeout}
-        given = {name: value for name, value in given.items() if value is not None}
-        return LockSettings.from_env(hosts_hint="give --zookeeper host:port,…", **given)
+        options: dict[str, Any] = {"zk_hosts": self.zookeeper, "timeout_seconds": self.lock_timeout}
+        options = {name: value for name, value in options.items() if value is not None}
+        return LockSettings.from_env(hosts_hint="give --zookeeper host:port,…", **options)
 
     def check(self) -> None:
-        """Check what can be checked without asking anybody.
+        """Check the arguments without a request to another system.
 
         Raises:
-            SluiceError: something does not make sense; the message is one sentence.
+            SluiceError: An argument is invalid. The message is one sentence.
 
         """
         self.lock_settings()
@@ -83,22 +130,38 @@ class JobArguments:
             canonical_table_uri(self.table)
 
     def check_local_sources(self, files: HadoopFiles) -> None:
-        """Check that sources on the driver's disk exist; called before a session is started.
+        """Check that sources on the driver's disk exist. Called before the session starts.
 
         Raises:
-            SourceError: one does not exist, or has no files.
-            StorageError: a file system refuses, or does not exist.
+            SourceError: A source does not exist or has no files.
+            StorageError: A file system refuses access or does not exist.
 
         """
 
 
+_Arguments = TypeVar("_Arguments", bound=JobArguments)
+
+
+def build_arguments(arguments_class: type[_Arguments], options: argparse.Namespace) -> _Arguments:
+    """Return the arguments of a job. Each option's ``dest`` is the name of a field; a list becomes a tuple.
+
+    Raises:
+        TypeError: An option has no field, or a field has no option.
+
+    """
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in vars(options).items()
+    }
+    return arguments_class(**values)
+
+
 class JobParser(argparse.ArgumentParser):
-    """A parser that raises, and knows the options that all jobs have.
+    """A parser that raises instead of ending the process, with methods for the options of all jobs.
 
     Args:
-        program: name of the job's file.
-        description: first paragraph of ``--help``.
-        epilog: its end.
+        program: Name of the job's file.
+        description: First paragraph of ``--help``.
+        epilog: Paragraphs of ``--help`` after the options and before the exit codes.
 
     """
 
@@ -106,32 +169,34 @@ class JobParser(argparse.ArgumentParser):
         super().__init__(
             prog=program,
             description=description,
-            epilog=epilog,
+            epilog=epilog + _HELP_END,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
 
-    def add_place(self, *, several: bool = False, required: bool = True) -> None:
-        """Add which table is written, or which tables are, and under whose lock."""
+    def add_table(self, *, several: bool = False, required: bool = True) -> None:
+        """Add the options for the ensemble and the table, or for several tables."""
         add = self.add_argument
         add("--zookeeper", metavar="HOSTS", help="host:port,host:port[/chroot] of the ensemble ($SLUICE_ZK_HOSTS)")
-        more = "; may be repeated" if several else ""
-        add(
-            "--table", required=required, type=text, metavar="URI|NAME", action="append" if several else "store",
-            help=f"location or CATALOG.SCHEMA.TABLE{more}",
-        )  # fmt: skip
+        if several:
+            add(
+                "--table", dest="tables", required=required, type=nonblank, metavar="URI|NAME", action="append",
+                default=[], help="location or CATALOG.SCHEMA.TABLE; may be repeated",
+            )  # fmt: skip
+        else:
+            add("--table", required=True, type=nonblank, metavar="URI|NAME", help="location or CATALOG.SCHEMA.TABLE")
 
     def add_lock_timeout(self) -> None:
-        """Add how long the lock is waited for."""
+        """Add the option for the time to wait for the lock."""
         self.add_argument(
             "--lock-timeout", type=float, metavar="S",
             help="seconds to wait for the lock, each time (300); 0: do not wait",
         )  # fmt: skip
 
     def add_report(self) -> None:
-        """Add where the outcome and the metrics go."""
+        """Add the options for the report and the metrics."""
         add = self.add_argument
-        add("--report", type=text, metavar="URI", help="JSON file to write the outcome to, also when the job fails")
+        add("--report", type=nonblank, metavar="URI", help="JSON file for the outcome, also written when the job fails")
         add(
             "--metrics", metavar="WHERE",
             help="Prometheus metrics: PORT or HOST:PORT to serve them at (127.0.0.1), or FILE.prom to write; needs "
@@ -139,60 +204,60 @@ class JobParser(argparse.ArgumentParser):
         )  # fmt: skip
 
     def add_verbose(self) -> None:
-        """Add what is shown on standard error."""
+        """Add the option for diagnostics on standard error."""
         self.add_argument("--verbose", action="store_true", help="Spark's log and stack traces on standard error")
 
     def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
         """Parse a command line, by default this process's.
 
         Raises:
-            ArgumentsError: it cannot be parsed.
-            HelpShown: it asked for help.
+            ArgumentsError: The command line is invalid.
+            HelpShown: The command line has ``--help``.
 
         """
         return self.parse_args(argv)
 
     def error(self, message: str) -> NoReturn:
-        """Raise, instead of ending the process.
+        """Raise an error instead of ending the process.
 
         Raises:
-            ArgumentsError: always.
+            ArgumentsError: Always.
 
         """
         raise ArgumentsError(f"{message} (--help explains)")
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:  # noqa: ARG002 (argparse's signature)
-        """Raise, instead of ending the process.
+        """Raise an exception instead of ending the process.
 
         Raises:
-            HelpShown: always; argparse calls it after ``--help`` alone.
+            HelpShown: Always; argparse calls this method after ``--help`` only.
 
         """
         raise HelpShown
 
 
-def text(value: str) -> str:
-    """Return a value that is not blank; a type for argparse."""
-    if not value.strip():
+def nonblank(argument: str) -> str:
+    """Return a text that is not blank; a type for argparse."""
+    if not argument.strip():
         raise argparse.ArgumentTypeError("must not be empty")
-    return value
+    return argument
 
 
-def names(value: str) -> tuple[str, ...]:
-    """Return the names of columns in a comma-separated list, with backticks as quotes; a type for argparse."""
+def column_names(argument: str) -> tuple[str, ...]:
+    """Parse a comma-separated list of column names, with backticks as quotes; a type for argparse."""
     try:
-        found = split_column_names(value)
+        names = split_column_names(argument)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if not all(found) or len({name.lower() for name in found}) != len(found):
-        raise argparse.ArgumentTypeError(f"{value!r} is no list of different column names, such as year,month")
-    return found
+    if not all(names) or len({name.lower() for name in names}) != len(names):
+        raise argparse.ArgumentTypeError(f"{argument!r} is not a list of distinct column names, such as year,month")
+    return names
 
 
-def pair(value: str) -> tuple[str, str]:
-    """Return key and value of ``KEY=VALUE``; a type for argparse."""
-    key, equals, text = value.partition("=")
+def key_and_value(argument: str) -> tuple[str, str]:
+    """Parse ``KEY=VALUE``; a type for argparse."""
+    key, equals, value = argument.partition("=")
     if not equals or not key.strip():
-        # Without what was given, which may be a secret.
+        # The message does not repeat the argument, which can be a secret.
         raise argparse.ArgumentTypeError("expected KEY=VALUE (yours is not shown: it may be a secret)")
-    return key.strip(), text
+    return key.strip(), value

@@ -1,4 +1,4 @@
-"""What a job's exit code and its one sentence on standard error say of how it ended; the same for all jobs."""
+"""The exit codes of all jobs, and the sentence on standard error for each error."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from writer_jobs.errors import (
     UnsafeStoreError,
     WriteFailedError,
 )
-from writer_jobs.job.stopping import Stopped
+from writer_jobs.job.stop_signals import JobStopped
 
-#: Exit code of a job that is done.
+#: Exit code of a job that succeeded.
 DONE = 0
 #: Exit code of a job with bad arguments; :data:`EXIT_CODES` describes every code.
 BAD_ARGUMENTS = 2
@@ -91,13 +91,13 @@ exit codes:
   code repeat  meaning
 {_ROWS}
   repeat: whether a scheduler may run the same command again, with its --run-id, or a stream with its --checkpoint.
-  Without them it may do so after 3 and 4 only, and only if no "commit" line was printed.
-  Cluster managers do not relay the codes faithfully: --report writes them down. A failed commit may be in the table
-  with 6, and is in it with 7; in all other cases it is not.
+  Without these options it may do so after 3 and 4 only, and only if the job printed no "commit" line.
+  Some cluster managers change the exit code: --report writes it to a file. A failed commit may be in the table with 6,
+  and is in it with 7; with all other codes it is not.
   Ctrl-C at a terminal ends the JVM of spark-submit at once, as if killed; SIGTERM to the Python process stops in order.
 """
 
-# The first that fits.
+# The first class that matches.
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (LockTimeoutError, _NO_LOCK),
     (LockCancelledError, _NO_LOCK),
@@ -120,18 +120,18 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 
 def exit_code_of(error: BaseException) -> int:
     """Return the exit code of a job that ended with this error."""
-    if isinstance(error, Stopped):
+    if isinstance(error, JobStopped):
         return error.exit_code
     if isinstance(error, LockLostError) and error.commits:
         return _UNPROVEN
-    return next((code for kind, code in _CODES if isinstance(error, kind)), _UNEXPECTED)
+    return next((code for error_class, code in _CODES if isinstance(error, error_class)), _UNEXPECTED)
 
 
 def sentence_of(error: BaseException) -> str:
-    """Return what a job that ended with this error says of it, on one line."""
+    """Return the sentence that a job prints when it ends with this error, on one line."""
     if isinstance(error, KeyboardInterrupt):
         text = "stopped by SIGINT"
-    elif isinstance(error, SluiceError | Stopped):
+    elif isinstance(error, SluiceError | JobStopped):
         text = str(error)
     elif isinstance(error, JVM_ERRORS):
         text = f"unexpected: {one_sentence(error)}"

@@ -1,6 +1,6 @@
-"""What surrounds the work of every job: its arguments, the lock manager, a session, signals, the report, the exit code.
+"""Run a job: parse its arguments, connect, start a session, handle signals, write the report, return the exit code.
 
-A job is its arguments and a function, see :class:`Job`; ``append.py`` shows how little is left.
+A job is its arguments and a function; see :class:`Job` and, for an example, ``append.py``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from writer_jobs.errors import StorageError, WriteFailedError
 from writer_jobs.job.arguments import HelpShown, JobArguments
 from writer_jobs.job.exit_codes import BAD_ARGUMENTS, DONE, exit_code_of, sentence_of
 from writer_jobs.job.output import JobOutput, JvmStandardError, Report, driver_files, under_spark_submit
-from writer_jobs.job.stopping import Stopped, StopSignals, stop_when_orphaned
+from writer_jobs.job.stop_signals import JobStopped, StopSignals, stop_when_orphaned
 
-# Servers that are down refuse a TCP connection at once; one that restarts gets this long.
+# A server that is down refuses a TCP connection at once. A server that restarts gets this much time.
 _REACH_SECONDS = 2.0
-# An ensemble is looked for no longer than the lock would be waited for, but long enough to be found.
+# The time to find an ensemble: at most the lock's time-out, and at least the second value.
 _CONNECT_SECONDS = 15.0
 _CONNECT_SECONDS_AT_LEAST = 2.0
-# PySpark prints each analysis error with its stack trace, whoever handles it.
+# PySpark logs each analysis error with its stack trace, also a handled one.
 _PYSPARK_LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 _A = TypeVar("_A", bound=JobArguments)
@@ -40,16 +40,16 @@ _A = TypeVar("_A", bound=JobArguments)
 
 @dataclass(frozen=True, kw_only=True)
 class JobContext(Generic[_A]):
-    """What the function of a job works with.
+    """The context of a job's function.
 
     Attributes:
-        arguments: of the job.
-        spark: the session.
-        manager: hands out locks.
-        output: gets every step.
-        stop: SIGTERM and Ctrl-C; what must not be parted is done within ``stop.deferred``.
-        report: notes facts in the report, if one was asked for.
-        metrics: where this run's metrics are served or written; None: nowhere.
+        arguments: Arguments of the job.
+        spark: The session.
+        manager: Lock manager.
+        output: Prints the job's events.
+        stop: SIGTERM and Ctrl-C. Work that must not be interrupted runs within ``stop.deferred``.
+        report: Adds fields to the report, if there is one.
+        metrics: Exporter of the metrics; None for no metrics.
 
     """
 
@@ -67,9 +67,9 @@ class Job(Generic[_A]):
     """A job for ``spark-submit``.
 
     Attributes:
-        program: name of its file.
-        parse: returns its arguments; raises as ``JobParser.parse`` does.
-        work: does it. An error becomes the exit code and the sentence of :mod:`writer_jobs.job.exit_codes`.
+        program: Name of the job's file.
+        parse: Returns the job's arguments; raises the errors of ``JobParser.parse``.
+        work: Does the job's work. :mod:`writer_jobs.job.exit_codes` maps its errors to exit codes and sentences.
 
     """
 
@@ -78,12 +78,12 @@ class Job(Generic[_A]):
     work: Callable[[JobContext[_A]], None]
 
     def run(self, argv: Sequence[str] | None = None) -> int:
-        """Run it, and return its exit code.
+        """Run the job and return its exit code.
 
-        In a process that has a Spark session, that one is used and left open.
+        A Spark session that already runs in this process is used and stays open.
 
         Args:
-            argv: the command line, by default this process's.
+            argv: The command line, by default this process's.
 
         """
         try:
@@ -91,7 +91,7 @@ class Job(Generic[_A]):
         except HelpShown:
             return DONE
         except SluiceError as error:
-            self._say(sentence_of(error))
+            self._print_error(sentence_of(error))
             return BAD_ARGUMENTS
         output, report = JobOutput(arguments.commits), _report(arguments)
         code, sentence = DONE, None
@@ -100,20 +100,20 @@ class Job(Generic[_A]):
                 arguments.check()
                 with nullcontext() if arguments.metrics is None else MetricsExporter(arguments.metrics) as metrics:
                     self._work(arguments, output, stop, report, metrics)
-        except (Exception, Stopped, KeyboardInterrupt) as error:  # noqa: BLE001 (each becomes an exit code and a sentence)
+        except (Exception, JobStopped, KeyboardInterrupt) as error:  # noqa: BLE001 (becomes an exit code and a sentence)
             if arguments.verbose:
                 traceback.print_exception(error)
-            code, sentence = exit_code_of(error), sentence_of(error) + output.made_before()
-            self._say(sentence)
+            code, sentence = exit_code_of(error), sentence_of(error) + output.committed_suffix()
+            self._print_error(sentence)
         if report is not None and not report.failed:
             try:
-                report.write(exit_code=code, error=sentence, finished_at=time.time(), **output.made)
+                report.write(exit_code=code, error=sentence, finished_at=time.time(), **output.report_fields)
             except SluiceError as error:
-                self._say(f"the report was not written: {error}")
+                self._print_error(f"the report was not written: {error}")
         return code
 
     def run_as_program(self) -> int:
-        """Run with this process's command line, its logging, and what ``spark-submit`` makes of its streams."""
+        """Run the job with this process's command line, and configure logging and standard error."""
         verbose = "--verbose" in sys.argv
         if under_spark_submit():
             sys.stderr = JvmStandardError()
@@ -123,8 +123,7 @@ class Job(Generic[_A]):
             warnings.simplefilter("ignore")
             for name in _PYSPARK_LOGGERS:
                 logging.getLogger(name).setLevel(logging.CRITICAL + 1)
-            # What a driver that only observes would refuse is worth a line whatever is asked for, and whom a job waits
-            # for that seems to hang.
+            # Always shown: commits that a guard in observe mode would refuse, and the holder that the job waits for.
             logging.getLogger("lock_manager.guard.commit_guard").setLevel(logging.WARNING)
             logging.getLogger(WAITING_LOGGER).setLevel(logging.INFO)
         return self.run()
@@ -139,7 +138,7 @@ class Job(Generic[_A]):
     ) -> None:
         settings = arguments.lock_settings()
         with ZookeeperLockManager(settings) as probe:
-            # Before anything that costs: executors, listing, reading.
+            # First, because executors, listing and reading are expensive.
             probe.check_reachable(_REACH_SECONDS)
             probe.connect(min(_CONNECT_SECONDS, max(settings.timeout_seconds, _CONNECT_SECONDS_AT_LEAST)))
         arguments.check_local_sources(driver_files())
@@ -148,12 +147,12 @@ class Job(Generic[_A]):
             refuse_lenient_casts(spark)
             context = spark.sparkContext
 
-            def note(**facts: Any) -> None:
+            def add_to_report(**fields: Any) -> None:
                 if report is not None:
-                    report.write(**facts)
+                    report.write(**fields)
 
-            # Also to find out now whether it can be written.
-            note(application=context.applicationId)
+            # This write also shows whether the report can be written.
+            add_to_report(application=context.applicationId)
             settings = replace(settings, job=settings.job or context.appName, app_id=context.applicationId)
             with ZookeeperLockManager(settings) as manager:
                 self.work(
@@ -163,22 +162,22 @@ class Job(Generic[_A]):
                         manager=manager,
                         output=output,
                         stop=stop,
-                        report=note,
+                        report=add_to_report,
                         metrics=metrics,
                     )
                 )
 
-    def _say(self, sentence: str) -> None:
+    def _print_error(self, sentence: str) -> None:
         with suppress(OSError):
             print(f"{self.program}: {sentence}", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def failing_store_is_a_failed_write(table: str) -> Iterator[None]:
-    """Say of a store that fails while the job works that the write failed: the arguments were good when it began.
+    """Convert errors of a store during the job's work to failed writes: the arguments were valid at the start.
 
     Raises:
-        WriteFailedError: instead of StorageError.
+        WriteFailedError: Instead of StorageError.
 
     """
     try:
@@ -189,7 +188,7 @@ def failing_store_is_a_failed_write(table: str) -> Iterator[None]:
 
 @contextmanager
 def _session(program: str, settings: Mapping[str, str], *, verbose: bool) -> Iterator[SparkSession]:
-    ours = running_session() is None
+    is_new = running_session() is None
     spark = build_session(program, log_level="WARN" if verbose else "FATAL")
     previous = {name: spark.conf.get(name, None) for name in settings}
     for name, value in settings.items():
@@ -198,7 +197,7 @@ def _session(program: str, settings: Mapping[str, str], *, verbose: bool) -> Ite
         yield spark
     finally:
         with suppress(Exception):  # the JVM may be gone
-            if ours:
+            if is_new:
                 spark.stop()
             else:
                 for name, setting in previous.items():
@@ -208,14 +207,14 @@ def _session(program: str, settings: Mapping[str, str], *, verbose: bool) -> Ite
 def _report(arguments: JobArguments) -> Report | None:
     if arguments.report is None:
         return None
-    facts = {
+    fields = {
         "exit_code": None,
         "error": None,
         "table": arguments.table,
-        **arguments.facts,
+        **arguments.report_fields,
         "application": None,
         "started_at": time.time(),
         "finished_at": None,
         "commits": [],
     }
-    return Report(arguments.report, facts)
+    return Report(arguments.report, fields)

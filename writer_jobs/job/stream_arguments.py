@@ -1,37 +1,37 @@
-"""What the command lines of jobs share that can run as a stream."""
+"""Command line arguments of jobs that can run as a stream."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from writer_jobs.errors import ArgumentsError
-from writer_jobs.job.arguments import JobParser, text
+from writer_jobs.job.arguments import JobParser, nonblank
 from writer_jobs.streaming.query import AVAILABLE_NOW
 
 _INTERVAL = re.compile(r"\d+ (millisecond|second|minute|hour|day)s?")
 
-#: For ``--help`` of a job.
+#: Section of ``--help`` for jobs that can run as a stream.
 HELP = """\
 streams:
-  With --trigger the job is a Structured Streaming query. available-now applies what is there, and ends; an interval,
-  such as "10 seconds", goes on until it is stopped. The checkpoint folder knows what was applied. Killed at any point
-  and started again with the same one, the job applies each micro-batch exactly once: its number is noted in the commit,
-  as txnAppId (id of the query) and txnVersion. A checkpoint belongs to one query and one table, and one process at a
-  time uses it. SIGTERM and Ctrl-C let a batch that has its lock come to its end; one that computes, or waits for it,
-  gives up. A second signal, 10 seconds later, cancels. The JVM of spark-submit, if it gets the signal, ends at once, as
-  if killed.
+  With --trigger the job is a Structured Streaming query. available-now applies the rows that exist now, and ends. An
+  interval, such as "10 seconds", continues until the job is stopped. The checkpoint folder records which rows are
+  applied. A job that is killed at any point and started again with the same checkpoint applies each micro-batch exactly
+  once: the commit notes the batch's number, as txnAppId (id of the query) and txnVersion. A checkpoint belongs to one
+  query and one table, and one process at a time uses it. On SIGTERM and Ctrl-C, a batch that holds its lock finishes; a
+  batch that computes, or waits for its lock, gives up. A second signal, 10 seconds later, cancels the batch. If the JVM
+  of spark-submit gets the signal, it ends at once, as if killed.
 """
 
 
 @dataclass(frozen=True)
 class StreamArguments:
-    """How a stream runs.
+    """The options of a stream; each field is an option of :func:`add_stream`.
 
     Attributes:
-        trigger: ``available-now``, or an interval that Spark understands.
-        checkpoint: URI of the folder in which the stream notes how far it is.
+        trigger: ``available-now``, or an interval that Spark parses.
+        checkpoint: URI of the stream's checkpoint folder.
         skip_missing: Whether to skip files of a micro-batch that were deleted before they were read.
 
     """
@@ -42,13 +42,13 @@ class StreamArguments:
 
 
 def add_stream(parser: JobParser) -> None:
-    """Add whether the job is a stream."""
+    """Add the options of a stream."""
     add = parser.add_argument
     add(
         "--trigger", type=_trigger, metavar="WHEN",
         help=f'run as a stream: {AVAILABLE_NOW}, or an interval such as "10 seconds"',
     )  # fmt: skip
-    add("--checkpoint", type=text, metavar="URI", help="folder in which a stream notes how far it is; of its own")
+    add("--checkpoint", type=nonblank, metavar="URI", help="folder for the stream's progress, used by no other stream")
     add(
         "--skip-missing", action="store_true",
         help="skip source files that were deleted before the stream read them, and count them (missing_files); by "
@@ -56,28 +56,31 @@ def add_stream(parser: JobParser) -> None:
     )  # fmt: skip
 
 
-def stream_of(found: argparse.Namespace) -> StreamArguments | None:
-    """Return how the stream runs that a command line asks for; None: it asks for none.
+def take_stream(options: argparse.Namespace) -> StreamArguments | None:
+    """Remove the stream's options from a namespace and return them; None if the job is not a stream.
 
     Raises:
-        ArgumentsError: one of the two arguments is missing.
+        ArgumentsError: ``--trigger`` or ``--checkpoint`` is missing, or ``--skip-missing`` has no effect.
 
     """
-    if (found.trigger is None) != (found.checkpoint is None):
+    if (options.trigger is None) != (options.checkpoint is None):
         raise ArgumentsError("--trigger and --checkpoint belong together: give both, or none")
-    if found.skip_missing and (found.trigger is None or not found.source):
+    if options.skip_missing and (options.trigger is None or not options.sources):
         raise ArgumentsError("--skip-missing is for a stream of files: give --trigger and --source with it")
-    return None if found.trigger is None else StreamArguments(found.trigger, found.checkpoint, found.skip_missing)
+    values = {option.name: vars(options).pop(option.name) for option in fields(StreamArguments)}
+    return None if values["trigger"] is None else StreamArguments(**values)
 
 
-def positive(value: str) -> int:
-    """Parse a whole number from 1."""
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is no number from 1")
-    return int(value)
+def positive(argument: str) -> int:
+    """Parse an integer of at least 1; a type for argparse."""
+    if not argument.isdecimal() or int(argument) < 1:
+        raise argparse.ArgumentTypeError(f"{argument!r} is not a whole number of at least 1")
+    return int(argument)
 
 
-def _trigger(value: str) -> str:
-    if value != AVAILABLE_NOW and not _INTERVAL.fullmatch(value):
-        raise argparse.ArgumentTypeError(f'{value!r} is neither {AVAILABLE_NOW} nor an interval such as "10 seconds"')
-    return value
+def _trigger(argument: str) -> str:
+    if argument != AVAILABLE_NOW and not _INTERVAL.fullmatch(argument):
+        raise argparse.ArgumentTypeError(
+            f'{argument!r} is neither {AVAILABLE_NOW} nor an interval such as "10 seconds"'
+        )
+    return argument

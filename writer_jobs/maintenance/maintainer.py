@@ -29,7 +29,7 @@ class TableMaintainer:
     Args:
         executor: Executor of units of work on the table.
         deferred: Returns a context in which signals do not interrupt a write; its argument cancels the work. See
-            :meth:`writer_jobs.job.stopping.StopSignals.deferred`.
+            :meth:`writer_jobs.job.stop_signals.StopSignals.deferred`.
         on_result: Called after each unit with the report so far; the unit's result is the last of
             :attr:`.MaintenanceReport.done`.
         parallel: Number of units that run in parallel.

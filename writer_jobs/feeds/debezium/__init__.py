@@ -1,1 +1,1 @@
-"""Debezium's change events: decoded to changes of rows."""
+"""Decode Debezium's change events and apply them to a Delta table."""

@@ -35,42 +35,42 @@ def apply_events(
     metadata: Mapping[str, Any] | None = None,
     before_write: Callable[[Hold], None] | None = None,
 ) -> ChangesResult:
-    """Apply a batch of Debezium's events of one table, so that the Delta table equals it, or has its history.
+    """Apply a batch of Debezium's events of one table. The Delta table then has the source's rows, or their history.
 
     ::
 
         apply_events(writer, spark.read.format("kafka")….load().selectExpr("key", "value", "topic AS origin"))
 
-    The rules are those of :func:`writer_jobs.feeds.debezium.decode.decode` and of :func:`writer_jobs.apply_changes`;
-    new columns and wider types come with the events. What cannot be decoded goes to ``<location>_dead_letters``, and is
-    counted; tombstones of Kafka and messages that are about no row are passed over.
+    The rules are those of :func:`writer_jobs.feeds.debezium.decode.decode` and of :func:`writer_jobs.apply_changes`.
+    New columns and wider types are added to the table. Messages that cannot be decoded are written to
+    ``<location>_dead_letters`` and counted. Kafka's tombstones and messages that change no row are skipped.
 
     Args:
-        writer: of the table, which is made if there is nothing at its location.
+        writer: Writer of the table. The table is created if its location is empty.
         messages: ``key`` and ``value`` (binary), ``origin`` (string).
-        keys: columns that together name a row; by default the fields of the messages' keys.
-        sequence_by: SQL over the envelope's ``source``, ``op``, ``ts_ms``, ``transaction`` and ``origin``; by default
-            the place in the database's log.
-        source_tables: Tables whose events are applied, such as ``shop.public.orders`` or ``orders``; those of others
-            are left out and counted as ``filtered``. A name that means several tables is refused. By default events of
-            several tables are refused.
-        max_dead_letters: A batch with more is refused.
-        stored_as_scd_type: as for :func:`writer_jobs.apply_changes`, like all that follows.
-        partition_by: likewise.
-        tombstone_retention: likewise.
-        txn: likewise; with it dead letters are written once, too.
-        lock_timeout_seconds: likewise.
-        metadata: likewise.
-        before_write: likewise.
+        keys: Columns that together identify a row; by default the fields of the messages' keys.
+        sequence_by: SQL expression over the envelope's ``source``, ``op``, ``ts_ms``, ``transaction`` and ``origin``;
+            by default the position in the database's log.
+        source_tables: Tables whose events are applied, such as ``shop.public.orders`` or ``orders``. Events of other
+            tables are filtered out and counted as ``filtered``. A name that matches several tables is refused. By
+            default events of several tables are refused.
+        max_dead_letters: The most dead letters of a batch; a batch with more is refused.
+        stored_as_scd_type: 1 to store the newest row of each key, 2 to store all rows of each key.
+        partition_by: Partition columns of a new table.
+        tombstone_retention: How long tombstones are stored.
+        txn: Id and version of the batch's transaction. With it, the batch and its dead letters are applied once.
+        lock_timeout_seconds: Seconds to wait for the lock; None for the lock manager's default.
+        metadata: Metadata of the commits.
+        before_write: Called under the lock, before the write.
 
     Raises:
-        ChangesError: the events cannot be ordered, have no key, are of several tables, or truncate the table; or too
-            many cannot be decoded.
-        SluiceError: see :meth:`LockedDeltaWriter.append`.
+        ChangesError: The events cannot be ordered, have no key, are of several tables, or truncate the table; or too
+            many messages cannot be decoded.
+        SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
     try:
-        decoded = decode(
+        batch = decode(
             messages,
             table=writer.log.state(),
             keys=keys,
@@ -80,16 +80,16 @@ def apply_events(
         )
     except FeedError as error:
         raise ChangesError(table=writer.table, reason=str(error)) from error
-    with decoded:
+    with batch:
         if max_dead_letters is not None:
-            messages_count = decoded.event_count + decoded.dead_count
-            max_dead_letters.check(writer.table, decoded.dead_count, messages_count, decoded.dead_reason)
+            message_count = batch.event_count + batch.dead_count
+            max_dead_letters.check(writer.table, batch.dead_count, message_count, batch.dead_reason)
         result = ChangesResult.of_nothing(writer.table)
-        if decoded.count:
+        if batch.count:
             result = apply_changes(
                 writer,
-                decoded.changes,
-                **decoded.how,
+                batch.changes,
+                **batch.apply_options,
                 stored_as_scd_type=stored_as_scd_type,
                 schema_evolution=True,
                 partition_by=partition_by,
@@ -99,14 +99,14 @@ def apply_events(
                 metadata=metadata,
                 before_write=before_write,
             )
-            result = replace(result, newest_at=decoded.newest_source_time)
-        if decoded.dead_count:
+            result = replace(result, newest_at=batch.newest_source_time)
+        if batch.dead_count:
             options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata)
-            write_dead_letters(writer, decoded.dead, txn, options_of_next_write(options, writer.manager, result.commit))
+            write_dead_letters(writer, batch.dead, txn, options_of_next_write(options, writer.manager, result.commit))
         return replace(
             result,
-            dead_letters=decoded.dead_count,
-            dead_reason=decoded.dead_reason,
-            skipped=decoded.skipped,
-            filtered=decoded.filtered,
+            dead_letters=batch.dead_count,
+            dead_reason=batch.dead_reason,
+            skipped=batch.skipped,
+            filtered=batch.filtered,
         )

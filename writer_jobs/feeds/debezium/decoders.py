@@ -1,6 +1,6 @@
-"""How a value in a message becomes a value of Spark's: by Kafka Connect's schema, by a column's type, or by its looks.
+"""Choose the decoder of a column: by Kafka Connect's schema, by the table's column, or by the type that Spark infers.
 
-A value that does not fit its type becomes null, and never another value; see
+A value that does not fit its type becomes null and never a different value; see
 :mod:`writer_jobs.feeds.debezium.json_values`.
 
 Sources: Kafka Connect's ``JsonConverter``; the semantic types of "Data type mappings" in the pages of Debezium's
@@ -44,113 +44,119 @@ from writer_jobs.feeds.debezium.json_values import Decoder
 _DEBEZIUM, _CONNECT = "io.debezium.time.", "org.apache.kafka.connect.data."
 
 
-# -- which decoder -----------------------------------------------------------------------------------------------------
-
-
-def of_connect(schema: Mapping[str, Any]) -> Decoder:
-    """Return the decoder of a Connect schema, as ``JsonConverter`` writes it beside the payload.
+def connect_decoder(schema: Mapping[str, Any]) -> Decoder:
+    """Return the decoder of a Connect schema, which ``JsonConverter`` writes with the payload.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: The schema is not a Connect schema.
 
     """
-    name, kind = schema.get("name") or "", schema["type"]
+    name, connect_type = schema.get("name") or "", schema["type"]
     if name == f"{_CONNECT}Decimal":
         return _decimal(schema["parameters"])
     if name in _SEMANTIC:
         return _SEMANTIC[name]
-    if kind == "struct":
-        return _struct(*((field["field"], of_connect(field)) for field in schema["fields"]))
-    if kind == "array":
-        return _array(of_connect(schema["items"]))
-    if kind == "map" and schema["keys"]["type"] == "string":
-        return _map(of_connect(schema["values"]))
-    return _PRIMITIVE.get(kind, Decoder(StringType()))
+    if connect_type == "struct":
+        return _struct(*((field["field"], connect_decoder(field)) for field in schema["fields"]))
+    if connect_type == "array":
+        return _array(connect_decoder(schema["items"]))
+    if connect_type == "map" and schema["keys"]["type"] == "string":
+        return _map(connect_decoder(schema["values"]))
+    return _PRIMITIVE.get(connect_type, Decoder(StringType()))
 
 
-def of_column(kind: DataType, values: DataType | None = None, *, is_fixed: bool = False) -> Decoder:
-    """Return the decoder of values without a schema, for a column of this type.
+def column_decoder(data_type: DataType, values: DataType | None = None, *, is_fixed: bool = False) -> Decoder:
+    """Return the decoder of values without a schema for a column of the table.
 
-    Fields that the column lacks are added, and numbers get the digits that the values have. Numbers are no
-    timestamps: only a schema has their unit.
+    The decoder's type has the column's fields and those of the values. Its decimals have the digits of both. Numbers do
+    not become timestamps, because only a schema states their unit.
 
     Args:
-        kind: Type of the column.
-        values: Type that Spark has inferred for the values.
-        is_fixed: Whether the type must stay as it is.
+        data_type: The column's type.
+        values: The type that Spark infers from the values.
+        is_fixed: Whether the column keeps its type.
 
     """
-    if isinstance(kind, StructType):
-        return _of_struct_column(kind, values if isinstance(values, StructType) else StructType())
-    if isinstance(kind, ArrayType):
-        return _array(of_column(kind.elementType, values.elementType if isinstance(values, ArrayType) else None))
-    if isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
-        return _map(of_column(kind.valueType))
-    if not is_fixed and (wider := _with_digits(kind, values)) is not None:
+    if isinstance(data_type, StructType):
+        return _struct_column_decoder(data_type, values if isinstance(values, StructType) else StructType())
+    if isinstance(data_type, ArrayType):
+        return _array(
+            column_decoder(data_type.elementType, values.elementType if isinstance(values, ArrayType) else None)
+        )
+    if isinstance(data_type, MapType) and isinstance(data_type.keyType, StringType):
+        return _map(column_decoder(data_type.valueType))
+    if not is_fixed and (wider := _wider_decimal(data_type, values)) is not None:
         return Decoder(wider)
-    return Decoder(kind, _WITHOUT_SCHEMA.get(type(kind), "plain"))
+    return Decoder(data_type, _WITHOUT_SCHEMA.get(type(data_type), "plain"))
 
 
-def _of_struct_column(kind: StructType, values: StructType) -> Decoder:
-    same = [field for field in values if field.name in kind.names]
-    inferred = {field.name.lower(): field for field in (*values, *same)}
-    names = {field.name.lower() for field in kind}
-    types = ((field, inferred.get(field.name.lower(), field)) for field in kind)
-    parts = [(json.name, field.name, of_column(field.dataType, json.dataType)) for field, json in types]
-    new = ((field.name, of_inferred(field.dataType)) for field in values if field.name.lower() not in names)
-    parts += [(name, name, part) for name, part in new if part is not None]
+def _struct_column_decoder(data_type: StructType, values: StructType) -> Decoder:
+    # A field whose name has the same case comes last, so it replaces one that differs by case.
+    same_case = [field for field in values if field.name in data_type.names]
+    inferred = {field.name.lower(): field for field in (*values, *same_case)}
+    names = {field.name.lower() for field in data_type}
+    pairs = ((field, inferred.get(field.name.lower(), field)) for field in data_type)
+    parts = [(json.name, field.name, column_decoder(field.dataType, json.dataType)) for field, json in pairs]
+    new_parts = ((field.name, inferred_decoder(field.dataType)) for field in values if field.name.lower() not in names)
+    parts += [(name, name, part) for name, part in new_parts if part is not None]
     fields = [StructField(name, part.type) for _, name, part in parts]
     return Decoder(StructType(fields), "struct", parts=tuple((name, part) for name, _, part in parts))
 
 
-def _with_digits(kind: DataType, values: DataType | None) -> DataType | None:
-    """Return the decimal type that has the digits of a column and of values; None: the column's type has them."""
-    if not isinstance(values, DecimalType) or not isinstance(kind, (DecimalType, *DIGITS)):
+def _wider_decimal(data_type: DataType, values: DataType | None) -> DataType | None:
+    """Return the decimal type with the digits of a column and of values; None if the column's type has them."""
+    if not isinstance(values, DecimalType) or not isinstance(data_type, (DecimalType, *DIGITS)):
         return None
-    scale = kind.scale if isinstance(kind, DecimalType) else 0
-    digits = kind.precision - kind.scale if isinstance(kind, DecimalType) else DIGITS[type(kind)]
-    # Spark takes every JSON number without a point for one of 20 digits.
-    more = values.precision - values.scale > max(digits, DIGITS[LongType])
+    scale = data_type.scale if isinstance(data_type, DecimalType) else 0
+    digits = data_type.precision - data_type.scale if isinstance(data_type, DecimalType) else DIGITS[type(data_type)]
+    # Spark infers 20 digits for every JSON number without a point.
+    is_longer = values.precision - values.scale > max(digits, DIGITS[LongType])
     wider = DecimalType(
-        min(MOST_DIGITS, (values.precision - values.scale if more else digits) + max(scale, values.scale)),
+        min(MOST_DIGITS, (values.precision - values.scale if is_longer else digits) + max(scale, values.scale)),
         max(scale, values.scale),
     )
-    fits = wider.precision - wider.scale >= digits and (more or wider.scale > scale)
+    fits = wider.precision - wider.scale >= digits and (is_longer or wider.scale > scale)
     return wider if fits else None
 
 
-def of_inferred(kind: DataType) -> Decoder | None:
-    """Return the decoder of values of which Spark has inferred a type; None if all are null."""
-    if isinstance(kind, NullType):
+def inferred_decoder(data_type: DataType) -> Decoder | None:
+    """Return the decoder of values by the type that Spark infers from them; None if all values are null."""
+    if isinstance(data_type, NullType):
         return None
-    if isinstance(kind, DecimalType) and kind.precision <= DOUBLE_DIGITS:
-        # What was written with a point, as doubles are.
+    if isinstance(data_type, DecimalType) and data_type.precision <= DOUBLE_DIGITS:
+        # JSON writes doubles with a point, and Spark infers a decimal for them.
         return Decoder(DoubleType())
-    if isinstance(kind, StructType):
-        parts = ((field.name, of_inferred(field.dataType)) for field in kind)
+    if isinstance(data_type, StructType):
+        parts = ((field.name, inferred_decoder(field.dataType)) for field in data_type)
         fields = [(name, part) for name, part in parts if part is not None]
         # Delta has no structs without fields.
         return _struct(*fields) if fields else Decoder(StringType())
-    if isinstance(kind, ArrayType):
-        return _array(of_inferred(kind.elementType) or Decoder(StringType()))
-    # Of several types: their text.
-    return Decoder(StringType()) if isinstance(kind, VariantType) else Decoder(kind)
+    if isinstance(data_type, ArrayType):
+        return _array(inferred_decoder(data_type.elementType) or Decoder(StringType()))
+    # Values of several types become their text.
+    return Decoder(StringType()) if isinstance(data_type, VariantType) else Decoder(data_type)
 
 
-def common_type(kinds: list[DataType], column: DataType | None) -> DataType | None:
-    """Return the type that holds values of all types, for a table's column (None: new); None if there is none."""
+def common_type(data_types: list[DataType], column: DataType | None) -> DataType | None:
+    """Return the type that holds the values of all types; None if no type does.
+
+    Args:
+        data_types: The types; at least one.
+        column: The type of the table's column; None for a new column.
+
+    """
     if isinstance(column, StringType):
-        return column if is_held_by_text(kinds) else None
+        return column if is_held_by_string(data_types) else None
 
-    def wider(one: DataType | None, two: DataType) -> DataType | None:
-        return None if one is None else wider_of(one, two)
+    def wider(common: DataType | None, data_type: DataType) -> DataType | None:
+        return None if common is None else wider_of(common, data_type)
 
-    return reduce(wider, kinds[1:], kinds[0])
+    return reduce(wider, data_types[1:], data_types[0])
 
 
-def is_held_by_text(kinds: Iterable[DataType]) -> bool:
+def is_held_by_string(data_types: Iterable[DataType]) -> bool:
     """Return whether a string column holds the values of all types, in every time zone."""
-    return all(holds(StringType(), kind) for kind in kinds)
+    return all(holds(StringType(), data_type) for data_type in data_types)
 
 
 def _struct(*parts: tuple[str, Decoder]) -> Decoder:
@@ -183,8 +189,9 @@ _PRIMITIVE: Mapping[str, Decoder] = {
     "float64": Decoder(DoubleType()),
     "bytes": Decoder(BinaryType(), "base64"),
 }
-#: Times of day stay numbers, as durations do, for Delta has no type for them. What is not here is what it is without
-#: its name: Json, Uuid, Enum, Xml and IsoTime are texts, Bits are bytes, geometries are structs.
+#: Decoders by the name of Debezium's or Connect's semantic type. Times of day and durations stay numbers, because Delta
+#: has no type for them. A semantic type that is not listed is decoded by its primitive type: Json, Uuid, Enum, Xml and
+#: IsoTime as strings, Bits as bytes, geometries as structs.
 _SEMANTIC: Mapping[str, Decoder] = {
     f"{_DEBEZIUM}Date": Decoder(DateType(), "days"),
     f"{_CONNECT}Date": Decoder(DateType(), "days"),
@@ -210,6 +217,6 @@ _WITHOUT_SCHEMA: Mapping[type[DataType], str] = {
 
 
 def struct_ddl(inferred: str) -> str:
-    """Return what ``schema_of_variant_agg`` says as Spark's SQL writes it."""
+    """Convert the type that ``schema_of_variant_agg`` returns to Spark's SQL."""
     parts = re.split(r"(`(?:[^`]|``)*`)", inferred)
     return "".join(part if part.startswith("`") else part.replace("OBJECT<", "STRUCT<") for part in parts)

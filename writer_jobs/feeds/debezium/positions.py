@@ -1,16 +1,16 @@
-"""Where a change stands in the order of its database, by what Debezium's ``source`` says of it.
+"""The position of a change in its database's log, derived from Debezium's ``source``.
 
-A position is a text, in which each number has as many digits as the largest. So all connectors have one type, which
-stays when a feed is moved to another database.
+A position is a text. Each number in it is padded to the same number of digits, so texts sort as numbers do. All
+connectors share this type, so a feed keeps its order when it moves to another database.
 
-- PostgreSQL: the last commit before the change, then its own place in the log (``source.sequence``). The log alone is
-  not the order: a transaction writes while others commit, and an incremental snapshot may read in between.
-- MySQL, MariaDB: number of the binlog file, position of the event, row within it.
-- SQL Server, Db2: commit, change, and its number within the change.
-- Oracle: commit, change, and what tells changes of one SCN apart.
+- PostgreSQL: the LSN of the last commit before the change, then the change's own LSN (``source.sequence``). The LSN
+  alone is not an order: a transaction writes while others commit, and an incremental snapshot can read in between.
+- MySQL, MariaDB: the number of the binlog file, the position of the event, the row within the event.
+- SQL Server, Db2: the LSN of the commit, the LSN of the change, the event's number within the change.
+- Oracle: the SCN of the commit, the SCN of the change, and fields that order changes of one SCN.
 
-Rows of a snapshot come before the changes of their position. Rows of an incremental snapshot come behind them: Debezium
-leaves out of a window the rows that have changed while it was read.
+Rows of a snapshot precede the changes of their position. Rows of an incremental snapshot follow them: Debezium omits
+rows that change while it reads them.
 
 Sources: Debezium's ``*SourceInfo.java`` and ``SnapshotRecord.java``;
 https://debezium.io/documentation/reference/stable/connectors/postgresql.html#postgresql-create-events (``sequence``);
@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.feeds.wire import path
+from writer_jobs.feeds.message_values import variant_path
 
 _INT, _LONG, _SCN, _RS_ID = 10, 20, 38, 32
 _NO_LSN = "00000000:00000000:0000"
@@ -39,36 +39,39 @@ _FIELDS: Mapping[str, str] = {
 }
 
 
-def source_of(payload: Column, more: Iterable[str]) -> Column:
-    """Return ``source`` as a struct of what connectors write there, and of more fields, which are texts."""
-    kinds = {**dict.fromkeys(more, "string"), **_FIELDS}
+def source_struct(payload: Column, extra_fields: Iterable[str]) -> Column:
+    """Return ``source`` as a struct of the fields that connectors write, and of extra fields as strings."""
+    data_types = {**dict.fromkeys(extra_fields, "string"), **_FIELDS}
     return F.struct(
-        *(F.try_variant_get(payload, path("source", name), kind).alias(name) for name, kind in kinds.items())
+        *(
+            F.try_variant_get(payload, variant_path("source", name), data_type).alias(name)
+            for name, data_type in data_types.items()
+        )
     )
 
 
-def is_known(connector: str) -> bool:
-    """Tell whether the order of a connector's changes is known."""
+def has_position(connector: str) -> bool:
+    """Return whether this module derives the position of a connector's changes."""
     return any(connector in names for names in _POSITIONS)
 
 
 def position(connectors: Collection[str]) -> Column:
-    """Return the position of a change of one of these connectors; null if what its ``payload`` says does not tell it.
+    """Return the position of a change of one of these connectors; null if ``source`` lacks a field of it.
 
-    Its operation is in the column ``op``.
+    Reads the columns ``payload`` and ``op``.
     """
-    found = F.lit(None).cast("string")
-    for names, make in _POSITIONS.items():
+    chosen = F.lit(None).cast("string")
+    for names, connector_position in _POSITIONS.items():
         if not set(names).isdisjoint(connectors):
-            found = F.when(_field("connector").isin(*names), make()).otherwise(found)
-    return found
+            chosen = F.when(_field("connector").isin(*names), connector_position()).otherwise(chosen)
+    return chosen
 
 
 def _postgresql() -> Column:
-    before, here = (F.get_json_object(_field("sequence"), f"$[{at}]") for at in (0, 1))
-    lsn = _digits(F.coalesce(_field("lsn"), here), _LONG)
-    # Where no commit has been read yet, a change has only its own place.
-    return _joined(F.coalesce(_digits(before, _LONG), lsn), _phase(), lsn)
+    commit_lsn, change_lsn = (F.get_json_object(_field("sequence"), f"$[{index}]") for index in (0, 1))
+    lsn = _digits(F.coalesce(_field("lsn"), change_lsn), _LONG)
+    # Before the connector reads its first commit, a change has only its own LSN.
+    return _joined(F.coalesce(_digits(commit_lsn, _LONG), lsn), _phase(), lsn)
 
 
 def _binlog() -> Column:
@@ -88,7 +91,7 @@ def _scns() -> Column:
         _digits(F.coalesce(_field("commit_scn"), scn), _SCN),
         _phase(),
         _digits(scn, _SCN),
-        # Newer versions number the changes of a transaction, older ones say where in the redo log they are.
+        # Newer versions number the changes of a transaction. Older ones write the place in the redo log.
         _digits(_field("txSeq", "0"), _LONG),
         F.rpad(F.trim(_field("rs_id", "")), _RS_ID, " "),
         _digits(_field("ssn", "0"), _LONG),
@@ -104,22 +107,23 @@ _POSITIONS: dict[tuple[str, ...], Callable[[], Column]] = {
 
 
 def _field(name: str, default: str | None = None) -> Column:
-    found = F.try_variant_get("payload", path("source", name), "string")
-    return found if default is None else F.coalesce(found, F.lit(default))
+    text = F.try_variant_get("payload", variant_path("source", name), "string")
+    return text if default is None else F.coalesce(text, F.lit(default))
 
 
 def _digits(number: Column, digits: int) -> Column:
-    """Write a number with leading zeros; null if it is none."""
+    """Pad a number with leading zeros; null if it is not a number."""
     return F.when(number.rlike(r"^\d+\z"), F.lpad(number, digits, "0"))
 
 
 def _phase() -> Column:
+    """Return the rank among changes of one position: snapshot 0, change 1, incremental snapshot 2."""
     snapshot = F.lower(_field("snapshot", "false"))
-    read = (snapshot != "false") | (F.col("op") == "r")
-    return F.when(snapshot == "incremental", "2").when(read, "0").otherwise("1")
+    is_snapshot = (snapshot != "false") | (F.col("op") == "r")
+    return F.when(snapshot == "incremental", "2").when(is_snapshot, "0").otherwise("1")
 
 
 def _joined(*parts: Column) -> Column:
-    """Join parts by dots; null if one of them is."""
-    between = [each for part in parts[1:] for each in (F.lit("."), part)]
-    return F.concat(parts[0], *between)
+    """Join parts by dots; null if a part is null."""
+    separated = [column for part in parts[1:] for column in (F.lit("."), part)]
+    return F.concat(parts[0], *separated)

@@ -1,1 +1,1 @@
-"""Cells of HBase: decoded, remembered, folded to rows as HBase reads them."""
+"""Decode cells of HBase and apply them to a Delta table."""

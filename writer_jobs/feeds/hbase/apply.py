@@ -1,4 +1,4 @@
-"""``apply_cells``: merge cells of an HBase table into a Delta table, so that it has what HBase would show."""
+"""``apply_cells``: merge cells of an HBase table into a Delta table, whose rows then equal what HBase shows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lock_manager import Hold
 from writer_jobs.commit.options import WriteOptions, options_of_next_write
 from writer_jobs.feeds.dead_letters import DeadLetterLimit, write_dead_letters
 from writer_jobs.feeds.hbase.cells import CellRows
-from writer_jobs.feeds.hbase.decode import MESSAGE, ORIGIN, OTHER, REASON, decoded
+from writer_jobs.feeds.hbase.decode import FILTERED, MESSAGE, ORIGIN, REASON, decode_cells
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.merge.apply import RETENTION
 from writer_jobs.merge.batch_applier import ApplyOptions, BatchApplier
@@ -39,40 +39,40 @@ def apply_cells(
     metadata: Mapping[str, Any] | None = None,
     before_write: Callable[[Hold], None] | None = None,
 ) -> ChangesResult:
-    """Apply a batch of cells to a table, so that each row has what HBase would show of it.
+    """Apply a batch of cells to a table. Each row of the table then has the values that HBase shows.
 
     ::
 
         mapping = HBaseMapping.parsed('{"row_key": [{"column": "id", "type": "string"}]}')
         apply_cells(writer, spark.read.parquet("s3a://landing/cells"), mapping)
 
-    The rules are those of :mod:`writer_jobs.feeds.hbase.cells`. The result does not depend on the order in which cells
-    come, on how they are cut into batches, or on how often each comes. Cells are remembered in ``<location>_cells``,
-    which is locked with the table and committed before it, as tombstones are; see
-    :func:`writer_jobs.apply_changes`. What cannot be decoded goes to ``<location>_dead_letters``, and is counted.
+    The rules are those of :mod:`writer_jobs.feeds.hbase.cells`. The result does not depend on the order of the cells,
+    on their division into batches, or on repetitions. All cells are stored in ``<location>_cells``, which is locked
+    with the table and committed before it, as tombstones are; see :func:`writer_jobs.apply_changes`. Cells that cannot
+    be decoded are written to ``<location>_dead_letters`` and counted.
 
     Args:
-        writer: of the table, which is made if there is nothing at its location. Its columns are the feed's.
-        cells: see :func:`writer_jobs.feeds.hbase.decode.decoded`.
-        mapping: of the row key and of values. All feeds of a table have the same one.
-        partition_by: partition columns of a new table, of the row key's.
-        max_dead_letters: A batch with more is refused.
-        retention: how late a cell may come after a delete that hides it, or a delete after a newer version.
-        txn: as for :func:`writer_jobs.apply_changes`; with it dead letters are written once, too.
-        lock_timeout_seconds: likewise.
-        metadata: likewise.
-        before_write: likewise.
+        writer: Writer of the table. The table is created if its location is empty. It has the feed's columns only.
+        cells: Cells, as :func:`writer_jobs.feeds.hbase.decode.decode_cells` takes them.
+        mapping: Mapping of the row key and of values. All feeds of a table use one mapping.
+        partition_by: Partition columns of a new table; columns of the row key.
+        max_dead_letters: The most dead letters of a batch; a batch with more is refused.
+        retention: The longest delay of a cell after a delete that hides it, and of a delete after a newer version.
+        txn: Id and version of the batch's transaction. With it, the batch and its dead letters are applied once.
+        lock_timeout_seconds: Seconds to wait for the lock; None for the lock manager's default.
+        metadata: Metadata of the commits.
+        before_write: Called under the lock, before the write.
 
     Raises:
-        ChangesError: two cells have one timestamp and different values, and it is not known which is newer; two columns
-            of HBase would be one of the table. Or the table is fed in another way, or too many cells cannot be decoded.
-        SourceError: the cells lack a column.
-        SluiceError: see :meth:`LockedDeltaWriter.append`.
+        ChangesError: Two cells have one timestamp, different values and no order; two columns of HBase have one column
+            in the table; the table has another feed; or too many cells cannot be decoded.
+        SourceError: The cells lack a column.
+        SluiceError: See :meth:`LockedDeltaWriter.append`.
 
     """
     spec = ChangeSpec.of(writer.table, keys=mapping.keys, sequence_by=SEQ)
     options = WriteOptions(lock_timeout_seconds=lock_timeout_seconds, metadata=metadata, before_write=before_write)
-    how = ApplyOptions(
+    apply_options = ApplyOptions(
         evolves=True,
         partition_by=tuple(partition_by),
         retention_days=retention / timedelta(days=1),
@@ -82,24 +82,24 @@ def apply_cells(
     binding = FeedBinding(cells.sparkSession, writer.table, feed)
     if (state := writer.log.state()) is not None:
         binding.refuse_other(state)
-    with ExitStack() as open_ones:
-        # Read once: a topic may have more the next time.
+    with ExitStack() as resources:
+        # The cells are read once: a later read of a topic can return more.
         partitions = partition_by if state is None else state.partition_columns
-        decoded_cells = decoded(cells, mapping, partitions)
-        found = open_ones.enter_context(closing(MaterializedRows.of(spec.table, decoded_cells, "cells"))).rows
-        counts = found.agg(
-            F.count_if(~F.col(OTHER)).alias("cells"),
-            F.count_if(OTHER).alias("filtered"),
+        decoded_cells = decode_cells(cells, mapping, partitions)
+        rows = resources.enter_context(closing(MaterializedRows.of(spec.table, decoded_cells, "cells"))).rows
+        counts = rows.agg(
+            F.count_if(~F.col(FILTERED)).alias("cells"),
+            F.count_if(FILTERED).alias("filtered"),
             F.count(REASON).alias("dead"),
             F.mode(REASON).alias("reason"),
         )
         cell_count, filtered, dead_count, dead_reason = counts.collect()[0]
         if max_dead_letters is not None:
             max_dead_letters.check(writer.table, dead_count, cell_count, dead_reason)
-        good = found.where(F.col(REASON).isNull() & ~F.col(OTHER)).drop(REASON, ORIGIN, MESSAGE, OTHER)
-        application = BatchApplier(writer, spec, CellRows(spec, mapping), binding, good, how, options)
-        open_ones.enter_context(closing(application))
-        dead = found.where(F.col(REASON).isNotNull()).select(
+        good = rows.where(F.col(REASON).isNull() & ~F.col(FILTERED)).drop(REASON, ORIGIN, MESSAGE, FILTERED)
+        application = BatchApplier(writer, spec, CellRows(spec, mapping), binding, good, apply_options, options)
+        resources.enter_context(closing(application))
+        dead = rows.where(F.col(REASON).isNotNull()).select(
             F.lit(None).cast("binary").alias("key"),
             F.col(MESSAGE).alias("value"),
             F.col(ORIGIN).alias("origin"),

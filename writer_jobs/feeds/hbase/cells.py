@@ -1,18 +1,18 @@
-"""Rows as HBase reads them: of each column the newest value that no delete hides.
+"""Compute rows from cells as HBase reads them: the newest value of each column that no delete hides.
 
-What a reader sees follows from the cells alone, in whatever order they were written (HBase without major compactions,
-and with versions enough):
+The cells alone determine the visible values. The order of the writes does not matter, for an HBase table that keeps
+enough versions and runs no major compactions:
 
-- A Put is hidden by a DeleteColumn of its column, or a DeleteFamily of its family, with its timestamp or a later one,
-  and by a Delete of its column, or a DeleteFamilyVersion of its family, with its very timestamp.
-- Of the Puts of a column that are not hidden the one with the largest timestamp is seen, so that a delete of one
-  version brings back the one before.
-- A row is there if a value of it is seen.
+- A DeleteColumn of a Put's column and a DeleteFamily of its family hide the Put if their timestamp is the same or
+  later. A Delete of its column and a DeleteFamilyVersion of its family hide it if their timestamp is the same.
+- A reader sees the visible Put of a column with the largest timestamp, so a delete of one version uncovers the version
+  before it.
+- A row exists if a reader sees one of its values.
 
-Source: HBase's reference guide, "Versions", and ``ScanDeleteTracker``: at one timestamp deletes come before Puts,
-whichever was written first.
+Source: HBase's reference guide, "Versions", and ``ScanDeleteTracker``: at one timestamp deletes precede Puts, also
+if they were written later.
 
-So all cells are remembered, in a table beside; the rows that a batch touches are made anew from theirs.
+So a side table stores all cells. The rows that a batch touches are computed from all of their cells.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from writer_jobs.feeds.hbase.decode import (
     QUALIFIER,
     TYPE,
     VALUE,
-    WRITTEN,
+    WRITE_ORDER,
 )
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
 from writer_jobs.merge.batch import AMBIGUOUS, ChangeBatch, fold
@@ -47,11 +47,11 @@ from writer_jobs.merge.side_table import SideTableLayout
 from writer_jobs.writer import LockedDeltaWriter
 
 _MOST_COLUMNS = 2000
-_GONE, _VALUES, _SEEN, _COLUMN = "__sluice_gone", "__sluice_values", "__sluice_seen", "__sluice_column"
+_DELETED_ROW, _VALUES, _VISIBLE, _COLUMN = "__sluice_gone", "__sluice_values", "__sluice_seen", "__sluice_column"
 _OLD, _NEWEST = "__sluice_old", "__sluice_newest"
 _DELETED, _COLUMN_UP_TO = "__sluice_deleted_version", "__sluice_deleted_column_up_to"
 _FAMILY_UP_TO, _FAMILY_AT = "__sluice_deleted_family_up_to", "__sluice_deleted_family_at"
-#: The cells of a table, as they came.
+#: The side table with all cells of a table.
 CELLS = SideTableLayout(
     CELLS_SUFFIX,
     (
@@ -59,141 +59,146 @@ CELLS = SideTableLayout(
         StructField(QUALIFIER, StringType()),
         StructField(TYPE, StringType()),
         StructField(VALUE, BinaryType()),
-        StructField(WRITTEN, LongType()),
+        StructField(WRITE_ORDER, LongType()),
     ),
     holds_all_rows=True,
 )
 
 
 class CellRows:
-    """How cells become rows.
+    """The table model of cells.
 
     Args:
-        spec: of the row key's columns.
-        mapping: of the other columns.
+        spec: Specification with the row key's columns.
+        mapping: Mapping of the other columns.
 
     """
 
     sequence: str | None = None
-    tie_breaker = WRITTEN
+    tie_breaker = WRITE_ORDER
     side_table = CELLS
 
     def __init__(self, spec: ChangeSpec, mapping: HBaseMapping) -> None:
         self._spec = spec
         self._mapping = mapping
         self._keys = [quoted(name) for name in spec.keys]
-        #: Cells of which one is left: HBase has one of each.
+        #: Columns that identify a cell. HBase stores one cell for each.
         self.group_columns = (*spec.keys, FAMILY, QUALIFIER, SEQ, TYPE)
 
     def row(self, batch: ChangeBatch) -> StructType:
-        """Return the columns that the table gets of a batch: those of the mapping, and of new qualifiers.
+        """Return the columns of the table for a batch: those of the mapping, and those of new qualifiers.
 
         Raises:
-            ChangesError: two columns of HBase would be one, or they are too many for a table.
+            ChangesError: Two columns of HBase have one column in the table, or the batch has too many columns.
 
         """
         puts = batch.rows.where(F.col(TYPE) == PUT).select(FAMILY, QUALIFIER).distinct()
         column = self._mapping.column_of(F.col(FAMILY), F.col(QUALIFIER)).alias(_COLUMN)
-        found = puts.select(FAMILY, QUALIFIER, column).limit(_MOST_COLUMNS + 1).collect()
-        if len(found) > _MOST_COLUMNS:
+        qualifiers = puts.select(FAMILY, QUALIFIER, column).limit(_MOST_COLUMNS + 1).collect()
+        if len(qualifiers) > _MOST_COLUMNS:
             raise self._spec.misfit(f"the batch has more than {_MOST_COLUMNS} columns: qualifiers seem to be data")
         fields = {name.lower(): batch.rows.schema[name] for name in self._spec.keys}
-        for each in self._mapping.targets:
-            fields[each.column.lower()] = StructField(each.column, each.type.spark)
-        source: dict[str, str] = {}
-        for row in sorted(row for row in found if row[_COLUMN] is not None):
+        for target in self._mapping.targets:
+            fields[target.column.lower()] = StructField(target.column, target.type.spark)
+        cell_columns: dict[str, str] = {}
+        for row in sorted(row for row in qualifiers if row[_COLUMN] is not None):
             name, cell = row[_COLUMN], f"{row[FAMILY]}:{row[QUALIFIER]}"
             key = name.lower()
-            if source.setdefault(key, cell) != cell or (key in fields and cell not in self._mapping.columns):
-                raise self._one_of_two(cell, name)
+            if cell_columns.setdefault(key, cell) != cell or (key in fields and cell not in self._mapping.columns):
+                raise self._duplicate_column(cell, name)
             fields[key] = StructField(name, self._mapping.type_of(name).spark, metadata={"comment": cell})
         return StructType(list(fields.values()))
 
-    def _one_of_two(self, cell: str, column: str) -> ChangesError:
+    def _duplicate_column(self, cell: str, column: str) -> ChangesError:
         return self._spec.misfit(f"{cell} would be the column {column}, which is another one: name it in the mapping")
 
     def fields(self, sequence: DataType) -> list[StructField]:  # noqa: ARG002 (as others')
-        """Return nothing: rows of cells have no sequence."""
+        """Return no fields: rows of cells have no sequence."""
         return []
 
     def refuse_other_columns(self, table: StructType, row: StructType) -> None:
-        """Make sure that each column of the table is of one column of HBase, which is in the column's comment."""
-        known = {field.name.lower(): field.metadata.get("comment") for field in table}
+        """Make sure that no column of the table has the values of two columns of HBase.
+
+        The comment of a table's column names its column of HBase.
+        """
+        comments = {field.name.lower(): field.metadata.get("comment") for field in table}
         for field in row:
-            cell, before = field.metadata.get("comment"), known.get(field.name.lower())
-            if cell is not None and before is not None and before != cell:
-                raise self._one_of_two(cell, field.name)
+            cell, stored_cell = field.metadata.get("comment"), comments.get(field.name.lower())
+            if cell is not None and stored_cell is not None and stored_cell != cell:
+                raise self._duplicate_column(cell, field.name)
 
     def side_rows(self, batch: ChangeBatch) -> DataFrame | None:
-        """Return all of it."""
+        """Return all rows of the batch for the side table."""
         return batch.rows
 
     def source(self, rows: DataFrame, read_table: Callable[[], DataFrame], remembered: DataFrame | None) -> DataFrame:
-        """Return the rows that the batch touches as they are now, and which of them are gone."""
+        """Return the rows that the batch touches, each with its new values and whether it is deleted."""
         touched = rows.select(*self._keys).distinct()
         cells = rows.drop(DELETED)
         if remembered is not None:
             cells = cells.unionByName(remembered.join(touched, list(self._spec.keys), "left_semi"))
-        seen = _seen(self._one_each(cells), self._keys)
+        cells = _with_visibility(self._fold_repetitions(cells), self._keys)
         column = F.lower(self._mapping.column_of(F.col(FAMILY), F.col(QUALIFIER)))
         newest = (
-            seen.groupBy(*self._keys, FAMILY, QUALIFIER)
-            .agg(F.max_by(F.when(F.col(_SEEN), F.col(VALUE)), F.when(F.col(_SEEN), F.col(SEQ))).alias(VALUE))
+            cells.groupBy(*self._keys, FAMILY, QUALIFIER)
+            .agg(F.max_by(F.when(F.col(_VISIBLE), F.col(VALUE)), F.when(F.col(_VISIBLE), F.col(SEQ))).alias(VALUE))
             .withColumn(_COLUMN, F.when(F.col(VALUE).isNotNull(), column))
         )
         entry = F.when(F.col(_COLUMN).isNotNull(), F.struct(_COLUMN, VALUE))
         row = newest.groupBy(*self._keys).agg(
-            (~F.bool_or(F.col(VALUE).isNotNull())).alias(_GONE),
+            (~F.bool_or(F.col(VALUE).isNotNull())).alias(_DELETED_ROW),
             F.map_from_entries(F.collect_list(entry)).alias(_VALUES),
         )
-        others = [name for name in read_table().columns if name.lower() not in {key.lower() for key in self._spec.keys}]
-        return row.select(*self._keys, *(self._value(name).alias(name) for name in others), _GONE)
+        keys = {key.lower() for key in self._spec.keys}
+        values = [self._value(name).alias(name) for name in read_table().columns if name.lower() not in keys]
+        return row.select(*self._keys, *values, _DELETED_ROW)
 
     def merge(self, writer: LockedDeltaWriter, source: DataFrame, within: Column) -> LockedMerge:
-        """Return the merge of :meth:`source` into the table, whose rows that matter are ``within``."""
-        gone = qualified(S, _GONE)
-        fields = [field for field in source.schema if field.name != _GONE]
-        same = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
+        """Return the MERGE of :meth:`source` into the table's rows that match ``within``."""
+        is_deleted = qualified(S, _DELETED_ROW)
+        fields = [field for field in source.schema if field.name != _DELETED_ROW]
+        is_same = all_of(comparable(field, S).eqNullSafe(comparable(field, T)) for field in fields)
         values = {quoted(field.name): qualified(S, field.name) for field in fields}
         return (
             writer.merge(source.alias(S), match_on(self._spec.keys, within), alias=T)
-            .whenMatchedDelete(gone)
-            .whenMatchedUpdate(~gone & ~same, values)
-            .whenNotMatchedInsert(~gone, values)
+            .whenMatchedDelete(is_deleted)
+            .whenMatchedUpdate(~is_deleted & ~is_same, values)
+            .whenNotMatchedInsert(~is_deleted, values)
         )
 
     def unchanged(self, batch: ChangeBatch, keys: int, inserted: int, changed: int) -> int:  # noqa: ARG002 (as RowHistory's)
-        """Return how many of the rows that a batch touches are as they were."""
+        """Return the number of touched rows that the batch does not change."""
         return max(0, keys - changed)
 
-    def _one_each(self, cells: DataFrame) -> DataFrame:
-        """Fold repetitions of a cell into one, and fail if they are not that.
+    def _fold_repetitions(self, cells: DataFrame) -> DataFrame:
+        """Fold repetitions of a cell into one cell; cells of one timestamp with different values fail the job.
 
-        A row's cells are in one task from here on, in the order that :func:`_seen` needs: one shuffle, one
-        sort.
+        The cells of a row come into one task, in the order that :func:`_with_visibility` needs. So one shuffle and one
+        sort are enough.
         """
         cells = cells.withColumn(DELETED, F.expr("false")).repartition(*self._keys)
         message = with_keys("two cells have one timestamp and different values: ", self._spec.keys)
-        once = F.when(F.col(AMBIGUOUS), F.raise_error(message).cast("string")).otherwise(F.col(TYPE))
-        return fold(cells, self.group_columns, self.tie_breaker).withColumn(TYPE, once).drop(AMBIGUOUS, DELETED)
+        checked_type = F.when(F.col(AMBIGUOUS), F.raise_error(message).cast("string")).otherwise(F.col(TYPE))
+        return fold(cells, self.group_columns, self.tie_breaker).withColumn(TYPE, checked_type).drop(AMBIGUOUS, DELETED)
 
     def _value(self, name: str) -> Column:
         """Return the value of a column of the table.
 
-        It was decoded when it came. If it cannot be now, the mapping says something else than it did then.
+        The value was decodable when its cell arrived. If it no longer is, the mapping has changed since.
         """
         value = F.col(_VALUES)[name.lower()]
-        kind = self._mapping.type_of(name)
-        found = kind.decoded(value)
-        message = with_keys(f"a value of {name} that came before does not fit the mapping's type: ", self._spec.keys)
-        return F.when(value.isNotNull() & found.isNull(), F.raise_error(message).cast(kind.spark)).otherwise(found)
+        value_type = self._mapping.type_of(name)
+        decoded_value = value_type.decode(value)
+        message = with_keys(f"a stored value of {name} does not fit the mapping's type: ", self._spec.keys)
+        failure = F.raise_error(message).cast(value_type.spark)
+        return F.when(value.isNotNull() & decoded_value.isNull(), failure).otherwise(decoded_value)
 
 
 def without_expired(cells: DataFrame, keys: Sequence[str], old: Column) -> DataFrame:
-    """Return cells without those that no reader can see again.
+    """Drop the cells that no reader can see again.
 
-    Hidden cells are dropped; the delete that hides them is dropped no sooner. Older versions, which a delete of the
-    newer one could bring back, and deletes, which could hide a late Put, are dropped when they are old.
+    A hidden Put is dropped at once; the delete that hides it is dropped later. An older version, which a delete of the
+    newer one could uncover, and a delete, which could hide a late Put, are dropped when they are old.
 
     Args:
         cells: Each cell once, with ``SEQ``.
@@ -202,34 +207,34 @@ def without_expired(cells: DataFrame, keys: Sequence[str], old: Column) -> DataF
 
     """
     names = list(map(quoted, keys))
-    cells = _seen(cells.withColumn(_OLD, old), names)
-    newest = F.max(F.when(F.col(_SEEN), F.col(SEQ))).over(Window.partitionBy(*names, FAMILY, QUALIFIER))
+    cells = _with_visibility(cells.withColumn(_OLD, old), names)
+    newest = F.max(F.when(F.col(_VISIBLE), F.col(SEQ))).over(Window.partitionBy(*names, FAMILY, QUALIFIER))
     is_put = F.col(TYPE) == PUT
-    is_kept_put = F.col(_SEEN) & (~F.col(_OLD) | (F.col(SEQ) == F.col(_NEWEST)))
-    return cells.withColumn(_NEWEST, newest).where(F.when(is_put, is_kept_put).otherwise(~F.col(_OLD)))
+    is_needed_put = F.col(_VISIBLE) & (~F.col(_OLD) | (F.col(SEQ) == F.col(_NEWEST)))
+    return cells.withColumn(_NEWEST, newest).where(F.when(is_put, is_needed_put).otherwise(~F.col(_OLD)))
 
 
-def _seen(cells: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Add ``_SEEN``: whether a cell is a Put that nothing hides. ``keys`` are quoted."""
+def _with_visibility(cells: DataFrame, keys: Sequence[str]) -> DataFrame:
+    """Add ``_VISIBLE``: whether a cell is a Put that no delete hides. ``keys`` are quoted."""
 
-    def at(kind: str) -> Column:
-        return F.when(F.col(TYPE) == kind, F.col(SEQ))
+    def timestamp_of(cell_type: str) -> Column:
+        return F.when(F.col(TYPE) == cell_type, F.col(SEQ))
 
-    # From the narrowest to the widest, each a prefix of the one before: sorted once.
-    of_version = Window.partitionBy(*keys, FAMILY, QUALIFIER, SEQ)
-    of_column = Window.partitionBy(*keys, FAMILY, QUALIFIER)
-    of_family = Window.partitionBy(*keys, FAMILY)
-    hidden = (
+    # From the narrowest window to the widest. Each is a prefix of the previous one, so Spark sorts once.
+    version_window = Window.partitionBy(*keys, FAMILY, QUALIFIER, SEQ)
+    column_window = Window.partitionBy(*keys, FAMILY, QUALIFIER)
+    family_window = Window.partitionBy(*keys, FAMILY)
+    is_hidden = (
         F.col(_DELETED)
         | F.coalesce(F.col(SEQ) <= F.col(_COLUMN_UP_TO), F.expr("false"))
         | F.coalesce(F.col(SEQ) <= F.col(_FAMILY_UP_TO), F.expr("false"))
         | F.array_contains(_FAMILY_AT, F.col(SEQ))
     )
     return (
-        cells.withColumn(_DELETED, F.bool_or(F.col(TYPE) == DELETE).over(of_version))
-        .withColumn(_COLUMN_UP_TO, F.max(at(DELETE_COLUMN)).over(of_column))
-        .withColumn(_FAMILY_UP_TO, F.max(at(DELETE_FAMILY)).over(of_family))
-        .withColumn(_FAMILY_AT, F.collect_set(at(DELETE_FAMILY_VERSION)).over(of_family))
-        .withColumn(_SEEN, (F.col(TYPE) == PUT) & ~hidden)
+        cells.withColumn(_DELETED, F.bool_or(F.col(TYPE) == DELETE).over(version_window))
+        .withColumn(_COLUMN_UP_TO, F.max(timestamp_of(DELETE_COLUMN)).over(column_window))
+        .withColumn(_FAMILY_UP_TO, F.max(timestamp_of(DELETE_FAMILY)).over(family_window))
+        .withColumn(_FAMILY_AT, F.collect_set(timestamp_of(DELETE_FAMILY_VERSION)).over(family_window))
+        .withColumn(_VISIBLE, (F.col(TYPE) == PUT) & ~is_hidden)
         .drop(_DELETED, _COLUMN_UP_TO, _FAMILY_UP_TO, _FAMILY_AT)
     )

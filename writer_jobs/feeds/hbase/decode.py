@@ -1,4 +1,4 @@
-"""Cells of HBase, out of JSON lines, files of columns, or the events of Apache HBase's Kafka proxy."""
+"""Decode cells of HBase from JSON lines, from files with columns, or from events of Apache HBase's Kafka proxy."""
 
 from __future__ import annotations
 
@@ -11,37 +11,27 @@ from pyspark.sql.types import IntegralType, LongType, StringType, StructField, S
 from writer_jobs.delta.partition_values import unstorable_text
 from writer_jobs.errors import SourceError
 from writer_jobs.feeds.hbase.mapping import HBaseMapping
-from writer_jobs.feeds.wire import only_value
+from writer_jobs.feeds.message_values import parse_single_value
 from writer_jobs.merge.change_spec import DELETED, SEQ
 
 #: Types of cells. Source: ``org.apache.hadoop.hbase.KeyValue.Type``.
-PUT, DELETE, DELETE_FAMILY_VERSION, DELETE_COLUMN, DELETE_FAMILY = (
-    "Put",
-    "Delete",
-    "DeleteFamilyVersion",
-    "DeleteColumn",
-    "DeleteFamily",
-)
+PUT, DELETE, DELETE_FAMILY_VERSION = "Put", "Delete", "DeleteFamilyVersion"
+DELETE_COLUMN, DELETE_FAMILY = "DeleteColumn", "DeleteFamily"
 _CODES = {PUT: 4, DELETE: 8, DELETE_FAMILY_VERSION: 10, DELETE_COLUMN: 12, DELETE_FAMILY: 14}
 
-#: Columns of decoded cells; of two with one timestamp the one that has more in ``WRITTEN`` counts.
-FAMILY, QUALIFIER, TYPE, VALUE, WRITTEN = (
-    "__sluice_family",
-    "__sluice_qualifier",
-    "__sluice_type",
-    "__sluice_value",
-    "__sluice_written",
-)
+#: Columns of decoded cells. Of two cells with one timestamp, the one with the larger ``WRITE_ORDER`` is newer.
+FAMILY, QUALIFIER, TYPE = "__sluice_family", "__sluice_qualifier", "__sluice_type"
+VALUE, WRITE_ORDER = "__sluice_value", "__sluice_written"
 
-#: Why a cell cannot be decoded, null if it can; where it came from; the bytes that it was read from.
+#: Reason why a cell cannot be decoded (null for a decoded cell), place of its message, bytes of its message.
 REASON, ORIGIN, MESSAGE = "__sluice_reason", "__sluice_origin", "__sluice_message"
-#: Whether an event is of another table of HBase; of such an event nothing else is there.
-OTHER = "__sluice_other"
+#: Whether an event is of another HBase table. The other columns of such an event are null.
+FILTERED = "__sluice_other"
 
-_NEEDED = ("row", "family", "timestamp", "type")
+_REQUIRED = ("row", "family", "timestamp", "type")
 _BYTES = ("row", "family", "qualifier", "value")
 _CELL = ("row", "family", "qualifier", "timestamp", "type", "value", "sequence")
-_NOT_SAID = -(1 << 63)
+_NO_SEQUENCE = -(1 << 63)
 _EVENT = "key binary, timestamp long, delete boolean, value binary, qualifier binary, family binary, table binary"
 _EVENT_COLUMNS = ("key", "timestamp", "delete", "value", "qualifier", "family", "table")
 _UDF, _DECODER = "sluice_hbase_event", "io.deltasluice.feeds.HBaseEvent"
@@ -56,127 +46,128 @@ _JSON = StructType(
 )
 
 
-def cells_of_json(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
+def parse_json_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
     """Return the cells of messages that are JSON objects.
 
     Args:
-        messages: with ``value`` (binary), and ``origin`` (string).
-        mapping: says how bytes are written.
+        messages: ``value`` (binary) and ``origin`` (string).
+        mapping: Mapping with the encoding of bytes.
 
     Returns:
-        What :func:`decoded` takes.
+        Cells for :func:`decode_cells`.
 
     """
     text = F.col("value").cast("string")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "corrupt"}
-    found = messages.select("value", "origin", F.from_json(text, _JSON, options).alias("cell"))
-    read = {name: _bytes(F.col(f"cell.{name}"), mapping.encoding) for name in _BYTES}
-    no_json = only_value(text).isNull() | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
-    bad = [
-        F.when(no_json, "no JSON of one cell"),
+    parsed = messages.select("value", "origin", F.from_json(text, _JSON, options).alias("cell"))
+    octets = {name: _bytes(F.col(f"cell.{name}"), mapping.encoding) for name in _BYTES}
+    is_malformed = parse_single_value(text).isNull() | F.col("cell").isNull() | F.col("cell.corrupt").isNotNull()
+    reasons = [
+        F.when(is_malformed, "not JSON of one cell"),
         *(
-            F.when(F.col(f"cell.{name}").isNotNull() & bytes_of.isNull(), f"{name} is not {mapping.encoding}")
-            for name, bytes_of in read.items()
+            F.when(F.col(f"cell.{name}").isNotNull() & decoded.isNull(), f"{name} is not {mapping.encoding}")
+            for name, decoded in octets.items()
         ),
     ]
-    return found.select(
-        *(bytes_of.alias(name) for name, bytes_of in read.items()),
+    return parsed.select(
+        *(decoded.alias(name) for name, decoded in octets.items()),
         "cell.timestamp",
         "cell.type",
         "cell.sequence",
-        F.coalesce(*bad).alias(REASON),
+        F.coalesce(*reasons).alias(REASON),
         F.col("origin").alias(ORIGIN),
         F.col("value").alias(MESSAGE),
     )
 
 
-def cells_of_avro(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
-    """Return the cells of messages of Apache HBase's Kafka proxy, each an event as Avro.
+def parse_avro_cells(messages: DataFrame, mapping: HBaseMapping) -> DataFrame:
+    """Return the cells of messages of Apache HBase's Kafka proxy. Each message is an event in Avro.
 
     Args:
-        messages: as for :func:`cells_of_json`.
-        mapping: see :func:`cells_of_events`.
+        messages: ``value`` (binary) and ``origin`` (string).
+        mapping: As for :func:`parse_event_cells`.
 
     """
     messages.sparkSession.udf.registerJavaFunction(_UDF, _DECODER, _EVENT)
-    found = messages.select("value", "origin", F.expr(f"{_UDF}(value)").alias("event"))
-    bad = F.when(F.col("event").isNull(), "no HBaseKafkaEvent")
-    facts = (bad.alias(REASON), F.col("origin").alias(ORIGIN), F.col("value").alias(MESSAGE))
-    return cells_of_events(found.select("event.*", *facts), mapping)
+    parsed = messages.select("value", "origin", F.expr(f"{_UDF}(value)").alias("event"))
+    reason = F.when(F.col("event").isNull(), "not an HBaseKafkaEvent")
+    notes = (reason.alias(REASON), F.col("origin").alias(ORIGIN), F.col("value").alias(MESSAGE))
+    return parse_event_cells(parsed.select("event.*", *notes), mapping)
 
 
-def cells_of_events(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
+def parse_event_cells(events: DataFrame, mapping: HBaseMapping) -> DataFrame:
     """Return the cells of events of Apache HBase's Kafka proxy.
 
-    An event does not say how it deletes: without a qualifier it deletes the family, with one it does what the mapping
-    says of ``proxy_deletes``. Source: ``HbaseKafkaEvent.avro`` and ``KafkaTableForBridge`` in hbase-connectors.
+    An event does not state the type of a delete. A delete without a qualifier deletes the family. For a delete with a
+    qualifier, the mapping's ``proxy_deletes`` is the type. Source: ``HbaseKafkaEvent.avro`` and
+    ``KafkaTableForBridge`` in hbase-connectors.
 
     Args:
-        events: with the columns of the event, and what else :func:`decoded` takes.
-        mapping: of the table whose events are meant; others are marked in ``OTHER``.
+        events: The columns of the event, and optionally ``REASON``, ``ORIGIN`` and ``MESSAGE``.
+        mapping: Mapping of one HBase table. Events of other tables are marked in ``FILTERED``.
 
     Raises:
-        SourceError: they lack a column.
+        SourceError: The events lack a column.
 
     """
-    lost = [name for name in _EVENT_COLUMNS if name not in events.columns]
-    if lost:
-        raise SourceError(f"the source has no column {', '.join(lost)}, which an event of HBase's Kafka proxy has")
-    is_other = F.expr("false")
+    missing = [name for name in _EVENT_COLUMNS if name not in events.columns]
+    if missing:
+        raise SourceError(f"the source has no column {', '.join(missing)}, which an event of HBase's Kafka proxy has")
+    is_filtered = F.expr("false")
     if mapping.table is not None:
-        is_other = F.coalesce(F.col("table").cast("string") != mapping.table, is_other)
-    of_family = F.octet_length("qualifier") == 0
-    deletes = F.when(of_family, DELETE_FAMILY).otherwise(mapping.proxy_deletes)
-    kind = F.when(F.col("delete"), deletes).when(~F.col("delete"), PUT)
-    known = [name for name in (REASON, ORIGIN, MESSAGE) if name in events.columns]
-    cell = {"row": F.col("key"), "type": kind}
-    cell |= {name: F.col(name) for name in ("family", "qualifier", "timestamp", "value", *known)}
-    columns = [F.when(~is_other, value).alias(name) for name, value in cell.items()]
-    return events.select(*columns, is_other.alias(OTHER))
+        is_filtered = F.coalesce(F.col("table").cast("string") != mapping.table, is_filtered)
+    has_no_qualifier = F.octet_length("qualifier") == 0
+    delete_type = F.when(has_no_qualifier, DELETE_FAMILY).otherwise(mapping.proxy_deletes)
+    cell_type = F.when(F.col("delete"), delete_type).when(~F.col("delete"), PUT)
+    notes = [name for name in (REASON, ORIGIN, MESSAGE) if name in events.columns]
+    cell = {"row": F.col("key"), "type": cell_type}
+    cell |= {name: F.col(name) for name in ("family", "qualifier", "timestamp", "value", *notes)}
+    columns = [F.when(~is_filtered, value).alias(name) for name, value in cell.items()]
+    return events.select(*columns, is_filtered.alias(FILTERED))
 
 
-def decoded(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collection[str] = ()) -> DataFrame:
-    """Return cells as they are applied, and what of them cannot be.
+def decode_cells(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collection[str] = ()) -> DataFrame:
+    """Decode cells. A cell that cannot be decoded gets a reason.
 
     Args:
-        cells: ``row``, ``family``, ``qualifier`` and ``value`` (binary or string), ``timestamp`` (a whole number, ms),
-            ``type`` (a name or code of HBase's); maybe ``sequence`` (a whole number), the order in which cells of one
-            timestamp were written; maybe ``REASON``, ``ORIGIN``, ``MESSAGE`` and ``OTHER``.
-        mapping: of the row key, and of values.
-        partition_columns: Of the table. A value that Delta would store as null there is not applied.
+        cells: ``row``, ``family``, ``qualifier`` and ``value`` (binary or string), ``timestamp`` (an integer,
+            milliseconds), ``type`` (HBase's name or code of a type); optionally ``sequence`` (an integer), the order in
+            which cells of one timestamp were written; optionally ``REASON``, ``ORIGIN``, ``MESSAGE`` and ``FILTERED``.
+        mapping: Mapping of the row key and of values.
+        partition_columns: Partition columns of the table. A value that Delta stores as null there is not applied.
 
     Returns:
-        The key columns, ``FAMILY``, ``QUALIFIER``, ``TYPE``, ``VALUE``, ``WRITTEN``, ``SEQ``, ``DELETED``; ``REASON``,
-        null unless the cell cannot be decoded, ``ORIGIN``, ``MESSAGE`` and ``OTHER``.
+        The key columns, ``FAMILY``, ``QUALIFIER``, ``TYPE``, ``VALUE``, ``WRITE_ORDER``, ``SEQ``, ``DELETED``;
+        ``REASON``, null for a decoded cell; ``ORIGIN``, ``MESSAGE`` and ``FILTERED``.
 
     Raises:
-        SourceError: the cells lack a column.
+        SourceError: The cells lack a column.
 
     """
-    lost = [name for name in _NEEDED if name not in cells.columns]
-    if lost:
-        raise SourceError(f"the source has no column {', '.join(lost)}; a cell has {', '.join(_CELL)}")
+    missing = [name for name in _REQUIRED if name not in cells.columns]
+    if missing:
+        raise SourceError(f"the source has no column {', '.join(missing)}; a cell has {', '.join(_CELL)}")
     for name in ("timestamp", "sequence"):
         if name in cells.columns and not isinstance(cells.schema[name].dataType, IntegralType):
             raise SourceError(f"the column {name} has {cells.schema[name].dataType.simpleString()}, not whole numbers")
-    cells = _whole(cells)
-    kind = _type_of(F.col("type"))
-    text = {name: F.col(name).cast("string") for name in ("family", "qualifier")}
+    cells = _with_all_columns(cells)
+    cell_type = _cell_type(F.col("type"))
+    texts = {name: F.col(name).cast("string") for name in ("family", "qualifier")}
     keys = mapping.key_columns(F.col("row"))
-    of_family = kind.isin(DELETE_FAMILY, DELETE_FAMILY_VERSION)
-    is_put = kind == PUT
+    is_family_delete = cell_type.isin(DELETE_FAMILY, DELETE_FAMILY_VERSION)
+    is_put = cell_type == PUT
     partitions = {name.lower() for name in partition_columns}
     key_names = {name.lower() for name in keys}
-    column = mapping.column_of(text["family"], text["qualifier"])
+    column = mapping.column_of(texts["family"], texts["qualifier"])
     reasons = [
         F.col(REASON),
-        *(F.when(F.col(name).isNull(), f"no {name}") for name in _NEEDED),
+        *(F.when(F.col(name).isNull(), f"no {name}") for name in _REQUIRED),
         F.when(F.col("timestamp") < 0, "timestamp is negative"),
-        F.when(kind.isNull(), "no such type of cell"),
-        *(F.when(~F.is_valid_utf8(each), f"{name} is not UTF-8") for name, each in text.items()),
+        F.when(cell_type.isNull(), "no such type of cell"),
+        *(F.when(~F.is_valid_utf8(text), f"{name} is not UTF-8") for name, text in texts.items()),
         F.when(is_put & F.col("value").isNull(), "no value"),
-        *(F.when(each.isNull(), f"the row key does not fit the mapping: {name}") for name, each in keys.items()),
-        *(unstorable_text(name, value) for name, value in keys.items() if name.lower() in partitions),
+        *(F.when(key.isNull(), f"the row key does not fit the mapping: {name}") for name, key in keys.items()),
+        *(unstorable_text(name, key) for name, key in keys.items() if name.lower() in partitions),
         F.when(
             is_put & mapping.undecodable(column, F.col("value")),
             F.concat(F.lit("the value does not fit the type of "), column),
@@ -184,46 +175,50 @@ def decoded(cells: DataFrame, mapping: HBaseMapping, partition_columns: Collecti
         *(
             F.when(
                 is_put & (F.lower(column) == name.lower()),
-                unstorable_text(name, mapping.type_of(name).decoded(F.col("value"))),
+                unstorable_text(name, mapping.type_of(name).decode(F.col("value"))),
             )
             for name in partition_columns
             if name.lower() not in key_names
         ),
     ]
     return cells.select(
-        *(each.alias(name) for name, each in keys.items()),
-        text["family"].alias(FAMILY),
-        F.when(of_family, "").otherwise(text["qualifier"]).alias(QUALIFIER),
-        kind.alias(TYPE),
+        *(key.alias(name) for name, key in keys.items()),
+        texts["family"].alias(FAMILY),
+        F.when(is_family_delete, "").otherwise(texts["qualifier"]).alias(QUALIFIER),
+        cell_type.alias(TYPE),
         F.when(is_put, F.col("value")).alias(VALUE),
-        F.coalesce(F.col("sequence"), F.lit(_NOT_SAID)).alias(WRITTEN),
+        F.coalesce(F.col("sequence"), F.lit(_NO_SEQUENCE)).alias(WRITE_ORDER),
         F.col("timestamp").alias(SEQ),
         (~is_put).alias(DELETED),
-        F.when(~F.col(OTHER), F.coalesce(*reasons)).alias(REASON),
+        F.when(~F.col(FILTERED), F.coalesce(*reasons)).alias(REASON),
         F.col(ORIGIN),
         F.col(MESSAGE),
-        F.col(OTHER),
+        F.col(FILTERED),
     )
 
 
-def _whole(cells: DataFrame) -> DataFrame:
-    """Return the cells with all columns, and their types."""
-    kinds = {"row": "binary", "family": "binary", "qualifier": "binary", "value": "binary", "type": "string"}
-    kinds |= {"timestamp": "bigint", "sequence": "bigint", REASON: "string", ORIGIN: "string"}
-    there = set(cells.columns)
-    found = {name: (F.col(name) if name in there else F.lit(None)).cast(kind) for name, kind in kinds.items()}
-    found["qualifier"] = F.coalesce(found["qualifier"], F.to_binary(F.lit("")))
-    found[OTHER] = F.col(OTHER) if OTHER in there else F.expr("false")
-    said = F.to_json(
-        F.struct(*(F.hex(name).alias(name) if name in _BYTES else name for name in _CELL if name in there))
+def _with_all_columns(cells: DataFrame) -> DataFrame:
+    """Add missing columns to cells, and cast each column to its type."""
+    data_types = {"row": "binary", "family": "binary", "qualifier": "binary", "value": "binary", "type": "string"}
+    data_types |= {"timestamp": "bigint", "sequence": "bigint", REASON: "string", ORIGIN: "string"}
+    present = set(cells.columns)
+    columns = {
+        name: (F.col(name) if name in present else F.lit(None)).cast(data_type)
+        for name, data_type in data_types.items()
+    }
+    columns["qualifier"] = F.coalesce(columns["qualifier"], F.to_binary(F.lit("")))
+    columns[FILTERED] = F.col(FILTERED) if FILTERED in present else F.expr("false")
+    cell_json = F.to_json(
+        F.struct(*(F.hex(name).alias(name) if name in _BYTES else name for name in _CELL if name in present))
     )
-    found[MESSAGE] = F.col(MESSAGE) if MESSAGE in there else said.cast("binary")
-    return cells.select(*(each.alias(name) for name, each in found.items()))
+    columns[MESSAGE] = F.col(MESSAGE) if MESSAGE in present else cell_json.cast("binary")
+    return cells.select(*(column.alias(name) for name, column in columns.items()))
 
 
-def _type_of(given: Column) -> Column:
+def _cell_type(name_or_code: Column) -> Column:
+    """Return the name of a cell's type; null for an unknown type."""
     names = {name.lower(): name for name in _CODES} | {str(code): name for name, code in _CODES.items()}
-    return F.create_map(*(F.lit(part) for pair in names.items() for part in pair))[F.lower(given)]
+    return F.create_map(*(F.lit(text) for pair in names.items() for text in pair))[F.lower(name_or_code)]
 
 
 def _bytes(text: Column, encoding: str) -> Column:

@@ -1,4 +1,4 @@
-"""The mapping file: what of an HBase table becomes which column of the Delta table, and of which type.
+"""The mapping file: the columns of the Delta table for the row key and the columns of an HBase table, and their types.
 
 ::
 
@@ -26,13 +26,13 @@ from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 from writer_jobs.errors import MappingError
 from writer_jobs.feeds.hbase.values import KEY_TYPES, ValueType
 
-#: How bytes are written in JSON.
+#: Encodings of bytes in JSON.
 ENCODINGS = ("utf-8", "base64", "hex")
-#: What a delete of one column can be in the events of HBase's Kafka proxy, which do not say it.
+#: Types of a column's delete in the events of HBase's Kafka proxy, which do not state it.
 PROXY_DELETES = ("DeleteColumn", "Delete")
-_KEYS = {"row_key", "columns", "new_columns", "encoding", "table", "proxy_deletes"}
+_MAPPING_KEYS = {"row_key", "columns", "new_columns", "encoding", "table", "proxy_deletes"}
 _PART_KEYS = {"column", "type", "until", "length"}
-# Delta has no such characters in names, unless a table maps its columns.
+# Delta refuses these characters in column names, unless the table has column mapping.
 _NOT_IN_NAMES = re.compile(r"[ ,;{}()\n\t=]")
 
 
@@ -41,10 +41,10 @@ class KeyPart:
     """One column of the row key.
 
     Attributes:
-        column: of the Delta table.
-        type: of its bytes.
-        until: bytes that end it; None: it ends by its length, or with the key.
-        length: in bytes; None: see ``until``.
+        column: Column of the Delta table.
+        type: Type of the bytes.
+        until: Bytes that end the part; None for a part with a length, and for the last part.
+        length: Length in bytes; None for a part with ``until``, and for a last part of any length.
 
     """
 
@@ -56,11 +56,11 @@ class KeyPart:
 
 @dataclass(frozen=True)
 class Target:
-    """What a column of HBase becomes.
+    """The target of a column of HBase.
 
     Attributes:
-        column: of the Delta table.
-        type: of the bytes.
+        column: Column of the Delta table.
+        type: Type of the bytes.
 
     """
 
@@ -69,18 +69,19 @@ class Target:
 
 
 class HBaseMapping:
-    """What a mapping file says.
+    """A mapping of an HBase table to a Delta table.
 
     Args:
-        row_key: parts of the row key, in order; the columns are the table's keys.
-        columns: targets by ``family:qualifier``; None: the table does not get that one.
-        new_type: of columns that are not named; they are called ``family_qualifier``.
-        encoding: of bytes in JSON.
-        table: HBase's; events of other tables are left out and counted. None: there are no others.
-        proxy_deletes: what a delete of a column in the proxy's events is.
+        row_key: Parts of the row key, in order. Their columns are the table's key columns.
+        columns: Targets by ``family:qualifier``; None for a column that the table does not get.
+        new_type: Type of other columns, whose name is ``family_qualifier``; None for string.
+        encoding: Encoding of bytes in JSON.
+        table: Name of the HBase table. Events of other tables are filtered out and counted. None: all events are of one
+            table.
+        proxy_deletes: Type of a column's delete in the proxy's events.
 
     Raises:
-        MappingError: two things become one column.
+        MappingError: Two parts or columns have one target.
 
     """
 
@@ -100,41 +101,41 @@ class HBaseMapping:
         self.encoding = encoding
         self.table = table
         self.proxy_deletes = proxy_deletes
-        #: Those columns that the table gets.
-        self.targets = [each for each in columns.values() if each is not None]
-        self._types = {each.column.lower(): each.type for each in self.targets}
-        names = [*self.keys, *(each.column for each in self.targets)]
+        #: Targets of the named columns.
+        self.targets = [target for target in columns.values() if target is not None]
+        self._types = {target.column.lower(): target.type for target in self.targets}
+        names = [*self.keys, *(target.column for target in self.targets)]
         if len({name.lower() for name in names}) != len(names):
             raise MappingError(f"the mapping names a column of the table twice: {', '.join(names)}")
 
     @classmethod
     def parsed(cls, text: str) -> HBaseMapping:
-        """Read a mapping file.
+        """Parse a mapping file.
 
         Raises:
-            MappingError: it is malformed; the message says where.
+            MappingError: The file is malformed; the message names the place.
 
         """
         try:
-            found = json.loads(text)
+            document = json.loads(text)
         except ValueError as error:
-            raise MappingError(f"the mapping is no JSON: {error}") from error
-        _check_keys("the mapping", found, _KEYS, {"row_key"})
-        parts = found["row_key"]
+            raise MappingError(f"the mapping is not JSON: {error}") from error
+        _check_keys("the mapping", document, _MAPPING_KEYS, {"row_key"})
+        parts = document["row_key"]
         if not isinstance(parts, list) or not parts:
             raise MappingError('row_key: give a list of parts, such as [{"column": "id", "type": "string"}]')
-        columns = found.get("columns", {})
+        columns = document.get("columns", {})
         if not isinstance(columns, dict):
             raise MappingError('columns: give an object, such as {"d:name": {"column": "name", "type": "string"}}')
-        new = found.get("new_columns", {"type": "string"})
-        _check_keys("new_columns", new, {"type"}, {"type"})
+        new_columns = document.get("new_columns", {"type": "string"})
+        _check_keys("new_columns", new_columns, {"type"}, {"type"})
         return cls(
-            [_part(number, each, last=number == len(parts)) for number, each in enumerate(parts, 1)],
-            {_named(name): _target(name, each) for name, each in columns.items()},
-            new_type=ValueType(_text("new_columns.type", new["type"])),
-            encoding=_one_of("encoding", found.get("encoding", "utf-8"), ENCODINGS),
-            table=None if found.get("table") is None else _text("table", found["table"]),
-            proxy_deletes=_one_of("proxy_deletes", found.get("proxy_deletes", "DeleteColumn"), PROXY_DELETES),
+            [_key_part(number, part, is_last=number == len(parts)) for number, part in enumerate(parts, 1)],
+            {_column_name(name): _target(name, target) for name, target in columns.items()},
+            new_type=ValueType(_string("new_columns.type", new_columns["type"])),
+            encoding=_choice("encoding", document.get("encoding", "utf-8"), ENCODINGS),
+            table=None if document.get("table") is None else _string("table", document["table"]),
+            proxy_deletes=_choice("proxy_deletes", document.get("proxy_deletes", "DeleteColumn"), PROXY_DELETES),
         )
 
     @property
@@ -144,110 +145,113 @@ class HBaseMapping:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """HBase's table; empty if the mapping does not name it."""
+        """The HBase table; empty if the mapping does not name it."""
         return () if self.table is None else (self.table,)
 
     def type_of(self, column: str) -> ValueType:
-        """Return how the bytes of a column of the table are read."""
+        """Return the type of the bytes of a column of the table."""
         return self._types.get(column.lower(), self.new_type)
 
     def key_columns(self, row: Column) -> dict[str, Column]:
-        """Return the table's key columns of a row key; null where its bytes do not fit."""
-        found = {}
-        # In hexadecimal, where one byte is two characters and no byte is special.
-        rest = F.hex(row)
+        """Return the table's key columns of a row key; null for a part that does not fit its type."""
+        hex_parts = {}
+        # In hexadecimal one byte is two characters, and no byte is special in a regular expression.
+        remainder = F.hex(row)
         for part in self.row_key:
             if part.length is not None:
                 size = 2 * part.length
-                found[part.column] = F.when(F.length(rest) >= size, F.left(rest, F.lit(size)))
-                rest = F.substr(rest, F.lit(size + 1))
+                hex_parts[part.column] = F.when(F.length(remainder) >= size, F.left(remainder, F.lit(size)))
+                remainder = F.substr(remainder, F.lit(size + 1))
             elif part.until is not None:
                 pattern = f"^((?:..)*?){part.until.hex().upper()}((?:..)*)$"
-                found[part.column] = F.when(F.regexp_like(rest, F.lit(pattern)), F.regexp_extract(rest, pattern, 1))
-                rest = F.regexp_extract(rest, pattern, 2)
+                has_part = F.regexp_like(remainder, F.lit(pattern))
+                hex_parts[part.column] = F.when(has_part, F.regexp_extract(remainder, pattern, 1))
+                remainder = F.regexp_extract(remainder, pattern, 2)
             else:
-                found[part.column] = rest
-        last = self.row_key[-1]
-        if last.length is not None:
-            found[last.column] = F.when(rest == "", found[last.column])
-        return {part.column: part.type.decoded_key(F.unhex(found[part.column])) for part in self.row_key}
+                hex_parts[part.column] = remainder
+        last_part = self.row_key[-1]
+        if last_part.length is not None:
+            hex_parts[last_part.column] = F.when(remainder == "", hex_parts[last_part.column])
+        return {part.column: part.type.decode_key(F.unhex(hex_parts[part.column])) for part in self.row_key}
 
     def column_of(self, family: Column, qualifier: Column) -> Column:
         """Return the table's column of a cell; null if the table does not get it."""
         name = F.concat(family, F.lit(":"), qualifier)
-        new = F.when(qualifier == "", family).otherwise(F.concat_ws("_", family, qualifier))
-        column = F.regexp_replace(new, _NOT_IN_NAMES.pattern, "_")
+        new_name = F.when(qualifier == "", family).otherwise(F.concat_ws("_", family, qualifier))
+        column = F.regexp_replace(new_name, _NOT_IN_NAMES.pattern, "_")
         if not self.columns:
             return column
-        known = [
-            part
-            for key, each in self.columns.items()
-            for part in (F.lit(key), F.lit(each and each.column).cast("string"))
+        targets = [
+            literal
+            for key, target in self.columns.items()
+            for literal in (F.lit(key), F.lit(target and target.column).cast("string"))
         ]
-        return F.when(name.isin(*self.columns), F.create_map(*known)[name]).otherwise(column)
+        return F.when(name.isin(*self.columns), F.create_map(*targets)[name]).otherwise(column)
 
     def undecodable(self, column: Column, value: Column) -> Column:
-        """Tell whether a value cannot be decoded for its column of the table."""
-        condition = F.expr("false")
-        for each in self.targets:
-            condition = condition | ((column == each.column) & each.type.decoded(value).isNull())
-        named = [each.column for each in self.targets]
-        unnamed = ~column.isin(*named) if named else F.expr("true")
-        return F.coalesce(condition | (unnamed & self.new_type.decoded(value).isNull()), F.expr("false"))
+        """Return whether a value cannot be decoded for its column of the table."""
+        is_undecodable = F.expr("false")
+        for target in self.targets:
+            is_undecodable = is_undecodable | ((column == target.column) & target.type.decode(value).isNull())
+        named_columns = [target.column for target in self.targets]
+        is_unnamed = ~column.isin(*named_columns) if named_columns else F.expr("true")
+        return F.coalesce(is_undecodable | (is_unnamed & self.new_type.decode(value).isNull()), F.expr("false"))
 
 
-def _check_keys(where: str, found: Any, known: set[str], needed: set[str]) -> None:
-    if not isinstance(found, dict):
-        raise MappingError(f"{where}: give an object with {', '.join(sorted(known))}")
-    if unknown := sorted(found.keys() - known):
-        raise MappingError(f"{where} has no {', '.join(unknown)}; it can have {', '.join(sorted(known))}")
-    if missing := sorted(needed - found.keys()):
-        raise MappingError(f"{where} lacks {', '.join(missing)}")
+def _check_keys(place: str, document: Any, allowed_keys: set[str], required_keys: set[str]) -> None:
+    if not isinstance(document, dict):
+        raise MappingError(f"{place}: give an object with {', '.join(sorted(allowed_keys))}")
+    if unknown_keys := sorted(document.keys() - allowed_keys):
+        raise MappingError(
+            f"{place} has unknown fields: {', '.join(unknown_keys)}; it can have {', '.join(sorted(allowed_keys))}"
+        )
+    if missing_keys := sorted(required_keys - document.keys()):
+        raise MappingError(f"{place} lacks {', '.join(missing_keys)}")
 
 
-def _part(number: int, found: Any, *, last: bool) -> KeyPart:
-    where = f"part {number} of row_key"
-    _check_keys(where, found, _PART_KEYS, {"column", "type"})
-    until, length = found.get("until"), found.get("length")
+def _key_part(number: int, document: Any, *, is_last: bool) -> KeyPart:
+    place = f"part {number} of row_key"
+    _check_keys(place, document, _PART_KEYS, {"column", "type"})
+    until, length = document.get("until"), document.get("length")
     if until is not None and length is not None:
-        raise MappingError(f"{where} has until and length: give one")
-    if until is None and length is None and not last:
-        raise MappingError(f"{where} does not say where it ends: give until or length")
-    if last and until is not None:
-        raise MappingError(f"{where} is the last one and ends with the key: leave out until")
-    if until is not None and not _text(f"{where}, until", until):
-        raise MappingError(f"{where}: until is empty")
+        raise MappingError(f"{place} has until and length: give one")
+    if until is None and length is None and not is_last:
+        raise MappingError(f"{place} has no end: give until or length")
+    if is_last and until is not None:
+        raise MappingError(f"{place} is the last one and ends with the key: leave out until")
+    if until is not None and not _string(f"{place}, until", until):
+        raise MappingError(f"{place}: until is empty")
     if length is not None and (not isinstance(length, int) or length < 1):
-        raise MappingError(f"{where}: length is a number of bytes, 1 or more")
+        raise MappingError(f"{place}: length is a number of bytes, 1 or more")
     return KeyPart(
-        _text(f"{where}, column", found["column"]),
-        ValueType(_one_of(f"{where}, type", found["type"], KEY_TYPES)),
+        _string(f"{place}, column", document["column"]),
+        ValueType(_choice(f"{place}, type", document["type"], KEY_TYPES)),
         None if until is None else until.encode(),
         length,
     )
 
 
-def _target(name: str, found: Any) -> Target | None:
-    if found is None:
+def _target(name: str, document: Any) -> Target | None:
+    if document is None:
         return None
-    _check_keys(f"column {name}", found, {"column", "type"}, {"type"})
-    column = _text(f"column {name}", found.get("column", name.replace(":", "_", 1)))
-    return Target(column, ValueType(_text(f"column {name}, type", found["type"])))
+    _check_keys(f"column {name}", document, {"column", "type"}, {"type"})
+    column = _string(f"column {name}", document.get("column", name.replace(":", "_", 1)))
+    return Target(column, ValueType(_string(f"column {name}, type", document["type"])))
 
 
-def _named(name: str) -> str:
+def _column_name(name: str) -> str:
     if ":" not in name:
-        raise MappingError(f"columns: {name!r} is no family:qualifier")
+        raise MappingError(f"columns: {name!r} is not family:qualifier")
     return name
 
 
-def _text(where: str, found: Any) -> str:
-    if not isinstance(found, str):
-        raise MappingError(f"{where}: give a text")
-    return found
+def _string(place: str, document: Any) -> str:
+    if not isinstance(document, str):
+        raise MappingError(f"{place} must be a string")
+    return document
 
 
-def _one_of(where: str, found: Any, choices: tuple[str, ...]) -> str:
-    if found not in choices:
-        raise MappingError(f"{where}: choose one of {', '.join(choices)}")
-    return str(found)
+def _choice(place: str, document: Any, choices: tuple[str, ...]) -> str:
+    if document not in choices:
+        raise MappingError(f"{place}: choose one of {', '.join(choices)}")
+    return str(document)

@@ -1,7 +1,7 @@
-"""Bytes of HBase as values of a table's columns: what ``Bytes.toBytes`` writes, and numbers written as text.
+"""Decode bytes of HBase as values of a table's columns: the formats of ``Bytes.toBytes``, and values written as text.
 
-Source: ``org.apache.hadoop.hbase.util.Bytes``: whole numbers are big-endian, in two's complement; floats are their IEEE
-754 bits; a boolean is one byte, 0 for false; a decimal is its scale in four bytes and its unscaled value.
+Source: ``org.apache.hadoop.hbase.util.Bytes``: integers are big-endian two's complement; floats are their IEEE 754
+bits; a boolean is one byte, 0 for false; a decimal is its scale in four bytes, then its unscaled value.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from pyspark.sql.types import (
 
 from writer_jobs.delta.exact_cast import MOST_DIGITS, exact_cast
 from writer_jobs.errors import MappingError
-from writer_jobs.feeds.wire import whole_number
+from writer_jobs.feeds.message_values import integer_text
 
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _SCALE_BYTES = 4
 _MOST_UNSCALED_BYTES = 8
 _TEXT = "text:"
-#: What a mapping can call the type of a value; ``decimal(p,s)`` beside these.
+#: Types of values in a mapping; ``decimal(p,s)`` is also a type.
 TYPES = (
     "string", "binary", "boolean", "byte", "short", "int", "long", "float", "double", "timestamp-millis",
     "text:boolean", "text:int", "text:long", "text:double", "text:date", "text:timestamp", "text:decimal(p,s)",
 )  # fmt: skip
-_OF_TEXT: dict[str, DataType] = {
+_TEXT_TYPES: dict[str, DataType] = {
     "boolean": BooleanType(),
     "int": IntegerType(),
     "long": LongType(),
@@ -49,40 +49,30 @@ _OF_TEXT: dict[str, DataType] = {
     "date": DateType(),
     "timestamp": TimestampType(),
 }
-_WHOLE: dict[str, tuple[DataType, int]] = {
+# With the number of bytes.
+_INTEGER_TYPES: dict[str, tuple[DataType, int]] = {
     "byte": (ByteType(), 1),
     "short": (ShortType(), 2),
     "int": (IntegerType(), 4),
     "long": (LongType(), 8),
 }
-
-
-#: Types of a row key's parts: no two different texts of bytes are one value of these.
+#: Types of a row key's parts. With these types different bytes decode to different values.
 KEY_TYPES = (
-    "string",
-    "binary",
-    "byte",
-    "short",
-    "int",
-    "long",
-    "timestamp-millis",
-    "text:int",
-    "text:long",
-    "text:date",
-)
+    "string", "binary", "byte", "short", "int", "long", "timestamp-millis", "text:int", "text:long", "text:date",
+)  # fmt: skip
 
 
 class ValueType:
-    """How bytes become a value.
+    """The type of values in HBase, and its decoder.
 
     Args:
-        name: as a mapping has it, one of :data:`TYPES`.
+        name: The type in the mapping, one of :data:`TYPES`.
 
     Attributes:
-        spark: type of the column.
+        spark: Spark's type of the column.
 
     Raises:
-        MappingError: no such type.
+        MappingError: The name is not a type.
 
     """
 
@@ -90,42 +80,42 @@ class ValueType:
         self.name = name
         self.spark, self._decode = _type_of(name)
 
-    def decoded_key(self, value: Column) -> Column:
-        """Return the value of a part of a row key; null, too, if other bytes would have the same value."""
-        found = self._decode(value)
+    def decode_key(self, value: Column) -> Column:
+        """Decode a part of a row key; null also for bytes such as ``007``, whose value has other bytes as well."""
+        decoded = self._decode(value)
         if not self.name.startswith(_TEXT):
-            return found
-        return F.when(found.cast("string").cast("binary") == value, found)
+            return decoded
+        return F.when(decoded.cast("string").cast("binary") == value, decoded)
 
-    def decoded(self, value: Column) -> Column:
-        """Return the value of some bytes; null if they are not of this type, or null."""
+    def decode(self, value: Column) -> Column:
+        """Decode bytes; null if they are null or are not of this type."""
         return self._decode(value)
 
 
 def _type_of(name: str) -> tuple[DataType, Callable[[Column], Column]]:
     if name.startswith(_TEXT):
-        kind = _OF_TEXT.get(name.removeprefix(_TEXT)) or _decimal(name.removeprefix(_TEXT))
-        if isinstance(kind, TimestampType):
-            return kind, lambda value: _moment(_text(value))
-        if kind is not None:
-            return kind, lambda value: exact_cast(_text(value), kind)
-    if (decimal := _decimal(name)) is not None:
-        return decimal, lambda value: _decimal_of(value, decimal)
-    if name in _WHOLE:
-        kind, size = _WHOLE[name]
-        return kind, lambda value: _whole(value, size).cast(kind)
+        data_type = _TEXT_TYPES.get(name.removeprefix(_TEXT)) or _decimal_type(name.removeprefix(_TEXT))
+        if isinstance(data_type, TimestampType):
+            return data_type, lambda value: _timestamp(_text(value))
+        if data_type is not None:
+            return data_type, lambda value: exact_cast(_text(value), data_type)
+    if (decimal := _decimal_type(name)) is not None:
+        return decimal, lambda value: _decimal(value, decimal)
+    if name in _INTEGER_TYPES:
+        data_type, size = _INTEGER_TYPES[name]
+        return data_type, lambda value: _integer(value, size).cast(data_type)
     simple: dict[str, tuple[DataType, Callable[[Column], Column]]] = {
         "string": (StringType(), _text),
         "binary": (BinaryType(), lambda value: value),
         "boolean": (BooleanType(), lambda value: F.when(F.length(value) == 1, F.hex(value) != "00")),
-        "float": (FloatType(), lambda value: _of_bits(value, 4, "java.lang.Float", "intBitsToFloat", "int", "float")),
+        "float": (FloatType(), lambda value: _float(value, 4, "java.lang.Float", "intBitsToFloat", "int", "float")),
         "double": (
             DoubleType(),
-            lambda value: _of_bits(value, 8, "java.lang.Double", "longBitsToDouble", "long", "double"),
+            lambda value: _float(value, 8, "java.lang.Double", "longBitsToDouble", "long", "double"),
         ),
         "timestamp-millis": (
             TimestampType(),
-            lambda value: F.timestamp_micros(F.try_multiply(_whole(value, 8), F.lit(1000))),
+            lambda value: F.timestamp_micros(F.try_multiply(_integer(value, 8), F.lit(1000))),
         ),
     }
     if name not in simple:
@@ -133,11 +123,11 @@ def _type_of(name: str) -> tuple[DataType, Callable[[Column], Column]]:
     return simple[name]
 
 
-def _decimal(name: str) -> DecimalType | None:
-    found = _DECIMAL.fullmatch(name)
-    if found is None:
+def _decimal_type(name: str) -> DecimalType | None:
+    match = _DECIMAL.fullmatch(name)
+    if match is None:
         return None
-    precision, scale = map(int, found.groups())
+    precision, scale = map(int, match.groups())
     if not 1 <= precision <= MOST_DIGITS or scale > precision:
         raise MappingError(f"{name}: a decimal has 1 to {MOST_DIGITS} digits, and its scale is not larger")
     return DecimalType(precision, scale)
@@ -148,25 +138,25 @@ def _text(value: Column) -> Column:
     return F.when(F.is_valid_utf8(text), text)
 
 
-def _moment(text: Column) -> Column:
-    """Return the moment of a text; without a time zone it is in UTC, so that no session has another one."""
+def _timestamp(text: Column) -> Column:
+    """Parse a timestamp. A text without a time zone is in UTC, so the value does not depend on the session."""
     local = exact_cast(text, TimestampNTZType()).cast("string")
     return exact_cast(F.coalesce(F.concat(local, F.lit("Z")), text), TimestampType())
 
 
-def _whole(value: Column, size: int) -> Column:
-    return F.when(F.length(value) == size, whole_number(value).cast("long"))
+def _integer(value: Column, size: int) -> Column:
+    return F.when(F.length(value) == size, integer_text(value).cast("long"))
 
 
-def _of_bits(value: Column, size: int, of: str, method: str, bits: str, kind: str) -> Column:
-    # A method cannot be given null.
-    number = F.coalesce(_whole(value, size), F.lit(0)).cast(bits)
-    return F.when(F.length(value) == size, F.java_method(F.lit(of), F.lit(method), number).cast(kind))
+def _float(value: Column, size: int, java_class: str, method: str, bits: str, data_type: str) -> Column:
+    # The Java method does not accept null.
+    number = F.coalesce(_integer(value, size), F.lit(0)).cast(bits)
+    return F.when(F.length(value) == size, F.java_method(F.lit(java_class), F.lit(method), number).cast(data_type))
 
 
-def _decimal_of(value: Column, kind: DecimalType) -> Column:
-    scale = _whole(F.substring(value, 1, _SCALE_BYTES), _SCALE_BYTES)
+def _decimal(value: Column, data_type: DecimalType) -> Column:
+    scale = _integer(F.substring(value, 1, _SCALE_BYTES), _SCALE_BYTES)
     size = F.length(value) - _SCALE_BYTES
     unscaled = F.substring(value, _SCALE_BYTES + 1, _MOST_UNSCALED_BYTES)
-    fits = size.between(1, _MOST_UNSCALED_BYTES) & scale.between(0, kind.scale)
-    return F.when(fits, F.concat(whole_number(unscaled), F.lit("E-"), scale.cast("string")).try_cast(kind))
+    fits = size.between(1, _MOST_UNSCALED_BYTES) & scale.between(0, data_type.scale)
+    return F.when(fits, F.concat(integer_text(unscaled), F.lit("E-"), scale.cast("string")).try_cast(data_type))

@@ -1,4 +1,4 @@
-"""Bring the rows of source files into one table, in a number of commits, each once."""
+"""Append the rows of source files to a table in one or several commits, each of them once."""
 
 from __future__ import annotations
 
@@ -27,41 +27,41 @@ from writer_jobs.writer import LockedDeltaWriter
 
 
 class _PlanOutdatedError(Exception):
-    """What was planned without the lock does not fit the table any more: plan again."""
+    """The table changed before the job got the lock, so the job plans again."""
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """How the rows are read and divided, and how much of it is in the table already.
+    """The plan of a load.
 
     Attributes:
-        state: the table for which it was made, None if there was none.
-        done: commits of this run that are in the table.
-        versions: by number, the versions of those commits that the log still has.
-        run: to be recorded with the first commit; None without a run id.
-        schema: of the rows.
+        state: State of the table; None if it did not exist.
+        committed: Number of the run's commits in the table.
+        run: The run, recorded with its first commit; None without a run id.
+        schema: Schema of the rows.
+        versions: Table versions by the number of the run's commits, as far as the log still has them.
 
     """
 
     state: TableState | None
-    done: int
+    committed: int
     run: Run | None
     schema: StructType
     versions: Mapping[int, int] = field(default_factory=dict)
 
 
 class AppendLoad:
-    """The rows of the source files, on their way into one table.
+    """A load of source files into one table.
 
     Args:
-        spark: the session.
-        writer: of the table.
-        arguments: what was asked for.
-        output: gets every step.
-        uninterrupted: context in which an append runs to its end; given a function that hurries the end.
+        spark: The session.
+        writer: Writer of the table.
+        arguments: Arguments of the job.
+        output: Prints the job's events.
+        uninterrupted: Takes a function that cancels an append, and returns a context that lets the append finish.
 
     Raises:
-        SourceError: there are no such files, or their format is not clear.
+        SourceError: The source files do not exist, or their format is not clear.
 
     """
 
@@ -86,19 +86,19 @@ class AppendLoad:
         self._reported = 0
 
     def run(self) -> None:
-        """Make the commits that are not in the table yet.
+        """Make the commits that are not in the table.
 
         Raises:
-            SluiceError: see :meth:`LockedDeltaWriter.append`; besides, a source, a run or a partitioning that does not
-                fit the table. Commits that were made before stay.
+            SluiceError: See :meth:`LockedDeltaWriter.append`; also for a source, a run or a partitioning that does not
+                fit the table. Earlier commits stay in the table.
 
         """
         while self._reported < self._arguments.commits:
             plan = self._plan()
-            for commit in range(self._reported + 1, plan.done + 1):
+            for commit in range(self._reported + 1, plan.committed + 1):
                 self._output.commit(commit, None, version=plan.versions.get(commit))
                 self._reported = commit
-            if plan.done < self._arguments.commits:
+            if plan.committed < self._arguments.commits:
                 with suppress(_PlanOutdatedError):
                     self._make_commits(plan)
 
@@ -112,24 +112,26 @@ class AppendLoad:
         records, options = self._records(run_id), self._reader.options
         basis = split_basis(self._spark, sources=self._sources, file_format=self._format, commits=arguments.commits)
         head = log.head(run_id)
-        done = max(0, head.last_transaction)
-        if done == 0:
-            before = records.all()
-            if state and state.forgets_transactions and before:
+        committed = max(0, head.last_transaction)
+        if committed == 0:
+            earlier_runs = records.all()
+            if state and state.forgets_transactions and earlier_runs:
                 raise RunError(
-                    f"run {run_id!r} was begun before, and how far it came cannot be known, because the table forgets "
+                    f"run {run_id!r} was begun before, and its progress is unknown, because the table forgets "
                     "transactions (delta.setTransactionRetentionDuration): look into its history, then choose another "
                     "run id"
                 )
             schema = self._schema(state)
-            # An attempt that ended before its first commit left its record. It counts if nothing has changed since.
-            same = (run for run in before if run.text and run.schema == schema and not run.changes(basis, options))
-            run = next(same, None) or Run.begin(run_id, basis, options, schema)
+            # An attempt that ended before its first commit left a record. The record is used if nothing has changed.
+            unchanged = (
+                run for run in earlier_runs if run.text and run.schema == schema and not run.changes(basis, options)
+            )
+            run = next(unchanged, None) or Run.begin(run_id, basis, options, schema)
             return _Plan(state, 0, run, schema)
         run, newest = begun_run(records, log, run_id, head)
-        check_same_basis(run, basis, options, done)
-        # By the recorded schema: the table's may have changed since, and with it the split.
-        return _Plan(state, done, run, run.schema, log.run_versions(run_id, newest=newest))
+        check_same_basis(run, basis, options, committed)
+        # The recorded schema determines the split; the table's schema may have changed.
+        return _Plan(state, committed, run, run.schema, log.run_versions(run_id, newest=newest))
 
     def _records(self, run_id: str) -> RunRecords:
         return RunRecords(self._files, self._writer.location, run_id)
@@ -148,52 +150,52 @@ class AppendLoad:
         try:
             rows = self._reader.read(plan.schema)
             if commits > 1:
-                # Read before the lock is asked for.
+                # The rows are read before the lock is requested.
                 columns = plan.state.partition_columns if plan.state else self._arguments.partition_by
                 split = SplitRows(rows, commits, columns)
                 split.count()
         except JVM_ERRORS as error:
             raise WriteFailedError(table=self._writer.table, reason=one_sentence(error)) from error
         try:
-            for commit in range(plan.done + 1, commits + 1):
-                # Before each: what falls out of Spark's cache is read from the files again.
+            for commit in range(plan.committed + 1, commits + 1):
+                # Checked for each commit: Spark reads rows that its cache evicted from the files again.
                 self._check_sources_unchanged()
                 part = rows if split is None else split.part(commit - 1)
-                self._make_commit(commit, part, plan, first=commit == plan.done + 1)
+                self._make_commit(commit, part, plan, is_first=commit == plan.committed + 1)
         finally:
             if split is not None:
                 with suppress(*JVM_ERRORS):
                     split.close()
 
     def _check_sources_unchanged(self) -> None:
-        """Make sure that a run's record is of the files that were read, not of what they were before."""
+        """Make sure that the files of a run's record are the files that are read."""
         if self._arguments.run_id is not None and find_sources(self._files, self._arguments.sources) != self._sources:
             raise SourceError("the source files changed while they were loaded: start again when they are complete")
 
-    def _make_commit(self, commit: int, df: DataFrame, plan: _Plan, *, first: bool) -> None:
+    def _make_commit(self, commit: int, df: DataFrame, plan: _Plan, *, is_first: bool) -> None:
         arguments = self._arguments
 
         def before_write(hold: Hold) -> None:
             self._output.holding(commit, hold.token, hold.acquired_at)
-            if first:
-                self._settle(plan)
+            if is_first:
+                self._confirm(plan)
 
         run = plan.run
-        begins = first and run is not None and plan.done == 0
+        begins_run = is_first and run is not None and plan.committed == 0
         with self._uninterrupted(self._writer.cancel):
             self._output.begun(commit, time.time())
             result = self._writer.append(
                 df,
                 partition_by=() if plan.state else arguments.partition_by,
                 txn=(run.run_id, commit) if run is not None else None,
-                # Who begins a run makes sure under it that nobody else has begun another one of that name.
-                lock="table" if begins else arguments.lock,
+                # Under the table's lock no other process begins a run with this id.
+                lock="table" if begins_run else arguments.lock,
                 lock_during=arguments.hold,
                 metadata={} if run is None else self._note(run, commit),
                 before_write=before_write,
             )
-            if begins and result.already_committed:
-                # Another process has begun this run: plan again, to compare its split with ours.
+            if begins_run and result.already_committed:
+                # Another process has begun this run. A new plan compares its split with this one.
                 raise _PlanOutdatedError
             self._output.commit(commit, result)
             self._reported = commit
@@ -202,40 +204,42 @@ class AppendLoad:
         basis = {} if run.digest is None else {"basis": run.digest}
         return run_note(run.run_id, commit, self._arguments.commits, **basis)
 
-    def _settle(self, plan: _Plan) -> None:
-        """Under the lock, before the first commit: see that the plan still fits the table, and record the run."""
+    def _confirm(self, plan: _Plan) -> None:
+        """Under the lock, before the first commit: check that the plan still fits the table, and record the run."""
         state = self._writer.log.state() if plan.state is None else plan.state
         if state is not None and plan.state is None:
-            # Another writer made the table while this one planned to.
+            # Another writer created the table after this job planned to create it.
             refuse_other_partitioning(self._writer.table, state, self._arguments.partition_by)
-            if not _fits(plan.schema, state.schema):
+            if not _has_same_columns(plan.schema, state.schema):
                 raise _PlanOutdatedError
-        if plan.run is not None and plan.done == 0:
+        if plan.run is not None and plan.committed == 0:
             if self._writer.log.head(plan.run.run_id).last_transaction > 0:
-                # Another process has begun this very run.
+                # Another process has begun this run.
                 raise _PlanOutdatedError
             self._records(plan.run.run_id).save(plan.run)
 
 
-def refuse_other_partitioning(table: str, state: TableState | None, asked: Sequence[str]) -> None:
-    """Make sure that a table, if it is there, is partitioned as it was asked for, if anything was.
+def refuse_other_partitioning(table: str, state: TableState | None, partition_by: Sequence[str]) -> None:
+    """Make sure that an existing table has the given partition columns.
 
     Args:
-        table: canonical URI, for the message.
-        state: of the table; None if there is none.
-        asked: partition columns; none: any will do.
+        table: Canonical URI of the table, for the message.
+        state: State of the table; None if it does not exist.
+        partition_by: Partition columns; empty for any.
 
     Raises:
-        TableError: it is partitioned in another way.
+        TableError: The table has other partition columns.
 
     """
-    if state and asked and [name.lower() for name in asked] != [name.lower() for name in state.partition_columns]:
+    if not state or not partition_by:
+        return
+    if [name.lower() for name in partition_by] != [name.lower() for name in state.partition_columns]:
         actual = f"by {','.join(state.partition_columns)}" if state.partition_columns else "not"
-        raise TableError(f"{table} is partitioned {actual}, and not by {','.join(asked)}")
+        raise TableError(f"{table} is partitioned {actual}, and not by {','.join(partition_by)}")
 
 
-def _fits(planned: StructType, actual: StructType) -> bool:
-    """Tell whether rows that were planned for a new table have the names and types of one that exists by now."""
+def _has_same_columns(planned: StructType, actual: StructType) -> bool:
+    """Return whether rows that were planned for a new table have the names and types of the existing table."""
 
     def types(schema: StructType) -> dict[str, str]:
         return {field.name.lower(): field.dataType.simpleString() for field in schema}

@@ -1,4 +1,4 @@
-"""The work of ``append.py``."""
+"""The function of ``append.py``."""
 
 from __future__ import annotations
 

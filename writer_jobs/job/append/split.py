@@ -1,4 +1,4 @@
-"""Split rows into commits by what is in them: the same rows fall into the same parts on any cluster, in any order."""
+"""Split rows into commits by their values: the same rows have the same parts on any cluster, in any order."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantT
 
 from writer_jobs.delta.sql_names import quoted
 
-#: Counts up when the rule below changes, so that a run is not resumed by another rule.
+#: Version of the rule of :class:`SplitRows`. A run is not resumed with another version.
 SPLIT_RULE = 1
 
 
 class SplitRows:
-    """Rows, read once and divided into parts.
+    """Rows that are read once and divided into parts.
 
-    The part of a row is the xxHash64 of all its columns, modulo the number of parts: it does not depend on files,
-    partitions, parallelism or order, equal rows share a part, and every row is in exactly one. The rows are kept in
-    Spark's cache, sorted by part within its partitions, so that a part is read without reading the others.
+    The part of a row is the xxHash64 of all its columns, modulo the number of parts. It does not depend on files,
+    partitions, parallelism or order. Equal rows share a part, and every row is in exactly one part. The rows are in
+    Spark's cache, sorted by part within its partitions, so reading a part does not read the others.
 
     Args:
-        df: the rows; columns in the order of their schema.
-        parts: how many.
-        together: columns of which equal values come into one Spark partition for each part, so that a table that is
-            partitioned by them gets one file for each of its partitions and part instead of one for each task.
+        df: The rows, with columns in the order of their schema.
+        parts: Number of parts.
+        together: Columns whose equal values are put into one Spark partition for each part. A table with these
+            partition columns then gets one file for each of its partitions and part, and not one for each task.
 
     """
 
@@ -34,14 +34,14 @@ class SplitRows:
         while self._part in df.columns:
             self._part += "_"
         number = F.pmod(F.xxhash64(*(_hashable(df, name) for name in df.columns)), F.lit(parts))
-        numbered = df.withColumn(self._part, number)
+        numbered_rows = df.withColumn(self._part, number)
         if together:
             tasks = max(df.sparkSession.sparkContext.defaultParallelism, df.rdd.getNumPartitions())
-            numbered = numbered.repartition(tasks, self._part, *(_column(df, name) for name in together))
-        self._rows = numbered.sortWithinPartitions(self._part).persist()
+            numbered_rows = numbered_rows.repartition(tasks, self._part, *(_column(df, name) for name in together))
+        self._rows = numbered_rows.sortWithinPartitions(self._part).persist()
 
     def count(self) -> int:
-        """Read the source now, into the cache, and return the number of rows."""
+        """Read the source into the cache and return the number of rows."""
         return int(self._rows.count())
 
     def part(self, number: int) -> DataFrame:
@@ -49,13 +49,13 @@ class SplitRows:
         return self._rows.where(F.col(self._part) == F.lit(number)).drop(self._part)
 
     def close(self) -> None:
-        """Give the cache back."""
+        """Release the cache."""
         self._rows.unpersist()
 
 
 def _hashable(df: DataFrame, name: str) -> Column:
     column = _column(df, name)
-    # Spark refuses to hash what it may hold in several ways; as JSON it has one, for one version of Spark.
+    # Spark refuses to hash types whose equal values can differ in memory. Their JSON is the same in one Spark version.
     return F.to_json(F.struct(column)) if _has_no_hash(df.schema[name].dataType) else column
 
 

@@ -1,8 +1,7 @@
-"""What the command lines of jobs share that bring files into a table."""
+"""Command line arguments of jobs that read files."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,75 +9,84 @@ from typing import Any
 from writer_jobs.delta.hadoop_files import HadoopFiles, is_glob
 from writer_jobs.errors import ArgumentsError, SourceError
 from writer_jobs.job.append.runs import FILE_SYSTEM_OPTIONS, check_run_id
-from writer_jobs.job.arguments import NAME_WITH_SCHEME, JobArguments, JobParser, names, pair, text
+from writer_jobs.job.arguments import (
+    APPLIED,
+    NAME_WITH_SCHEME,
+    JobArguments,
+    JobParser,
+    column_names,
+    key_and_value,
+    nonblank,
+)
 from writer_jobs.job.inputs.source_files import find_sources
 from writer_jobs.job.inputs.sources import FORMATS
 
-# Of the tables beside the table, too.
+# Default of all tables that the session creates, side tables included.
 _COLUMN_MAPPING = "spark.databricks.delta.properties.defaults.columnMapping.mode"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileJobArguments(JobArguments):
-    """What a job is told that reads files.
+    """The arguments of a job that reads files.
 
     Attributes:
-        sources: files, folders, globs.
-        format: of the files; None: by their names.
-        options: of Spark's reader.
-        partition_by: partition columns of a new table.
+        sources: Files, folders and globs.
+        format: Format of the files; None for the format of their names.
+        reader_options: The given options of Spark's reader; see :attr:`options`.
+        null_value: Text for null in CSV files; None for Spark's default.
+        partition_by: Partition columns of a new table.
         column_mapping: Whether new tables have column mapping by name.
-        run_id: name of the load; None: it has none.
+        run_id: Id of the run; None for a load without an id.
 
     """
 
     sources: tuple[str, ...]
     format: str | None
-    # Not shown: whoever passes a secret as an option has it nowhere but where Spark needs it.
-    options: Mapping[str, str] = field(repr=False)
-    partition_by: tuple[str, ...]
+    # Options can contain secrets, so repr omits them.
+    reader_options: tuple[tuple[str, str], ...] = field(repr=False)
+    null_value: str | None = field(repr=False)
+    partition_by: tuple[str, ...] = field(metadata=APPLIED)
     column_mapping: bool
     run_id: str | None
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """What the report says of the load from the start."""
+    def options(self) -> Mapping[str, str]:
+        """Options of Spark's reader."""
+        return dict(self.reader_options) | ({} if self.null_value is None else {"nullValue": self.null_value})
+
+    @property
+    def report_fields(self) -> dict[str, Any]:
+        """Fields of the report that are known at the start of the job; JSON values."""
         return {"run_id": self.run_id, "commits_asked_for": self.commits, "sources": list(self.sources)}
 
     @property
     def session_settings(self) -> Mapping[str, str]:
-        """Settings of the session while the job runs."""
+        """Settings of the Spark session while the job runs."""
         return {_COLUMN_MAPPING: "name"} if self.column_mapping else {}
 
     def check(self) -> None:
-        """Check what can be checked without asking anybody.
-
-        Raises:
-            SluiceError: something does not make sense; the message is one sentence.
-
-        """
+        """Check the arguments; see :meth:`JobArguments.check`."""
         super().check()
         if self.run_id is not None:
             check_run_id(self.run_id)
         for name in self.options:
             if name.lower().startswith(FILE_SYSTEM_OPTIONS):
                 raise ArgumentsError(
-                    f"--option {name}: settings of a file system, credentials above all, are no reader options: give "
-                    f"them to the session, by an instance role, in spark-defaults.conf, or with --conf "
-                    f"spark.hadoop.{name}=…"
+                    f"--option {name}: settings and credentials of a file system are not reader options: give them to "
+                    f"the session, by an instance role, in spark-defaults.conf, or with --conf spark.hadoop.{name}=…"
                 )
 
     def check_local_sources(self, files: HadoopFiles) -> None:
-        """Check that sources on the driver's disk exist. The glob of a stream may match nothing yet.
+        """Check that sources on the driver's disk exist. The glob of a stream may match no file yet.
 
         Raises:
-            SourceError: one does not exist, or a job that is no stream has no files in it.
-            StorageError: a file system refuses, or does not exist.
+            SourceError: A source does not exist, or the sources of a job that is not a stream have no files.
+            StorageError: A file system refuses access or does not exist.
 
         """
         local = [source for source in self.sources if is_local(files, source)]
         if self.commits is not None and local and len(local) == len(self.sources):
-            # Together: one of several folders may be empty.
+            # All at once, because one of several folders may be empty.
             find_sources(files, local)
             return
         for source in local:
@@ -88,50 +96,55 @@ class FileJobArguments(JobArguments):
 
 def is_local(files: HadoopFiles, path: str) -> bool:
     """Return whether a path or URI is on the driver's disk."""
-    # Without a scheme it is of the default file system, which may be another one.
+    # A path without a scheme is on the default file system, which need not be the disk.
     uri = path if NAME_WITH_SCHEME.match(path) else files.qualify(path)
     return uri.startswith("file:")
 
 
 def add_source(parser: JobParser, *, formats: Sequence[str] = FORMATS, required: bool = True) -> None:
-    """Add which files are read."""
+    """Add the options for the source files."""
     add = parser.add_argument
     add(
-        "--source", required=required, default=[], nargs="+", action="extend", type=text, metavar="FILES",
+        "--source", dest="sources", required=required, default=[], nargs="+", action="extend", type=nonblank,
+        metavar="FILES",
         help="files, folders, globs; paths or URIs that Spark can read. A file that is named twice is read once",
     )  # fmt: skip
-    add("--format", choices=formats, help="of the files; by default what their names tell")
+    add("--format", choices=formats, help="format of the files; by default the format of their names")
 
 
 def add_topic(parser: JobParser) -> None:
-    """Add which topic is read instead of files."""
+    """Add the options for a Kafka topic as the source."""
     add = parser.add_argument
-    add("--kafka", type=text, metavar="HOSTS", help="host:port,… of a Kafka cluster; needs Spark's package for Kafka")
-    add("--topic", type=text, metavar="NAME", help="topic, from its earliest message on; --option startingOffsets=…")
+    add(
+        "--kafka", type=nonblank, metavar="HOSTS",
+        help="host:port,… of a Kafka cluster; needs Spark's package for Kafka",
+    )  # fmt: skip
+    add("--topic", type=nonblank, metavar="NAME", help="topic, from its earliest message; --option startingOffsets=…")
 
 
 def refuse_half_a_topic(kafka: str | None, topic: str | None) -> None:
-    """Make sure that both are given, or none.
+    """Make sure that both options of a topic are given, or none.
 
     Raises:
-        ArgumentsError: one is.
+        ArgumentsError: One option is missing.
 
     """
     if (kafka is None) != (topic is None):
         raise ArgumentsError("--kafka and --topic belong together: give both, or none")
 
 
-def add_new_table(parser: JobParser, more: str = "") -> None:
-    """Add how a new table is created: its partition columns and its column mapping.
+def add_new_table(parser: JobParser, more_help: str = "") -> None:
+    """Add the options for a new table: its partition columns and its column mapping.
 
     Args:
-        parser: of the job.
-        more: what the job's help says of it beside.
+        parser: Parser of the job.
+        more_help: Continuation of the help of ``--partition-by``.
 
     """
     parser.add_argument(
-        "--partition-by", default=(), type=names, metavar="COLS",
-        help="partition columns of a new table, separated by commas; an existing table's own, or nothing" + more,
+        "--partition-by", default=(), type=column_names, metavar="COLS",
+        help="partition columns of a new table, separated by commas; for an existing table give its own or none"
+        + more_help,
     )  # fmt: skip
     parser.add_argument(
         "--column-mapping", action="store_true",
@@ -141,32 +154,11 @@ def add_new_table(parser: JobParser, more: str = "") -> None:
 
 
 def add_reader_options(parser: JobParser) -> None:
-    """Add how the files are read."""
+    """Add the options of Spark's reader."""
     add = parser.add_argument
     add(
-        "--option", action="append", default=[], type=pair, metavar="KEY=VALUE",
+        "--option", dest="reader_options", action="append", default=[], type=key_and_value, metavar="KEY=VALUE",
         help="option of Spark's reader, such as sep=; or timestampFormat=yyyyMMdd; may be repeated. No credentials: "
         "fs.* is refused, and belongs to the session (--conf spark.hadoop.fs…)",
     )  # fmt: skip
-    add("--null-value", metavar="TEXT", help="what stands for null in CSV files: --option nullValue=TEXT")
-
-
-def shared_by_file_jobs(found: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of :class:`FileJobArguments` that a command line has."""
-    options = dict(found.option)
-    if found.null_value is not None:
-        options["nullValue"] = found.null_value
-    return {
-        "zookeeper": found.zookeeper,
-        "table": found.table,
-        "sources": tuple(found.source),
-        "format": found.format,
-        "options": options,
-        "partition_by": found.partition_by,
-        "column_mapping": found.column_mapping,
-        "lock_timeout": found.lock_timeout,
-        "run_id": found.run_id,
-        "report": found.report,
-        "metrics": found.metrics,
-        "verbose": found.verbose,
-    }
+    add("--null-value", metavar="TEXT", help="text for null in CSV files: --option nullValue=TEXT")

@@ -1,10 +1,10 @@
-"""Files that come into a folder, for a stream: which of them each micro-batch has.
+"""The files of each micro-batch of a stream that reads a folder.
 
-The stream says no more than that. A batch is read as a run of the job reads its files: with the columns that they have,
-so that a column that comes later comes with the first file that has it.
+The stream returns the files' paths only. A batch is read as a run of the job reads its files, with the columns of its
+files, so a new column is added with the first file that has it.
 
-Which files a batch has stands in Spark's checkpoint, before the batch begins. Spark itself, when it reads them, passes
-over those that are gone meanwhile, says nothing, and never reads them again.
+Spark's checkpoint lists the files of a batch before the batch begins. Spark's own reader silently skips listed files
+that have been deleted, and never reads them again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from writer_jobs.errors import CheckpointError, SourceError
 from writer_jobs.job.inputs.source_files import SourceFiles
 from writer_jobs.job.stream_arguments import StreamArguments
 
-# By default Spark passes over files that are a week older than the newest one, and says nothing.
+# By default Spark silently skips files that are a week older than the newest one.
 _ANY_AGE = {"maxFileAge": "36500d"}
-# Of both kinds of files; the default of Spark 4.2.
+# Format version of both checkpoint logs; the default of Spark 4.2.
 _VERSION, _VERSION_SETTING = "v1", "spark.sql.streaming.offsetLog.formatVersion"
-# The columns of Spark's format of whole files; what is in them is not read, because it is not selected.
+# Columns of Spark's format binaryFile. The content is not selected, so Spark does not read it.
 _FILES = StructType(
     [
         StructField("path", StringType()),
@@ -42,8 +42,8 @@ class BatchFiles:
     """The files of a micro-batch.
 
     Attributes:
-        sources: Files that are there and not empty; None if there is none.
-        missing: Number of files that were deleted and are skipped.
+        sources: Files that exist and are not empty; None if there are none.
+        missing: Number of deleted files that are skipped.
 
     """
 
@@ -52,18 +52,18 @@ class BatchFiles:
 
 
 class FileBatches:
-    """A folder, or a glob, that gets files.
+    """A folder or glob to which files are added.
 
     Args:
-        spark: the session.
-        source: folder or glob.
+        spark: The session.
+        source: Folder or glob.
         stream: Trigger and checkpoint of the stream.
 
     Attributes:
-        path: what is read, as Spark's reader has to be given it.
+        path: The source as Spark's reader takes it.
 
     Raises:
-        SourceError: there is no such folder, or it is a file.
+        SourceError: The folder does not exist, or is a file.
 
     """
 
@@ -81,10 +81,10 @@ class FileBatches:
         self.path = source if folder is None else escaped(folder.path)
 
     def frame(self, most_files: int | None) -> DataFrame:
-        """Return the files, streaming.
+        """Return the paths of the files as a stream.
 
         Args:
-            most_files: of a micro-batch; None: all that are there.
+            most_files: Most files of a micro-batch; None for all files that exist.
 
         """
         options = _ANY_AGE if most_files is None else {**_ANY_AGE, "maxFilesPerTrigger": str(most_files)}
@@ -95,58 +95,58 @@ class FileBatches:
         """Return the files of a micro-batch of :meth:`frame`.
 
         Raises:
-            SourceError: one is gone, was never read, and is not to be skipped.
-            StorageError: A file system refuses, or does not exist.
-            CheckpointError: the checkpoint does not say which they are, or in a format that is not known.
+            SourceError: A file was deleted before it was read, and deleted files are not skipped.
+            StorageError: A file system refuses access or does not exist.
+            CheckpointError: The checkpoint does not list the files, or has an unknown format.
 
         """
-        statuses = {path: self._files.status(path) for path in self._planned(batch)}
+        statuses = {path: self._files.status(path) for path in self._listed(batch)}
         missing = [path for path, status in statuses.items() if status is None]
         if missing and not self._skip_missing:
             raise SourceError(
                 f"source {missing[0]} does not exist, and micro-batch {batch} of the stream has it: put it back, or "
-                "pass --skip-missing to go on without it"
+                "pass --skip-missing to continue without it"
             )
         files = sorted(status for status in statuses.values() if status is not None)
         sources = SourceFiles(tuple(file for file in files if file.length), self._base([file.path for file in files]))
         return BatchFiles(sources if sources.files else None, len(missing))
 
-    def _planned(self, batch: int) -> Iterator[str]:
-        """Read from the checkpoint which files a batch has.
+    def _listed(self, batch: int) -> Iterator[str]:
+        """Yield the paths of a batch's files from the checkpoint.
 
         Source: Spark's ``OffsetSeqLog`` (a version, metadata, then a line for each source) and ``FileStreamSourceLog``
-        (a version, then a line for each file; every tenth has the lines of those before, too, which may be removed
-        then). If a process is killed between the two, the next one makes one batch of two lists.
+        (a version, then a line for each file; every tenth list also has the lines of the lists before it, which may be
+        removed then). After a process was killed between the two logs, the next process applies two lists as one batch.
         """
-        before, last = self._last_list(batch - 1) if batch else -1, self._last_list(batch)
-        for number in range(last, before, -1):
+        previous, newest = self._last_list(batch - 1) if batch else -1, self._last_list(batch)
+        for number in range(newest, previous, -1):
             name, lines = self._read(f"sources/0/{number}", f"sources/0/{number}.compact")
             for file in map(json.loads, lines[1:]):
-                if before < file["batchId"] <= number:
+                if previous < file["batchId"] <= number:
                     yield unquote(file["path"])
             if name.endswith(".compact"):
                 return
 
     def _last_list(self, batch: int) -> int:
-        """Return the number of the last list of files that came with a batch, or with one before."""
+        """Return the number of the last list of files for a batch or an earlier one."""
         _, lines = self._read(f"offsets/{batch}")
         return int(json.loads(lines[2])["logOffset"])
 
     def _read(self, *names: str) -> tuple[str, list[str]]:
-        """Return which of these files of the checkpoint is there, and its lines."""
+        """Return the name and the lines of the first of these checkpoint files that exists."""
         for name in names:
             if (text := self._files.read_text(f"{self._checkpoint}/{name}")) is not None:
                 lines = text.splitlines()
                 if lines[:1] != [_VERSION]:
                     raise CheckpointError(
-                        f"{self._checkpoint}/{name} has the format {''.join(lines[:1])}, and this program knows "
-                        f"{_VERSION} only: begin with a checkpoint of its own, and without {_VERSION_SETTING}"
+                        f"{self._checkpoint}/{name} has the format {''.join(lines[:1])}, and this program reads "
+                        f"{_VERSION} only: use a new checkpoint without {_VERSION_SETTING}"
                     )
                 return name, lines
-        raise CheckpointError(f"{self._checkpoint}/{names[0]} is not there: the checkpoint is not whole")
+        raise CheckpointError(f"{self._checkpoint}/{names[0]} does not exist: the checkpoint is incomplete")
 
     def _base(self, paths: list[str]) -> str | None:
-        """Return the folder whose sub-folders are columns, if they are."""
+        """Return the folder whose sub-folders are columns; None without such sub-folders."""
         if self._folder is None:
             return None
         folders = [path.removeprefix(self._folder).rpartition("/")[0] for path in paths]

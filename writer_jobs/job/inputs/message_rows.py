@@ -1,4 +1,4 @@
-"""Rows out of messages, and of messages without a row that has a place in the table: what nobody can mend there."""
+"""Rows of messages for ``stream.py``. A message whose row cannot be stored becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ from writer_jobs.delta.jvm_errors import JVM_ERRORS, one_sentence
 from writer_jobs.delta.partition_values import partition_types, unstorable_reason
 from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
-from writer_jobs.feeds.wire import has_long_number, only_value
-from writer_jobs.feeds.wire import path as variant_path
+from writer_jobs.feeds.message_values import has_long_number, parse_single_value, variant_path
 from writer_jobs.job.stream.arguments import StreamJobArguments
 from writer_jobs.late_rows.event_time import EVENT_RANGE, event_micros, is_event_time
 from writer_jobs.late_rows.stream import RowBatch
@@ -39,27 +38,27 @@ from writer_jobs.merge.materialized import MaterializedRows
 from writer_jobs.writer import LockedDeltaWriter
 
 ROW = "__sluice_row"
-"""Column with the row that a message has."""
+"""Column with the row of a message."""
 
 _CORRUPT, _REASON = "__sluice_corrupt", "__sluice_reason"
 _DOCUMENT = "__sluice_document"
-# Whether the message has a number of more digits than VARIANT stores, for a column of type double, or of type decimal.
+# Whether the message has a number with more digits than VARIANT stores, for a column of type double or of type decimal.
 _LONG_DOUBLE, _LONG_DECIMAL = "__sluice_long_double", "__sluice_long_decimal"
 _TEXTS = (*INEXACT_TYPES, BinaryType)
-# Variants that are written as they arrived: a number with a fraction or an exponent is not, nor is an object.
+# Types of variants whose text equals their JSON. Objects, and numbers with a fraction or an exponent, can differ.
 _SAME_TEXT = r"^(STRING|BOOLEAN|BIGINT|DECIMAL\(\d+,0\))\z"
 
 
-class JsonValues:
-    """Values of messages that are JSON objects with columns of a schema.
+class JsonMessages:
+    """A reader of messages that are JSON objects with the columns of a schema.
 
     Args:
-        writer: of the table that gets them.
-        arguments: of the job.
-        schema: the columns.
+        writer: Writer of the target table.
+        arguments: Arguments of the job.
+        schema: The columns in DDL.
 
     Raises:
-        SourceError: there is no such schema, or it has a type with a length.
+        SourceError: The schema is invalid, or has a type with a length.
 
     """
 
@@ -75,57 +74,60 @@ class JsonValues:
         self._schema = parsed
 
     @contextmanager
-    def of(self, messages: DataFrame) -> Iterator[RowBatch]:
-        """Return the rows of messages, as long as it is open.
+    def rows(self, messages: DataFrame) -> Iterator[RowBatch]:
+        """Return a context with the rows of messages.
 
         Raises:
-            SourceError: JSON has no such columns.
-            ChangesError: the messages cannot be read.
+            SourceError: JSON cannot be read with the schema.
+            ChangesError: The messages cannot be read.
 
         """
         text = F.col("value").cast("string")
-        as_texts = as_text(self._schema, _TEXTS)
-        document = only_value(text)
-        # It finds values of other kinds, and makes a double of a number that is read as text: a variant has its digits.
+        text_schema = as_text(self._schema, _TEXTS)
+        document = parse_single_value(text)
+        # from_json finds values of the wrong JSON type, but reads a number as text through a double. The variant keeps
+        # the number's digits.
         checked = F.from_json(
-            text, StructType([*as_texts, StructField(_CORRUPT, StringType())]), {"columnNameOfCorruptRecord": _CORRUPT}
+            text,
+            StructType([*text_schema, StructField(_CORRUPT, StringType())]),
+            {"columnNameOfCorruptRecord": _CORRUPT},
         )
         is_bad = document.isNull() | checked.isNull() | checked.getField(_CORRUPT).isNotNull()
         misfit = _misfit(F.col(_DOCUMENT), F.col(ROW), self._schema, "")
-        reason = F.when(is_bad, "no JSON of the schema").otherwise(misfit)
+        reason = F.when(is_bad, "not JSON of the schema").otherwise(misfit)
         try:
-            read = messages.select(
+            parsed = messages.select(
                 *("key", "value", "origin"),
                 document.alias(_DOCUMENT),
                 has_long_number(text).alias(_LONG_DOUBLE),
                 has_long_number(text, EXACT_DIGITS[DoubleType]).alias(_LONG_DECIMAL),
             )
-            read = read.withColumn(ROW, F.col(_DOCUMENT).try_cast(as_texts)).withColumn(_REASON, reason)
-            row = from_text(F.col(ROW), self._schema, _TEXTS, lambda item, kind, _: _value(item, kind), "")
-            read = read.select("key", "value", "origin", row.alias(ROW), _REASON)
+            parsed = parsed.withColumn(ROW, F.col(_DOCUMENT).try_cast(text_schema)).withColumn(_REASON, reason)
+            row = from_text(F.col(ROW), self._schema, _TEXTS, lambda item, data_type, _: _value(item, data_type), "")
+            parsed = parsed.select("key", "value", "origin", row.alias(ROW), _REASON)
         except PySparkException as error:
             raise SourceError(f"--value-schema: {one_sentence(error)}") from error
-        with closing(MaterializedRows.of(self._writer.table, read, "messages")) as kept:
-            yield placed(kept.rows, self._writer, self._arguments)
+        with closing(MaterializedRows.of(self._writer.table, parsed, "messages")) as materialized:
+            yield separate_dead_letters(materialized.rows, self._writer, self._arguments)
 
 
-def _misfit(value: Column, read: Column, target: DataType, path: str) -> Column:
-    """Return a sentence on a part of a parsed value that would change in its type, or be lost; null if there is none.
+def _misfit(value: Column, text_value: Column, target: DataType, path: str) -> Column:
+    """Return a sentence about a part of a value that its type would change or lose; null without such a part.
 
-    Fields of the message itself that the schema lacks are not lost: the user chose the columns.
+    Top-level fields that the schema lacks are ignored: the user chose the columns.
 
     Args:
-        value: a variant.
-        read: The value as the type that :func:`as_text` returns.
-        target: the type.
-        path: name of the column; empty for the whole message.
+        value: The value as a variant.
+        text_value: The value with the type that :func:`as_text` returns.
+        target: Type of the column.
+        path: Name of the column; empty for the whole message.
 
     """
     if isinstance(target, StructType):
         fields = (
             _misfit(
                 F.try_variant_get(value, variant_path(field.name), "variant"),
-                read.getField(field.name),
+                text_value.getField(field.name),
                 field.dataType,
                 f"{path}.{field.name}".lstrip("."),
             )
@@ -133,62 +135,58 @@ def _misfit(value: Column, read: Column, target: DataType, path: str) -> Column:
         )
         return F.coalesce(_unknown_field(value, target, path), *fields)
     if isinstance(target, ArrayType):
-        return _first_misfit(F.try_variant_get(value, "$", "array<variant>"), read, target.elementType, path)
+        return _first_misfit(F.try_variant_get(value, "$", "array<variant>"), text_value, target.elementType, path)
     if isinstance(target, MapType):
         values = F.map_values(F.try_variant_get(value, "$", "map<string,variant>"))
-        return _first_misfit(values, F.map_values(read), target.valueType, path)
+        return _first_misfit(values, F.map_values(text_value), target.valueType, path)
     is_value = value.isNotNull() & ~F.is_variant_null(value)
     if isinstance(target, StringType):
         is_lost = ~F.schema_of_variant(value).rlike(_SAME_TEXT)
-        return F.when(is_value & is_lost, f"column {path}: its JSON would be written anew as text; send a JSON string")
-    is_changed = (_value(read, target) if isinstance(target, _TEXTS) else read).isNull()
+        return F.when(is_value & is_lost, f"column {path}: the text of its JSON would change; send a JSON string")
+    is_changed = (_value(text_value, target) if isinstance(target, _TEXTS) else text_value).isNull()
     if isinstance(target, DecimalType | FloatType | DoubleType):
-        is_too_large = read.endswith("Infinity") & ~F.col("value").cast("string").contains('Infinity"')
+        is_too_large = text_value.endswith("Infinity") & ~F.col("value").cast("string").contains('Infinity"')
         is_changed |= is_too_large | F.col(_LONG_DECIMAL if isinstance(target, DecimalType) else _LONG_DOUBLE)
-    text = F.coalesce(read.cast("string"), F.to_json(value))
+    text = F.coalesce(text_value.cast("string"), F.to_json(value))
     return F.when(is_value & is_changed, misfit_sentence(text, target, path))
 
 
-def _first_misfit(values: Column, read: Column, target: DataType, path: str) -> Column:
-    """Return the sentence of :func:`_misfit` on the first item of two arrays that has one; null if none has."""
-    sentences = F.zip_with(values, read, lambda value, item: _misfit(value, item, target, f"{path}[]"))
+def _first_misfit(values: Column, text_values: Column, target: DataType, path: str) -> Column:
+    """Return the sentence of :func:`_misfit` about the first element of two arrays with a misfit; null without one."""
+    sentences = F.zip_with(values, text_values, lambda value, text: _misfit(value, text, target, f"{path}[]"))
     return F.try_element_at(F.array_compact(sentences), F.lit(1))
 
 
 def _value(text: Column, target: DataType) -> Column:
-    """Return the value of a text of JSON; null if it is not exactly one."""
+    """Cast a JSON text; null if the text is not exactly one value of the type."""
     return F.try_to_binary(text, F.lit("base64")) if isinstance(target, BinaryType) else exact_cast(text, target)
 
 
 def _unknown_field(value: Column, target: StructType, path: str) -> Column:
-    """Return a sentence on a field that a type does not have, or has in another case; null if there is none."""
-    names, folded = (
-        F.map_keys(F.try_variant_get(value, "$", "map<string,variant>")),
-        [name.lower() for name in target.names],
-    )
+    """Return a sentence about a field that a type lacks, or has in another case; null without such a field."""
+    names = F.map_keys(F.try_variant_get(value, "$", "map<string,variant>"))
     unknown = F.filter(names, lambda name: ~name.isin(*target.names))
     if not path:
+        folded = [name.lower() for name in target.names]
         unknown = F.filter(unknown, lambda name: F.lower(name).isin(*folded))
     place = F.lit(f"{path}.".lstrip("."))
     return F.concat(F.lit("field "), place, F.try_element_at(unknown, F.lit(1)), F.lit(" is not in --value-schema"))
 
 
-def placed(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowBatch:
-    """Return the rows of messages, and as dead letters those that have no place in the table.
-
-    For nobody can mend them where they are.
+def separate_dead_letters(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobArguments) -> RowBatch:
+    """Separate the rows of messages from dead letters: messages without a row, or with a row that cannot be stored.
 
     Args:
-        messages: ``key``, ``value``, ``origin``, a row in ``ROW``, and why there is none in ``_REASON``, or not.
-        writer: of the table.
-        arguments: of the job.
+        messages: ``key``, ``value``, ``origin``, the row in ``ROW``, and optionally in ``_REASON`` why it has no row.
+        writer: Writer of the target table.
+        arguments: Arguments of the job.
 
     """
     state = writer.log.state()
-    partitioned_by = arguments.partition_by if state is None else state.partition_columns
+    partition_columns = arguments.partition_by if state is None else state.partition_columns
     row = messages.schema[ROW].dataType
     fields = {field.name.lower(): field for field in (row if isinstance(row, StructType) else ())}
-    names = dict.fromkeys(name.lower() for name in (*arguments.keys, arguments.event_time, *partitioned_by))
+    names = dict.fromkeys(name.lower() for name in (*arguments.keys, arguments.event_time, *partition_columns))
     values = {fields[name].name: F.col(f"{ROW}.{quoted(fields[name].name)}") for name in names if name in fields}
     nulls = F.concat_ws(", ", *(F.when(value.isNull(), name) for name, value in values.items()))
     schema = StructType(list(fields.values()))
@@ -196,36 +194,38 @@ def placed(messages: DataFrame, writer: LockedDeltaWriter, arguments: StreamJobA
         F.when(nulls != "", F.concat(F.lit("null in "), nulls)),
         unstorable_reason(schema, partition_types(state, arguments.partition_by, schema), f"{ROW}."),
     ]
-    if (at := fields.get(arguments.event_time.lower())) is not None:
-        reasons += _of_event_time(values[at.name], at.dataType)
+    if (event_time := fields.get(arguments.event_time.lower())) is not None:
+        reasons += _event_time_reasons(values[event_time.name], event_time.dataType)
     if _REASON in messages.columns:
         reasons.insert(0, F.col(_REASON))
-    told = messages.withColumn(_REASON, F.coalesce(*reasons))
-    dead = told.where(F.col(_REASON).isNotNull()).select("key", "value", "origin", F.col(_REASON).alias("reason"))
-    rows = told.where(F.col(_REASON).isNull()).select(f"{ROW}.*")
-    return RowBatch(with_moments(rows, arguments.event_time), dead)
+    messages = messages.withColumn(_REASON, F.coalesce(*reasons))
+    dead = messages.where(F.col(_REASON).isNotNull()).select("key", "value", "origin", F.col(_REASON).alias("reason"))
+    rows = messages.where(F.col(_REASON).isNull()).select(f"{ROW}.*")
+    return RowBatch(with_event_timestamps(rows, arguments.event_time), dead)
 
 
-def _of_event_time(value: Column, kind: DataType) -> Iterator[Column]:
-    """Yield the reasons why a row's event time cannot be used; null for a good one."""
-    read_as = _moment_or(kind)
-    moment = exact_cast(value, read_as) if isinstance(kind, StringType) else value
-    yield F.when(moment.isNull(), "the event time is no moment")
-    if is_event_time(read_as):
+def _event_time_reasons(value: Column, data_type: DataType) -> Iterator[Column]:
+    """Yield the reasons why a row's event time is unusable; null for a usable one."""
+    target = _timestamp_for_text(data_type)
+    event_time = exact_cast(value, target) if isinstance(data_type, StringType) else value
+    yield F.when(event_time.isNull(), "the event time is not a timestamp")
+    if is_event_time(target):
         yield F.when(
-            ~event_micros(moment, read_as).between(*EVENT_RANGE), "the event time is beyond the years 1 to 9999"
+            ~event_micros(event_time, target).between(*EVENT_RANGE), "the event time is beyond the years 1 to 9999"
         )
 
 
-def with_moments(rows: DataFrame, event_time: str) -> DataFrame:
-    """Return rows whose event time is a timestamp if it is text; a text that is not exactly one fails."""
+def with_event_timestamps(rows: DataFrame, event_time: str) -> DataFrame:
+    """Cast event times that are text to timestamps. A text that is not exactly a timestamp fails the job."""
     for field in rows.schema:
         if field.name.lower() == event_time.lower() and isinstance(field.dataType, StringType):
-            text, kind = rows[quoted(field.name)], _moment_or(field.dataType)
-            failure = F.raise_error(misfit_sentence(text, kind, field.name)).cast(kind)
-            return rows.withColumn(field.name, F.when(text.isNotNull(), F.coalesce(exact_cast(text, kind), failure)))
+            text, data_type = rows[quoted(field.name)], TimestampType()
+            failure = F.raise_error(misfit_sentence(text, data_type, field.name)).cast(data_type)
+            return rows.withColumn(
+                field.name, F.when(text.isNotNull(), F.coalesce(exact_cast(text, data_type), failure))
+            )
     return rows
 
 
-def _moment_or(kind: DataType) -> DataType:
-    return TimestampType() if isinstance(kind, StringType) else kind
+def _timestamp_for_text(data_type: DataType) -> DataType:
+    return TimestampType() if isinstance(data_type, StringType) else data_type

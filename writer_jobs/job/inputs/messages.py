@@ -1,4 +1,4 @@
-"""Messages of change data: lines of files, rows of Parquet, a topic of Kafka; at once or as a stream."""
+"""Messages of change data from files or from a Kafka topic, read once or as a stream."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TOPIC_COLUMNS = {"value", "topic", "partition", "offset"}
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages, or rows that are none.
+    """Messages, or rows that are not messages.
 
     Attributes:
-        rows: ``key`` and ``value`` (binary) and ``origin`` (string: topic/partition/offset, or a file); or, of Parquet
-            without the columns of Kafka's source, what the files have.
-        are_lines: whether each is a line of a file.
-        are_rows: whether they are no messages, but rows with columns of their own.
+        rows: ``key`` and ``value`` (binary) and ``origin`` (string: topic/partition/offset, or a file). For Parquet
+            files without the columns of Kafka's source, the columns of the files.
+        are_lines: Whether each message is a line of a file.
+        are_rows: Whether ``rows`` has the columns of the files instead of messages.
 
     """
 
@@ -37,22 +37,22 @@ class Messages:
 def messages_of_topic(
     spark: SparkSession, servers: str, topic: str, options: Mapping[str, str], *, stream: bool
 ) -> Messages:
-    """Return the messages of a Kafka topic, by Spark's own source.
+    """Return the messages of a Kafka topic.
 
     Args:
-        spark: the session; the source's package has to be on its class path.
-        servers: ``host:port,…``.
-        topic: its name.
-        options: of the source, such as ``kafka.security.protocol``.
-        stream: whether to go on with what comes.
+        spark: The session, with the package of Spark's source for Kafka on its class path.
+        servers: ``host:port,…`` of the cluster.
+        topic: Name of the topic.
+        options: Options of Spark's source, such as ``kafka.security.protocol``.
+        stream: Whether to read the topic as a stream.
 
     Raises:
-        SourceError: the source is not on the class path, or refuses an option.
+        SourceError: The source is not on the class path, or refuses an option.
 
     """
     reader = (spark.readStream if stream else spark.read).format("kafka").option("startingOffsets", "earliest")
     try:
-        read = reader.options(**{**options, "kafka.bootstrap.servers": servers, "subscribe": topic}).load()
+        records = reader.options(**{**options, "kafka.bootstrap.servers": servers, "subscribe": topic}).load()
     except (*JVM_ERRORS, PySparkException) as error:
         reason = one_sentence(error)
         if "kafka" in reason and "find" in reason:
@@ -61,7 +61,7 @@ def messages_of_topic(
                 f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
             )
         raise SourceError(f"topic {topic} cannot be read: {reason}") from error
-    return Messages(_of_topic(read))
+    return Messages(_from_records(records))
 
 
 def messages_of_files(
@@ -70,47 +70,41 @@ def messages_of_files(
     """Return the messages in files.
 
     Args:
-        spark: the session.
-        sources: the files.
-        file_format: ``json`` (a message a line) or ``parquet``; None: what the names tell.
-        options: of Spark's reader.
-        table: canonical URI, for messages.
+        spark: The session.
+        sources: The files.
+        file_format: ``json`` (one message in each line) or ``parquet``; None for the format of the files' names.
+        options: Options of Spark's reader.
+        table: Canonical URI of the table, for errors.
 
     Raises:
-        SourceError: they have no such format.
+        SourceError: The files have another format.
 
     """
-    if _known(file_format or sources.format) == "json":
-        return Messages(_of_lines(SourceReader(spark, sources, "text", options, table).read(LINES)), are_lines=True)
+    file_format = file_format or sources.format
+    if file_format not in ("json", "parquet"):
+        raise SourceError(f"messages come in json or parquet files, not in {file_format}")
+    if file_format == "json":
+        return Messages(_from_lines(SourceReader(spark, sources, "text", options, table).read(LINES)), are_lines=True)
     reader = SourceReader(spark, sources, "parquet", options, table)
-    return _of_parquet(reader.read(reader.schema_of_changes(None)))
+    rows = reader.read(reader.schema_of_changes(None))
+    return Messages(_from_records(rows)) if set(rows.columns) >= _TOPIC_COLUMNS else Messages(rows, are_rows=True)
 
 
-def _of_topic(read: DataFrame) -> DataFrame:
-    """Return messages of what has the columns of Kafka's source."""
-    key = F.col("key") if "key" in read.columns else F.lit(None)
+def _from_records(records: DataFrame) -> DataFrame:
+    """Return the messages of rows with the columns of Kafka's source."""
+    key = F.col("key") if "key" in records.columns else F.lit(None)
     origin = F.concat_ws("/", "topic", "partition", "offset")
     try:
-        return read.select(key.cast("binary").alias("key"), F.col("value").cast("binary"), origin.alias("origin"))
+        return records.select(key.cast("binary").alias("key"), F.col("value").cast("binary"), origin.alias("origin"))
     except PySparkException as error:
         raise SourceError(
-            f"the files have no messages as Spark's source for Kafka has them: {one_sentence(error)}"
+            f"the files do not have the types of Spark's source for Kafka: {one_sentence(error)}"
         ) from error
 
 
-def _of_lines(lines: DataFrame) -> DataFrame:
+def _from_lines(lines: DataFrame) -> DataFrame:
     return lines.select(
         F.lit(None).cast("binary").alias("key"),
         F.col("value").cast("binary"),
         F.col("_metadata.file_path").alias("origin"),
     ).where(F.octet_length("value") > 0)
-
-
-def _of_parquet(rows: DataFrame) -> Messages:
-    return Messages(_of_topic(rows)) if set(rows.columns) >= _TOPIC_COLUMNS else Messages(rows, are_rows=True)
-
-
-def _known(file_format: str) -> str:
-    if file_format not in ("json", "parquet"):
-        raise SourceError(f"messages come in json or parquet files, not in {file_format}")
-    return file_format

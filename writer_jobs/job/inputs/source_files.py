@@ -1,4 +1,4 @@
-"""Source files of a load: finding them, and telling them from others."""
+"""Find the source files of a load."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _COMPRESSED = ("gz", "bz2", "zst", "zstd", "snappy", "lz4", "deflate")
 
 @dataclass(frozen=True)
 class SourceFiles:
-    """The files to read.
+    """The source files of a load.
 
     Attributes:
-        files: by path, each one once.
-        base: folder whose ``column=value`` sub-folders are columns too, or None.
+        files: The files, each once, sorted by path.
+        base: Folder whose ``column=value`` sub-folders are columns; None without such folders.
 
     """
 
@@ -31,14 +31,14 @@ class SourceFiles:
     def basis(self) -> list[list[Any]]:
         """Path, length in bytes and modification time in milliseconds of each file.
 
-        A load with a run id is bound to them, in every job: a file that was replaced by one of the same length is
+        All jobs bind a load with a run id to this list, so a file that is replaced by one of the same length makes
         another load.
         """
         return [[file.path, file.length, file.modified_ms] for file in self.files]
 
     @property
     def are_compressed(self) -> bool:
-        """Whether a file's name ends as that of a compressed file."""
+        """Whether the name of a file has the suffix of a compression."""
         return any(file.name.lower().rpartition(".")[2] in _COMPRESSED for file in self.files)
 
     @property
@@ -51,10 +51,10 @@ class SourceFiles:
 
     @property
     def format(self) -> str:
-        """The format that the files' names tell.
+        """The format that the files' names have.
 
         Raises:
-            SourceError: they tell none, or several.
+            SourceError: The names have no format, or several.
 
         """
         formats = {_format_of(file.name) for file in self.files}
@@ -64,13 +64,13 @@ class SourceFiles:
 
 
 def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
-    """Find the files that paths, URIs, globs and folders stand for.
+    """Find the files of paths, URIs, globs and folders.
 
-    A folder stands for the files directly in it, or for all files below it if its sub-folders are named
-    ``column=value``; names that begin with ``_`` or ``.`` are passed over.
+    A folder means the files directly in it, or all files below it if its sub-folders are named ``column=value``. Names
+    that begin with ``_`` or ``.`` are skipped.
 
     Raises:
-        SourceError: nothing there, a folder of other folders, or several folders with columns.
+        SourceError: A source does not exist, is a folder of other folders, or one of several folders with columns.
 
     """
     files_by_path: dict[str, FileStatus] = {}
@@ -80,11 +80,11 @@ def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
             matches = _match(files, source)
             for match in matches:
                 if match.is_folder:
-                    inside, partitioned = _inside(files, match)
-                    bases += [match.path] if partitioned else []
+                    matched_files, has_columns = _files_below(files, match)
+                    bases += [match.path] if has_columns else []
                 else:
-                    inside = [match]
-                files_by_path |= {file.path: file for file in inside}
+                    matched_files = [match]
+                files_by_path |= {file.path: file for file in matched_files}
         except StorageError as error:
             raise SourceError(f"source {error}") from error
         if not matches:
@@ -97,33 +97,33 @@ def find_sources(files: HadoopFiles, sources: Iterable[str]) -> SourceFiles:
 
 
 def _match(files: HadoopFiles, source: str) -> list[FileStatus]:
-    # Literally first: brackets are legal in names.
+    # The literal name takes precedence over the glob: brackets are legal in names.
     literal = files.status(source)
     if literal is not None:
         if literal.hidden and not literal.is_folder:
-            raise SourceError(f"source {source}: Spark passes over files whose names begin with _ or .: rename it")
+            raise SourceError(f"source {source}: Spark skips files whose names begin with _ or .: rename it")
         return [literal]
     if not is_glob(source):
         return []
-    # As Spark does, so that the files that are counted and recorded are those that Spark reads.
+    # Spark skips hidden files too, so the recorded files are those that Spark reads.
     return [match for match in files.glob(source) if match.is_folder or not match.hidden]
 
 
-def _inside(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatus], bool]:
+def _files_below(files: HadoopFiles, folder: FileStatus) -> tuple[list[FileStatus], bool]:
     """Return the files of a folder, and whether its sub-folders are columns."""
-    inside: list[FileStatus] = []
-    partitioned = False
+    files_below: list[FileStatus] = []
+    has_columns = False
     for entry in files.children(folder.path):
         if entry.hidden:
             continue
         if not entry.is_folder:
-            inside.append(entry)
+            files_below.append(entry)
         elif "=" in entry.name:
-            partitioned = True
-            inside += _inside(files, entry)[0]
+            has_columns = True
+            files_below += _files_below(files, entry)[0]
         else:
             raise SourceError(f"source {folder.path} has a sub-folder, {entry.name}: name its files, or a glob")
-    return inside, partitioned
+    return files_below, has_columns
 
 
 def _format_of(name: str) -> str | None:

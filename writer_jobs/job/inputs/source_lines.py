@@ -1,8 +1,8 @@
-"""Lines of source files, checked before Spark's readers parse them.
+"""Check the lines of source files before Spark's readers parse them.
 
-Spark's reader of CSV takes quotes that are not closed, or not doubled, for something else than the writer of the file
-meant, ends a row at a newline in quotes, and replaces bytes that have no meaning in the encoding. Its reader of JSON
-passes over what follows the first object of a line. None of them reports it.
+Spark's CSV reader misreads quotes that are not closed or not doubled, ends a row at a newline in quotes, and replaces
+bytes that are invalid in the encoding. Spark's JSON reader ignores what follows the first object of a line. Neither
+reports it.
 """
 
 from __future__ import annotations
@@ -13,49 +13,49 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
 
-from writer_jobs.feeds.wire import only_value
+from writer_jobs.feeds.message_values import parse_single_value
 
 _LONGEST_SAMPLE = 80
-# Stands for two quotes; no character of texts (Unicode, noncharacters).
+# Replaces two quotes. Texts do not contain this character (Unicode, noncharacters).
 _DOUBLED = "\uffff"
 _SEPARATORS = {"\\t": "\t", "\\\\": "\\"}
-# With these a file has another syntax than that of RFC 4180, which is the user's to know.
+# With one of these options the user defines a syntax other than that of RFC 4180.
 _OTHER_SYNTAX = ("escape", "quote", "comment", "linesep", "chartoescapequoteescaping", "unescapedquotehandling")
 _HINT = (
-    "RFC 4180 wants fields with quotes, separators or newlines in quotes, and quotes within them doubled; for another "
-    "syntax give --option escape=…, or --option quote= for files in which quotes mean nothing"
+    "RFC 4180 requires quotes around fields with quotes, separators or newlines, and doubles quotes within them; for "
+    "another syntax give --option escape=…, or --option quote= for files in which quotes have no meaning"
 )
 
 
 class LinesError(ValueError):
-    """A file has lines that a reader would not read as they are meant. The message is one sentence."""
+    """A file has lines that Spark's reader would misread. The message is one sentence."""
 
 
 @dataclass(frozen=True)
 class CsvSyntax:
-    """How CSV files are written, by the options of Spark's reader.
+    """The syntax of CSV files, by the options of Spark's reader.
 
     Attributes:
-        separator: between fields.
-        blanks: whether blanks around quotes are ignored.
-        is_one_line: whether the option multiLine is false.
-        is_utf8: whether the encoding is UTF-8.
-        is_standard: whether quotes have the meaning of RFC 4180, and the bytes of ASCII.
+        separator: Separator of fields.
+        ignores_blanks: Whether blanks around quotes are ignored.
+        is_one_line: Whether the option multiLine is false.
+        is_utf8: Whether the encoding is UTF-8.
+        is_standard: Whether quotes have the meaning of RFC 4180 and their bytes in ASCII.
 
     """
 
     separator: str
-    blanks: bool
+    ignores_blanks: bool
     is_one_line: bool
     is_utf8: bool
     is_standard: bool
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> CsvSyntax:
-        """Return the syntax that the options of a user describe.
+        """Return the syntax that the options of a user define.
 
         Args:
-            options: with lower-case names.
+            options: Options with lower-case names.
 
         """
         encoding, separator = encoding_of(options), options.get("sep", options.get("delimiter", ","))
@@ -88,39 +88,39 @@ def _is_like_ascii(encoding: str) -> bool:
 def check_csv(lines: DataFrame, newline_lines: Callable[[], DataFrame], syntax: CsvSyntax) -> dict[str, str]:
     """Return the options that Spark's reader needs to read CSV files by RFC 4180.
 
-    Rows without newlines in quotes need none, so that a large file is read by several tasks.
+    Files without newlines in quotes need no options, so several tasks can read a large file.
 
     Args:
         lines: ``value`` and ``_metadata`` of the files' lines, as Spark's reader divides them.
-        newline_lines: Returns the same, divided at each line feed alone.
-        syntax: of the files.
+        newline_lines: Returns the files' lines, divided at line feeds only.
+        syntax: Syntax of the files.
 
     Raises:
-        LinesError: bytes that are not UTF-8, or quotes that are not those of RFC 4180.
+        LinesError: The files have bytes that are not UTF-8, or quotes that break RFC 4180.
 
     """
     if not (syntax.is_utf8 or syntax.is_standard):
         return {}
     value, file = F.col("value"), F.col("_metadata.file_path")
-    damaged = F.lit(syntax.is_utf8) & ~F.is_valid_utf8(value)
+    is_damaged = F.lit(syntax.is_utf8) & ~F.is_valid_utf8(value)
     is_open = F.lit(syntax.is_standard) & _has_odd_quotes(value)
-    bare = (
+    is_malformed = (
         F.lit(syntax.is_standard)
         & value.contains('"')
         & ~is_open
         & _without_quoted(value, syntax).rlike(f'["{_DOUBLED}]')
     )
     result = lines.agg(
-        F.first(F.when(damaged, file), ignorenulls=True).alias("damaged"),
+        F.first(F.when(is_damaged, file), ignorenulls=True).alias("damaged"),
         F.max(is_open).alias("is_open"),
-        F.first(F.when(bare, _sample(value, file)), ignorenulls=True).alias("bare"),
+        F.first(F.when(is_malformed, _sample(value, file)), ignorenulls=True).alias("malformed"),
     ).collect()[0]
     if result.damaged is not None:
         raise LinesError(f"{result.damaged} has bytes that are not UTF-8: give --option encoding=…")
     if not result.is_open:
-        if result.bare is not None:
+        if result.malformed is not None:
             raise LinesError(
-                f"{result.bare.file} has the line {result.bare.sample!r}, whose quotes are malformed: {_HINT}"
+                f"{result.malformed.file} has the line {result.malformed.sample!r}, whose quotes are malformed: {_HINT}"
             )
         return {}
     if syntax.is_one_line:
@@ -129,42 +129,42 @@ def check_csv(lines: DataFrame, newline_lines: Callable[[], DataFrame], syntax: 
 
 
 def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
-    """Return what ends the records of files with newlines in quotes.
+    """Return the line separator of files with newlines in quotes.
 
-    Without it Spark's reader makes line feeds of other newlines in quotes.
+    Without this option Spark's reader converts other newlines in quotes to line feeds.
 
     Raises:
-        LinesError: quotes are malformed or not closed, or records end in several ways.
+        LinesError: Quotes are malformed or not closed, or records end with different separators.
 
     """
     text = F.regexp_replace("value", r"\r\z", "")
-    after_newline = Window.partitionBy("file").orderBy("block", "number")
+    file_window = Window.partitionBy("file").orderBy("block", "number")
     outside, inside = (_without_quoted(start, syntax) for start in (text, F.concat(F.lit('"'), text)))
-    numbered = lines.select(
+    numbered_lines = lines.select(
         F.col("_metadata.file_path").alias("file"),
         F.col("_metadata.file_block_start").alias("block"),
         F.monotonically_increasing_id().alias("number"),
         _has_odd_quotes(F.col("value")).cast("int").alias("odd"),
         F.col("value").endswith("\r").alias("is_crlf"),
         *(
-            rest.rlike(f'["{_DOUBLED}\r]').alias(name)
-            for name, rest in (("bad_outside", outside), ("bad_inside", inside))
+            unquoted.rlike(f'["{_DOUBLED}\r]').alias(name)
+            for name, unquoted in (("bad_outside", outside), ("bad_inside", inside))
         ),
     )
-    quotes = F.sum("odd").over(after_newline)
-    ends = numbered.select(
+    quotes = F.sum("odd").over(file_window)
+    ends = numbered_lines.select(
         "file",
         ((quotes % 2) == 1).alias("is_open"),
         F.when((quotes - F.col("odd")) % 2 == 1, F.col("bad_inside")).otherwise(F.col("bad_outside")).alias("bad"),
         "is_crlf",
-        F.lead("number").over(after_newline).isNull().alias("is_last"),
+        F.lead("number").over(file_window).isNull().alias("is_last"),
     )
     result = ends.agg(
         F.first(F.when(F.col("bad") | (F.col("is_open") & F.col("is_last")), F.col("file")), ignorenulls=True).alias(
             "bad"
         ),
         F.max(~F.col("is_open") & F.col("is_crlf")).alias("crlf"),
-        # The last line may have no newline at all.
+        # The last line may have no newline.
         F.max(~F.col("is_open") & ~F.col("is_last") & ~F.col("is_crlf")).alias("lf"),
     ).collect()[0]
     if result.bad is not None:
@@ -173,28 +173,28 @@ def _line_separator(lines: DataFrame, syntax: CsvSyntax) -> str:
         )
     if result.crlf and result.lf:
         raise LinesError(
-            "of files with newlines in quotes some records end with CRLF, and some with LF: load files of one kind at "
-            "a time, or give --option lineSep=…"
+            "in files with newlines in quotes, some records end with CRLF and some with LF: load files with one "
+            "separator at a time, or give --option lineSep=…"
         )
     return "\r\n" if result.crlf else "\n"
 
 
 def check_json(documents: DataFrame, options: Mapping[str, str]) -> None:
-    """Make sure that each line, or file, is one JSON value.
+    """Make sure that each line, or each file, is one JSON value.
 
     Args:
         documents: ``value`` and ``_metadata`` of lines; of files with the option multiLine.
-        options: of the user, with lower-case names. Those that begin with "allow" count.
+        options: Options of the user with lower-case names. Options that begin with "allow" apply.
 
     Raises:
-        LinesError: one is not.
+        LinesError: A document is not one JSON value.
 
     """
     value, file = F.col("value"), F.col("_metadata.file_path")
-    allowed = {name: option for name, option in options.items() if name.startswith("allow")}
-    document = only_value(value, lambda text: F.from_json(text, "variant", allowed))
-    bad = value.rlike(r"\S") & document.isNull()
-    sample = documents.agg(F.first(F.when(bad, _sample(value, file)), ignorenulls=True)).collect()[0][0]
+    parser_options = {name: option for name, option in options.items() if name.startswith("allow")}
+    document = parse_single_value(value, lambda text: F.from_json(text, "variant", parser_options))
+    is_bad = value.rlike(r"\S") & document.isNull()
+    sample = documents.agg(F.first(F.when(is_bad, _sample(value, file)), ignorenulls=True)).collect()[0][0]
     if sample is not None:
         raise LinesError(
             f"{sample.file} has {sample.sample!r}, which is not one JSON object in UTF-8 that names each field "
@@ -209,14 +209,14 @@ def _has_odd_quotes(line: Column) -> Column:
 def _without_quoted(line: Column, syntax: CsvSyntax) -> Column:
     """Return a line without its quoted fields, with a mark for two quotes. The last field may be open.
 
-    Step by step: a regular expression with a loop over escaped quotes would overflow Java's stack on long fields.
+    In steps: a regular expression with a loop over escaped quotes would overflow Java's stack on long fields.
     """
-    blanks = r"\s*" if syntax.blanks else ""
+    blanks = r"\s*" if syntax.ignores_blanks else ""
     separator = rf"\Q{syntax.separator}\E"
     end = rf"{blanks}(?=\z|{separator})"
     pattern = rf'(^|{separator}){blanks}({_DOUBLED}*"[^"]*("{end}|\z)|{_DOUBLED}+{end})'
-    marked = F.replace(F.replace(line, F.lit(_DOUBLED), F.lit("")), F.lit('""'), F.lit(_DOUBLED))
-    return F.regexp_replace(marked, pattern, "$1")
+    marked_line = F.replace(F.replace(line, F.lit(_DOUBLED), F.lit("")), F.lit('""'), F.lit(_DOUBLED))
+    return F.regexp_replace(marked_line, pattern, "$1")
 
 
 def _sample(value: Column, file: Column) -> Column:

@@ -1,4 +1,4 @@
-"""Values of source files: read as text where Spark's readers may change them, and cast exactly."""
+"""Read values of source files exactly: as text where Spark's readers can change them, then by an exact cast."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ from writer_jobs.delta.sql_names import quoted
 from writer_jobs.errors import SourceError
 from writer_jobs.job.inputs.source_lines import encoding_of, is_utf8
 
-# Options with the user's own format of a type.
+# Options with the user's format of a type.
 _FORMAT_OPTIONS: Mapping[type[DataType], str] = {
     DateType: "dateformat",
     TimestampType: "timestampformat",
     TimestampNTZType: "timestampntzformat",
 }
 _TOO_MANY_DIGITS = r"\.\d{6}0*[1-9]"
-# Options of CSV that name values without digits, and their names in SQL.
+# CSV options with texts for values without digits, and the names of these values in SQL.
 _NOT_FINITE = {"nanvalue": "NaN", "positiveinf": "Infinity", "negativeinf": "-Infinity"}
 _REPLACEMENT = "\ufffd"
 
 
 class SourceValues:
-    """How the values of files are read.
+    """The casts of a file's values.
 
     Args:
-        spark: the session.
+        spark: The session.
         file_format: ``csv``, ``json`` or ``parquet``.
-        options: of the user, for Spark's reader, with lower-case names.
-        folder_columns: columns whose values are in names of folders.
+        options: The user's options for Spark's reader, with lower-case names.
+        folder_columns: Columns whose values are in names of folders.
 
     Raises:
-        SourceError: the option timeZone is not the session's time zone.
+        SourceError: The option timeZone differs from the session's time zone.
 
     """
 
@@ -69,37 +69,37 @@ class SourceValues:
             )
 
     def read_as(self, schema: StructType) -> StructType:
-        """Return a schema with string in place of types that Spark may change."""
+        """Return a schema with string in place of types whose values Spark can change."""
         return StructType(
             [StructField(field.name, as_text(field.dataType, self._texts(field.name))) for field in schema]
         )
 
     def may_change(self, field: StructField) -> bool:
-        """Return whether a column may lose something where Spark has inferred its type from texts."""
+        """Return whether the type that Spark inferred for a column can change a value."""
         return isinstance(field.dataType, (IntegerType, LongType, *self._texts(field.name)))
 
     def changes(self, text: Column, target: DataType) -> Column:
-        """Return whether a text would be another one, written as a value of a type: 007, +5, digits that are cut."""
+        """Return whether a cast to a type changes a text, such as 007, +5, or digits that are cut."""
         has_format = _FORMAT_OPTIONS.get(type(target)) in self._options
         is_rewritten = F.expr("false") if has_format else text.rlike(r"^(\+|-?0\d)")
         return text.isNotNull() & (self._value(text, target).isNull() | is_rewritten)
 
     def cast(self, rows: DataFrame, schema: StructType) -> DataFrame:
-        """Return rows with the types of a schema; a value that would change fails the job that reads it.
+        """Cast rows to a schema. A value that would change fails the job that reads it.
 
-        With the option mode=PERMISSIVE it is null.
+        With the option mode=PERMISSIVE such a value is null.
 
         Args:
-            rows: as Spark reads them by :meth:`read_as`.
-            schema: names and types.
+            rows: Rows with the types of :meth:`read_as`.
+            schema: Names and types of the columns.
 
         """
-        texts = {field.name: kinds for field in schema if (kinds := self._texts(field.name))}
-        if not texts:
+        text_types = {field.name: types for field in schema if (types := self._texts(field.name))}
+        if not text_types:
             return rows
         file = rows.metadataColumn("_metadata").getField("file_path")
 
-        def leaf(text: Column, target: DataType, path: str) -> Column:
+        def cast_text(text: Column, target: DataType, path: str) -> Column:
             value = self._value(text, target)
             if self._options.get("mode", "").lower() == "permissive":
                 return value
@@ -107,17 +107,17 @@ class SourceValues:
             return F.when(text.isNotNull(), F.coalesce(value, F.raise_error(sentence).cast(target)))
 
         def column(name: str) -> Column:
-            if name not in texts:
+            if name not in text_types:
                 return rows[quoted(name)]
-            return from_text(rows[quoted(name)], schema[name].dataType, texts[name], leaf, name).alias(name)
+            return from_text(rows[quoted(name)], schema[name].dataType, text_types[name], cast_text, name).alias(name)
 
         return rows.select(*map(column, rows.columns))
 
     def _texts(self, column: str) -> tuple[type[DataType], ...]:
-        """Return the types that Spark is to read as text in a column."""
+        """Return the types that Spark reads as text in a column."""
         if not self._is_text and column not in self._folder_columns:
             return ()
-        # Spark decodes bytes without a meaning as the replacement character. Lines in UTF-8 are checked before.
+        # Spark decodes invalid bytes as the replacement character. Lines in UTF-8 are already checked.
         return INEXACT_TYPES if is_utf8(encoding_of(self._options)) else (*INEXACT_TYPES, StringType)
 
     def _value(self, text: Column, target: DataType) -> Column:
@@ -134,12 +134,12 @@ class SourceValues:
         return self._formatted(text, target, option) if option in self._options else exact_cast(text, target)
 
     def _formatted(self, text: Column, target: DataType, option: str) -> Column:
-        """Return the value of a text in the user's format; null if it is not exactly one."""
+        """Parse a text in the user's format; null if the text is not exactly one value."""
         options = {option: self._options[option], "timestampntzformat": self._options[option]}
         if "locale" in self._options:
             options["locale"] = self._options["locale"]
         schema = StructType([StructField("value", target), StructField("local", TimestampNTZType())])
-        # Only Spark's reader parses all of these types by a format.
+        # from_json parses all of these types by a format; no SQL function does.
         parsed = F.from_json(F.to_json(F.struct(text.alias("value"), text.alias("local"))), schema, options)
         # Null if the format has a time zone.
         value, local = parsed.getField("value"), parsed.getField("local")

@@ -1,8 +1,8 @@
-"""Reading of source files so that no row and no column is dropped in silence.
+"""Read source files without silently dropping rows or columns.
 
-Spark's readers are lenient by default: a value that does not parse becomes null, a column that was not asked for is
-skipped, a CSV file's columns are taken by position whatever its header says, and a cluster may be configured to pass
-over files that are damaged or gone. Here each of these is an error, unless a reader option says otherwise.
+Spark's readers are lenient by default: a value that does not parse becomes null, an unexpected column is skipped, a CSV
+file's columns are assigned by position regardless of its header, and a cluster can be configured to skip damaged and
+deleted files. Here each of these is an error, unless a reader option allows it.
 """
 
 from __future__ import annotations
@@ -28,76 +28,81 @@ from writer_jobs.job.inputs.source_values import SourceValues
 
 #: Formats of source files, as Spark names them.
 FORMATS = ("csv", "json", "parquet")
-# Over what spark.sql.files.* says.
-_NO_FILE_LESS = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
+# These options override spark.sql.files.*.
+_ALL_FILES = {"ignoreCorruptFiles": "false", "ignoreMissingFiles": "false"}
 _DEFAULT_OPTIONS: Mapping[str, Mapping[str, str]] = {
-    # enforceSchema would let the header be ignored.
+    # With enforceSchema=true Spark ignores the header.
     "csv": {
         "header": "true",
         "enforceSchema": "false",
         "mode": "FAILFAST",
         "escape": '"',
         "unescapedQuoteHandling": "RAISE_ERROR",
-        **_NO_FILE_LESS,
+        **_ALL_FILES,
     },
-    "json": {"mode": "FAILFAST", **_NO_FILE_LESS},
-    "text": _NO_FILE_LESS,
-    # Else one file's columns are taken for all.
-    "parquet": {"mergeSchema": "true", **_NO_FILE_LESS},
+    "json": {"mode": "FAILFAST", **_ALL_FILES},
+    "text": _ALL_FILES,
+    # Without mergeSchema Spark uses the columns of one file for all files.
+    "parquet": {"mergeSchema": "true", **_ALL_FILES},
 }
 
-#: Columns of files that are read line by line, as ``text``.
+#: Schema of files that are read line by line, with the format ``text``.
 LINES = StructType([StructField("value", StringType())])
 
 
 class SourceReader:
-    """Reads source files for one table.
+    """A reader of source files for one table.
 
     Args:
-        spark: the session.
-        sources: the files.
+        spark: The session.
+        sources: The files.
         file_format: ``csv``, ``json``, ``parquet``, or ``text`` for lines.
-        options: for Spark's reader, beside and before the strict defaults.
-        table: canonical URI, for messages.
+        options: The user's options for Spark's reader. They override the strict defaults.
+        table: Canonical URI of the table, for errors.
 
     Raises:
-        SourceError: an option would change values.
+        SourceError: An option would change values.
 
     """
 
     def __init__(
         self, spark: SparkSession, sources: SourceFiles, file_format: str, options: Mapping[str, str], table: str
     ) -> None:
-        self._given = {name.lower(): value for name, value in options.items()}
+        self._user_options = {name.lower(): value for name, value in options.items()}
         defaults = {
-            name: value for name, value in _DEFAULT_OPTIONS[file_format].items() if name.lower() not in self._given
+            name: value
+            for name, value in _DEFAULT_OPTIONS[file_format].items()
+            if name.lower() not in self._user_options
         }
-        #: All options of the reader, in effect.
+        #: All options of the reader: the user's and the defaults.
         self.options = {**defaults, **options, **({"basePath": sources.base} if sources.base else {})}
         self._effective = {name.lower(): value.lower() for name, value in self.options.items()}
-        if file_format == "json" and not is_utf8(encoding_of(self._given)):
-            raise SourceError("JSON is read as UTF-8 alone (RFC 8259): convert the files, and drop --option encoding")
+        if file_format == "json" and not is_utf8(encoding_of(self._user_options)):
+            raise SourceError("JSON is read as UTF-8 only (RFC 8259): convert the files, and drop --option encoding")
         if file_format == "json" and self._effective.get("multiline") == "true" and sources.are_compressed:
-            # Spark reads numbers again from the file, which it cannot where the file is compressed.
+            # Spark reads numbers a second time from the file, which is not possible in a compressed file.
             raise SourceError("JSON files with --option multiLine=true must not be compressed: decompress them")
         self._folder_columns = set(sources.folder_columns)
-        self._values = SourceValues(spark, file_format, self._given, self._folder_columns)
+        self._values = SourceValues(spark, file_format, self._user_options, self._folder_columns)
         self._spark = spark
         self._paths = [escaped(file.path) for file in sources.files]
         self._format = file_format
         self._table = table
-        self._exact = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
+        self._is_case_sensitive = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
 
     def schema(self, target: TableState | None) -> StructType:
-        """Find out with which names and types the files are to be read.
+        """Return the names and types to read the files with.
 
-        For a new table, what Spark infers. For an existing one the table's types, under the files' own names; Parquet
-        files keep theirs, which Delta compares and casts.
+        For a new table Spark infers them. For an existing table they are the files' names with the table's types.
+        Parquet files keep their types, which Delta compares and casts.
+
+        Args:
+            target: State of the table; None if it does not exist.
 
         Raises:
-            SourceError: they cannot be read as this format, or have no columns for a new table.
-            SchemaMismatchError: they have columns that the table does not have, or (CSV) lack some of its own.
-            WriteFailedError: a malformed record.
+            SourceError: The files cannot be read as this format, or have no columns for a new table.
+            SchemaMismatchError: The files have columns that the table lacks, or CSV files lack columns of the table.
+            WriteFailedError: A record is malformed.
 
         """
         schema = self._inferred(target, types=self._format == "csv" and target is None)
@@ -114,17 +119,17 @@ class SourceReader:
         return schema
 
     def schema_of_changes(self, target: TableState | None, *, evolves: bool = False) -> StructType:
-        """Find out with which names and types files of changes are to be read, which have columns of their own.
+        """Return the names and types to read files of changes with. Such files may have columns that the table lacks.
 
-        Columns of the table have its types. Others, and nested fields that the table lacks, have what Spark infers.
+        Columns of the table have the table's types. For other columns and nested fields Spark infers the types.
 
         Args:
-            target: the table's state, None if there is none.
-            evolves: a column of the table is read with what Spark infers, if that is wider than its type.
+            target: State of the table; None if it does not exist.
+            evolves: Whether a column of the table is read with the inferred type if that type is wider.
 
         Raises:
-            SourceError: they cannot be read as this format, or have no columns.
-            WriteFailedError: a malformed record.
+            SourceError: The files cannot be read as this format, or have no columns.
+            WriteFailedError: A record is malformed.
 
         """
         schema = self._inferred(target, types=self._format == "csv")
@@ -134,17 +139,17 @@ class SourceReader:
         return self._without_changes(self._types_to_read(schema, types, widens=evolves), table_columns=types)
 
     def _table_types(self, target: TableState) -> dict[str, DataType]:
-        """Return by folded name the types of the table for columns that are read with them."""
+        """Return the table's types, by folded name, of the columns that are read with the table's types."""
         types = {self._fold(field.name): field.dataType for field in target.schema}
         if self._format == "parquet":
             folder_columns = set(map(self._fold, self._folder_columns))
-            return {name: kind for name, kind in types.items() if name in folder_columns}
+            return {name: data_type for name, data_type in types.items() if name in folder_columns}
         return types
 
     def _types_to_read(self, schema: StructType, types: Mapping[str, DataType], *, widens: bool = False) -> StructType:
         def field_to_read(field: StructField) -> StructField:
-            table = types.get(self._fold(field.name), field.dataType)
-            return StructField(field.name, type_to_read(table, field.dataType, self._fold, widens=widens))
+            table_type = types.get(self._fold(field.name), field.dataType)
+            return StructField(field.name, type_to_read(table_type, field.dataType, self._fold, widens=widens))
 
         return StructType([field_to_read(field) for field in schema])
 
@@ -159,7 +164,7 @@ class SourceReader:
             raise SourceError(f"the files have different types for a column: {error}") from error
 
     def _schemas(self, reader: DataFrameReader, paths: Sequence[str]) -> list[StructType]:
-        """Return the schemas of files; of Parquet files with different types several."""
+        """Return the schemas of files; several for Parquet files with different types."""
         try:
             return [reader.load(list(paths)).schema]
         except JVM_ERRORS as error:
@@ -183,28 +188,28 @@ class SourceReader:
     def read(self, schema: StructType) -> DataFrame:
         """Return the rows.
 
-        A record that does not fit the schema, or a value that would change in it, fails the job that reads it.
+        A record that does not fit the schema, or a value that the schema would change, fails the job that reads it.
 
         Args:
-            schema: what :meth:`schema` or :meth:`schema_of_changes` returned.
+            schema: Schema from :meth:`schema` or :meth:`schema_of_changes`.
 
         Raises:
-            SourceError: the files cannot be read as this format.
-            WriteFailedError: malformed lines.
+            SourceError: The files cannot be read as this format.
+            WriteFailedError: Lines are malformed.
 
         """
-        # Given a schema, the Parquet reader would not look for columns that the schema lacks: it was inferred just now.
+        # With a schema, the Parquet reader ignores columns that the schema lacks. The schema was just inferred.
         return self._values.cast(self._load(self._reader().schema(self._values.read_as(schema))), schema)
 
     def _without_changes(self, schema: StructType, table_columns: Collection[str] = ()) -> StructType:
-        """Return a schema with string for inferred columns that would change a value.
+        """Return a schema with string for inferred columns whose type would change a value.
 
         Args:
-            schema: as Spark infers it from texts.
-            table_columns: folded names of columns whose type is not inferred.
+            schema: Schema that Spark infers from texts.
+            table_columns: Folded names of columns whose type is not inferred.
 
         Raises:
-            WriteFailedError: a malformed record.
+            WriteFailedError: A record is malformed.
 
         """
         inferred = [
@@ -216,46 +221,42 @@ class SourceReader:
         ]
         if not inferred:
             return schema
-        names = {field.name for field in inferred}
-        kinds = {field.name: StringType() if field.name in names else field.dataType for field in schema}
-        texts = self._load(self._reader().schema(StructType([StructField(*column) for column in kinds.items()])))
-        change = (
+        texts = self._load(self._reader().schema(_with_strings(schema, {field.name for field in inferred})))
+        has_change = (
             F.max(self._values.changes(texts[quoted(field.name)], field.dataType)).alias(field.name)
             for field in inferred
         )
         try:
-            row = texts.agg(*change).collect()[0]
+            row = texts.agg(*has_change).collect()[0]
         except (*JVM_ERRORS, PySparkException) as error:
             raise WriteFailedError(table=self._table, reason=one_sentence(error)) from error
-        changed = {name for name, is_changed in row.asDict().items() if is_changed}
-        return StructType(
-            [StructField(field.name, StringType() if field.name in changed else field.dataType) for field in schema]
-        )
+        return _with_strings(schema, {name for name, is_changed in row.asDict().items() if is_changed})
 
     def _reader(self) -> DataFrameReader:
         return self._spark.read.format(self._format).options(**{**self.options, **self._layout})
 
     @cached_property
     def _layout(self) -> Mapping[str, str]:
-        """Options that the lines of the files need, which are checked first."""
+        """Options for the layout of the files' lines, after a check of the lines."""
         if self._format not in ("csv", "json") or self._effective.get("mode") != "failfast":
             return {}
+        options = self._user_options
         with self._readable():
             if self._format == "json":
-                documents = {"wholetext": self._given["multiline"]} if "multiline" in self._given else {}
-                separator = {"lineSep": self._given["linesep"]} if "linesep" in self._given else {}
-                check_json(self._lines(**documents, **separator), self._given)
+                documents = {"wholetext": options["multiline"]} if "multiline" in options else {}
+                separator = {"lineSep": options["linesep"]} if "linesep" in options else {}
+                check_json(self._lines(**documents, **separator), options)
                 return {}
-            return check_csv(self._lines(), lambda: self._lines(lineSep="\n"), CsvSyntax.of(self._given))
+            return check_csv(self._lines(), lambda: self._lines(lineSep="\n"), CsvSyntax.of(options))
 
     def _lines(self, **options: str) -> DataFrame:
-        return self._load(self._spark.read.format("text").options(**_NO_FILE_LESS, **options))
+        return self._load(self._spark.read.format("text").options(**_ALL_FILES, **options))
 
     def _load(self, reader: DataFrameReader) -> DataFrame:
         return reader.load(self._paths)
 
     def _fold(self, name: str) -> str:
-        return name if self._exact else name.lower()
+        return name if self._is_case_sensitive else name.lower()
 
     def _by_position(self, schema: StructType, target: TableState) -> StructType:
         if len(schema.fields) != len(target.schema.fields):
@@ -267,9 +268,9 @@ class SourceReader:
         if unknown := mismatch(difference for difference in differences if difference.is_unknown):
             self._mismatch(unknown)
         if self._format == "csv":
-            named = {self._fold(name) for name in schema.names}
+            file_columns = {self._fold(name) for name in schema.names}
             supplied = {self._fold(name) for name in target.supplied_columns}
-            missing = [name for name in target.schema.names if self._fold(name) not in named | supplied]
+            missing = [name for name in target.schema.names if self._fold(name) not in file_columns | supplied]
             if missing:
                 self._mismatch(f"the source has no column {', '.join(missing)}")
 
@@ -279,3 +280,10 @@ class SourceReader:
 
 def _nullable(schema: StructType) -> StructType:
     return StructType([StructField(field.name, field.dataType) for field in schema])
+
+
+def _with_strings(schema: StructType, columns: Collection[str]) -> StructType:
+    """Return a schema with the type string for some of its columns."""
+    return StructType(
+        [StructField(field.name, StringType() if field.name in columns else field.dataType) for field in schema]
+    )

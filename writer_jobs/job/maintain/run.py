@@ -1,4 +1,4 @@
-"""The work of ``maintain.py``."""
+"""The function of ``maintain.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lock_manager import LockInspector, SluiceError
 from lock_manager.deadline import Deadline
 from writer_jobs.job.exit_codes import exit_code_of, sentence_of
 from writer_jobs.job.maintain.arguments import PROGRAM, MaintainArguments, parse_arguments
-from writer_jobs.job.maintain.published import Published
+from writer_jobs.job.maintain.publisher import HealthPublisher
 from writer_jobs.job.runner import Job, JobContext
 from writer_jobs.maintenance.executor import UnitExecutor
 from writer_jobs.maintenance.gauges import HealthGauges
@@ -21,44 +21,44 @@ from writer_jobs.maintenance.table_order import order_by_worth
 def _maintain(context: JobContext[MaintainArguments]) -> None:
     arguments, spark = context.arguments, context.spark
     gauges = None if context.metrics is None else HealthGauges(context.metrics.registry)
-    published = Published(context.output, context.report, spark, page_uri=arguments.page, gauges=gauges)
-    published.begun()
+    publisher = HealthPublisher(context.output, context.report, spark, page_uri=arguments.page, gauges=gauges)
+    publisher.start()
     budget = Deadline(math.inf if arguments.budget is None else arguments.budget)
     tables = list_tables(spark, arguments.tables, catalog=arguments.catalog, listed_in=arguments.listed_in)
-    first: Exception | None = None
+    first_failure: Exception | None = None
     with LockInspector(context.manager.settings) as inspector:
-        ordered = order_by_worth(
-            spark, tables, arguments.wanted, budget_seconds=arguments.budget, zorder_by=arguments.zorder_by
+        ordered_tables = order_by_worth(
+            spark, tables, arguments.requested_actions, budget_seconds=arguments.budget, zorder_by=arguments.zorder_by
         )
-        for table, found in ordered:
+        for table, measurement in ordered_tables:
             if not budget.remaining():
-                published.skipped(table, found)
+                publisher.publish_skipped(table, measurement)
                 continue
             try:
-                failure = _look_after(context, inspector, published, table, found, budget.remaining())
-            except Exception as error:  # noqa: BLE001 (whatever it is, the other tables are looked after)
+                failure = _maintain_table(context, inspector, publisher, table, measurement, budget.remaining())
+            except Exception as error:  # noqa: BLE001 (the other tables are maintained after any error)
                 failure = error
-            first = first or failure
+            first_failure = first_failure or failure
     try:
-        published.ended()
+        publisher.finish()
     except SluiceError as error:
-        first = first or error
-    if first is not None:
-        raise first
+        first_failure = first_failure or error
+    if first_failure is not None:
+        raise first_failure
 
 
-def _look_after(
+def _maintain_table(
     context: JobContext[MaintainArguments],
     inspector: LockInspector,
-    published: Published,
+    publisher: HealthPublisher,
     table: str,
-    found: Measurement | None,
+    measurement: Measurement | None,
     seconds: float,
 ) -> Exception | None:
-    """Look after one table, publish what was done, also if it fails, and return the first thing that failed."""
-    arguments, care = context.arguments, None
+    """Maintain one table, publish the work also after an error, and return the first failure."""
+    arguments, maintainer = context.arguments, None
     try:
-        worker = UnitExecutor(
+        executor = UnitExecutor(
             context.spark,
             context.manager,
             inspector,
@@ -66,24 +66,25 @@ def _look_after(
             lock_timeout_seconds=arguments.lock_timeout,
             hold_at_most_seconds=arguments.hold_at_most,
         )
-        care = TableMaintainer(
-            worker,
+        maintainer = TableMaintainer(
+            executor,
             deferred=context.stop.deferred,
-            on_result=published.done,
+            on_result=publisher.publish_work,
             parallel=arguments.parallel,
             partitions_per_commit=arguments.partitions_per_commit,
         )
-        report = care.run(
-            arguments.wanted,
+        report = maintainer.run(
+            arguments.requested_actions,
             budget_seconds=seconds,
             zorder_by=arguments.zorder_by,
-            on_measured=published.measured,
-            measurement=found,
+            on_measured=publisher.publish_health,
+            measurement=measurement,
         )
     except BaseException as error:
-        published.failed(table, sentence_of(error), exit_code_of(error), None if care is None else care.report)
+        report_so_far = None if maintainer is None else maintainer.report
+        publisher.publish_failure(table, sentence_of(error), exit_code_of(error), report_so_far)
         raise
-    published.cared_for(report)
+    publisher.publish_table(report)
     return report.failure
 
 

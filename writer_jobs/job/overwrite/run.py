@@ -1,8 +1,8 @@
-"""The work of ``overwrite.py``."""
+"""The function of ``overwrite.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,22 +18,22 @@ from writer_jobs.errors import ArgumentsError, WriteConflictError
 from writer_jobs.job.append.load import refuse_other_partitioning
 from writer_jobs.job.inputs.source_files import find_sources
 from writer_jobs.job.inputs.sources import SourceReader
-from writer_jobs.job.once import LoadMark, apply_once, is_applied
+from writer_jobs.job.load_transaction import LoadTransaction, apply_once, is_applied
 from writer_jobs.job.overwrite.arguments import PROGRAM, OverwriteArguments, parse_arguments
 from writer_jobs.job.runner import Job, JobContext
 from writer_jobs.writer import LockedDeltaWriter
 
 
 @dataclass(frozen=True)
-class _Overwritten:
-    """What became of the load, as a job says it."""
+class _OverwriteResult:
+    """The result of the load."""
 
     commit: CommitResult
     counts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def already_applied(self) -> bool:
-        """Whether the table had it."""
+        """Whether the table already had the load."""
         return self.commit.already_committed
 
 
@@ -42,8 +42,8 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     writer = LockedDeltaWriter(spark, context.manager, arguments.table)
     context.report(table=writer.table)
     sources = find_sources(HadoopFiles.of(spark), arguments.sources)
-    mark = LoadMark.of(context, PROGRAM, writer, {**arguments.query, "sources": sources.basis})
-    if is_applied(context, mark):
+    transaction = LoadTransaction.of(context, PROGRAM, writer, {**arguments.identity, "sources": sources.basis})
+    if is_applied(context, transaction):
         return
     reader = SourceReader(spark, sources, arguments.format or sources.format, arguments.options, writer.table)
     state = writer.log.state()
@@ -56,44 +56,46 @@ def _overwrite(context: JobContext[OverwriteArguments]) -> None:
     rows = reader.read(schema)
     if arguments.replace_where is not None:
         _refuse_bad_predicate(spark, arguments.replace_where, schema if state is None else state.schema)
-    some = arguments.replace_where is not None or arguments.dynamic
-    keeps_its_own = state is not None and arguments.overwrite_schema and not arguments.partition_by
+    replaces_partitions = arguments.replace_where is not None or arguments.dynamic
+    keeps_partition_columns = state is not None and arguments.overwrite_schema and not arguments.partition_by
 
-    def overwrite(holding: Callable[[Hold], None]) -> _Overwritten:
+    def overwrite(
+        txn: tuple[str, int] | None, metadata: Mapping[str, Any] | None, holding: Callable[[Hold], None]
+    ) -> _OverwriteResult:
         def before_write(hold: Hold) -> None:
             holding(hold)
-            # The write names the columns of before the lock: it would undo what another writer did since.
-            now = writer.log.state() if keeps_its_own else None
-            if now is not None and state is not None and now.partition_columns != state.partition_columns:
+            # The write has the partition columns from before the lock. It would undo a change of them.
+            new_state = writer.log.state() if keeps_partition_columns else None
+            if new_state is not None and state is not None and new_state.partition_columns != state.partition_columns:
                 raise WriteConflictError(
                     table=writer.table,
-                    reason="another writer changed its partition columns meanwhile: start the job again",
+                    reason="another writer has changed its partition columns: start the job again",
                 )
 
-        return _Overwritten(
+        return _OverwriteResult(
             writer.overwrite(
                 rows,
                 replace_where=arguments.replace_where,
                 dynamic=arguments.dynamic,
                 partition_by=partition_by,
                 options={"overwriteSchema": "true"} if arguments.overwrite_schema and state is not None else {},
-                txn=None if mark is None else mark.txn,
-                lock="partitions" if some else "table",
+                txn=txn,
+                lock="partitions" if replaces_partitions else "table",
                 lock_during=arguments.hold,
                 lock_timeout_seconds=arguments.lock_timeout,
-                metadata=None if mark is None else mark.metadata,
+                metadata=metadata,
                 before_write=before_write,
             )
         )
 
-    apply_once(context, writer, mark, overwrite)
+    apply_once(context, writer, transaction, overwrite)
 
 
 def _refuse_bad_predicate(spark: SparkSession, predicate: str, schema: StructType) -> None:
-    """Make sure that a predicate can be asked of a table, before any row is written for nothing.
+    """Make sure that a predicate is valid for a table, before any row is written.
 
     Raises:
-        ArgumentsError: it is no SQL, or names what is no column.
+        ArgumentsError: The predicate is not SQL, or names a column that does not exist.
 
     """
     try:

@@ -1,4 +1,4 @@
-"""The work of ``stream.py``."""
+"""The function of ``stream.py``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pyspark.sql import DataFrame
 
 from lock_manager import Hold
 from writer_jobs.delta.hadoop_files import HadoopFiles
-from writer_jobs.job.applied import AppliedTotals
-from writer_jobs.job.runner import Job, JobContext, failing_store_is_a_failed_write
+from writer_jobs.job.applied_totals import AppliedTotals
+from writer_jobs.job.runner import Job, JobContext
 from writer_jobs.job.stream.arguments import PROGRAM, StreamJobArguments, parse_arguments
-from writer_jobs.job.stream.row_sources import rows_of
-from writer_jobs.job.streams import run_stream
+from writer_jobs.job.stream.row_sources import row_source
+from writer_jobs.job.stream_runner import run_stream
 from writer_jobs.late_rows.result import RowsResult
 from writer_jobs.late_rows.stream import RowStream
 from writer_jobs.streaming.checkpoint import claim_checkpoint
@@ -25,18 +25,17 @@ def _stream(context: JobContext[StreamJobArguments]) -> None:
     writer = LockedDeltaWriter(spark, context.manager, arguments.table)
     context.report(table=writer.table)
     checkpoint, files = arguments.stream.checkpoint, HadoopFiles.of(spark)
-    source, totals = rows_of(spark, writer, arguments), AppliedTotals(writer)
-    into = RowStream(writer, files, checkpoint, arguments.how)
+    source, totals = row_source(spark, writer, arguments), AppliedTotals(writer)
+    into = RowStream(writer, files, checkpoint, arguments.row_options)
     claim_checkpoint(files, checkpoint, {**into.query, **source.name})
 
-    def apply(found: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
-        result = into.apply(partial(source.batch, found, txn[1]), txn, holding)
+    def apply(frame: DataFrame, txn: tuple[str, int], holding: Callable[[Hold], None]) -> RowsResult:
+        result = into.apply(partial(source.batch, frame, txn[1]), txn, holding)
         is_applied = result.arrived > 0 or result.already_applied
         totals.add(result.dead_letters, result.dead_reason, is_applied=is_applied)
         return result
 
-    with failing_store_is_a_failed_write(writer.table):
-        run_stream(context, writer, source.frame, arguments.stream, apply)
+    run_stream(context, writer, source.frame, arguments.stream, apply)
     totals.refuse_nothing_applied()
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C for a job that holds a lock: stop soon, but never in the middle of a commit."""
+"""SIGTERM and Ctrl-C for a job that holds a lock: stop soon, but not in the middle of a commit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, Self
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _ORPHAN_POLL_SECONDS = 0.5
-_DEAF_SECONDS = 10.0
+_IGNORE_SECONDS = 10.0
 
 
-class Stopped(BaseException):
-    """The job was asked to stop.
+class JobStopped(BaseException):
+    """A signal stopped the job.
 
     Attributes:
-        signum: by which signal.
+        signum: Number of the signal.
 
     """
 
@@ -30,7 +30,7 @@ class Stopped(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """130 for Ctrl-C, 143 for SIGTERM, as shells have it."""
+        """130 for Ctrl-C, 143 for SIGTERM, as in shells."""
         return 128 + self.signum
 
     def __str__(self) -> str:
@@ -38,42 +38,42 @@ class Stopped(BaseException):
 
 
 class StopSignals:
-    """While this context is open, the signals raise :class:`Stopped` in the main thread.
+    """A context manager: inside it, the signals raise :class:`JobStopped` in the main thread.
 
-    Within :meth:`deferred` they only start a cancellation, and raise when the block is over. A signal handler runs
-    between two instructions of the main thread, wherever it is: an exception from there could part the commit from the
-    knowledge of it.
+    Inside :meth:`deferred` a signal starts a cancellation, and is raised when the block ends. A signal handler runs
+    between any two instructions of the main thread: an exception from it could be raised after a commit and before the
+    program notes the commit.
 
-    In another thread than the main one, where Python cannot handle signals, it does nothing.
+    In another thread than the main one, where Python cannot handle signals, the context does nothing.
     """
 
     def __init__(self) -> None:
         self._cancel: Callable[[], None] | None = None
         self._signum: int | None = None
-        self._heard_at = 0.0
-        self._previous: dict[int, Any] = {}
+        self._received_at = 0.0
+        self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         self.install()
         return self
 
     def install(self) -> None:
-        """Take the signals, again after somebody else took them: PySpark does when it starts a context."""
+        """Install the signal handlers. PySpark replaces them when it starts a context, so they are installed again."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
-            found = signal.signal(number, self._handle)
-            self._previous.setdefault(number, found)
+            previous = signal.signal(number, self._handle)
+            self._previous_handlers.setdefault(number, previous)
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_class: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, previous in self._previous.items():
-            signal.signal(number, previous)
+        for number, handler in self._previous_handlers.items():
+            signal.signal(number, handler)
 
     @contextmanager
     def deferred(self, cancel: Callable[[], None]) -> Iterator[None]:
-        """Let the block come to its end; a signal calls ``cancel``, in a thread of its own, and is raised then."""
+        """Let the block finish. A signal calls ``cancel`` in a thread of its own, and is raised after the block."""
         self._cancel = cancel
         try:
             yield
@@ -86,23 +86,23 @@ class StopSignals:
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self._signum is not None and now < self._heard_at + _DEAF_SECONDS:
-            # It is on its way; a second exception would only disturb the giving back of the lock.
+        if self._signum is not None and now < self._received_at + _IGNORE_SECONDS:
+            # The job is stopping. A second exception would interrupt the release of the lock.
             return
-        self._signum, self._heard_at = signum, now
+        self._signum, self._received_at = signum, now
         if self._cancel is None:
-            raise Stopped(signum)
+            raise JobStopped(signum)
         threading.Thread(target=self._cancel, name="sluice-stop", daemon=True).start()
 
     def _raise_if_stopped(self, cause: Exception | None) -> None:
         if self._signum is not None:
-            raise Stopped(self._signum) from cause
+            raise JobStopped(self._signum) from cause
 
 
 def stop_when_orphaned() -> None:
-    """Under ``spark-submit``, send SIGTERM to this process when the driver's JVM, its parent, is gone.
+    """Send SIGTERM to this process when its parent, the driver's JVM of ``spark-submit``, ends.
 
-    The JVM does not take Python with it when it is killed. Python would go on to wait for a lock that it cannot use.
+    A JVM that is killed does not end Python. Python would wait for a lock that it cannot use.
     """
     parent = os.getppid()
 

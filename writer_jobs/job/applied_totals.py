@@ -1,4 +1,4 @@
-"""Exit code 8 of ``cdc.py`` and ``stream.py``: an input that is not empty, but nothing was applied."""
+"""Exit code 8 of ``cdc.py`` and ``stream.py``: the input is not empty, and nothing of it is applied."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from writer_jobs.writer import LockedDeltaWriter
 
 
 class AppliedTotals:
-    """Record for a run whether changes were applied, and count its dead letters and filtered events.
+    """Whether a run applied changes, and its numbers of dead letters and filtered events.
 
     Args:
         writer: Writer of the table.
@@ -27,10 +27,10 @@ class AppliedTotals:
         """Add a batch.
 
         Args:
-            dead_letters: Number of messages that were set aside.
+            dead_letters: Number of dead letters.
             dead_reason: The most frequent reason.
             filtered: Number of events of other source tables.
-            is_applied: Whether rows or changes were applied, or were in the table before.
+            is_applied: Whether rows or changes were applied by this run or by an earlier one.
 
         """
         self._is_applied |= is_applied
@@ -39,10 +39,10 @@ class AppliedTotals:
         self._filtered += filtered
 
     def refuse_nothing_applied(self) -> None:
-        """Make sure that something was applied, unless the batches had nothing to apply.
+        """Make sure that the run applied something, unless its batches had nothing to apply.
 
-        A run that has only events of other source tables is right if the table is bound to the named source tables:
-        these had no events. Otherwise the name may be misspelled.
+        A run with events of other source tables only is correct if the table is bound to the named source tables, which
+        then had no events. Otherwise the name may be misspelled.
 
         Raises:
             NothingAppliedError: Each message was a dead letter, or of a source table that is not the table's.
@@ -52,11 +52,11 @@ class AppliedTotals:
             return
         reasons = []
         if self._dead:
-            because = "" if self._dead_reason is None else f", most frequent reason: {self._dead_reason}"
-            reasons.append(f"{self._dead} messages are in {self._writer.table}_dead_letters{because}")
+            frequent = "" if self._dead_reason is None else f", most frequent reason: {self._dead_reason}"
+            reasons.append(f"{self._dead} messages are in {self._writer.table}_dead_letters{frequent}")
         if self._filtered:
-            named = ", ".join(self._source_tables)
-            reasons.append(f"{self._filtered} events are of other source tables than {named}")
+            names = ", ".join(self._source_tables)
+            reasons.append(f"{self._filtered} events are of other source tables than {names}")
         raise NothingAppliedError(table=self._writer.table, reason="; ".join(reasons))
 
     def _is_bound(self) -> bool:

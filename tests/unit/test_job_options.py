@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from writer_jobs import apply_changes, apply_events
+from writer_jobs.job.append.arguments import parse_arguments as parse_append
+from writer_jobs.job.arguments import JobArguments
+from writer_jobs.job.cdc.arguments import parse_arguments as parse_cdc
+from writer_jobs.job.maintain.arguments import parse_arguments as parse_maintain
+from writer_jobs.job.overwrite.arguments import parse_arguments as parse_overwrite
+from writer_jobs.job.snapshot.arguments import parse_arguments as parse_snapshot
+from writer_jobs.job.stream.arguments import parse_arguments as parse_stream
+from writer_jobs.job.upsert.arguments import parse_arguments as parse_upsert
+
+FILES = ["--table", "s3a://lake/t", "--source", "a.csv"]
+UPSERT = [*FILES, "--keys", "country,id", "--sequence-by", "updated_at"]
+CDC = [*FILES, "--decoder", "debezium"]
+STREAM = ["--trigger", "available-now", "--checkpoint", "s3a://lake/c"]
+LEAST = [
+    (parse_append, FILES),
+    (parse_overwrite, FILES),
+    (parse_upsert, UPSERT),
+    (parse_cdc, CDC),
+    (parse_stream, [*FILES, "--keys", "id", "--event-time", "at", *STREAM]),
+    (parse_snapshot, ["--table", "s3a://lake/t", "--pin", "p"]),
+    (parse_maintain, ["--table", "s3a://lake/t"]),
+]
+
+
+@pytest.mark.parametrize(("parse", "argv"), LEAST)
+def test_each_option_has_a_field_and_no_list_is_left(
+    parse: Callable[[Sequence[str]], JobArguments], argv: list[str]
+) -> None:
+    assert not [name for name, value in vars(parse(argv)).items() if isinstance(value, list)]
+
+
+@pytest.mark.parametrize(
+    ("parse", "argv", "function"), [(parse_upsert, UPSERT, apply_changes), (parse_cdc, CDC, apply_events)]
+)
+def test_applied_options_are_parameters_of_the_function(
+    parse: Callable[[Sequence[str]], JobArguments], argv: list[str], function: Callable[..., Any]
+) -> None:
+    assert parse(argv).apply_options.keys() <= inspect.signature(function).parameters.keys()
+
+
+@pytest.mark.parametrize(
+    ("parse", "argv", "recorded"),
+    [
+        (parse_append, FILES, "{}"),
+        (
+            parse_overwrite,
+            [*FILES, "--dynamic"],
+            '{"replace-where": null, "dynamic": true, "overwrite-schema": false}',
+        ),
+        (parse_upsert, UPSERT, '{"keys": "country,id", "sequence-by": "updated_at", "scd-type": "1"}'),
+        (parse_cdc, CDC, '{"decoder": "debezium", "keys": "", "sequence-by": "", "scd-type": "1"}'),
+        (
+            parse_cdc,
+            [*CDC, "--source-table", "b", "--source-table", "a", "--keys", "id"],
+            '{"decoder": "debezium", "keys": "id", "sequence-by": "", "source-tables": "a,b", "scd-type": "1"}',
+        ),
+    ],
+)
+def test_the_recorded_identity_has_the_format_of_earlier_releases(
+    parse: Callable[[Sequence[str]], JobArguments], argv: list[str], recorded: str
+) -> None:
+    assert json.dumps(parse(argv).identity) == recorded

@@ -1,0 +1,80 @@
+"""The changes that a batch of Debezium's messages contains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from pyspark.sql import DataFrame
+
+from writer_jobs.merge.materialized import MaterializedRows
+
+#: Column with the order of the changes.
+ORDER = "__sluice_order"
+#: Column that is true for a delete.
+DELETES = "__sluice_deletes"
+#: Name of the default order of the changes.
+POSITION = "position in the source database's log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedBatch:
+    """The changes and the dead letters of a batch. Its data frames are materialized until :meth:`close`.
+
+    Attributes:
+        changes: The row's columns, :data:`ORDER` and :data:`DELETES`.
+        keys: Columns that together identify a row; empty if there are no changes.
+        count: Number of changes; 0 if there is nothing to apply.
+        event_count: Number of events with a row. An update that changes a key is one event and two changes.
+        dead: Messages that cannot be decoded: ``key``, ``value``, ``origin``, ``reason``.
+        dead_count: Number of dead letters.
+        dead_reason: The most frequent reason; None without dead letters.
+        filtered: Number of events of other source tables.
+        source_tables: See :func:`~writer_jobs.feeds.debezium.source_tables.resolve_source_tables`.
+        columns: Columns in the schemas of the messages.
+        skipped: Number of messages that change no row: tombstones, heartbeats, logical decoding messages (``m``).
+        order: Name of the order of the changes: ``sequence_by``, or :data:`POSITION`.
+        newest_source_time: Latest ``source.ts_ms`` of the changes, in seconds since the epoch; None without one.
+
+    """
+
+    changes: DataFrame
+    keys: tuple[str, ...]
+    count: int
+    event_count: int
+    dead: DataFrame
+    dead_count: int
+    dead_reason: str | None
+    filtered: int
+    source_tables: tuple[str, ...] | None
+    columns: tuple[str, ...]
+    skipped: int
+    newest_source_time: float | None
+    order: str
+    materialized: MaterializedRows = field(repr=False)
+
+    @property
+    def apply_options(self) -> dict[str, Any]:
+        """Arguments of ``apply_changes`` for :attr:`changes`."""
+        return {
+            "keys": self.keys,
+            "sequence_by": ORDER,
+            "sequence_name": self.order,
+            "source_tables": self.source_tables,
+            "source_columns": self.columns,
+            "apply_as_deletes": DELETES,
+            "except_column_list": (ORDER, DELETES),
+        }
+
+    def close(self) -> None:
+        """Release the materialized rows."""
+        self.materialized.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, error_class: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

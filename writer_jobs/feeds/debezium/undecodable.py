@@ -1,0 +1,85 @@
+"""Reasons why the row of a change event cannot be applied; its message becomes a dead letter."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import uuid
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import or_
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import DataType, StructType
+
+from writer_jobs.feeds.debezium.decoded_batch import ORDER
+from writer_jobs.feeds.debezium.message_schemas import SchemaGroup
+from writer_jobs.feeds.debezium.row_columns import RowColumns
+from writer_jobs.feeds.message_values import variant_path
+
+
+def unnamed_fields_reason(groups: Iterable[SchemaGroup]) -> Column:
+    """Return the reason for a row with fields that its schema does not name; null for other rows."""
+    fields = F.map_keys(F.try_variant_get("payload", variant_path("after"), "map<string,variant>"))
+    reason = F.lit(None).cast("string")
+    for number, group in enumerate(groups):
+        if group.schema is None or group.is_invalid:
+            continue
+        unnamed = F.array_except(fields, F.array(*map(F.lit, group.columns)).cast("array<string>"))
+        has_unnamed = (F.col("group") == number) & (F.size(unnamed) > 0)
+        reason = F.when(
+            has_unnamed, F.concat(F.lit("its schema does not name the fields "), F.array_join(unnamed, ", "))
+        ).otherwise(reason)
+    return reason
+
+
+def undecodable_reason(columns: RowColumns, texts: Mapping[str, Column], order: DataType, unavailable: str) -> Column:
+    """Return the first reason why a row cannot be applied; null if it can.
+
+    Args:
+        columns: The columns of the batch.
+        texts: The columns' texts in the message, by name.
+        order: Type of the column :data:`ORDER`.
+        unavailable: The connector's ``unavailable.value.placeholder``.
+
+    """
+    row, is_write = F.col("row"), F.col("op") != "d"
+    placeholders = F.array(*map(F.lit, _placeholders(unavailable)))
+    invalid = [number for number, group in enumerate(columns.groups) if group.is_invalid]
+    reason = F.when(F.col("group").isin(*invalid), "its schema is none of Connect's for a change event")
+    for name in columns.keys:
+        has_key = texts[name].isNotNull() if name in texts else F.expr("false")
+        reason = reason.when(~has_key, f"the key column {name} is missing")
+    for name, text in texts.items():
+        reason = reason.when(
+            is_write & F.array_contains(placeholders, text),
+            f"the connector was not given the value of the column {name} (unavailable.value.placeholder)",
+        )
+        is_misfit = text.isNotNull() & row.getField(name).isNull()
+        data_type = columns.types[name].simpleString()
+        reason = reason.when(is_misfit, f"the value of the column {name} does not fit {data_type}")
+    is_unordered = F.col(ORDER).isNull()
+    if isinstance(order, StructType):
+        is_unordered = reduce(or_, (F.col(ORDER).getField(name).isNull() for name in order.names), is_unordered)
+    return reason.when(is_unordered, "its place in the order is not known: a field is missing that it is made of")
+
+
+def _placeholders(unavailable: str) -> list[str]:
+    """Return the texts by which the connector replaces a missing value, one for each type.
+
+    Source: Debezium's ``UnchangedToastedPlaceholder.java``.
+    """
+    octets = unavailable.encode()
+    binary = base64.b64encode(octets).decode()
+    values = [
+        unavailable,
+        binary,
+        [unavailable],
+        [binary],
+        list(octets),
+        [str(uuid.UUID(bytes=hashlib.md5(octets, usedforsecurity=False).digest(), version=3))],
+        {unavailable: unavailable},
+    ]
+    return [unavailable, *(json.dumps(value, separators=(",", ":")) for value in values)]

@@ -1,0 +1,76 @@
+"""Decimals whose unscaled value is a big-endian two's complement."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from functools import reduce
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import DataType, DecimalType
+
+from writer_jobs.delta.exact_cast import MOST_DIGITS
+from writer_jobs.feeds.message_values import compute_once, integer_text, sign_extend
+
+#: Most digits of a decimal that :func:`long_decimal` returns.
+LONG_DIGITS = 18
+_LONG_BYTES = 8
+_MOST_BYTES = 16
+# Hexadecimal digits of a word of 32 bits.
+_WORD_DIGITS = 8
+_SHIFT = 1 << 32
+_INTEGER = DecimalType(MOST_DIGITS, 0)
+
+
+def long_decimal(unscaled: Column, scale: int) -> Column:
+    """Return the decimal of a two's complement of at most 64 bits; null for a longer one."""
+    unit = F.lit(Decimal(1).scaleb(-scale)).cast(DecimalType(scale + 1, scale))
+    fits = F.length(unscaled).between(1, _LONG_BYTES)
+    # With more digits Spark would round the product, which has at most 38.
+    return F.when(fits, integer_text(unscaled).try_cast(DecimalType(LONG_DIGITS, 0)) * unit)
+
+
+def cast_decimal(number: Column, data_type: DataType) -> Column:
+    """Cast a decimal; null if the cast would lose digits."""
+    return F.when(number.try_cast(data_type) == number, number.try_cast(data_type))
+
+
+def decimal_text(unscaled: Column, scale: Column) -> Column:
+    """Return the text of a big-endian two's complement with a scale, as Java's ``BigDecimal`` writes it.
+
+    Null for more than 38 digits, the most that Spark's decimals have.
+    """
+    fits = (F.length(unscaled) > 0) & (F.length(unscaled) <= _MOST_BYTES)
+    integer = compute_once(F.hex(unscaled), _integer)
+
+    def text_of_integer(number: Column) -> Column:
+        return compute_once(_digits(number, scale), lambda digits: _with_point(number, digits, scale))
+
+    return F.when(fits, compute_once(integer, text_of_integer))
+
+
+def _integer(hex_digits: Column) -> Column:
+    """Return the integer of a two's complement of at most 32 hexadecimal digits; null if it has over 38 digits."""
+    negative = F.substring(hex_digits, 1, 1) >= "8"
+    padded = sign_extend(hex_digits, _MOST_BYTES)
+    words = [
+        F.conv(F.substring(padded, 1 + _WORD_DIGITS * index, _WORD_DIGITS), 16, 10).cast(_INTEGER) for index in range(4)
+    ]
+    high = words[0] - F.when(negative, F.lit(_SHIFT)).otherwise(0).cast(_INTEGER)
+    return reduce(
+        lambda total, word: F.try_add(F.try_multiply(total, F.lit(_SHIFT).cast("decimal(11,0)")).cast(_INTEGER), word),
+        words[1:],
+        high,
+    )
+
+
+def _digits(number: Column, scale: Column) -> Column:
+    """Return the digits of a number with a scale, with at least one digit before the point."""
+    digits = F.concat(F.abs(number).cast("string"), F.repeat(F.lit("0"), -scale))
+    return F.lpad(digits, F.greatest(F.length(digits), scale + 1), F.lit("0"))
+
+
+def _with_point(number: Column, digits: Column, scale: Column) -> Column:
+    sign = F.when(number < 0, "-").otherwise("")
+    whole_part = F.substring(digits, F.lit(1), F.length(digits) - F.greatest(scale, F.lit(0)))
+    return F.concat(sign, whole_part, F.when(scale > 0, F.concat(F.lit("."), F.right(digits, scale))).otherwise(""))

@@ -1,0 +1,111 @@
+"""Column expressions for values in messages: parsed JSON, and integers in two's complement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 (its name everywhere)
+from pyspark.sql.types import DoubleType
+
+from writer_jobs.delta.exact_cast import DOUBLE_DIGITS, EXACT_DIGITS, MOST_DIGITS
+
+_STRINGS = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_NUMBERS = rf"{_STRINGS}|(-?\d[\d.]*(?:[eE][+-]?\d+)?)"
+_MAYBE_TOO_LONG = rf"\d[\d.]{{{MOST_DIGITS},}}|\d[\d.]{{{EXACT_DIGITS[DoubleType]},}}[eE]|\d[eE][+-]?\d{{3,}}"
+
+
+def sign_extend(hex_digits: Column, size: int) -> Column:
+    """Extend a big-endian two's complement, in hexadecimal digits, to ``size`` bytes.
+
+    Longer values are cut. The caller checks the length first.
+    """
+    return F.lpad(hex_digits, F.lit(2 * size), F.when(F.substring(hex_digits, 1, 1) >= "8", "F").otherwise("0"))
+
+
+def integer_text(octets: Column) -> Column:
+    """Return the decimal text of a big-endian two's complement of at most eight bytes."""
+    return F.conv(sign_extend(F.hex(octets), 8), 16, -10)
+
+
+def parse_single_value(text: Column, parse: Callable[[Column], Column] = F.try_parse_json) -> Column:
+    """Parse a text that is exactly one JSON value in UTF-8; null for any other text.
+
+    Spark's parser ignores what follows a value. So the text is parsed as a list whose last element is the hash of the
+    text. The hash shows that the parser reached the end.
+
+    Args:
+        text: The JSON.
+        parse: Returns the variant of a text; null if the text is not JSON or has a duplicate field.
+
+    """
+    text_hash = F.xxhash64(text)
+    values = parse(F.concat(F.lit("["), F.when(F.is_valid_utf8(text), text), F.lit("\n,"), text_hash, F.lit("]")))
+
+    def first_value(pair: Column) -> Column:
+        last_value = F.try_variant_get(pair["values"], "$[1]", "bigint")
+        return F.when(last_value == pair["hash"], F.try_variant_get(pair["values"], "$[0]", "variant"))
+
+    return compute_once(F.struct(values.alias("values"), text_hash.alias("hash")), first_value)
+
+
+def is_object(value: Column) -> Column:
+    """Return whether a variant is a JSON object."""
+    return F.try_variant_get(value, "$", "struct<_: variant>").isNotNull()
+
+
+def variant_text(value: Column) -> Column:
+    """Return the text of a scalar variant, or the JSON of any other one."""
+    return F.try_variant_get(value, "$", "string")
+
+
+def member(value: Column, *names: str) -> Column:
+    """Return a nested field of a variant; null if the field is missing or is JSON's null."""
+    nested = F.try_variant_get(value, variant_path(*names), "variant")
+    return F.when(~F.is_variant_null(nested), nested)
+
+
+def variant_path(*names: str) -> str:
+    """Return the path of a nested field for ``try_variant_get``."""
+    quote = "'" if any('"' in name for name in names) else '"'
+    return "$" + "".join(f"[{quote}{name}{quote}]" for name in names)
+
+
+def compute_once(value: Column, expression: Callable[[Column], Column]) -> Column:
+    """Compute a value once for an expression that uses it several times.
+
+    Args:
+        value: The value.
+        expression: Returns the expression. It must not name columns: inside it, Spark resolves an alias of the same
+            ``select`` as the column of this name.
+
+    """
+    return F.transform(F.array(value), expression)[0]
+
+
+def has_long_number(text: Column, digits: int = DOUBLE_DIGITS) -> Column:
+    """Return whether JSON has a number, outside its strings, that ``VARIANT`` stores as a different number.
+
+    ``VARIANT`` stores numbers of more than 38 digits, and those with an exponent, as ``double``.
+
+    Args:
+        text: The JSON.
+        digits: Most significant digits of a number with an exponent.
+
+    """
+    numbers = F.regexp_extract_all(text, F.lit(_NUMBERS), F.lit(1))
+    is_long = F.exists(numbers, lambda number: _is_changed(number, digits))
+    return F.coalesce(text.rlike(_MAYBE_TOO_LONG) & is_long, F.expr("false"))
+
+
+def _is_changed(number: Column, most_digits: int) -> Column:
+    stored_number, has_exponent = number.try_cast("double"), number.rlike("[eE]")
+    digits = significant_digits(number)
+    overflow = stored_number.isin(float("inf"), float("-inf")) | ((stored_number == 0) & (digits > 0))
+    limit = F.when(has_exponent, most_digits).otherwise(MOST_DIGITS)
+    return (number != "") & ((digits > limit) | (has_exponent & overflow))
+
+
+def significant_digits(number: Column) -> Column:
+    """Return the number of digits before the exponent of a number's text, without leading zeros."""
+    return F.length(F.regexp_replace(F.regexp_replace(number, r"[-.]|[eE].*\z", ""), "^0+", ""))
